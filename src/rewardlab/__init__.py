@@ -1,0 +1,1 @@
+"""rewardlab: reward models you can trust."""

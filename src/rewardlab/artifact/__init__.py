@@ -1,0 +1,1 @@
+"""The reward model as a folder: save and load."""

@@ -1,0 +1,1 @@
+"""Nouns, errors, files and the reward spec. Imports neither torch nor transformers."""

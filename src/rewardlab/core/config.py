@@ -1,0 +1,128 @@
+"""Configuration as frozen dataclasses: read from files, checked, printed, hashed, documented.
+
+Settings are flat and named as on the command line (dashes or underscores). Which dataclass a setting lives in
+says which room uses it; the names never clash, so a file or a saved `config.json` is one flat mapping.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import tomllib
+import types
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import sha256_json
+
+Config = TypeVar("Config")
+
+
+def read_config_file(path: Path) -> dict[str, object]:
+    """The flat mapping in a YAML or TOML file.
+
+    Raises ConfigError if the file is missing, unreadable or not a mapping.
+    """
+    if not path.is_file():
+        raise ConfigError(f"--config {path}: no such file. Give a YAML or TOML file with the names of the flags.")
+    text = path.read_text(encoding="utf-8")
+    values: object
+    if path.suffix == ".toml":
+        try:
+            values = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError(f"--config {path}: not valid TOML: {error}") from error
+    else:
+        import yaml
+
+        try:
+            values = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--config {path}: not valid YAML: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {path}: expected `name: value` lines, got a {type(values).__name__}.")
+    return {str(name): value for name, value in values.items()}
+
+
+def from_mapping(config_type: type[Config], values: Mapping[str, object], *, where: str) -> Config:
+    """Build a configuration from a flat mapping; what it does not name keeps its default.
+
+    Raises ConfigError for an unknown name (with the nearest known one) and for a value of the wrong type.
+    """
+    hints = get_type_hints(config_type)
+    settable = {field.name: hints[field.name] for field in dataclasses.fields(config_type) if field.init}  # type: ignore[arg-type]
+    converted: dict[str, Any] = {}
+    for name, value in values.items():
+        key = name.replace("-", "_")
+        if key not in settable:
+            raise ConfigError(f"{where}: unknown setting {name!r}.{did_you_mean(key, settable)}")
+        converted[key] = _convert(value, settable[key], f"{where}: {name}")
+    return config_type(**converted)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """` Did you mean 'x'?`, or nothing if no known name is near."""
+    nearest = difflib.get_close_matches(name, list(known), n=1)
+    return f" Did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def to_mapping(config: object) -> dict[str, object]:
+    """The flat JSON mapping of a configuration, in the order of its fields."""
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+
+
+def config_hash(config: object) -> str:
+    """Twelve hex digits that change whenever a setting does."""
+    return sha256_json(to_mapping(config))[:12]
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError(message) unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _convert(value: object, hint: Any, where: str) -> object:
+    """`value` as the annotated type, without guessing: '16' is no number, but 5e-6 read as text by YAML is."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        (inner,) = (argument for argument in arguments if argument is not type(None))
+        return _convert(value, inner, where)
+    if origin is Literal:
+        if value not in arguments:
+            wanted = ", ".join(repr(argument) for argument in arguments)
+            nearest = did_you_mean(str(value), [str(argument) for argument in arguments])
+            raise ConfigError(f"{where}: {value!r} is not one of {wanted}.{nearest}")
+        return value
+    if origin is tuple:
+        items = value if isinstance(value, (list, tuple)) else [value]
+        return tuple(_convert(item, arguments[0], where) for item in items)
+    if hint is Path and isinstance(value, (str, Path)):
+        return Path(value)
+    if hint is float and not isinstance(value, bool):
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+    elif hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    elif hint in (bool, str) and isinstance(value, hint):
+        return value
+    raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r}.")

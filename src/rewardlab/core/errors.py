@@ -1,0 +1,42 @@
+"""Every error a user can meet, and where it comes from.
+
+    RewardlabError (a ValueError)
+    ├── ConfigError          a flag, a configuration file or a combination of settings
+    ├── DataError            a dataset: what, in which file and line, and what to do
+    ├── RenderError          a conversation that the chat template cannot turn into tokens
+    ├── ModelError           a model that is missing, unsuitable or incomplete
+    ├── ArtifactError        a reward-model folder that is damaged or does not give its own score
+    └── NonFiniteError       training produced NaN or infinity and was stopped before the optimiser moved
+
+A message says what happened, what was found, what was wanted, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class RewardlabError(ValueError):
+    """Base of every error meant for the user; ``rewardlab`` prints it without a traceback."""
+
+
+class ConfigError(RewardlabError):
+    """A setting, or a combination of settings, that cannot be used."""
+
+
+class DataError(RewardlabError):
+    """A dataset that cannot be used as it is."""
+
+
+class RenderError(RewardlabError):
+    """A conversation that cannot be rendered within its limits."""
+
+
+class ModelError(RewardlabError):
+    """A model that is missing, unsuitable or incomplete."""
+
+
+class ArtifactError(RewardlabError):
+    """A reward-model folder that is damaged, incomplete or changed since it was saved."""
+
+
+class NonFiniteError(RewardlabError):
+    """A non-finite loss or gradient; the weights are those of the last good step."""

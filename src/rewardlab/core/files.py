@@ -1,0 +1,213 @@
+"""Files: atomic writes, JSON and JSONL, hashes, and where a number came from.
+
+Everything is written beside its target under a temporary name, flushed to the disk and then renamed, so a
+crash or a full disk leaves the previous file or folder as it was.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import IO, cast
+
+from rewardlab.core.errors import DataError, RewardlabError
+
+HASH_CHUNK_BYTES = 1 << 20
+PACKAGES = ("rewardlab", "torch", "transformers", "peft", "tokenizers", "safetensors", "numpy", "scipy")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` by `text` in one step."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def to_json(value: object, *, indent: int | None = 2) -> str:
+    """JSON text; NaN and infinity are refused, since no other reader accepts them."""
+    return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """For JSON: null instead of NaN or infinity."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def write_json(path: Path, value: object) -> None:
+    """Replace `path` by `value` as JSON, in one step."""
+    write_text(path, to_json(value) + "\n")
+
+
+def read_json(path: Path) -> object:
+    """The JSON value in `path`; DataError names file and position if it is not JSON."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not valid JSON ({error}). Fix or replace the file.") from error
+
+
+def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
+    """Replace `path` by one JSON object a line, in one step."""
+    write_text(path, "".join(to_json(row, indent=None) + "\n" for row in rows))
+
+
+def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
+    """(line number, object) for every non-empty line of a .jsonl or .jsonl.gz file.
+
+    Raises DataError naming file and line for a line that is not a JSON object.
+    """
+    opener = gzip.open if path.suffix == ".gz" else open
+    number = 0
+    try:
+        with cast("IO[str]", opener(path, "rt", encoding="utf-8")) as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise DataError(
+                        f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}. "
+                        f"Fix or remove this line; each line must be one JSON object."
+                    ) from error
+                if not isinstance(row, dict):
+                    raise DataError(
+                        f"{path}:{number}: expected a JSON object, got {type(row).__name__}. "
+                        f"Each line must look like {{\"prompt\": …, \"chosen\": …, \"rejected\": …}}."
+                    )
+                yield number, row
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        raise DataError(
+            f"{path}: cannot be read after line {number} ({error}). Is it UTF-8 text, and complete?"
+        ) from error
+
+
+def sha256_file(path: Path) -> str:
+    """Hex SHA-256 of a file's bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256_text(text: str) -> str:
+    """Hex SHA-256 of a text."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sha256_json(value: object) -> str:
+    """Hex SHA-256 of a value's canonical JSON: equal values hash equal, whatever the order of keys."""
+    return sha256_text(json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False))
+
+
+def fsync_folder(folder: Path) -> None:
+    """Flush every file below `folder`, and the folder itself, to the disk."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def replacing_folder(target: Path) -> Iterator[Path]:
+    """A temporary folder that becomes `target` when the block ends without an error.
+
+    The previous `target` is moved aside before the rename and deleted after it; on any error it stays as it
+    was and the temporary folder is removed.
+    """
+    temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    previous = target.with_name(f".{target.name}.old-{os.getpid()}")
+    remove(temporary)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        fsync_folder(temporary)
+        remove(previous)
+        if target.exists():
+            target.rename(previous)
+        try:
+            temporary.rename(target)
+        except OSError:
+            if previous.exists():
+                previous.rename(target)
+            raise
+        remove(previous)
+    finally:
+        remove(temporary)
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder; nothing happens if it is not there."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def require_writable_folder(folder: Path, flag: str) -> None:
+    """Create `folder` and prove that a file can be written in it, before any long work begins.
+
+    Raises RewardlabError naming `flag` if not.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / ".write-test", "")
+        (folder / ".write-test").unlink()
+    except OSError as error:
+        raise RewardlabError(
+            f"cannot write to {folder} ({error.strerror or error}). Choose another place with {flag}, "
+            f"or make this one writable."
+        ) from error
+
+
+def provenance() -> dict[str, object]:
+    """Code version, package versions and platform, for manifests."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "packages": versions,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    here = Path(__file__).parent
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(here), *arguments],
+            capture_output=True, text=True, timeout=10, check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return answer.stdout.strip() if answer.returncode == 0 else None

@@ -1,0 +1,142 @@
+"""`reward_spec.json`: everything beside the weights that decides what number a conversation gets.
+
+A reward is weights + head + pooled position + exact tokens + activation/affine. The spec records the parts that
+a plain checkpoint loses, and canaries: conversations with their tokens and scores, by which any copy of the
+model, in any engine, can be checked (docs/design.md, section 6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from rewardlab.core.errors import ArtifactError
+from rewardlab.core.files import read_json, sha256_text
+
+SPEC_FILE = "reward_spec.json"
+SCHEMA_VERSION = 1
+
+SCORE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15, "float16": 0.05}
+"""How far an engine computing in this dtype may be from a canonical score, in units of `max(1, |score|)`.
+
+float32 covers another order of summation; the half-precision values cover one forward pass in that dtype.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RendererSpec:
+    """How messages become token ids."""
+
+    chat_template: str
+    """Jinja text, as saved with the tokenizer."""
+    template_source: str
+    """`tokenizer` for the model's own template, `plain` for the built-in transcript format."""
+    template_arguments: dict[str, object] = field(default_factory=dict)
+    """Keyword arguments frozen into every rendering."""
+    system_prompt: str | None = None
+    """System turn given to conversations that have none; None adds none."""
+    max_length: int
+    """Tokens a conversation may have after truncation."""
+    truncation: str = "oldest_turns_first"
+    """Whole old turns go first, then the start of the oldest one left; never the reply or the system turn."""
+    final_token_id: int | None
+    """Last token of every rendering, where the score is read; None if renderings end differently."""
+    bos_token_id: int | None
+    num_bos: int
+    """How many BOS tokens every rendering begins with: 0 or 1."""
+
+    @property
+    def template_hash(self) -> str:
+        """Hex SHA-256 of the template text."""
+        return sha256_text(self.chat_template)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Canary:
+    """A built-in conversation, its tokens, its canonical score, and what each known fault would make of it."""
+
+    name: str
+    messages: list[dict[str, str]]
+    token_ids: list[int]
+    score: float
+    """From the saved weights, computed in float32."""
+    decoys: dict[str, float]
+    """Fault name -> score under that fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardSpec:
+    """The content of `reward_spec.json`."""
+
+    schema_version: int = SCHEMA_VERSION
+    renderer: RendererSpec
+    beta: float
+    """σ(beta · score difference) is the model's probability that the first reply is preferred."""
+    head_dtype: str
+    save_dtype: str
+    temperature: float = 1.0
+    """Fitted on held-out data; 1 where none was fitted."""
+    affine: tuple[float, float] | None = None
+    """(scale, shift) fitted on held-out data, applied to raw scores; None leaves them raw."""
+    max_rounding_error: float
+    """Largest distance on the canaries between the scores before and after rounding to `save_dtype`."""
+    canaries: list[Canary]
+    files: dict[str, str]
+    """File name -> SHA-256 of everything else in the folder that decides the score."""
+    provenance: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON mapping."""
+        values = asdict(self)
+        values["renderer"]["template_hash"] = self.renderer.template_hash
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], *, where: str) -> RewardSpec:
+        """Inverse of `to_dict`.
+
+        Raises ArtifactError for another schema version, missing or unknown fields, or an edited template.
+        """
+        version = values.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise ArtifactError(
+                f"{where}: schema version {version!r}, this rewardlab reads {SCHEMA_VERSION}. "
+                f"Use the rewardlab version that wrote it, or save the model again."
+            )
+        try:
+            renderer = dict(values["renderer"])
+            template_hash = renderer.pop("template_hash")
+            spec = cls(**{
+                **values,
+                "renderer": RendererSpec(**renderer),
+                "canaries": [Canary(**canary) for canary in values["canaries"]],
+                "affine": tuple(values["affine"]) if values["affine"] is not None else None,
+            })
+        except (KeyError, TypeError) as error:
+            known = ", ".join(item.name for item in fields(cls))
+            raise ArtifactError(f"{where}: not a complete reward spec ({error}). Fields: {known}.") from error
+        if spec.renderer.template_hash != template_hash:
+            raise ArtifactError(
+                f"{where}: the chat template does not match its recorded hash; the file was edited after it was "
+                f"saved. Restore it, or save the model again."
+            )
+        return spec
+
+
+def read_spec(folder: Path) -> RewardSpec:
+    """The spec of a reward-model folder.
+
+    Raises ArtifactError if there is none or it is damaged.
+    """
+    path = folder / SPEC_FILE
+    if not path.is_file():
+        raise ArtifactError(
+            f"{folder}: no {SPEC_FILE}, so this is not a rewardlab reward model. "
+            f"Give the folder that `rewardlab train` wrote (…/best or …/step_N)."
+        )
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise ArtifactError(f"{path}: expected a JSON object.")
+    return RewardSpec.from_dict(values, where=str(path))

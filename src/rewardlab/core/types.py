@@ -1,0 +1,266 @@
+"""The nouns of the system, in the order in which data flows (see docs/design.md, section 2).
+
+Legend: K replies of one preference, S shared tokens. Nothing here knows about torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation, as in chat APIs."""
+
+    role: str
+    content: str
+
+    def as_dict(self) -> dict[str, str]:
+        """The mapping that chat templates expect."""
+        return {"role": self.role, "content": self.content}
+
+
+Conversation = tuple[Message, ...]
+
+
+def prompt_key(prompt: Sequence[Message]) -> str:
+    """A short hash that is equal for prompts that differ only in case and white space.
+
+    Splits, leaks and clustered intervals go by this key.
+    """
+    normal = "\x1e".join(f"{turn.role}\x1f{' '.join(turn.content.casefold().split())}" for turn in prompt)
+    return hashlib.sha256(normal.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """One judgement: reply ``first`` against reply ``second`` of the same preference."""
+
+    first: int
+    second: int
+    label: float = 1.0
+    """Probability that `first` is preferred; 0.5 is a tie."""
+    weight: float = 1.0
+    """Weight in the loss, at least 0."""
+    margin: float = 0.0
+    """Additive margin in logits, at least 0, in favour of the preferred reply."""
+    strength: float | None = None
+    """How strongly the judge preferred it, in the unit of the data; used as `--strength-as` says."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preference:
+    """One prompt, K ≥ 2 replies and what was judged about them."""
+
+    id: str
+    """Where the row came from: `file:line` or `dataset[split]:row`."""
+    source: str
+    """Name of the dataset, for metrics by source."""
+    prompt: Conversation
+    replies: tuple[Conversation, ...]
+    """Each reply is one or more turns that follow the prompt, the last by the assistant."""
+    comparisons: tuple[Comparison, ...]
+    ranking: tuple[int, ...] | None = None
+    """Reply indices from best to worst, strict; set where the data ranks all replies."""
+
+    @property
+    def key(self) -> str:
+        """`prompt_key` of the prompt."""
+        return prompt_key(self.prompt)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenGroup:
+    """A preference as tokens: the tokens that all replies share once, then one suffix a reply.
+
+    ``shared + suffixes[k]`` is exactly the rendered (and, where needed, truncated) conversation k.
+    The shared length is layout; ``prompt_tokens`` is meaning (where the reply's content begins).
+    """
+
+    preference_id: str
+    source: str
+    prompt_key: str
+    shared: IntArray
+    """[S], possibly empty."""
+    suffixes: tuple[IntArray, ...]
+    """K arrays of at least one token."""
+    prompt_tokens: tuple[int, ...]
+    """For each reply, the number of tokens before its content."""
+    truncated_tokens: tuple[int, ...]
+    """For each reply, the number of prompt tokens that were cut to fit the limit."""
+    comparisons: tuple[Comparison, ...]
+    ranking: tuple[int, ...] | None = None
+
+    @property
+    def num_replies(self) -> int:
+        """K."""
+        return len(self.suffixes)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed when the shared part is computed once."""
+        return len(self.shared) + sum(len(suffix) for suffix in self.suffixes)
+
+    @property
+    def num_unshared_tokens(self) -> int:
+        """Tokens computed when every reply has its own copy of the shared part."""
+        return sum(self.lengths)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each whole conversation."""
+        return tuple(len(self.shared) + len(suffix) for suffix in self.suffixes)
+
+    def conversation(self, reply: int) -> IntArray:
+        """All tokens of one rendered conversation."""
+        return np.concatenate([self.shared, self.suffixes[reply]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sums:
+    """Numerators and counts over comparisons; means are taken once, at the end, over everything.
+
+    Adding the sums of any parts gives the sums of the whole, so no mean of means can arise.
+    """
+
+    loss: float = 0.0
+    """Σ w·ℓ of what was optimised: smoothing, margins and regularisers included."""
+    weight: float = 0.0
+    """Σ w; what the loss is divided by."""
+    nll: float = 0.0
+    """Σ −[y log p + (1−y) log(1−p)] with raw labels and p = σ(β d), over finite comparisons."""
+    correct: float = 0.0
+    """Comparisons ranked as labelled; a tie of scores counts one half; label ties are left out."""
+    margin: float = 0.0
+    """Σ of score differences, preferred minus other; label ties are left out."""
+    comparisons: int = 0
+    decided: int = 0
+    """Finite comparisons whose label is not a tie: what accuracy and margin are divided by."""
+    score_ties: int = 0
+    label_ties: int = 0
+    non_finite: int = 0
+    """Comparisons with a NaN or infinite score: counted, never compared."""
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(**{name: getattr(self, name) + getattr(other, name) for name in _SUM_FIELDS})
+
+    @property
+    def mean_loss(self) -> float:
+        """The optimised loss."""
+        return _ratio(self.loss, self.weight)
+
+    @property
+    def mean_nll(self) -> float:
+        """Negative log-likelihood of the raw labels."""
+        return _ratio(self.nll, self.comparisons - self.non_finite)
+
+    @property
+    def accuracy(self) -> float:
+        """Share ranked as labelled, ties one half."""
+        return _ratio(self.correct, self.decided)
+
+    @property
+    def mean_margin(self) -> float:
+        """Mean score difference, preferred minus other."""
+        return _ratio(self.margin, self.decided)
+
+
+_SUM_FIELDS = tuple(field.name for field in fields(Sums))
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A number with its error bar; tables are built from these, never from a bare float."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+    """How many independent things it rests on: comparisons, or prompts where they repeat."""
+    method: str
+    """How the interval was made, in words short enough for a table's foot."""
+    level: float = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRow:
+    """One scored reply, with enough beside it to recompute every metric without the model."""
+
+    preference_id: str
+    source: str
+    prompt_key: str
+    reply: int
+    score: float
+    num_tokens: int
+    """Tokens of the whole conversation as scored."""
+    prompt_tokens: int
+    truncated_tokens: int
+    comparisons: tuple[Comparison, ...]
+    """The judgements in which this reply is `first`."""
+
+    @property
+    def reply_tokens(self) -> int:
+        """Tokens of the reply with what closes its turn."""
+        return self.num_tokens - self.prompt_tokens
+
+    def as_dict(self) -> dict[str, object]:
+        """A JSON row; NaN and infinity become strings so that the file stays valid JSON."""
+        row: dict[str, object] = {name: getattr(self, name) for name in _ROW_FIELDS}
+        row["score"] = self.score if np.isfinite(self.score) else str(self.score)
+        row["comparisons"] = [
+            {name: getattr(comparison, name) for name in _COMPARISON_FIELDS} for comparison in self.comparisons
+        ]
+        return row
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, object]) -> ScoreRow:
+        """Inverse of `as_dict`."""
+        values = dict(row)
+        values["score"] = float(values["score"])  # type: ignore[arg-type]  # "nan" and "inf" parse
+        values["comparisons"] = tuple(Comparison(**entry) for entry in values["comparisons"])  # type: ignore[attr-defined]
+        return cls(**values)  # type: ignore[arg-type]
+
+
+_ROW_FIELDS = tuple(field.name for field in fields(ScoreRow))
+_COMPARISON_FIELDS = tuple(field.name for field in fields(Comparison))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredComparison:
+    """A comparison joined with the two scores it is about."""
+
+    preference_id: str
+    source: str
+    prompt_key: str
+    first: ScoreRow
+    second: ScoreRow
+    comparison: Comparison
+
+
+def join_comparisons(rows: Sequence[ScoreRow]) -> Iterator[ScoredComparison]:
+    """Pair up the score rows of each preference by the comparisons recorded in them.
+
+    Raises KeyError if a row names a reply that is not among the rows.
+    """
+    by_reply = {(row.source, row.preference_id, row.reply): row for row in rows}
+    for row in rows:
+        for comparison in row.comparisons:
+            yield ScoredComparison(
+                preference_id=row.preference_id,
+                source=row.source,
+                prompt_key=row.prompt_key,
+                first=row,
+                second=by_reply[row.source, row.preference_id, comparison.second],
+                comparison=comparison,
+            )

@@ -1,0 +1,1 @@
+"""Prepares: raw preference data to packed batches."""

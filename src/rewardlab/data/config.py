@@ -1,0 +1,78 @@
+"""Settings of the data room. Needs nothing but the standard library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rewardlab.core.config import require
+from rewardlab.core.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Where preferences come from and how they become tokens."""
+
+    dataset: tuple[str, ...] = ()
+    """Training data: files, folders or hub names, one or several (also `--hf-dataset`)."""
+    hf_split: str = "train"
+    """Split to train on."""
+    eval_dataset: tuple[str, ...] = ()
+    """Evaluation data used to choose the checkpoint; by default the training datasets with `--eval-split`."""
+    eval_split: str | None = None
+    """Split to evaluate on; without it and without `--eval-dataset`, prompts are held out of the training data."""
+    eval_fraction: float = 0.05
+    """Share of the training prompts held out when no evaluation data is named; 0 turns evaluation off."""
+    test_dataset: tuple[str, ...] = ()
+    """Data read once, at the end, for the headline numbers; by default the training datasets with `--test-split`."""
+    test_split: str | None = None
+    """Split for the headline numbers."""
+    limit: int | None = None
+    """Rows used from each training dataset, after a seeded shuffle."""
+    eval_limit: int | None = None
+    """Rows used from each evaluation and test dataset, after a seeded shuffle."""
+    train_eval_limit: int = 0
+    """Training rows evaluated together with the evaluation data, to measure the gap between the two."""
+    max_drop_fraction: float = 0.05
+    """Stop if more than this share of a dataset's rows cannot be used."""
+    incomplete_pairs: Literal["drop", "error"] = "drop"
+    """Long-form rows whose pair lacks a side."""
+    ties: Literal["auto", "skip", "half", "error"] = "auto"
+    """Equal scores in a K-wise row: not compared, compared with label 0.5, or an error; `auto` skips for
+    pairs and is an error for Plackett-Luce."""
+    max_replies: int | None = None
+    """Replies kept of a K-wise row, drawn with the seed."""
+    margin_column: str | None = None
+    """Column with an additive margin in logits, at least 0."""
+    strength_as: Literal["none", "weight", "margin", "soft"] = "none"
+    """What the `strength` of a row does: nothing, weight in the loss, margin in logits, or the label itself."""
+    max_seq_len: int = 1024
+    """Tokens a conversation may have; the oldest turns are cut first, never the reply."""
+    chat_template: Literal["auto", "template", "plain"] = "auto"
+    """The tokenizer's chat template or a plain transcript; `auto` takes the template if there is one
+    (`--use-chat-template` and `--no-chat-template` say `template` and `plain`)."""
+    system_prompt: str | None = None
+    """System turn for conversations that have none; an empty text is an explicit empty turn."""
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "eval_limit"):
+            value = getattr(self, name)
+            require(
+                value is None or value > 0,
+                f"--{name.replace('_', '-')} {value}: must be at least 1; leave it out to use every row.",
+            )
+        require(self.train_eval_limit >= 0, f"--train-eval-limit {self.train_eval_limit}: must be at least 0.")
+        require(
+            self.max_replies is None or self.max_replies >= 2,
+            f"--max-replies {self.max_replies}: must be at least 2, since a comparison needs two replies.",
+        )
+        require(
+            self.max_seq_len >= 16,
+            f"--max-seq-len {self.max_seq_len}: must be at least 16 to hold a chat template and a reply; "
+            f"1024 suits most data.",
+        )
+        for name in ("eval_fraction", "max_drop_fraction"):
+            value = getattr(self, name)
+            require(0 <= value <= 1, f"--{name.replace('_', '-')} {value}: must be between 0 and 1.")
+        if self.margin_column and self.strength_as == "margin":
+            raise ConfigError("--margin-column and --strength-as margin both set the margin; choose one.")

@@ -1,0 +1,1 @@
+"""Computes: packed batches to one reward a reply."""

@@ -1,0 +1,44 @@
+"""Settings of the model room. Needs nothing but the standard library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rewardlab.core.config import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model, how it computes, and what of it trains."""
+
+    model: str = ""
+    """Hub name, folder, or the built-in `smollm2-135m-instruct`; an existing reward model keeps its head."""
+    attention: Literal["auto", "shared", "padded"] = "auto"
+    """`shared` computes each prompt once and refuses models for which that is not exact; `padded` is the plain
+    reference path; `auto` takes `shared` where it is exact and says why where it is not."""
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    """Arithmetic of the backbone; head, loss and trained weights stay float32. `auto` is bf16 where the
+    processor has it."""
+    new_head: bool = False
+    """Draw a new head even if the model has one."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model. Only for sources you trust."""
+    lora: bool = False
+    """Train low-rank adapters and the head instead of every weight."""
+    lora_rank: int = 4
+    """Rank r of the adapters."""
+    lora_alpha: float = 32.0
+    """Scale: updates are multiplied by alpha / r."""
+    lora_dropout: float = 0.0
+    """Dropout on adapter inputs; above 0, prompts are no longer shared, since that would not be exact."""
+    lora_target_modules: tuple[str, ...] = ("all-linear",)
+    """Names of layers to adapt, or `all-linear`."""
+    rslora: bool = False
+    """Scale by alpha / sqrt(r) instead."""
+
+    def __post_init__(self) -> None:
+        require(self.lora_rank >= 1, f"--lora-rank {self.lora_rank}: must be at least 1.")
+        require(self.lora_alpha > 0, f"--lora-alpha {self.lora_alpha}: must be above 0.")
+        require(0 <= self.lora_dropout < 1, f"--lora-dropout {self.lora_dropout}: must be at least 0 and below 1.")
+        require(len(self.lora_target_modules) > 0, "--lora-target-modules: name at least one layer, or `all-linear`.")

@@ -1,0 +1,1 @@
+"""Turns estimates into tables. Imports neither torch nor transformers."""

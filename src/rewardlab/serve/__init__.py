@@ -1,0 +1,1 @@
+"""A reward artifact checked and put to work."""

@@ -1,0 +1,125 @@
+"""Settings of the training room. Needs nothing but the standard library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rewardlab.core.config import require
+from rewardlab.core.errors import ConfigError
+from rewardlab.data.config import DataConfig
+from rewardlab.model.config import ModelConfig
+
+FULL_LR = 5e-6
+LORA_LR = 5e-5
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """What is minimised (formulas: docs/design.md, section 5)."""
+
+    beta: float = 1.0
+    """σ(beta · score difference) is the probability of the preferred reply."""
+    label_smoothing: float = 0.05
+    """ε: labels 1 and 0 become 1 − ε and ε."""
+    regularization_lambda: float = 0.0
+    """λ of the margin regulariser: mean of (score difference)², or of its absolute value."""
+    regularization_type: Literal["l2", "l1"] = "l2"
+    """Squared or absolute margin regulariser."""
+    score_regularization_lambda: float = 0.0
+    """λ of the score regulariser: mean of (first score² + second score²)."""
+    center_lambda: float = 0.0
+    """c of the centring regulariser: mean of (first score + second score)²."""
+    kwise_loss: Literal["pairs", "plackett-luce"] = "pairs"
+    """For K > 2: Bradley-Terry over the judged pairs, or Plackett-Luce over the ranking."""
+    kwise_weight: Literal["prompt", "comparison"] = "prompt"
+    """For K > 2: each prompt counts once, or each comparison does."""
+
+    def __post_init__(self) -> None:
+        require(self.beta > 0, f"--beta {self.beta}: must be above 0.")
+        require(
+            0 <= self.label_smoothing < 0.5,
+            f"--label-smoothing {self.label_smoothing}: must be at least 0 and below 0.5 (0.05 trains towards 0.95).",
+        )
+        for name in ("regularization_lambda", "score_regularization_lambda", "center_lambda"):
+            value = getattr(self, name)
+            require(value >= 0, f"--{name.replace('_', '-')} {value}: must be at least 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """Steps, optimiser, cadence and output; knows nothing of rewards."""
+
+    output_dir: Path = Path("runs/reward-model")
+    """Run folder: configuration, metrics, samples and the saved models."""
+    overwrite: bool = False
+    """Replace an existing run in `--output-dir`."""
+    steps: int | None = None
+    """Optimiser steps; without it, `--epochs` decides."""
+    epochs: float = 1.0
+    """Passes over the training data, when `--steps` is not given."""
+    batch_size: int = 16
+    """Preferences a step: pairs, or prompts where a prompt has more than two replies."""
+    micro_token_budget: int = 8192
+    """Tokens computed at a time; smaller needs less memory and changes no number."""
+    lr: float | None = None
+    """Learning rate; by default 5e-6 for full fine-tuning and 5e-5 for LoRA."""
+    weight_decay: float = 0.01
+    """AdamW weight decay; never on norms, biases and the head's bias."""
+    max_grad_norm: float = 1.0
+    """Gradients longer than this are scaled down to it."""
+    seed: int = 0
+    """Decides the head, the order of the data and every other draw."""
+    log_every: int = 10
+    """Steps between lines of the log."""
+    eval_every: int | None = None
+    """Steps between evaluations; by default a tenth of the run. Step 0 and the last step are always evaluated."""
+    save_every: int | None = None
+    """Steps between `step_N/` folders; the last step is always saved."""
+    log_samples: int = 2
+    """Rendered pairs written to `samples.txt`."""
+    save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Dtype of saved weights; `auto` is the base model's."""
+    best_metric: Literal["eval_accuracy", "eval_loss"] = "eval_accuracy"
+    """What decides which checkpoint is `best/`; equal accuracies are decided by the loss."""
+
+    def __post_init__(self) -> None:
+        require(self.steps is None or self.steps >= 1, f"--steps {self.steps}: must be at least 1.")
+        require(self.epochs > 0, f"--epochs {self.epochs}: must be above 0.")
+        require(self.batch_size >= 1, f"--batch-size {self.batch_size}: must be at least 1.")
+        require(self.micro_token_budget >= 16, f"--micro-token-budget {self.micro_token_budget}: must be at least 16.")
+        require(self.lr is None or self.lr > 0, f"--lr {self.lr}: must be above 0.")
+        require(self.weight_decay >= 0, f"--weight-decay {self.weight_decay}: must be at least 0.")
+        require(self.max_grad_norm > 0, f"--max-grad-norm {self.max_grad_norm}: must be above 0.")
+        require(self.log_every >= 1, f"--log-every {self.log_every}: must be at least 1.")
+        for name in ("eval_every", "save_every"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1.")
+        require(self.log_samples >= 0, f"--log-samples {self.log_samples}: must be at least 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardTrainerConfig(TrainerConfig, LossConfig, ModelConfig, DataConfig):
+    """Every setting of `rewardlab train`, by the names of its flags."""
+
+    def __post_init__(self) -> None:
+        for room in (TrainerConfig, LossConfig, ModelConfig, DataConfig):
+            room.__post_init__(self)
+        require(self.model != "", "--model is missing: name a hub model, a folder, or smollm2-135m-instruct.")
+        require(len(self.dataset) > 0, "--dataset is missing: name a file, a folder or a hub dataset.")
+        if self.kwise_loss == "plackett-luce":
+            if self.ties == "half":
+                raise ConfigError("--ties half has no meaning for a ranking; use --ties skip or --kwise-loss pairs.")
+            if self.strength_as in ("margin", "soft") or self.margin_column:
+                raise ConfigError("a margin or a soft label has no meaning for a ranking; use --kwise-loss pairs.")
+
+    @property
+    def shares_prompts(self) -> bool:
+        """False where sharing a prompt would change the numbers: dropout would be drawn once for all replies."""
+        return not (self.lora and self.lora_dropout > 0)
+
+    @property
+    def learning_rate(self) -> float:
+        """`lr`, or the default for the kind of training."""
+        return self.lr if self.lr is not None else (LORA_LR if self.lora else FULL_LR)
