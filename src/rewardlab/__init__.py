@@ -1,1 +1,83 @@
-"""rewardlab: reward models you can trust."""
+"""rewardlab: reward models you can trust.
+
+The public API is what `__all__` names; docs/api.md describes it. Names are imported when first used, so
+`import rewardlab` needs no torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rewardlab.analysis.metrics import evaluate
+    from rewardlab.artifact.load import load
+    from rewardlab.core.errors import RewardlabError
+    from rewardlab.core.types import Comparison, Estimate, Message, Preference, ScoreRow, Sums
+    from rewardlab.score import Scorer
+    from rewardlab.serve.verify import verify
+    from rewardlab.training.config import EvalConfig, RewardTrainerConfig
+    from rewardlab.training.evaluate import evaluate_folder
+    from rewardlab.training.losses import bradley_terry, centering, margin_regularizer, plackett_luce, score_regularizer
+    from rewardlab.training.reward_trainer import RewardTrainer
+    from rewardlab.training.run import TrainResult, train
+
+_HOME = {
+    "Comparison": "core.types",
+    "Estimate": "core.types",
+    "EvalConfig": "training.config",
+    "Message": "core.types",
+    "Preference": "core.types",
+    "RewardTrainer": "training.reward_trainer",
+    "RewardTrainerConfig": "training.config",
+    "RewardlabError": "core.errors",
+    "ScoreRow": "core.types",
+    "Scorer": "score",
+    "Sums": "core.types",
+    "TrainResult": "training.run",
+    "bradley_terry": "training.losses",
+    "centering": "training.losses",
+    "evaluate": "analysis.metrics",
+    "evaluate_folder": "training.evaluate",
+    "load": "artifact.load",
+    "margin_regularizer": "training.losses",
+    "plackett_luce": "training.losses",
+    "score_regularizer": "training.losses",
+    "train": "training.run",
+    "verify": "serve.verify",
+}
+
+__all__ = [
+    "Comparison",
+    "Estimate",
+    "EvalConfig",
+    "Message",
+    "Preference",
+    "RewardTrainer",
+    "RewardTrainerConfig",
+    "RewardlabError",
+    "ScoreRow",
+    "Scorer",
+    "Sums",
+    "TrainResult",
+    "bradley_terry",
+    "centering",
+    "evaluate",
+    "evaluate_folder",
+    "load",
+    "margin_regularizer",
+    "plackett_luce",
+    "score_regularizer",
+    "train",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rewardlab' has no attribute {name!r}")
+    return getattr(import_module(f"rewardlab.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -112,17 +112,21 @@ def _convert(value: object, hint: Any, where: str) -> object:
     if origin is tuple:
         items = value if isinstance(value, (list, tuple)) else [value]
         return tuple(_convert(item, arguments[0], where) for item in items)
-    if hint is Path and isinstance(value, (str, Path)):
-        return Path(value)
-    if hint is float and not isinstance(value, bool):
+    if (plain := _convert_plain(value, hint)) is None:
+        raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r}.")
+    return plain
+
+
+def _convert_plain(value: object, hint: Any) -> object | None:
+    """A path, number, switch or text; None if the value is none of the kind."""
+    if hint is Path:
+        return Path(value) if isinstance(value, (str, Path)) else None
+    if isinstance(value, bool) and hint is not bool:
+        return None
+    if hint is float:
         try:
-            number = float(value)  # type: ignore[arg-type]
+            number = float(value)  # type: ignore[arg-type]  # what cannot be a number raises
         except (TypeError, ValueError):
-            number = math.nan
-        if math.isfinite(number):
-            return number
-    elif hint is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    elif hint in (bool, str) and isinstance(value, hint):
-        return value
-    raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r}.")
+            return None
+        return number if math.isfinite(number) else None
+    return value if isinstance(value, hint) else None

@@ -90,7 +90,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
                 if not isinstance(row, dict):
                     raise DataError(
                         f"{path}:{number}: expected a JSON object, got {type(row).__name__}. "
-                        f"Each line must look like {{\"prompt\": …, \"chosen\": …, \"rejected\": …}}."
+                        f'Each line must look like {{"prompt": …, "chosen": …, "rejected": …}}.'
                     )
                 yield number, row
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
@@ -185,7 +185,7 @@ def require_writable_folder(folder: Path, flag: str) -> None:
 
 def provenance() -> dict[str, object]:
     """Code version, package versions and platform, for manifests."""
-    versions = {}
+    versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
             versions[name] = metadata.version(name)
@@ -206,7 +206,10 @@ def _git(*arguments: str) -> str | None:
     try:
         answer = subprocess.run(
             ["git", "-C", str(here), *arguments],
-            capture_output=True, text=True, timeout=10, check=False,
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

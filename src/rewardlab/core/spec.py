@@ -108,12 +108,14 @@ class RewardSpec:
         try:
             renderer = dict(values["renderer"])
             template_hash = renderer.pop("template_hash")
-            spec = cls(**{
-                **values,
-                "renderer": RendererSpec(**renderer),
-                "canaries": [Canary(**canary) for canary in values["canaries"]],
-                "affine": tuple(values["affine"]) if values["affine"] is not None else None,
-            })
+            spec = cls(
+                **{
+                    **values,
+                    "renderer": RendererSpec(**renderer),
+                    "canaries": [Canary(**canary) for canary in values["canaries"]],
+                    "affine": tuple(values["affine"]) if values["affine"] is not None else None,
+                }
+            )
         except (KeyError, TypeError) as error:
             known = ", ".join(item.name for item in fields(cls))
             raise ArtifactError(f"{where}: not a complete reward spec ({error}). Fields: {known}.") from error

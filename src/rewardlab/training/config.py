@@ -123,3 +123,47 @@ class RewardTrainerConfig(TrainerConfig, LossConfig, ModelConfig, DataConfig):
     def learning_rate(self) -> float:
         """`lr`, or the default for the kind of training."""
         return self.lr if self.lr is not None else (LORA_LR if self.lora else FULL_LR)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig:
+    """Every setting of `rewardlab eval`. Template, length limit and β come with the model."""
+
+    model: str = ""
+    """Reward-model folder, such as `runs/…/best`."""
+    dataset: tuple[str, ...] = ()
+    """Data to evaluate on: files, folders or hub names, one or several (also `--hf-dataset`)."""
+    hf_split: str = "test"
+    """Split to evaluate on."""
+    limit: int | None = None
+    """Rows used from each dataset, after a seeded shuffle."""
+    output_dir: Path = Path("runs/eval")
+    """Where score rows and metrics are written."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic; fp32 gives the canonical scores."""
+    attention: Literal["auto", "shared", "padded"] = "auto"
+    """As in `rewardlab train`."""
+    micro_token_budget: int = 8192
+    """Tokens computed at a time; changes no number."""
+    max_drop_fraction: float = 0.05
+    """Stop if more than this share of a dataset's rows cannot be used."""
+    incomplete_pairs: Literal["drop", "error"] = "drop"
+    """Long-form rows whose pair lacks a side."""
+    ties: Literal["auto", "skip", "half", "error"] = "auto"
+    """Equal scores in a K-wise row, as in `rewardlab train`."""
+    max_replies: int | None = None
+    """Replies kept of a K-wise row, drawn with the seed."""
+    seed: int = 0
+    """Decides which rows `--limit` keeps."""
+
+    def require_complete(self) -> None:
+        """Raise ConfigError unless model and data are named."""
+        require(self.model != "", "--model is missing: name a reward-model folder, such as runs/…/best.")
+        require(len(self.dataset) > 0, "--dataset is missing: name a file, a folder or a hub dataset.")
+
+    def __post_init__(self) -> None:
+        require(
+            self.limit is None or self.limit > 0,
+            f"--limit {self.limit}: must be at least 1; leave it out to use every row.",
+        )
+        require(self.micro_token_budget >= 16, f"--micro-token-budget {self.micro_token_budget}: must be at least 16.")

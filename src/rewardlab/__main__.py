@@ -1,0 +1,5 @@
+"""`python -m rewardlab`."""
+
+from rewardlab.cli import main
+
+main()

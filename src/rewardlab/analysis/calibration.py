@@ -1,0 +1,236 @@
+"""Expected calibration error of preference probabilities, and what it would be by chance.
+
+Legend: N comparisons, B bins on [0, 1], H = B/2 bins on [½, 1], C clusters (prompts), R resamples.
+
+A comparison has no natural order, so each stands in for both: (p, y) and (1 − p, 1 − y) with weight one half, and the
+bins sum to N. The two halves of the diagram are then mirror images, so everything is computed on the upper half, from
+q = max(p, 1 − p) and the label turned with it; the middle bins' shared edge at p = ½, a tie of scores, carries no gap.
+That makes every number here the same for a comparison and for its swapped twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rewardlab.analysis.stats import (
+    MIN_CLUSTERS,
+    FloatArray,
+    Numbers,
+    bootstrap_totals,
+    central_range,
+    cluster_totals,
+    has_repeats,
+    too_few_prompts,
+)
+from rewardlab.core.types import Estimate
+
+NUM_BINS = 10
+NUM_NULL_DRAWS = 1000
+_CHUNK_VALUES = 1 << 22  # bounds the memory of a chunk of redrawn labels to some tens of megabytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bin:
+    """One bar of the reliability diagram. An empty bin has weight 0 and NaN means."""
+
+    low: float
+    high: float
+    """Edges; the edge nearer to ½ belongs to the bin, the other does not (but 0 and 1 do)."""
+    weight: float
+    """Comparisons in it, each counted one half for (p, y) and one half for (1 − p, 1 − y)."""
+    mean_probability: float
+    mean_label: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """ECE beside the range it would have if the model were calibrated."""
+
+    ece: float
+    null_low: float
+    null_high: float
+    """95 % of the ECEs of labels redrawn from the model's own probabilities lie in this range."""
+    n: int
+    """Comparisons; the weights of the bins sum to it."""
+    bins: tuple[Bin, ...]
+
+
+def ece(p: Numbers, y: Numbers, *, bins: int = NUM_BINS) -> float:
+    """Expected calibration error Σ_b (n_b/N) |mean p − mean y| over B equal-width bins of the symmetrised pairs.
+
+    `p` [N] are probabilities that the first reply is preferred, `y` [N] labels in [0, 1]. `bins` is even, because an
+    odd count has a middle bin in which mirror images cancel. NaN without comparisons. It is never negative and so
+    biased upwards: a calibrated model shows about 0.02 at N = 1,000.
+    """
+    folded = _fold(p, y, bins)
+    return _ece_of_totals(_bin_table(folded).sum(axis=0))
+
+
+def null_band(
+    p: Numbers, *, bins: int = NUM_BINS, seed: int = 0, draws: int = NUM_NULL_DRAWS, level: float = 0.95
+) -> tuple[float, float]:
+    """The central `level` of the ECEs that a calibrated model with these probabilities would show.
+
+    Labels are redrawn independently as 0 or 1 with P(1) = p. Labels given as probabilities scatter less than that, so
+    for them the band is wider than need be.
+    """
+    probabilities = np.asarray(p, dtype=np.float64)
+    if probabilities.size == 0:
+        return np.nan, np.nan
+    folded = _fold(probabilities, np.ones_like(probabilities), bins)
+    return central_range(_null_draws(folded, draws=draws, seed=seed), level=level)
+
+
+def calibrate(
+    p: Numbers, y: Numbers, *, bins: int = NUM_BINS, seed: int = 0, draws: int = NUM_NULL_DRAWS
+) -> Calibration:
+    """ECE, its null band and the reliability diagram of probabilities `p` [N] and labels `y` [N]."""
+    folded = _fold(p, y, bins)
+    null_low, null_high = null_band(p, bins=bins, seed=seed, draws=draws)
+    return Calibration(
+        ece=_ece_of_totals(_bin_table(folded).sum(axis=0)),
+        null_low=null_low,
+        null_high=null_high,
+        n=folded.probability.size,
+        bins=_diagram(folded),
+    )
+
+
+def ece_estimate(
+    p: Numbers,
+    y: Numbers,
+    clusters: Sequence[str] | None = None,
+    *,
+    bins: int = NUM_BINS,
+    level: float = 0.95,
+    seed: int = 0,
+) -> Estimate:
+    """ECE with an interval: basic bootstrap, by prompt where the keys in `clusters` [N] repeat.
+
+    Resampling adds to an ECE, which is a sum of absolute values, so percentiles of resampled ECEs lie too high and miss
+    the 0 of a calibrated model. The basic interval, 2·ECE − quantiles, takes the shift back out; it is then widened to
+    hold the ECE itself and starts at 0 if the ECE is inside its null band. In simulation it holds the true value about
+    nine times in ten, not nineteen in twenty: the method says approximate. Fewer than 10 prompts (or comparisons) get
+    no interval.
+    """
+    folded = _fold(p, y, bins)
+    table = _bin_table(folded)
+    value = _ece_of_totals(table.sum(axis=0))
+    repeated = clusters is not None and has_repeats(clusters)
+    if clusters is not None and repeated:
+        table = cluster_totals(table, clusters)
+    n = len(table)
+    if n < MIN_CLUSTERS:
+        few = too_few_prompts(n) if repeated else f"too few comparisons ({n})"
+        method = few if n else "no data"
+        return Estimate(value=value, low=np.nan, high=np.nan, n=n, method=method, level=level)
+    quantile_low, quantile_high = central_range(_ece_of_totals_R(bootstrap_totals(table, seed=seed)), level=level)
+    low, high = min(2 * value - quantile_high, value), max(2 * value - quantile_low, value)
+    if value <= central_range(_null_draws(folded, draws=NUM_NULL_DRAWS, seed=seed), level=level)[1]:
+        low = 0.0
+    unit = " by prompt" if repeated else ""
+    method = f"basic bootstrap{unit}, from 0 if inside the null band; approximate"
+    return Estimate(value=value, low=max(low, 0.0), high=high, n=n, method=method, level=level)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Folded:
+    """Comparisons turned so that the model prefers the first reply."""
+
+    probability: FloatArray
+    """[N], in [½, 1]."""
+    label: FloatArray
+    """[N]; ½ at p = ½, where the two orders share a bin and their labels average to it."""
+    bin: npt.NDArray[np.int64]
+    """[N], index among the H upper bins."""
+    num_bins: int
+    """H."""
+
+
+def _fold(p: Numbers, y: Numbers, bins: int) -> _Folded:
+    assert bins >= 2, f"{bins} bins: at least 2"
+    assert bins % 2 == 0, f"{bins} bins: an even number"
+    probability, label = np.asarray(p, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    assert probability.ndim == 1
+    assert probability.shape == label.shape
+    for values in (probability, label):
+        assert ((values >= 0) & (values <= 1)).all(), "probabilities and labels lie in [0, 1]"
+    swapped = probability < 0.5
+    probability = np.where(swapped, 1 - probability, probability)
+    label = np.where(swapped, 1 - label, label)
+    label = np.where(probability == 0.5, 0.5, label)
+    half = bins // 2
+    index = np.minimum((probability * bins).astype(np.int64), bins - 1) - half
+    return _Folded(probability=probability, label=label, bin=index, num_bins=half)
+
+
+def _bin_table(folded: _Folded) -> FloatArray:
+    """[N, H + 1]: each comparison's gap p − y in the column of its bin, and a last column of ones.
+
+    ECE is a function of the column sums alone, over any sub- or resample.
+    """
+    num_comparisons = folded.probability.size
+    table = np.zeros((num_comparisons, folded.num_bins + 1))
+    table[np.arange(num_comparisons), folded.bin] = folded.probability - folded.label
+    table[:, -1] = 1
+    return table
+
+
+def _ece_of_totals_R(totals: FloatArray) -> FloatArray:
+    gaps: FloatArray = np.abs(totals[:, :-1]).sum(axis=1)
+    return gaps / totals[:, -1]
+
+
+def _ece_of_totals(totals: FloatArray) -> float:
+    return float(_ece_of_totals_R(totals[None])[0]) if totals[-1] else float("nan")
+
+
+def _null_draws(folded: _Folded, *, draws: int, seed: int) -> FloatArray:
+    """[R] ECEs of labels redrawn from the probabilities."""
+    generator = np.random.default_rng(seed)
+    num_comparisons = folded.probability.size
+    in_bin_NH = (folded.bin[:, None] == np.arange(folded.num_bins)) & (folded.probability != 0.5)[:, None]
+    in_bin_NH = in_bin_NH.astype(np.float64)
+    chunk = max(1, _CHUNK_VALUES // num_comparisons)
+    parts = []
+    for start in range(0, draws, chunk):
+        label_RN = generator.random((min(chunk, draws - start), num_comparisons)) < folded.probability
+        gaps_RH = (folded.probability - label_RN) @ in_bin_NH
+        parts.append(np.abs(gaps_RH).sum(axis=1) / num_comparisons)
+    return np.concatenate(parts)
+
+
+def _diagram(folded: _Folded) -> tuple[Bin, ...]:
+    half = folded.num_bins
+    weight = np.bincount(folded.bin, minlength=half) / 2
+    probability = np.bincount(folded.bin, folded.probability, half) / 2
+    label = np.bincount(folded.bin, folded.label, half) / 2
+    upper = [
+        _bar(b, 2 * half, weight=float(weight[b]), probability=float(probability[b]), label=float(label[b]))
+        for b in range(half)
+    ]
+    mirrored = [
+        Bin(
+            low=1 - bar.high,
+            high=1 - bar.low,
+            weight=bar.weight,
+            mean_probability=1 - bar.mean_probability,
+            mean_label=1 - bar.mean_label,
+        )
+        for bar in reversed(upper)
+    ]
+    return (*mirrored, *upper)
+
+
+def _bar(index: int, num_bins: int, *, weight: float, probability: float, label: float) -> Bin:
+    return Bin(
+        low=0.5 + index / num_bins,
+        high=0.5 + (index + 1) / num_bins,
+        weight=weight,
+        mean_probability=probability / weight if weight else float("nan"),
+        mean_label=label / weight if weight else float("nan"),
+    )

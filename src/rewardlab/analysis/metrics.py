@@ -1,0 +1,191 @@
+"""Metrics of a reward model from its score rows, and the one table of their names.
+
+Legend: N comparisons. Every comparison is first turned so that its raw label is at least ½; a metric that could tell
+(i, j, y) from (j, i, 1 − y) would depend on how a file happened to be written. Comparison weights shape the training
+loss only: every metric here counts each comparison once.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit
+
+from rewardlab.analysis import stats
+from rewardlab.analysis.calibration import ece_estimate
+from rewardlab.analysis.stats import FloatArray
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.types import Estimate, ScoredComparison, ScoreRow, Sums, join_comparisons
+
+METRICS: Mapping[str, str] = MappingProxyType(
+    {
+        "eval_accuracy": "share of comparisons ranked as labelled; score ties count one half, label ties are left out",
+        "eval_loss": "mean negative log-likelihood of the raw labels under σ(β d), without smoothing or regularisers",
+        "eval_margin": "mean score difference, preferred minus other; label ties are left out",
+        "eval_ece": "expected calibration error of σ(β d) over symmetrised pairs, 10 equal-width bins",
+    }
+)
+"""Every metric computed here, and what it means in one line."""
+
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "accuracy": "eval_accuracy",
+        "eval_acc": "eval_accuracy",
+        "eval_pairwise_accuracy": "eval_accuracy",
+        "eval_rewards/accuracies": "eval_accuracy",
+        "loss": "eval_loss",
+        "nll": "eval_loss",
+        "eval_nll": "eval_loss",
+        "margin": "eval_margin",
+        "eval_mean_margin": "eval_margin",
+        "eval_rewards/margins": "eval_margin",
+        "ece": "eval_ece",
+        "eval_expected_calibration_error": "eval_ece",
+    }
+)
+"""Names in use elsewhere, and ours."""
+
+
+def canonical_name(name: str) -> str:
+    """Our name of a metric, given that or an alias.
+
+    Raises ConfigError, with the nearest known name, for any other.
+    """
+    if name in METRICS:
+        return name
+    if name in ALIASES:
+        return ALIASES[name]
+    near = difflib.get_close_matches(name, [*METRICS, *ALIASES], n=1, cutoff=0.0)[0]
+    raise ConfigError(
+        f"Unknown metric {name!r}. Did you mean {near!r}? Known metrics: {', '.join(METRICS)} "
+        f"(and the aliases {', '.join(ALIASES)})."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrientedComparisons:
+    """Comparisons turned so that each label is at least ½: the columns every metric is computed from."""
+
+    difference: FloatArray
+    """[N] score of the preferred reply minus that of the other; not finite if either score is not."""
+    label: FloatArray
+    """[N] raw label in [½, 1]; ½ is a tie."""
+    prompt_keys: tuple[str, ...]
+    """N keys, the clusters of every interval."""
+
+    @property
+    def finite(self) -> OrientedComparisons:
+        """Those with two finite scores."""
+        return self._where(np.isfinite(self.difference))
+
+    @property
+    def decided(self) -> OrientedComparisons:
+        """Those with two finite scores and a label that is not a tie."""
+        return self._where(np.isfinite(self.difference) & (self.label != 0.5))
+
+    @property
+    def outcome(self) -> FloatArray:
+        """[N] 1 where the preferred reply scores higher, ½ where the scores tie, else 0; scores must be finite."""
+        assert np.isfinite(self.difference).all(), "a score that is not finite is never compared"
+        return np.heaviside(self.difference, 0.5)
+
+    def probability(self, *, beta: float) -> FloatArray:
+        """[N] σ(β d), the model's probability that the preferred reply is preferred."""
+        probability: FloatArray = expit(beta * self.difference)
+        return probability
+
+    def nll(self, *, beta: float) -> FloatArray:
+        """[N] −[y log σ(β d) + (1 − y) log σ(−β d)], stable for any finite d."""
+        logits = beta * self.difference
+        return self.label * np.logaddexp(0.0, -logits) + (1 - self.label) * np.logaddexp(0.0, logits)
+
+    def _where(self, kept: npt.NDArray[np.bool_]) -> OrientedComparisons:
+        return OrientedComparisons(
+            difference=self.difference[kept],
+            label=self.label[kept],
+            prompt_keys=tuple(key for key, keep in zip(self.prompt_keys, kept, strict=True) if keep),
+        )
+
+
+def oriented(comparisons: Iterable[ScoredComparison]) -> OrientedComparisons:
+    """Turn every comparison so that its raw label is at least ½ (swap the replies otherwise)."""
+    joined = list(comparisons)
+    label = np.array([entry.comparison.label for entry in joined], dtype=np.float64)
+    first = np.array([entry.first.score for entry in joined], dtype=np.float64)
+    second = np.array([entry.second.score for entry in joined], dtype=np.float64)
+    assert ((label >= 0) & (label <= 1)).all(), "a label is a probability"
+    swapped = label < 0.5
+    with np.errstate(invalid="ignore", over="ignore"):  # ∞ − ∞ is NaN, which is what "not finite" needs
+        difference = np.where(swapped, second - first, first - second)
+    return OrientedComparisons(
+        difference=difference,
+        label=np.where(swapped, 1 - label, label),
+        prompt_keys=tuple(entry.prompt_key for entry in joined),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What a set of score rows says about the model."""
+
+    sums: Sums
+    """Numerators and counts; those of parts add up to those of the whole."""
+    estimates: Mapping[str, Estimate]
+    """One entry for each name in `METRICS`."""
+
+
+def sums(rows: Sequence[ScoreRow], *, beta: float) -> Sums:
+    """Numerators and counts over all comparisons of the rows, with probabilities σ(β d).
+
+    Comparisons with a score that is not finite are counted in `comparisons` and `non_finite` and nowhere else, so
+    comparisons = decided + label_ties + non_finite. `score_ties` are those that count one half in `correct`. The loss
+    is the plain negative log-likelihood, its weight the number of finite comparisons.
+    """
+    return _sums(oriented(join_comparisons(rows)), beta=beta)
+
+
+def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluation:
+    """Every metric in `METRICS` with its interval, by prompt where prompts repeat.
+
+    `seed` is that of the resampling: the same rows give the same intervals.
+    """
+    columns = oriented(join_comparisons(rows))
+    finite, decided = columns.finite, columns.decided
+    estimates = {
+        "eval_accuracy": stats.proportion(decided.outcome, decided.prompt_keys, seed=seed),
+        "eval_loss": stats.mean(finite.nll(beta=beta), finite.prompt_keys, seed=seed),
+        "eval_margin": stats.mean(decided.difference, decided.prompt_keys, seed=seed),
+        "eval_ece": ece_estimate(finite.probability(beta=beta), finite.label, finite.prompt_keys, seed=seed),
+    }
+    return Evaluation(sums=_sums(columns, beta=beta), estimates=MappingProxyType(estimates))
+
+
+def by_source(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> dict[str, Evaluation]:
+    """`evaluate` for each source apart, in the order in which sources first appear."""
+    groups: dict[str, list[ScoreRow]] = {}
+    for row in rows:
+        groups.setdefault(row.source, []).append(row)
+    return {source: evaluate(group, beta=beta, seed=seed) for source, group in groups.items()}
+
+
+def _sums(columns: OrientedComparisons, *, beta: float) -> Sums:
+    finite, decided = columns.finite, columns.decided
+    num_comparisons, num_finite, num_decided = len(columns.label), len(finite.label), len(decided.label)
+    nll = float(finite.nll(beta=beta).sum())
+    return Sums(
+        loss=nll,
+        weight=float(num_finite),
+        nll=nll,
+        correct=float(decided.outcome.sum()),
+        margin=float(decided.difference.sum()),
+        comparisons=num_comparisons,
+        decided=num_decided,
+        score_ties=int(np.count_nonzero(decided.difference == 0)),
+        label_ties=num_finite - num_decided,
+        non_finite=num_comparisons - num_finite,
+    )

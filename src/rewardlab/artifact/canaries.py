@@ -1,0 +1,217 @@
+"""Canaries: built-in conversations whose tokens and scores travel with every reward model.
+
+Each canary also carries decoys: the score that each known fault would give. Whoever checks a copy of the model, a
+file or an endpoint, compares with the canonical scores first; where they differ, the decoys name the fault.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from rewardlab.batch import pack
+from rewardlab.core.errors import ConfigError, RenderError
+from rewardlab.core.spec import Canary
+from rewardlab.core.types import Conversation, IntArray, Message, TokenGroup
+from rewardlab.data.chat import Renderer
+from rewardlab.model.reward import RewardModel
+
+FAULTS: Final = {
+    "double_bos": "a second BOS token in front of the conversation",
+    "shifted_position": "the score read one token before the end",
+    "no_template": "plain text in place of the chat template",
+    "dropped_rope": "the default rope base (10000) in place of the model's",
+    "sigmoid": "a sigmoid applied to the score",
+    "softmax": "a softmax over the single label",
+    "zero_head": "a head that is zero or was never loaded",
+}
+
+CONVERSATIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
+    ("short", (("user", "What is the capital of Portugal?"), ("assistant", "Lisbon."))),
+    ("refusal", (("user", "Tell me how to bake bread."), ("assistant", "I would rather not talk about that."))),
+    (
+        "two turns",
+        (
+            ("user", "I have two eggs and some spinach. What can I cook?"),
+            ("assistant", "An omelette would work well. Do you have cheese?"),
+            ("user", "Yes, a little feta."),
+            ("assistant", "Then fold the spinach and feta into the omelette just before it sets."),
+        ),
+    ),
+    (
+        "system",
+        (
+            ("system", "Answer in one sentence."),
+            ("user", "Why does ice float on water?"),
+            ("assistant", "Ice is less dense than liquid water because its molecules form an open lattice."),
+        ),
+    ),
+    (
+        "code",
+        (
+            ("user", "Write a Python function that doubles a number."),
+            ("assistant", "```python\ndef double(number):\n    return 2 * number\n```"),
+        ),
+    ),
+    ("unicode", (("user", "Übersetze «good morning» ins Japanische."), ("assistant", "おはようございます 🌅"))),
+    (
+        "long",
+        (
+            ("user", "Explain how a bicycle stays upright."),
+            (
+                "assistant",
+                "A moving bicycle stays upright mostly because the rider, and partly the bicycle itself, steers into "
+                "a fall. When it leans to the left the front wheel turns left, which moves the contact points back "
+                "under the centre of mass. The geometry of the fork and the spinning wheels help with this, but "
+                "neither alone explains it: bicycles have been built that balance without either of them.",
+            ),
+        ),
+    ),
+)
+DEFAULT_ROPE_BASE: Final = 10_000.0
+
+
+def score_tokens(model: RewardModel, sequences: Sequence[IntArray], *, before_end: int = 0) -> list[float]:
+    """Scores of token sequences, one at a time and unpadded, read `before_end` tokens before the last."""
+    scores = []
+    with torch.no_grad():
+        for token_ids in sequences:
+            group = TokenGroup(
+                preference_id="",
+                source="",
+                prompt_key="",
+                shared=np.zeros(0, np.int32),
+                suffixes=(token_ids[: len(token_ids) - before_end],),
+                prompt_tokens=(0,),
+                truncated_tokens=(0,),
+                comparisons=(),
+            )
+            scores.append(float(model(pack([group]).to(model.device))[0]))
+    return scores
+
+
+def make_canaries(model: RewardModel, renderer: Renderer) -> list[Canary]:
+    """Canaries of a model in float32; conversations that the renderer refuses are left out."""
+    kept = render_canaries(renderer)
+    sequences = [token_ids for _, _, token_ids in kept]
+    scores = score_tokens(model, sequences)
+    decoys = _decoys(model, renderer, [messages for _, messages, _ in kept], sequences, scores)
+    return [
+        Canary(
+            name=name,
+            messages=[message.as_dict() for message in messages],
+            token_ids=[int(token) for token in token_ids],
+            score=score,
+            decoys={fault: values[number] for fault, values in decoys.items()},
+        )
+        for number, ((name, messages, token_ids), score) in enumerate(zip(kept, scores, strict=True))
+    ]
+
+
+def name_fault(canaries: Sequence[Canary], scores: Sequence[float], *, tolerance: float) -> str | None:
+    """What is wrong with these scores of the canaries: None, a fault's description, or `unknown`.
+
+    A fault is named if its decoys fit clearly better than the canonical scores do.
+    """
+    distance = _distance([canary.score for canary in canaries], scores)
+    if distance <= tolerance:
+        return None
+    best, best_distance = "unknown: weights, numerics or an engine that rewardlab does not know", distance / 3
+    for fault, description in FAULTS.items():
+        pairs = [
+            (canary.decoys[fault], score)
+            for canary, score in zip(canaries, scores, strict=True)
+            if fault in canary.decoys
+        ]
+        if pairs and (fit := _distance(*zip(*pairs, strict=True))) < best_distance:
+            best, best_distance = f"{description} ({fault})", fit
+    return best
+
+
+def _distance(wanted: Sequence[float], got: Sequence[float]) -> float:
+    """Largest distance in units of max(1, |wanted|)."""
+    return max(
+        (abs(a - b) / max(1.0, abs(a)) if math.isfinite(b) else math.inf for a, b in zip(wanted, got, strict=True)),
+        default=math.inf,
+    )
+
+
+def render_canaries(renderer: Renderer) -> list[tuple[str, Conversation, IntArray]]:
+    """(name, messages, tokens) of the canaries that this template and limit allow.
+
+    Raises ConfigError if there are none, since nothing could then be verified.
+    """
+    rendered = []
+    for name, turns in CONVERSATIONS:
+        messages = tuple(Message(role, content) for role, content in turns)
+        try:
+            token_ids = renderer.render(messages[:-1], messages[-1:]).token_ids
+        except RenderError:  # a template without a system role, or a limit below this conversation
+            continue
+        rendered.append((name, messages, token_ids))
+    if not rendered:
+        raise ConfigError(
+            f"--max-seq-len {renderer.spec.max_length} is too small for any of the conversations by which a saved "
+            f"model is verified. Raise it to at least 64."
+        )
+    return rendered
+
+
+def _decoys(
+    model: RewardModel,
+    renderer: Renderer,
+    conversations: Sequence[Conversation],
+    sequences: Sequence[IntArray],
+    scores: Sequence[float],
+) -> dict[str, list[float]]:
+    bos = renderer.spec.bos_token_id
+    decoys: dict[str, list[float]] = {
+        "shifted_position": score_tokens(model, sequences, before_end=1),
+        "no_template": score_tokens(model, [_plain(renderer, messages) for messages in conversations]),
+        "sigmoid": [1 / (1 + math.exp(-score)) if score > -700 else 0.0 for score in scores],
+        "softmax": [1.0] * len(scores),
+        "zero_head": [0.0] * len(scores),
+    }
+    if bos is not None:
+        doubled = [np.concatenate([np.array([bos], np.int32), token_ids]) for token_ids in sequences]
+        decoys["double_bos"] = score_tokens(model, doubled)
+    other = _with_default_rope(model)
+    if other is not None:
+        decoys["dropped_rope"] = score_tokens(other, sequences)
+    return decoys
+
+
+def _plain(renderer: Renderer, messages: Conversation) -> IntArray:
+    text = "\n".join(message.content for message in messages)
+    return np.asarray(renderer.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+
+def _with_default_rope(model: RewardModel) -> RewardModel | None:
+    """The same weights with rope base 10000, or None where that is the model's own or there is none."""
+    rotary: Any = getattr(model.backbone, "rotary_emb", None)
+    parameters = getattr(model.config, "rope_parameters", None)
+    if rotary is None or not isinstance(parameters, dict) or parameters.get("rope_theta") in (None, DEFAULT_ROPE_BASE):
+        return None
+    config = copy.deepcopy(model.config)
+    config.rope_parameters = {"rope_type": "default", "rope_theta": DEFAULT_ROPE_BASE}
+    changed = copy.copy(model)
+    changed._modules = dict(model._modules)
+    changed.backbone = copy.copy(model.backbone)
+    changed.backbone._modules = dict(model.backbone._modules)
+    changed.backbone.rotary_emb = type(rotary)(config=config).to(model.device)
+    return changed
+
+
+def separated(canaries: Sequence[Canary], *, tolerance: float) -> dict[str, bool]:
+    """For each fault with decoys, whether it would be noticed: its median decoy lies further off than the tolerance."""
+    found: dict[str, list[float]] = {}
+    for canary in canaries:
+        for fault, decoy in canary.decoys.items():
+            found.setdefault(fault, []).append(abs(decoy - canary.score) / max(1.0, abs(canary.score)))
+    return {fault: median(distances) > tolerance for fault, distances in found.items()}

@@ -1,0 +1,181 @@
+"""A reward-model folder -> a Scorer, checked on the way: nothing is guessed and nothing is filled in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import safe_open
+
+from rewardlab.artifact.canaries import name_fault, score_tokens
+from rewardlab.core.errors import ArtifactError, ModelError
+from rewardlab.core.files import read_json, sha256_file
+from rewardlab.core.spec import SCORE_TOLERANCE, RewardSpec, read_spec
+from rewardlab.core.types import Message
+from rewardlab.data.chat import Renderer, load_tokenizer
+from rewardlab.model import attention
+from rewardlab.model.config import ModelConfig
+from rewardlab.model.load import PRECISION, choose_layout, disk_class_of, read_classifier, read_config, wrap
+from rewardlab.model.reward import HEAD_ON_DISK, Layout
+from rewardlab.score import Scorer
+
+REMEDY: Final = "Restore the folder from where it was saved, or save the model again."
+
+
+def load(
+    folder: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    precision: str = "fp32",
+    attention: str = "auto",
+    check: bool = True,
+) -> Scorer:
+    """The reward model in `folder`, ready to score.
+
+    With ``precision="fp32"`` its scores are the canonical ones. `check` compares files, tokens and canary scores
+    with those recorded when the model was saved.
+
+    Raises ArtifactError if anything that decides a score is missing, changed or different.
+    """
+    path = Path(folder)
+    spec = read_spec(path)
+    if check:
+        require_files(path, spec)
+    where = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    scorer = assemble(path, spec, device=where, precision=precision, attention_mode=attention)
+    if check:
+        require_canaries(scorer, spec, where=str(path))
+    return scorer
+
+
+def assemble(path: Path, spec: RewardSpec, *, device: torch.device, precision: str, attention_mode: str) -> Scorer:
+    """Build the Scorer from the files, without comparing canaries.
+
+    Raises ArtifactError for missing or mismatched weights, ModelError for an unsuitable `attention_mode`.
+    """
+    require_config(path, spec)
+    model_config = read_config(str(path))
+    disk_class = disk_class_of(model_config)
+    layout: Layout = choose_layout(
+        model_config,
+        disk_class,
+        ModelConfig(attention=attention_mode),  # type: ignore[arg-type]  # checked there
+        max_length=spec.renderer.max_length,
+        share=True,
+        log=lambda line: None,
+    )
+    implementation = _implementation(model_config, layout)
+    try:
+        classifier, missing = read_classifier(disk_class, str(path), implementation)
+    except ModelError as error:
+        raise ArtifactError(f"{path}: {error}") from error
+    if missing:
+        raise ArtifactError(f"{path}: weights are missing: {', '.join(sorted(missing)[:5])}. {REMEDY}")
+    model = wrap(classifier, layout=layout, compute_dtype=PRECISION[precision]).to(device).eval()
+    tokenizer = load_tokenizer(str(path))
+    _require_template(path, tokenizer, spec)
+    return Scorer(model, Renderer(tokenizer, spec.renderer), beta=spec.beta)
+
+
+def require_files(path: Path, spec: RewardSpec) -> None:
+    """Raise ArtifactError unless every recorded file is there with the recorded content."""
+    require_head(path)
+    require_config(path, spec)
+    for name, digest in spec.files.items():
+        file = path / name
+        if not file.is_file():
+            raise ArtifactError(f"{path}: {name} is missing. {REMEDY}")
+        if sha256_file(file) != digest:
+            raise ArtifactError(f"{path}: {name} was changed after the model was saved. {REMEDY}")
+
+
+def require_head(path: Path) -> None:
+    """Raise ArtifactError unless the weights hold exactly one head, of shape [1, W]."""
+    shapes: dict[str, list[int]] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as weights:
+                shapes |= {
+                    key: weights.get_slice(key).get_shape()
+                    for key in weights.keys()  # noqa: SIM118
+                    if key.startswith(f"{HEAD_ON_DISK}.")
+                }
+        except Exception as error:  # safetensors has its own error type, raised for any damage
+            raise ArtifactError(f"{file}: damaged ({error}). {REMEDY}") from error
+    shape = shapes.get(f"{HEAD_ON_DISK}.weight")
+    if shape is None:
+        raise ArtifactError(
+            f"{path}: no {HEAD_ON_DISK}.weight in its files: the head, and so every reward, is lost. {REMEDY}"
+        )
+    if shape[0] != 1:
+        raise ArtifactError(f"{path}: {HEAD_ON_DISK}.weight has shape {shape}, wanted [1, width]. {REMEDY}")
+
+
+def require_config(path: Path, spec: RewardSpec) -> None:
+    """Raise ArtifactError unless config.json makes every engine return the raw score of the right token."""
+    file = path / "config.json"
+    if not file.is_file():
+        raise ArtifactError(f"{path}: config.json is missing. {REMEDY}")
+    config = read_json(file)
+    assert isinstance(config, dict)
+    labels, problem = config.get("id2label") or {}, config.get("problem_type")
+    if len(labels) != 1 or problem != "regression":
+        raise ArtifactError(
+            f"{file}: {len(labels)} labels and problem_type {problem!r}, wanted 1 and 'regression'; engines would "
+            f"return a probability instead of the score. {REMEDY}"
+        )
+    pad = config.get("pad_token_id", (config.get("text_config") or {}).get("pad_token_id"))
+    final = spec.renderer.final_token_id
+    if pad is None or pad == final:
+        raise ArtifactError(
+            f"{file}: pad_token_id {pad} must be set and differ from the final token {final} of every rendering, or "
+            f"the score is read one token too early. {REMEDY}"
+        )
+
+
+def require_canaries(scorer: Scorer, spec: RewardSpec, *, where: str) -> float:
+    """Compare tokens and scores of the canaries; returns the largest distance in units of max(1, |score|).
+
+    Raises ArtifactError naming the fault if they differ by more than the dtype allows.
+    """
+    for canary in spec.canaries:
+        messages = tuple(Message(**message) for message in canary.messages)
+        got = scorer.renderer.render(messages[:-1], messages[-1:]).token_ids.tolist()
+        if got != canary.token_ids:
+            place = next(
+                (n for n, (a, b) in enumerate(zip(got, canary.token_ids, strict=False)) if a != b),
+                min(len(got), len(canary.token_ids)),
+            )
+            raise ArtifactError(
+                f"{where}: canary {canary.name!r} now renders to other tokens (from token {place} on). The tokenizer "
+                f"or chat template differs from the one the model was trained with. {REMEDY}"
+            )
+    scores = score_tokens(scorer.model, [_tokens(canary.token_ids) for canary in spec.canaries])
+    dtype = str(scorer.model.compute_dtype).removeprefix("torch.")
+    fault = name_fault(spec.canaries, scores, tolerance=SCORE_TOLERANCE[dtype])
+    if fault is not None:
+        worst = max(zip(spec.canaries, scores, strict=True), key=lambda pair: abs(pair[0].score - pair[1]))
+        raise ArtifactError(
+            f"{where}: canary {worst[0].name!r} scores {worst[1]:.4f}, saved as {worst[0].score:.4f}. "
+            f"What fits: {fault}. {REMEDY}"
+        )
+    return max(abs(a.score - b) / max(1.0, abs(a.score)) for a, b in zip(spec.canaries, scores, strict=True))
+
+
+def _tokens(token_ids: list[int]) -> Any:
+    import numpy as np
+
+    return np.asarray(token_ids, dtype=np.int32)
+
+
+def _implementation(model_config: Any, layout: Layout) -> str:
+    return attention.padded_implementation(model_config.get_text_config()) if layout == "padded" else attention.NAME
+
+
+def _require_template(path: Path, tokenizer: Any, spec: RewardSpec) -> None:
+    if tokenizer.chat_template != spec.renderer.chat_template:
+        raise ArtifactError(
+            f"{path}: the tokenizer's chat template is not the one the model was trained with, so every engine that "
+            f"reads it would score other tokens. {REMEDY}"
+        )

@@ -1,0 +1,213 @@
+"""RewardModel -> a folder that Hugging Face, vLLM and SGLang load as it is, with its spec and canaries.
+
+The folder is written under a temporary name, read back from the disk, scored, and only then given its name.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rewardlab.artifact.canaries import make_canaries, score_tokens, separated
+from rewardlab.artifact.load import assemble, require_head
+from rewardlab.core.errors import ArtifactError
+from rewardlab.core.files import read_json, replacing_folder, sha256_file, write_json
+from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec
+from rewardlab.data.chat import Renderer
+from rewardlab.model import lora
+from rewardlab.model.config import ModelConfig
+from rewardlab.model.reward import RewardModel, disk_state
+from rewardlab.score import Scorer
+
+PORTABLE_TOKENIZER: Final = "PreTrainedTokenizerFast"
+"""Read by transformers 4 and 5 alike; version 5 writes a name that version 4 does not know."""
+MAX_ROUNDING: Final = 4.0
+"""A saved score further from the live one than this many tolerances is no rounding: the save is refused."""
+
+
+def save_reward_model(
+    folder: Path,
+    model: RewardModel,
+    renderer: Renderer,
+    *,
+    beta: float,
+    save_dtype: torch.dtype,
+    provenance: Mapping[str, Any],
+    adapter: tuple[ModelConfig, str] | None = None,
+) -> RewardSpec:
+    """Write the model, adapters merged, as `folder`; an existing folder is replaced only at the very end.
+
+    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`.
+
+    Raises ArtifactError if the folder would not give the model's own scores, or no pad token can be found; OSError
+    if the disk is full. Either way nothing that was there before is lost.
+    """
+    dtype_name = str(save_dtype).removeprefix("torch.")
+    pad = choose_pad(renderer)
+    with replacing_folder(folder) as temporary:
+        _write_weights(temporary, model, save_dtype)
+        _write_config(temporary, model, pad, dtype_name)
+        _write_tokenizer(temporary, renderer, pad)
+        draft = RewardSpec(
+            renderer=renderer.spec,
+            beta=beta,
+            head_dtype=dtype_name,
+            save_dtype=dtype_name,
+            max_rounding_error=0.0,
+            canaries=[],
+            files={},
+            provenance=dict(provenance),
+        )
+        require_head(temporary)
+        saved = assemble(temporary, draft, device=model.device, precision="fp32", attention_mode="padded")
+        spec = _complete(draft, saved, model, temporary)
+        write_json(temporary / SPEC_FILE, spec.to_dict())
+        if adapter is not None:
+            _write_adapter(temporary / "adapter", model, *adapter)
+    return spec
+
+
+def verify_in_clean_process(folder: Path) -> None:
+    """Run `rewardlab verify` on the folder in a fresh interpreter; ArtifactError with its words if it fails."""
+    answer = subprocess.run(
+        [sys.executable, "-m", "rewardlab", "verify", str(folder)], capture_output=True, text=True, check=False
+    )
+    if answer.returncode != 0:
+        raise ArtifactError(f"{folder} does not pass verification in a clean process: {answer.stderr.strip()}")
+
+
+def choose_pad(renderer: Renderer) -> int:
+    """A token that exists, is never the last of a rendering, and so never hides the token that is read.
+
+    Raises ArtifactError if there is none.
+    """
+    tokenizer, final = renderer.tokenizer, renderer.spec.final_token_id
+    vocabulary = tokenizer.get_vocab()
+    special = sorted(
+        (token_id, token)
+        for token, token_id in vocabulary.items()
+        if token in set(tokenizer.all_special_tokens)
+        or any(mark in token.lower() for mark in ("<pad", "[pad", "|pad", "_pad", "reserved", "unused"))
+    )
+    named = [token_id for token_id, token in special if "pad" in token.lower()]
+    candidates = [tokenizer.pad_token_id, *named, tokenizer.unk_token_id, *(token_id for token_id, _ in special)]
+    for candidate in candidates:
+        if candidate is None:
+            continue
+        # Without a known final token any ordinary token may come last, but no special token does.
+        if candidate != final and (final is not None or candidate != tokenizer.eos_token_id):
+            return int(candidate)
+    raise ArtifactError(
+        f"no token can serve as padding: every special token is also the final token {final} of a rendering, and "
+        f"Hugging Face reads the score at the last token that is not padding. Use a chat template that ends in "
+        f"another token."
+    )
+
+
+def saved_dtype(wanted: str, base_config: Any) -> torch.dtype:
+    """The dtype for `--save-dtype`; `auto` is the base model's."""
+    if wanted != "auto":
+        dtype: torch.dtype = getattr(torch, wanted)
+        return dtype
+    base = getattr(base_config, "dtype", None)
+    return base if base in (torch.float32, torch.bfloat16, torch.float16) else torch.float32
+
+
+def _complete(draft: RewardSpec, saved: Scorer, model: RewardModel, folder: Path) -> RewardSpec:
+    """The spec with canaries of the saved weights, after comparing them with the live model."""
+    canaries = make_canaries(saved.model, saved.renderer)
+    was_training = model.training
+    model.eval()
+    live = score_tokens(model, [_array(canary.token_ids) for canary in canaries])
+    model.train(was_training)
+    error = max(abs(a.score - b) / max(1.0, abs(a.score)) for a, b in zip(canaries, live, strict=True))
+    computed = str(model.compute_dtype).removeprefix("torch.")
+    bound = MAX_ROUNDING * max(SCORE_TOLERANCE[draft.save_dtype], SCORE_TOLERANCE[computed])
+    if not error <= bound:
+        raise ArtifactError(
+            f"the saved weights score {error:.3g} away from the live model on the canaries, more than rounding to "
+            f"{draft.save_dtype} explains ({bound:.3g}). The folder was not written. Try --save-dtype float32."
+        )
+    provenance = draft.provenance | {"faults_noticed": separated(canaries, tolerance=SCORE_TOLERANCE["float32"])}
+    return RewardSpec(
+        renderer=draft.renderer,
+        beta=draft.beta,
+        head_dtype=draft.head_dtype,
+        save_dtype=draft.save_dtype,
+        max_rounding_error=error,
+        canaries=canaries,
+        provenance=provenance,
+        files={path.name: sha256_file(path) for path in sorted(folder.iterdir()) if path.is_file()},
+    )
+
+
+def _array(token_ids: list[int]) -> Any:
+    import numpy as np
+
+    return np.asarray(token_ids, dtype=np.int32)
+
+
+def _write_weights(folder: Path, model: RewardModel, dtype: torch.dtype) -> None:
+    state = {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None)
+        for name, tensor in lora.merged_state(model).items()
+    }
+    write_state(folder, disk_state(state, model.disk_class))
+
+
+def write_state(folder: Path, state: Mapping[str, Tensor]) -> None:
+    """`model.safetensors`, in one file."""
+    path = folder / "model.safetensors"
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, path, metadata={"format": "pt"})
+    path.chmod((folder.stat().st_mode | 0o600) & 0o666)  # safetensors makes it readable to the owner alone
+
+
+def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -> None:
+    config: Any = model.backbone.config
+    values: dict[str, Any] = config.to_dict()
+    values |= {
+        "architectures": [model.disk_class.__name__],
+        "id2label": {"0": "reward"},
+        "label2id": {"reward": 0},
+        "problem_type": "regression",
+        "pad_token_id": pad,
+        "dtype": dtype_name,
+        "use_cache": True,
+    }
+    rope = values.get("rope_parameters")
+    if isinstance(rope, dict) and "rope_theta" in rope:
+        values["rope_theta"] = rope["rope_theta"]  # older transformers read it here, and drop it silently if absent
+    for name in ("_attn_implementation", "attn_implementation", "_name_or_path"):
+        values.pop(name, None)
+    write_json(folder / "config.json", json.loads(json.dumps(values, default=str)))
+
+
+def _write_tokenizer(folder: Path, renderer: Renderer, pad: int) -> None:
+    tokenizer = renderer.tokenizer
+    previous = tokenizer.pad_token
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
+    try:
+        tokenizer.save_pretrained(str(folder))
+    finally:
+        tokenizer.pad_token = previous
+    path = folder / "tokenizer_config.json"
+    values = read_json(path)
+    assert isinstance(values, dict)
+    if tokenizer.is_fast:
+        values["tokenizer_class"] = PORTABLE_TOKENIZER
+    write_json(path, values)
+
+
+def _write_adapter(folder: Path, model: RewardModel, config: ModelConfig, base: str) -> None:
+    folder.mkdir()
+    state = {name: tensor.cpu().contiguous() for name, tensor in lora.adapter_state(model).items()}
+    save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    write_json(folder / "adapter_config.json", lora.adapter_config(config, model, base))

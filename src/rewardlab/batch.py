@@ -1,0 +1,158 @@
+"""PackedBatch: TokenGroups laid out for one forward pass. The one tensor type that crosses module lines.
+
+Legend: T packed tokens, R replies, C comparisons, G rankings, K replies of a ranking.
+
+A row is ``[shared][reply 0][reply 1]…[next group]…``. Positions of every reply of a group start at the group's
+shared length, so each reply sees what it would see alone; who may attend to whom follows from `groups`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from rewardlab.core.types import TokenGroup
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PackedBatch:
+    """What one forward pass and its loss need."""
+
+    token_ids_T: Int[Tensor, " T"]
+    positions_T: Int[Tensor, " T"]
+    groups: tuple[tuple[int, tuple[int, ...]], ...]
+    """(shared tokens, tokens of each reply) of every group, in the order of the row."""
+    read_at_R: Int[Tensor, " R"]
+    """Row index of each reply's last token, where its score is read."""
+    first_C: Int[Tensor, " C"]
+    second_C: Int[Tensor, " C"]
+    """Replies compared, as indices into the R scores."""
+    label_C: Float[Tensor, " C"]
+    weight_C: Float[Tensor, " C"]
+    margin_C: Float[Tensor, " C"]
+    """float64: judgements of the comparisons (see core.types.Comparison)."""
+    ranked_C: Bool[Tensor, " C"]
+    """Whether the comparison's preference has a ranking, which may take its place in the loss."""
+    ranking_GK: Int[Tensor, "G K"]
+    """Replies from best to worst, as indices into the R scores; −1 fills rows of fewer replies."""
+    indices: tuple[int, ...] = ()
+    """Which groups of the caller's list these are, for messages and score rows."""
+
+    @property
+    def num_tokens(self) -> int:
+        """T, what is computed."""
+        return len(self.token_ids_T)
+
+    @property
+    def num_replies(self) -> int:
+        """R."""
+        return len(self.read_at_R)
+
+    def to(self, device: torch.device) -> PackedBatch:
+        """The same batch with its tensors on `device`."""
+        moved: dict[str, Any] = {
+            field.name: value.to(device, non_blocking=True)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), Tensor)
+        }
+        return replace(self, **moved)
+
+    def padded(self, pad_token_id: int) -> tuple[Int[Tensor, "R L"], Bool[Tensor, "R L"], Int[Tensor, " R"]]:
+        """One right-padded row a reply: (token ids, which are real, index of the last real one).
+
+        The reference layout, and the one for models that cannot take the packed row.
+        """
+        rows = list(self._conversations())
+        longest = max(len(row) for row in rows)
+        ids_RL = torch.full((len(rows), longest), pad_token_id, dtype=torch.long, device=self.token_ids_T.device)
+        real_RL = torch.zeros_like(ids_RL, dtype=torch.bool)
+        for index, row in enumerate(rows):
+            ids_RL[index, : len(row)] = row
+            real_RL[index, : len(row)] = True
+        last_R = torch.tensor([len(row) - 1 for row in rows], device=ids_RL.device)
+        return ids_RL, real_RL, last_R
+
+    def _conversations(self) -> Iterator[Int[Tensor, " L"]]:
+        offset = 0
+        for num_shared, suffixes in self.groups:
+            shared = self.token_ids_T[offset : offset + num_shared]
+            offset += num_shared
+            for length in suffixes:
+                yield torch.cat([shared, self.token_ids_T[offset : offset + length]])
+                offset += length
+
+
+def pack(groups: Sequence[TokenGroup], *, share: bool = True, indices: Sequence[int] = ()) -> PackedBatch:
+    """Lay out groups in one row.
+
+    With ``share=False`` every reply gets its own copy of the shared tokens; scores and gradients are the same.
+    An empty sequence gives a dummy of one token and no comparison, for ranks that have nothing to do: models
+    refuse empty input.
+    """
+    layout: list[tuple[int, tuple[int, ...]]] = []
+    pieces: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    for group in groups:
+        if share:
+            layout.append((len(group.shared), tuple(len(suffix) for suffix in group.suffixes)))
+            pieces += [group.shared, *group.suffixes]
+            positions += [np.arange(len(group.shared))]
+            positions += [np.arange(len(group.shared), length) for length in group.lengths]
+        else:
+            layout += [(0, (length,)) for length in group.lengths]
+            pieces += [group.conversation(reply) for reply in range(group.num_replies)]
+            positions += [np.arange(length) for length in group.lengths]
+    if not groups:
+        layout, pieces, positions = [(0, (1,))], [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
+    return PackedBatch(
+        token_ids_T=torch.from_numpy(np.concatenate(pieces).astype(np.int64)),
+        positions_T=torch.from_numpy(np.concatenate(positions).astype(np.int64)),
+        groups=tuple(layout),
+        read_at_R=torch.tensor(_read_positions(layout)),
+        indices=tuple(indices),
+        **_judgements(groups),
+    )
+
+
+def _read_positions(layout: Sequence[tuple[int, tuple[int, ...]]]) -> list[int]:
+    read_at, offset = [], 0
+    for num_shared, suffixes in layout:
+        offset += num_shared
+        for length in suffixes:
+            offset += length
+            read_at.append(offset - 1)
+    return read_at
+
+
+def _judgements(groups: Sequence[TokenGroup]) -> dict[str, Tensor]:
+    first, second, judged, ranked, rankings = [], [], [], [], []
+    offset = 0
+    for group in groups:
+        for comparison in group.comparisons:
+            first.append(offset + comparison.first)
+            second.append(offset + comparison.second)
+            judged.append((comparison.label, comparison.weight, comparison.margin))
+            ranked.append(group.ranking is not None)
+        if group.ranking is not None:
+            rankings.append([offset + reply for reply in group.ranking])
+        offset += group.num_replies
+    label_C, weight_C, margin_C = torch.tensor(judged, dtype=torch.float64).reshape(-1, 3).unbind(1)
+    longest = max((len(ranking) for ranking in rankings), default=0)
+    ranking_GK = torch.full((len(rankings), longest), -1, dtype=torch.long)
+    for row, ranking in enumerate(rankings):
+        ranking_GK[row, : len(ranking)] = torch.tensor(ranking)
+    return {
+        "first_C": torch.tensor(first, dtype=torch.long),
+        "second_C": torch.tensor(second, dtype=torch.long),
+        "label_C": label_C,
+        "weight_C": weight_C,
+        "margin_C": margin_C,
+        "ranked_C": torch.tensor(ranked, dtype=torch.bool),
+        "ranking_GK": ranking_GK,
+    }

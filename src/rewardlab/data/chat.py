@@ -1,0 +1,350 @@
+"""The renderer: messages -> token ids. The only path, in training, evaluation, scoring, serving and RL.
+
+A conversation becomes text through one chat template (the tokenizer's own, or the plain transcript below for base
+models without one) and text becomes tokens with nothing added, so a BOS is there exactly if the template writes it.
+The score is read at the last token of that rendering.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from rewardlab.core.errors import RenderError
+from rewardlab.core.spec import RendererSpec
+from rewardlab.core.types import Conversation, IntArray, Message, Preference, TokenGroup
+from rewardlab.data.config import DataConfig
+
+FROZEN_DATE: Final = {"%d %b %Y": "26 Jul 2024", "%Y-%m-%d": "2024-07-26", "%d %B %Y": "26 July 2024"}
+"""What templates that print today's date print instead: a score must not change overnight."""
+
+PROBES: Final = ("Yes.", "No, 12", "Certainly! Here is more", "fine\n")
+SENTINELS: Final = ("@", "#")
+
+PLAIN_TEMPLATE: Final = (
+    "{{ bos }}"
+    "{%- for message in messages -%}"
+    "{%- if message['role'] == 'system' -%}{{ message['content'] + '\\n\\n' }}"
+    "{%- elif message['role'] == 'assistant' -%}{{ 'Assistant: ' + message['content'] }}"
+    "{%- if loop.last -%}{{ eos }}{%- else -%}{{ '\\n\\n' }}{%- endif -%}"
+    "{%- else -%}{{ 'Human: ' + message['content'] + '\\n\\n' }}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ 'Assistant: ' }}{%- endif -%}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """One conversation as tokens."""
+
+    token_ids: IntArray
+    prompt_tokens: int
+    """Tokens before the reply's content."""
+    truncated_tokens: int
+    """Prompt tokens that were cut to fit the limit."""
+
+
+class ReplyTooLong(RenderError):  # a condition that callers count, named for what it is
+    """A reply that does not fit the limit even without its prompt."""
+
+
+class Renderer:
+    """Turns conversations into tokens, as its spec says.
+
+    `tokenizer` is a Hugging Face tokenizer; its chat template is replaced by the spec's.
+    """
+
+    def __init__(self, tokenizer: Any, spec: RendererSpec) -> None:
+        self.tokenizer = tokenizer
+        self.spec = spec
+        tokenizer.chat_template = spec.chat_template
+
+    def text(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+        """The rendered text of a conversation.
+
+        Raises RenderError with the template's own words if it refuses the conversation.
+        """
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    [message.as_dict() for message in self._with_system_prompt(messages)],
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **self.spec.template_arguments,
+                )
+            )
+        except Exception as error:  # templates raise whatever their authors chose
+            roles = ", ".join(message.role for message in messages)
+            raise RenderError(f"the chat template refuses a conversation with roles [{roles}]: {error}") from error
+
+    def token_ids(self, messages: Sequence[Message]) -> IntArray:
+        """The whole conversation as tokens, without truncation."""
+        return self._encode(self.text(messages))
+
+    def render(self, prompt: Conversation, reply: Conversation) -> Rendered:
+        """Prompt and reply as tokens, cut to the limit by the rule that training, evaluation and serving share.
+
+        Whole exchanges go first, oldest first, then the start of the oldest one left; the system turn, the
+        headers and the reply stay. The result depends on this conversation alone.
+
+        Raises ReplyTooLong if the reply does not fit even so.
+        """
+        token_ids = self.token_ids(prompt + reply)
+        full_length = len(token_ids)
+        if full_length > self.spec.max_length:
+            prompt, token_ids = self._cut(prompt, reply)
+        self._require_known_end(token_ids)
+        return Rendered(
+            token_ids=token_ids,
+            prompt_tokens=self._count_prompt_tokens(prompt, reply, token_ids),
+            truncated_tokens=full_length - len(token_ids),
+        )
+
+    def group(self, preference: Preference) -> TokenGroup | str:
+        """A preference as tokens, or the cause for which it cannot be used.
+
+        Causes: `reply_too_long` (fewer than two replies, or no judgement, left within the limit) and
+        `identical_tokens` (all judged replies render to the same tokens).
+        """
+        rendered: dict[int, Rendered] = {}
+        for index, reply in enumerate(preference.replies):
+            try:
+                rendered[index] = self.render(preference.prompt, reply)
+            except ReplyTooLong:
+                continue
+            except RenderError as error:
+                raise RenderError(f"{preference.id}: {error}") from error
+        return build_group(preference, rendered)
+
+    def _encode(self, text: str) -> IntArray:
+        return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+    def _with_system_prompt(self, messages: Sequence[Message]) -> Sequence[Message]:
+        if self.spec.system_prompt is None or any(message.role == "system" for message in messages):
+            return messages
+        return (Message("system", self.spec.system_prompt), *messages)
+
+    def _cut(self, prompt: Conversation, reply: Conversation) -> tuple[Conversation, IntArray]:
+        system = tuple(message for message in prompt if message.role == "system")
+        exchanges = _exchanges([message for message in prompt if message.role != "system"])
+        while len(exchanges) > 1:
+            exchanges = exchanges[1:]
+            kept = system + tuple(message for exchange in exchanges for message in exchange)
+            token_ids = self.token_ids(kept + reply)
+            if len(token_ids) <= self.spec.max_length:
+                return kept, token_ids
+        oldest, *others = exchanges[0] if exchanges else (Message("user", ""),)
+        excess = len(self.token_ids((*system, oldest, *others, *reply))) - self.spec.max_length
+        starts = self._token_starts(oldest.content)
+        num_cut = 0
+        while excess > 0 and num_cut < len(starts):
+            # Cutting n tokens of the content alone may save fewer in the whole, so the loop checks and goes on.
+            num_cut = min(len(starts), num_cut + excess)
+            content = oldest.content[starts[num_cut] :] if num_cut < len(starts) else ""
+            kept = (*system, Message(oldest.role, content), *others)
+            token_ids = self.token_ids(kept + reply)
+            excess = len(token_ids) - self.spec.max_length
+            if excess <= 0:
+                return kept, token_ids
+        raise ReplyTooLong(
+            f"a reply takes {self.spec.max_length + excess} tokens with its headers, above the limit of "
+            f"{self.spec.max_length}. Raise --max-seq-len."
+        )
+
+    def _token_starts(self, content: str) -> list[int]:
+        """Character at which each token of `content` begins."""
+        if self.tokenizer.is_fast:
+            encoded = self.tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)
+            return [start for start, _ in encoded["offset_mapping"]]
+        return list(range(len(content)))
+
+    def _count_prompt_tokens(self, prompt: Conversation, reply: Conversation, token_ids: IntArray) -> int:
+        """Tokens that end before the reply's content begins, wherever the template puts it.
+
+        The boundary is found by rendering another reply in its place: templates may write more before a reply
+        than their generation prompt says.
+        """
+        text = self.text(prompt + reply)
+        content = reply[0].content
+        sentinel = next(mark for mark in SENTINELS if not content.lstrip().startswith(mark))
+        other = self.text((*prompt, Message(reply[0].role, sentinel), *reply[1:]))
+        before = text[: next((n for n, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), len(text))]
+        return _common_prefix_length([self._encode(before), token_ids])
+
+    def _require_known_end(self, token_ids: IntArray) -> None:
+        final = self.spec.final_token_id
+        if final is not None and token_ids[-1] != final:
+            raise RenderError(
+                f"a rendering ends in token {token_ids[-1]} where every other ends in {final}; the chat template "
+                f"treats this conversation differently, so its score could not be compared."
+            )
+
+
+def build_group(preference: Preference, rendered: Mapping[int, Rendered]) -> TokenGroup | str:
+    """Lay out the judged replies that could be rendered, or name the cause why nothing is left to compare."""
+    judged = [c for c in preference.comparisons if c.first in rendered and c.second in rendered]
+    if not judged:
+        return "reply_too_long"
+    comparisons = tuple(
+        c for c in judged if not np.array_equal(rendered[c.first].token_ids, rendered[c.second].token_ids)
+    )
+    if not comparisons:
+        return "identical_tokens"
+    return lay_out(replace(preference, comparisons=comparisons), rendered)
+
+
+def lay_out(preference: Preference, rendered: Mapping[int, Rendered]) -> TokenGroup:
+    """The group of the rendered replies: what all have in common once, at least one token left to each.
+
+    Replies are renumbered where some could not be rendered; comparisons and ranking follow.
+    """
+    kept = sorted(rendered)
+    number = {index: position for position, index in enumerate(kept)}
+    conversations = [rendered[index].token_ids for index in kept]
+    num_shared = min(_common_prefix_length(conversations), min(len(ids) for ids in conversations) - 1)
+    ranking = preference.ranking
+    return TokenGroup(
+        preference_id=preference.id,
+        source=preference.source,
+        prompt_key=preference.key,
+        shared=conversations[0][:num_shared],
+        suffixes=tuple(ids[num_shared:] for ids in conversations),
+        prompt_tokens=tuple(rendered[index].prompt_tokens for index in kept),
+        truncated_tokens=tuple(rendered[index].truncated_tokens for index in kept),
+        comparisons=tuple(replace(c, first=number[c.first], second=number[c.second]) for c in preference.comparisons),
+        ranking=tuple(number[index] for index in ranking if index in number) if ranking is not None else None,
+    )
+
+
+def build_renderer(tokenizer: Any, config: DataConfig) -> Renderer:
+    """The renderer for a tokenizer, its template frozen and its end token found.
+
+    Raises RenderError if a template is asked for that does not exist, or that writes more than one BOS.
+    """
+    template, source = _choose_template(tokenizer, config.chat_template)
+    arguments = _plain_arguments(tokenizer) if source == "plain" else {}
+    draft = RendererSpec(
+        chat_template=_bake(template, arguments),
+        template_source=source,
+        system_prompt=config.system_prompt,
+        max_length=config.max_seq_len,
+        final_token_id=None,
+        bos_token_id=tokenizer.bos_token_id,
+        num_bos=0,
+    )
+    endings, num_bos = _probe(Renderer(tokenizer, draft))
+    if num_bos > 1:
+        raise RenderError(
+            f"the chat template writes {num_bos} BOS tokens; a reward read after a double BOS is another reward. "
+            f"Fix the template of this tokenizer, or use --no-chat-template."
+        )
+    final = endings.pop() if len(endings) == 1 else None
+    return Renderer(
+        tokenizer,
+        RendererSpec(
+            chat_template=draft.chat_template,
+            template_source=source,
+            system_prompt=config.system_prompt,
+            max_length=config.max_seq_len,
+            final_token_id=final,
+            bos_token_id=tokenizer.bos_token_id,
+            num_bos=num_bos,
+        ),
+    )
+
+
+def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model folder or hub name.
+
+    Raises RenderError if there is none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder_or_name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise RenderError(
+            f"no tokenizer for {folder_or_name!r}: {str(error).splitlines()[0]} "
+            f"Give a hub name, or a folder that holds config.json, tokenizer files and weights."
+        ) from error
+
+
+def to_messages(messages: Sequence[Message | Mapping[str, str]]) -> Conversation:
+    """Messages from the mappings of chat APIs."""
+    return tuple(
+        message if isinstance(message, Message) else Message(message["role"], message["content"])
+        for message in messages
+    )
+
+
+def _choose_template(tokenizer: Any, wanted: str) -> tuple[str, str]:
+    own = tokenizer.chat_template
+    if isinstance(own, dict):
+        own = own.get("default")
+    if wanted == "plain" or (wanted == "auto" and not own):
+        return PLAIN_TEMPLATE, "plain"
+    if not own:
+        raise RenderError(
+            "--use-chat-template: this tokenizer has no chat template. Use --no-chat-template for a plain "
+            "transcript, or a chat model."
+        )
+    return own, "tokenizer"
+
+
+def _plain_arguments(tokenizer: Any) -> dict[str, str]:
+    """BOS where the tokenizer itself would put one, and EOS to end a reply."""
+    first = tokenizer("a")["input_ids"][:1]
+    adds_bos = tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]
+    return {"bos": tokenizer.bos_token if adds_bos else "", "eos": tokenizer.eos_token or ""}
+
+
+def _bake(template: str, arguments: Mapping[str, str]) -> str:
+    """Write arguments and a frozen date into the template itself, so that every engine renders the same."""
+    head = "".join(f"{{%- set {name} = {value!r} -%}}" for name, value in arguments.items())
+    formats = set(re.findall(r"strftime_now\(\s*[\"']([^\"']+)[\"']\s*\)", template))
+    if "strftime_now" in template:
+        cases = "".join(
+            f"{{%- {'if' if number == 0 else 'elif'} format == '{fmt}' -%}}{FROZEN_DATE.get(fmt, '2024-07-26')}"
+            for number, fmt in enumerate(sorted(formats))
+        )
+        body = f"{cases}{{%- else -%}}2024-07-26{{%- endif -%}}" if cases else "2024-07-26"
+        head += f"{{%- macro strftime_now(format) -%}}{body}{{%- endmacro -%}}"
+    return head + template
+
+
+def _probe(renderer: Renderer) -> tuple[set[int], int]:
+    """Last tokens of short conversations, and how many BOS they begin with."""
+    endings, num_bos = set(), 0
+    for probe in PROBES:
+        token_ids = renderer.token_ids((Message("user", "Hello"), Message("assistant", probe)))
+        if len(token_ids) == 0:
+            raise RenderError("the chat template renders a conversation to nothing; use --no-chat-template.")
+        endings.add(int(token_ids[-1]))
+        bos = renderer.spec.bos_token_id
+        num_bos = max(num_bos, next((n for n, token in enumerate(token_ids) if token != bos), len(token_ids)))
+    return endings, num_bos
+
+
+def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
+    """Split at user turns, so that what is left still begins with one, as templates require."""
+    exchanges: list[list[Message]] = []
+    for message in messages:
+        if message.role == "user" or not exchanges:
+            exchanges.append([])
+        exchanges[-1].append(message)
+    return exchanges
+
+
+def _common_prefix_length(sequences: Sequence[IntArray]) -> int:
+    """Length of the longest prefix that all sequences share."""
+    length = min(len(sequence) for sequence in sequences)
+    first = sequences[0][:length]
+    for sequence in sequences[1:]:
+        differs = np.flatnonzero(first != sequence[: len(first)])
+        if len(differs):
+            first = first[: differs[0]]
+    return len(first)

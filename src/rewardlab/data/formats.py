@@ -1,0 +1,385 @@
+"""One row of a public preference dataset -> a Preference, or the named cause why it cannot be used.
+
+Pure functions of their arguments; finding and reading files is the business of `sources`. The layout of a
+dataset is recognised by the columns of its first row (`LAYOUTS`), and every later row is read by that layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+import numpy as np
+
+from rewardlab.core.errors import DataError
+from rewardlab.core.files import sha256_text
+from rewardlab.core.types import Comparison, Conversation, Preference
+from rewardlab.data.config import DataConfig
+from rewardlab.data.rows import (
+    Row,
+    UnusableRowError,
+    is_absent,
+    parse_transcript,
+    read_conversation,
+    read_integers,
+    read_number,
+    read_prompt,
+    read_reply,
+    require_reply,
+    require_text,
+    show,
+    text_key,
+    to_float,
+)
+
+LONG_FORM_TEXTS = ("response", "completion", "text", "content")
+"""Columns in which long-form data keeps a reply, in the order in which they are looked for."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What the reading of a row depends on besides the row."""
+
+    source: str
+    """Name of the dataset, for metrics."""
+    config: DataConfig
+    seed: int
+    kwise_loss: str = "pairs"
+    """`pairs` or `plackett-luce`; the latter needs strict rankings."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParsedRow:
+    """A preference, and how many of its comparisons were not made."""
+
+    preference: Preference
+    skipped_ties: int = 0
+    skipped_identical: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Columns by which a dataset is recognised, and the reader of its rows."""
+
+    name: str
+    needed: tuple[str, ...]
+    one_of: tuple[str, ...] = ()
+    """At least one of these besides; empty: no such demand."""
+    read: Callable[[Row, str, Rules], ParsedRow]
+
+    @property
+    def columns(self) -> str:
+        """The columns in words, for messages."""
+        return ", ".join(self.needed) + (f" and one of {'/'.join(self.one_of)}" if self.one_of else "")
+
+    def fits(self, columns: Iterable[str]) -> bool:
+        """Whether rows with these columns have this layout."""
+        present = set(columns)
+        return present.issuperset(self.needed) and (not self.one_of or not present.isdisjoint(self.one_of))
+
+
+def recognise(columns: Iterable[str], place: str) -> Layout:
+    """The first layout that fits the columns.
+
+    Raises DataError naming the columns found and the layouts accepted.
+    """
+    names = list(columns)
+    for layout in LAYOUTS:
+        if layout.fits(names):
+            return layout
+    accepted = "; ".join(f"{layout.columns} ({layout.name})" for layout in LAYOUTS)
+    raise DataError(
+        f"{place}: the columns {', '.join(map(repr, names)) or '(none)'} are no known layout of preferences. "
+        f"Rename them to one of: {accepted}."
+    )
+
+
+def group_pairs(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, tuple[Row, ...]]]:
+    """Rows of long-form data by `pair_id`, numbered and ordered by the first row of each pair.
+
+    A row without a pair_id is a group of its own, so that it is counted. Holds all rows in memory, since the
+    two sides of a pair may be far apart.
+    """
+    groups: dict[object, list[tuple[int, Row]]] = {}
+    for number, row in rows:
+        pair_id = row.get("pair_id")
+        key: object = ("row", number) if is_absent(pair_id) else ("pair", str(pair_id))
+        groups.setdefault(key, []).append((number, row))
+    for group in groups.values():
+        yield group[0][0], tuple(row for _, row in group)
+
+
+def read_rows(rows: Sequence[Row], *, layout: Layout, place: str, rules: Rules) -> ParsedRow:
+    """The preference made of one row (of all rows of a pair in long-form data); `place` becomes its id.
+
+    Raises UnusableRowError for rows to drop, DataError where a flag forbids dropping them.
+    """
+    for row in rows:
+        _require_fields(row, layout)
+    if layout is not LONG_FORM:
+        (row,) = rows
+        return layout.read(row, place, rules)
+    try:
+        row = _join_pair(rows, rules.config)
+    except UnusableRowError as unusable:
+        if unusable.cause == "incomplete_pair" and rules.config.incomplete_pairs == "error":
+            raise DataError(
+                f"{place}: {unusable.detail}. Complete the pair, or drop such pairs with --incomplete-pairs drop."
+            ) from unusable
+        raise
+    return layout.read(row, place, rules)
+
+
+def seeded_generator(seed: int, name: str) -> np.random.Generator:
+    """A generator that depends on both, so that datasets and rows are drawn independently of each other."""
+    return np.random.default_rng(int(sha256_text(f"{seed}\x1f{name}")[:32], 16))
+
+
+# --- layouts -------------------------------------------------------------------------------------------------
+
+
+def _read_explicit(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """prompt + chosen + rejected, each text or messages."""
+    prompt = read_prompt(row["prompt"])
+    return _pair(prompt, (read_reply(row["chosen"], prompt), read_reply(row["rejected"], prompt)), row, place, rules)
+
+
+def _read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """chosen + rejected as whole conversations (messages, or HH transcripts): the prompt is what they share."""
+    sides = [row["chosen"], row["rejected"]]
+    if all(isinstance(side, str) for side in sides):
+        chosen, rejected = (parse_transcript(str(side)) for side in sides)
+    else:
+        chosen, rejected = (read_conversation(side) for side in sides)
+    shared = 0
+    # At least one turn is left to each side: identical conversations then show up as identical replies.
+    while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
+        shared += 1
+    for side in (chosen, rejected):
+        if side[shared].role != "assistant":
+            raise UnusableRowError(
+                "prompt_differs",
+                f"the sides part at turn {shared + 1}, a {side[shared].role} turn: {show(side[shared])}",
+            )
+    prompt = require_text(chosen[:shared])
+    return _pair(prompt, (require_reply(chosen[shared:]), require_reply(rejected[shared:])), row, place, rules)
+
+
+def _read_shp(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """Stanford Human Preferences: `labels` 1 means reply A, `score_ratio` is votes of the preferred to the other."""
+    prompt = read_prompt(row["history"])
+    preferred_a = read_number(row, "labels", "bad_label")
+    if preferred_a not in (0.0, 1.0):
+        raise UnusableRowError("bad_label", f"labels is {preferred_a}, wanted 1 (A is preferred) or 0 (B is)")
+    names = ("human_ref_A", "human_ref_B") if preferred_a else ("human_ref_B", "human_ref_A")
+    preferred, other = (read_reply(row[name], prompt) for name in names)
+    ratio = read_number(row, "score_ratio", "bad_strength", low=1.0)
+    share = None if ratio is None else ratio / (1 + ratio)
+    judged = {**row, "label": None, "strength": share}
+    return _pair(prompt, (preferred, other), judged, place, rules)
+
+
+def _read_kwise(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """prompt + responses + scores or ranking: every pair with different scores is a comparison."""
+    prompt = read_prompt(row["prompt"])
+    responses = row["responses"]
+    if not isinstance(responses, (list, tuple)):
+        raise UnusableRowError("reply_not_text", f"responses is {show(responses)}, wanted a list of replies")
+    scores = _scores(row, len(responses))
+    replies = [read_reply(response, prompt) for response in responses]
+    kept = _drawn_replies(len(replies), place, rules)
+    return _compare_all([replies[k] for k in kept], [scores[k] for k in kept], prompt, row, place, rules)
+
+
+def _read_long_form(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """Rows of one pair joined by `_join_pair`."""
+    return (_read_implicit if is_absent(row.get("prompt")) else _read_explicit)(row, place, rules)
+
+
+LONG_FORM = Layout(
+    name="long form, two rows a pair",
+    needed=("pair_id", "role"),
+    one_of=("messages", *LONG_FORM_TEXTS),
+    read=_read_long_form,
+)
+LAYOUTS = (
+    LONG_FORM,
+    Layout(name="K-wise", needed=("prompt", "responses"), one_of=("scores", "ranking"), read=_read_kwise),
+    Layout(name="SHP", needed=("history", "human_ref_A", "human_ref_B", "labels"), read=_read_shp),
+    Layout(name="pairs", needed=("prompt", "chosen", "rejected"), read=_read_explicit),
+    Layout(name="whole conversations or HH transcripts", needed=("chosen", "rejected"), read=_read_implicit),
+)
+"""In the order in which they are tried."""
+
+
+# --- judgements ----------------------------------------------------------------------------------------------
+
+
+def _pair(
+    prompt: Conversation, replies: tuple[Conversation, Conversation], row: Row, place: str, rules: Rules
+) -> ParsedRow:
+    """A preference of two replies, the first of which is chosen with the probability in `label`."""
+    if text_key(replies[0]) == text_key(replies[1]):
+        raise UnusableRowError("identical_replies", f"both are {show(replies[0][-1].content)}")
+    label = read_number(row, "label", "bad_label", high=1.0)
+    comparison = _comparison(0, 1, 1.0 if label is None else label, row, rules.config)
+    ranking = {1.0: (0, 1), 0.0: (1, 0)}.get(comparison.label)
+    preference = Preference(
+        id=place, source=rules.source, prompt=prompt, replies=replies, comparisons=(comparison,), ranking=ranking
+    )
+    return ParsedRow(preference=preference)
+
+
+def _comparison(first: int, second: int, label: float, row: Row, config: DataConfig) -> Comparison:
+    """A judgement with the row's strength and margin used as the flags say; a tie has no margin."""
+    strength_as = config.strength_as
+    strength = read_number(row, "strength", "bad_strength", high=1.0 if strength_as == "soft" else math.inf)
+    if strength is None and strength_as != "none":
+        raise UnusableRowError("missing_strength", f"no strength for --strength-as {strength_as}")
+    margin = None
+    if config.margin_column:
+        margin = read_number(row, config.margin_column, "bad_margin")
+        if margin is None:
+            raise UnusableRowError("missing_field", f"no {config.margin_column!r}, which --margin-column names")
+    elif strength_as == "margin":
+        margin = strength
+    if strength_as == "soft" and strength is not None and label != 0.5:
+        label = strength if label > 0.5 else 1 - strength
+    return Comparison(
+        first=first,
+        second=second,
+        label=label,
+        weight=strength if strength_as == "weight" and strength is not None else 1.0,
+        margin=margin if margin is not None and label != 0.5 else 0.0,
+        strength=strength,
+    )
+
+
+def _scores(row: Row, num_replies: int) -> list[float]:
+    """A score for each reply; a ranking counts down from the best. With both, they must agree."""
+    ranking, scores = row.get("ranking"), row.get("scores")
+    order: list[int] | None = None
+    if not is_absent(ranking):
+        order = read_integers(ranking)
+        if order is None or sorted(order) != list(range(num_replies)):
+            raise UnusableRowError(
+                "bad_scores", f"ranking is {show(ranking)}, wanted every index from 0 to {num_replies - 1} once"
+            )
+    if is_absent(scores):
+        if order is None:
+            raise UnusableRowError("missing_field", "neither 'scores' nor 'ranking'")
+        places = {reply: rank for rank, reply in enumerate(order)}
+        return [-float(places[reply]) for reply in range(num_replies)]
+    if not isinstance(scores, (list, tuple)) or len(scores) != num_replies:
+        raise UnusableRowError("bad_scores", f"scores is {show(scores)}, wanted {num_replies} numbers, one a reply")
+    numbers = [to_float(score) for score in scores]
+    if not all(math.isfinite(number) for number in numbers):
+        raise UnusableRowError("bad_scores", f"scores is {show(scores)}, wanted finite numbers")
+    if order is not None and any(numbers[a] < numbers[b] for a, b in pairwise(order)):
+        raise UnusableRowError("bad_scores", f"ranking {show(ranking)} contradicts scores {show(scores)}")
+    return numbers
+
+
+def _drawn_replies(num_replies: int, place: str, rules: Rules) -> list[int]:
+    """Indices of the replies to keep, in the order of the data."""
+    limit = rules.config.max_replies
+    if limit is None or num_replies <= limit:
+        return list(range(num_replies))
+    drawn = seeded_generator(rules.seed, place).choice(num_replies, size=limit, replace=False)
+    return sorted(int(index) for index in drawn)
+
+
+def _compare_all(
+    replies: Sequence[Conversation], scores: Sequence[float], prompt: Conversation, row: Row, place: str, rules: Rules
+) -> ParsedRow:
+    """All comparisons that the scores of K replies decide, the better reply first."""
+    texts = [text_key(reply) for reply in replies]
+    pairs = list(combinations(range(len(replies)), 2))
+    identical = {pair for pair in pairs if texts[pair[0]] == texts[pair[1]]}
+    tied = {pair for pair in pairs if scores[pair[0]] == scores[pair[1]]} - identical
+    half = bool(tied) and _half_labels(scores[min(tied)[0]], place, rules)
+    if identical and (len(identical) == len(pairs) or rules.kwise_loss == "plackett-luce"):
+        # A ranking cannot leave out one of its replies, so Plackett-Luce loses the row.
+        raise UnusableRowError("identical_replies", f"two replies are {show(replies[min(identical)[0]][-1].content)}")
+    comparisons = []
+    for i, j in pairs:
+        if (i, j) in identical or ((i, j) in tied and not half):
+            continue
+        first, second = (i, j) if scores[i] >= scores[j] else (j, i)
+        comparisons.append(_comparison(first, second, 0.5 if (i, j) in tied else 1.0, row, rules.config))
+    if not comparisons:
+        raise UnusableRowError("no_comparison", f"{len(replies)} replies with scores {show(list(scores))}")
+    strict = not tied and not identical
+    preference = Preference(
+        id=place,
+        source=rules.source,
+        prompt=prompt,
+        replies=tuple(replies),
+        comparisons=tuple(comparisons),
+        ranking=tuple(sorted(range(len(replies)), key=lambda k: -scores[k])) if strict else None,
+    )
+    return ParsedRow(preference=preference, skipped_ties=0 if half else len(tied), skipped_identical=len(identical))
+
+
+def _half_labels(score: float, place: str, rules: Rules) -> bool:
+    """Whether replies that share a score are compared, with label 0.5, or not at all.
+
+    Raises DataError or UnusableRowError where `--ties` or the loss does not allow ties.
+    """
+    ties, ranked = rules.config.ties, rules.kwise_loss == "plackett-luce"
+    what = f"two replies have the same score {score:g}"
+    if ties == "error":
+        raise DataError(f"{place}: {what}, which --ties error forbids. Use --ties skip or half, or fix the row.")
+    if ranked and ties != "skip":
+        raise DataError(
+            f"{place}: {what}, and Plackett-Luce needs a strict ranking. "
+            f"Drop such rows with --ties skip, or compare pairs with --kwise-loss pairs."
+        )
+    if ranked:
+        raise UnusableRowError("tied_ranking", what)
+    return ties == "half"
+
+
+# --- rows and fields -----------------------------------------------------------------------------------------
+
+
+def _join_pair(rows: Sequence[Row], config: DataConfig) -> Row:
+    """The rows of one pair as one row with chosen and rejected, and the prompt if they name one."""
+    roles = [str(row["role"]) for row in rows]
+    unknown = sorted(set(roles) - {"chosen", "rejected"})
+    if unknown:
+        raise UnusableRowError("bad_roles", f"role {show(unknown[0])}, wanted chosen or rejected")
+    if sorted(roles) != ["chosen", "rejected"]:
+        raise UnusableRowError(
+            "incomplete_pair", f"pair {show(rows[0]['pair_id'])} has {' and '.join(roles)}, wanted one of each side"
+        )
+    chosen, rejected = sorted(rows, key=lambda row: str(row["role"]))
+    if chosen.get("prompt") != rejected.get("prompt"):
+        raise UnusableRowError("prompt_differs", f"pair {show(chosen['pair_id'])} has two prompts")
+    joined = {"prompt": chosen.get("prompt"), "chosen": _side(chosen), "rejected": _side(rejected)}
+    judged = {"label": "bad_label", "strength": "bad_strength"}
+    if config.margin_column:
+        judged[config.margin_column] = "bad_margin"
+    for column, cause in judged.items():
+        values = [row[column] for row in (chosen, rejected) if not is_absent(row.get(column))]
+        if len(values) == 2 and values[0] != values[1]:
+            raise UnusableRowError(
+                cause, f"the sides have {column} {show(values[0])} and {show(values[1])}, wanted one for the pair"
+            )
+        joined[column] = values[0] if values else None
+    return joined
+
+
+def _side(row: Row) -> object:
+    """What a long-form row holds: messages or, without them, a text."""
+    return next(row[column] for column in ("messages", *LONG_FORM_TEXTS) if row.get(column) is not None)
+
+
+def _require_fields(row: Row, layout: Layout) -> None:
+    for column in layout.needed:
+        if row.get(column) is None:
+            raise UnusableRowError("missing_field", f"no {column!r}")
+    if layout.one_of and all(row.get(column) is None for column in layout.one_of):
+        raise UnusableRowError("missing_field", f"none of {', '.join(map(repr, layout.one_of))}")

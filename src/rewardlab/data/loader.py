@@ -1,0 +1,120 @@
+"""Preferences -> TokenGroups, and the order in which a run sees them.
+
+Macro-batch k is a function of (seed, k) and the number of groups alone: nothing is drawn along the way, so a run
+can be taken up at any step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from tqdm import tqdm
+
+from rewardlab.core.errors import DataError
+from rewardlab.core.types import Preference, TokenGroup
+from rewardlab.data.chat import Renderer
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenReport:
+    """What tokenising did to a dataset; kept + dropped = preferences given."""
+
+    preferences: int
+    kept: int
+    dropped: Mapping[str, int]
+    dropped_ids: Mapping[str, tuple[str, ...]]
+    """Up to three examples a cause."""
+    truncated_replies: int
+    replies: int
+    prompts_differ_after_cut: int
+    """Preferences whose replies kept different amounts of the prompt."""
+    tokens: int
+    """Tokens computed with each prompt once."""
+    unshared_tokens: int
+    """Tokens computed with one prompt a reply."""
+    longest: int
+
+    def as_dict(self) -> dict[str, object]:
+        """For the manifest."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
+            "dropped": dict(self.dropped),
+            "dropped_ids": {cause: list(ids) for cause, ids in self.dropped_ids.items()},
+        }
+
+
+def tokenize(
+    preferences: Sequence[Preference], renderer: Renderer, *, max_drop_fraction: float, name: str
+) -> tuple[list[TokenGroup], TokenReport]:
+    """Render every preference; what cannot be used is counted by cause.
+
+    Raises DataError if nothing is left, or if more than `max_drop_fraction` was dropped.
+    """
+    groups: list[TokenGroup] = []
+    dropped: Counter[str] = Counter()
+    examples: dict[str, list[str]] = {}
+    for preference in tqdm(preferences, desc=f"tokenising {name}", disable=None, leave=False):
+        group = renderer.group(preference)
+        if isinstance(group, str):
+            dropped[group] += 1
+            examples.setdefault(group, []).append(preference.id)
+        else:
+            groups.append(group)
+    report = TokenReport(
+        preferences=len(preferences),
+        kept=len(groups),
+        dropped=dict(dropped),
+        dropped_ids={cause: tuple(ids[:3]) for cause, ids in examples.items()},
+        truncated_replies=sum(cut > 0 for group in groups for cut in group.truncated_tokens),
+        replies=sum(group.num_replies for group in groups),
+        prompts_differ_after_cut=sum(len(set(group.truncated_tokens)) > 1 for group in groups),
+        tokens=sum(group.num_tokens for group in groups),
+        unshared_tokens=sum(group.num_unshared_tokens for group in groups),
+        longest=max((max(group.lengths) for group in groups), default=0),
+    )
+    _require_enough(report, max_drop_fraction, name, renderer.spec.max_length)
+    return groups, report
+
+
+def _require_enough(report: TokenReport, max_drop_fraction: float, name: str, max_length: int) -> None:
+    num_dropped = report.preferences - report.kept
+    if report.kept and num_dropped <= max_drop_fraction * report.preferences:
+        return
+    causes = "; ".join(
+        f"{cause}: {count} (such as {report.dropped_ids[cause][0]})" for cause, count in report.dropped.items()
+    )
+    remedy = "" if not report.kept else f", or allow it with --max-drop-fraction {num_dropped / report.preferences:.3f}"
+    raise DataError(
+        f"{name}: {num_dropped} of {report.preferences} preferences cannot be used with --max-seq-len {max_length} "
+        f"({causes}). Raise --max-seq-len{remedy}."
+    )
+
+
+def weigh(groups: Sequence[TokenGroup], *, by: str) -> list[TokenGroup]:
+    """Divide the weights of a prompt's comparisons by their number (`by` = prompt), or leave them (`comparison`)."""
+    if by == "comparison":
+        return list(groups)
+    return [
+        replace(
+            group,
+            comparisons=tuple(
+                replace(comparison, weight=comparison.weight / len(group.comparisons))
+                for comparison in group.comparisons
+            ),
+        )
+        for group in groups
+    ]
+
+
+def steps_per_epoch(num_groups: int, batch_size: int) -> int:
+    """Macro-batches in one pass; the last may be smaller."""
+    return -(-num_groups // batch_size)
+
+
+def macro_batch(step: int, *, num_groups: int, batch_size: int, seed: int) -> list[int]:
+    """Indices of the groups of macro-batch `step` (from 0)."""
+    epoch, position = divmod(step, steps_per_epoch(num_groups, batch_size))
+    order = np.random.default_rng((seed, epoch)).permutation(num_groups)
+    return [int(index) for index in order[position * batch_size : (position + 1) * batch_size]]

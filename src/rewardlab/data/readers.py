@@ -1,0 +1,273 @@
+"""Names of datasets -> files or hub datasets, and their rows.
+
+A name is a file, a folder (`folder/<split>.jsonl`), the beginning of a path (`folder/name` for
+`folder/name.<split>.jsonl.gz`) or else a hub name (`organisation/name`, `organisation/name:configuration`).
+"""
+
+from __future__ import annotations
+
+import csv
+import difflib
+import importlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from rewardlab.core.errors import DataError
+from rewardlab.core.files import read_json, read_jsonl
+from rewardlab.data.rows import Row
+
+EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
+SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
+"""Words in a file name that name its split and not its dataset."""
+CSV_LISTS = ("responses", "scores", "ranking")
+"""Columns whose cells are JSON lists."""
+MAX_CELL_CHARACTERS = 1 << 30
+MAX_NAMES_SHOWN = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One dataset found."""
+
+    name: str
+    """For metrics: the file name without split and extension, or the hub name."""
+    split: str
+    """The split in the file's name if it has one, else the one asked for."""
+    label: str
+    """What the places of rows begin with: the file name or `hub-name[split]`."""
+    path: Path | None
+    """None for a hub dataset."""
+
+
+def find_sources(names: Sequence[str], split: str) -> tuple[Source, ...]:
+    """Where each dataset is, with labels that tell all of them apart.
+
+    Raises DataError for a name that cannot be found, is ambiguous or is given twice.
+    """
+    found = [(name, _find_file(name, split)) for name in names]
+    paths = [path for _, path in found if path is not None]
+    for place, count in Counter(str(path or name) for name, path in found).items():
+        if count > 1:
+            raise DataError(f"dataset {place} is named {count} times. Name it once.")
+    sources = []
+    for name, path in found:
+        if path is None:
+            sources.append(Source(name=name, split=split, label=f"{name}[{split}]", path=None))
+        else:
+            label = _distinct_label(path, paths)
+            bare, own_split = _bare_name(path, label, split)
+            sources.append(Source(name=bare, split=own_split or split, label=label, path=path))
+    counts = Counter(source.name for source in sources)
+    return tuple(source if counts[source.name] == 1 else replace(source, name=source.label) for source in sources)
+
+
+def read_source(source: Source) -> Iterator[tuple[int, Row]]:
+    """(line, row) of a dataset; in formats without lines the number of the row, from 1.
+
+    Raises DataError naming file and line of what cannot be read, or the package to install.
+    """
+    if source.path is None:
+        return _read_hub(source.name, source.split)
+    reader = {".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}.get(source.path.suffix, read_jsonl)
+    return reader(source.path)
+
+
+# --- finding -------------------------------------------------------------------------------------------------
+
+
+def _find_file(name: str, split: str) -> Path | None:
+    """The absolute path of a local dataset; None if the name can only be one on the hub."""
+    path = Path(name).expanduser()
+    if path.is_file():
+        if _extension(path) is None:
+            raise DataError(f"{path}: unknown extension. Preferences are read from {', '.join(EXTENSIONS)} files.")
+        return path.resolve()
+    wanted = [path / f"{split}{extension}" for extension in EXTENSIONS]
+    if path.name:
+        wanted += [path.with_name(f"{path.name}.{split}{extension}") for extension in EXTENSIONS]
+    candidates = [candidate for candidate in wanted if candidate.is_file()]
+    if len(candidates) > 1:
+        raise DataError(
+            f"dataset {name!r}, split {split!r}: could be {' or '.join(map(str, candidates))}. Name one of these files."
+        )
+    if candidates:
+        return candidates[0].resolve()
+    near = _near_files(path)
+    if _is_path_like(name, path) or near:
+        endings = f"(.* being {', '.join(EXTENSIONS)})"
+        looked_for = str(path) if _extension(path) else f"{path}/{split}.* and {path}.{split}.* {endings}"
+        raise DataError(
+            f"dataset {name!r}, split {split!r}: no such file. Looked for {looked_for}. "
+            + (f"There is: {_listed(near)}." if near else f"No data file in {path.parent} has a name like it.")
+        )
+    return None
+
+
+def _is_path_like(name: str, path: Path) -> bool:
+    """Whether a name cannot be one on the hub, which has at most one slash and none of our extensions."""
+    return name.startswith((".", "/", "~")) or path.exists() or name.count("/") > 1 or _extension(path) is not None
+
+
+def _near_files(path: Path) -> list[str]:
+    """Data files in the folder `path`, or beside it with a name that begins or looks like it."""
+    if path.is_dir():
+        return [str(file) for file in _data_files(path)]
+    beside = {file.name: str(file) for file in _data_files(path.parent)} if path.parent.is_dir() else {}
+    stem = path.name.removesuffix(_extension(path) or "")
+    same = [file for name, file in beside.items() if name.startswith(f"{stem}.")]
+    by_stem = {
+        _strip_split(name.removesuffix(_extension(Path(name)) or ""), "")[0]: file for name, file in beside.items()
+    }
+    alike = [by_stem[name] for name in difflib.get_close_matches(_strip_split(stem, "")[0], list(by_stem))]
+    return same or alike
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - MAX_NAMES_SHOWN
+    return ", ".join(names[:MAX_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _data_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if _extension(file) and file.is_file())
+
+
+def _extension(path: Path) -> str | None:
+    return next((extension for extension in EXTENSIONS if path.name.endswith(extension)), None)
+
+
+def _distinct_label(path: Path, paths: Sequence[Path]) -> str:
+    """The file name, with as many folders before it as tell it from the others."""
+    depth = 1
+    while sum(other.parts[-depth:] == path.parts[-depth:] for other in paths) > 1:
+        depth += 1
+    return "/".join(path.parts[-depth:])
+
+
+def _bare_name(path: Path, label: str, split: str) -> tuple[str, str | None]:
+    """(name without extension and split, split in the file's name or None)."""
+    bare, own_split = _strip_split(label.removesuffix(_extension(path) or ""), split)
+    return bare or path.parent.name or path.stem, own_split
+
+
+def _strip_split(stem: str, split: str) -> tuple[str, str | None]:
+    """`name.train` -> (`name`, `train`), `folder/train` -> (`folder`, `train`), `train` -> (``, `train`)."""
+    for word in (split, *SPLITS):
+        for ending in (f".{word}", f"/{word}"):
+            if word and stem.endswith(ending):
+                return stem.removesuffix(ending), word
+        if word and stem == word:
+            return "", word
+    return stem, None
+
+
+# --- reading -------------------------------------------------------------------------------------------------
+
+
+def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
+    """A list of rows, or a mapping from columns to lists of equal length."""
+    try:
+        value = read_json(path)
+    except DataError as error:
+        raise DataError(f"{error} If every line is a row of its own, rename it to .jsonl.") from error
+    if isinstance(value, dict):
+        value = _rows_of_columns(path, value)
+    if not isinstance(value, list):
+        raise DataError(f"{path}: got a JSON {type(value).__name__}, wanted a list of rows or columns of equal length.")
+    for number, row in enumerate(value, start=1):
+        if not isinstance(row, dict):
+            raise DataError(f"{path}:{number}: row {number} is a {type(row).__name__}, wanted a JSON object.")
+        yield number, row
+
+
+def _rows_of_columns(path: Path, columns: dict[str, object]) -> list[dict[str, object]]:
+    lists = {name: values for name, values in columns.items() if isinstance(values, list)}
+    if len(lists) < len(columns) or len({len(values) for values in lists.values()}) > 1:
+        found = ", ".join(f"{name} ({len(lists[name]) if name in lists else 'no list'})" for name in columns)
+        raise DataError(f"{path}: wanted a list of rows, or columns that are lists of equal length; got {found}.")
+    return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
+
+
+def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
+    """Rows under a header line, numbered by their first line; cells may hold line breaks, and lists as JSON."""
+    line = 1
+    limit_before = csv.field_size_limit(MAX_CELL_CHARACTERS)
+    try:
+        # utf-8-sig: spreadsheets write a byte order mark, which would become part of the first column's name.
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
+            columns = next(reader, [])
+            line = reader.line_num + 1
+            for cells in reader:
+                first_line, line = line, reader.line_num + 1
+                if len(cells) > len(columns):
+                    raise DataError(
+                        f"{path}:{first_line}: {len(cells)} cells under a header of {len(columns)} columns. "
+                        f"Put cells that contain a comma in double quotes."
+                    )
+                if cells:
+                    yield first_line, {name: _cell(name, text) for name, text in zip_longest(columns, cells)}
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}:{line}: not valid CSV in UTF-8 ({error}). Fix or replace the file.") from error
+    finally:
+        csv.field_size_limit(limit_before)
+
+
+def _cell(column: str, text: str | None) -> object:
+    """Messages and the lists of K-wise data, if the cell is one in JSON; else its text, since a reply may be `[1]`."""
+    if text and text.startswith("[") and text.endswith("]"):
+        try:
+            value = json.loads(text)
+        except json.JSONDecodeError:
+            return text
+        if column in CSV_LISTS or (value and all(isinstance(entry, dict) for entry in value)):
+            return value
+    return text
+
+
+def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
+    parquet = _import("pyarrow.parquet", f"{path}: reading Parquet")
+    number = 0
+    try:
+        for batch in parquet.ParquetFile(path).iter_batches():
+            for row in batch.to_pylist():
+                number += 1
+                yield number, row
+    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+        raise DataError(f"{path}: cannot be read as Parquet after row {number} ({error}). Replace the file.") from error
+
+
+def _read_hub(name: str, split: str) -> Iterator[tuple[int, Row]]:
+    datasets = _import("datasets", f"dataset {name!r} is no local file or folder, and reading it from the hub")
+    hub_name, _, configuration = name.partition(":")
+    try:
+        rows = datasets.load_dataset(hub_name, configuration or None, split=split)
+    except Exception as error:  # the library raises its own, the hub's and the network's errors, with no common base
+        raise DataError(
+            f"dataset {name!r}, split {split!r}: no local file or folder, and the hub did not give it "
+            f"({type(error).__name__}: {_first_line(error)}). Check name, split and network, or give a local path."
+        ) from error
+    yield from enumerate(rows, start=1)
+
+
+def _import(module: str, what: str) -> Any:
+    """An optional package, imported when it is needed.
+
+    Raises DataError saying how to install it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise DataError(
+            f"{what} needs the package {package}, which cannot be imported ({error}). "
+            f'Install it with: pip install "rewardlab[hub]"'
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [""])[0]

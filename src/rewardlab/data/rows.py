@@ -1,0 +1,203 @@
+"""What a row holds: prompts, replies and numbers, or the named cause why they cannot be used.
+
+Every function takes a value as JSON, CSV or Parquet give it and raises `UnusableRowError` with a cause from
+`CAUSES` if it is not what the layout promises.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+
+from rewardlab.core.types import Conversation, Message
+
+Row = Mapping[str, object]
+
+CAUSES: Mapping[str, str] = {
+    "missing_field": "a column that the layout or a flag needs is absent or null",
+    "reply_not_text": "a reply is neither text nor a list of messages",
+    "empty_reply": "a reply ends in a turn without text",
+    "identical_replies": "the replies to compare are the same text",
+    "empty_prompt": "the prompt has no text outside its system turn",
+    "prompt_differs": "the two sides do not continue the same prompt",
+    "bad_label": "the label is not a number from 0 to 1",
+    "bad_strength": "the strength is not a finite number of at least 0 (from 0 to 1 with --strength-as soft)",
+    "missing_strength": "--strength-as asks for a strength and the row has none",
+    "bad_margin": "the margin is not a finite number of at least 0",
+    "bad_roles": "a turn has an unknown role or no text, or a reply does not begin and end with an assistant turn",
+    "bad_unicode": "a text has half a surrogate pair, which no tokenizer can read",
+    "bad_scores": "the scores or the ranking do not fit the replies",
+    "not_a_transcript": "a transcript does not begin with a Human turn and end with an Assistant turn",
+    "no_prompt": "chosen and rejected are plain texts and there is no prompt",
+    "no_comparison": "no two replies are left of which one is better",
+    "tied_ranking": "replies with equal scores, and Plackett-Luce needs a strict ranking",
+    "incomplete_pair": "a pair without exactly one chosen and one rejected row",
+}
+"""Why a row was dropped: a name for counts, and its meaning in one line."""
+
+ROLES = {name: name for name in ("system", "user", "assistant", "tool")}
+SHAREGPT_ROLES = {**ROLES, "human": "user", "gpt": "assistant"}
+SHOWN_CHARACTERS = 60
+_TRANSCRIPT_TURN = re.compile(r"\n\n(Human|Assistant):")
+
+
+class UnusableRowError(Exception):
+    """A row that is dropped and counted; never reaches the user."""
+
+    def __init__(self, cause: str, detail: str) -> None:
+        assert cause in CAUSES, cause
+        super().__init__(f"{cause}: {detail}")
+        self.cause = cause
+        self.detail = detail
+
+
+def parse_transcript(text: str) -> Conversation:
+    """Turns of a Human/Assistant transcript, each stripped of surrounding white space.
+
+    Raises UnusableRowError if the text has no such turns, or does not go from Human to Assistant.
+    """
+    before, *pieces = _TRANSCRIPT_TURN.split("\n\n" + text.lstrip())
+    if not pieces:
+        raise UnusableRowError("no_prompt", f"a text without Human and Assistant turns: {show(text)}")
+    speakers, texts = pieces[::2], pieces[1::2]
+    if before.strip() or speakers[0] != "Human" or speakers[-1] != "Assistant":
+        raise UnusableRowError(
+            "not_a_transcript", f"begins with {show(text.lstrip()[:20])}, its last turn is by {speakers[-1]}"
+        )
+    roles = {"Human": "user", "Assistant": "assistant"}
+    return tuple(_message(roles[who], said.strip()) for who, said in zip(speakers, texts, strict=True))
+
+
+def read_prompt(value: object) -> Conversation:
+    """A text is one user turn."""
+    if isinstance(value, str):
+        return require_text((_message("user", value),))
+    if isinstance(value, (list, tuple)):
+        return require_text(_turns(value))
+    raise UnusableRowError("bad_roles", f"the prompt is {show(value)}, wanted text or a list of messages")
+
+
+def require_text(prompt: Conversation) -> Conversation:
+    """The prompt itself, if anything is said in it."""
+    if not any(turn.content.strip() for turn in prompt if turn.role != "system"):
+        raise UnusableRowError("empty_prompt", f"{len(prompt)} turns without text")
+    return prompt
+
+
+def read_reply(value: object, prompt: Conversation) -> Conversation:
+    """A text is one assistant turn; messages are the reply alone, or the prompt and the reply."""
+    if isinstance(value, str):
+        return require_reply((_message("assistant", value),))
+    turns = read_conversation(value)
+    if turns[: len(prompt)] == prompt:
+        turns = turns[len(prompt) :]
+    elif turns[0].role != "assistant":
+        raise UnusableRowError(
+            "prompt_differs", f"a conversation that begins with {show(turns[0])} is not the prompt's"
+        )
+    return require_reply(turns)
+
+
+def require_reply(turns: Conversation) -> Conversation:
+    """The turns themselves, if they are a reply: from assistant to assistant, with text at the end."""
+    if not turns:
+        raise UnusableRowError("empty_reply", "no turn after the prompt")
+    if turns[0].role != "assistant" or turns[-1].role != "assistant":
+        raise UnusableRowError(
+            "bad_roles", f"a reply goes from a {turns[0].role} turn to a {turns[-1].role} turn, wanted assistant turns"
+        )
+    if not turns[-1].content.strip():
+        raise UnusableRowError("empty_reply", f"the last turn is {show(turns[-1].content)}")
+    return turns
+
+
+def read_conversation(value: object) -> Conversation:
+    """A list of messages with at least one turn."""
+    if not isinstance(value, (list, tuple)):
+        raise UnusableRowError("reply_not_text", f"got {show(value)}, wanted text or a list of messages")
+    if not value:
+        raise UnusableRowError("empty_reply", "a list without messages")
+    return _turns(value)
+
+
+def _turns(entries: Sequence[object]) -> Conversation:
+    """Messages from role/content mappings, or from/value ones as ShareGPT has them."""
+    turns = []
+    for entry in entries:
+        if not isinstance(entry, Mapping):
+            raise UnusableRowError("bad_roles", f"a turn is {show(entry)}, wanted role and content")
+        if entry.get("tool_calls"):
+            # Rendering the text alone would score a turn that nobody wrote.
+            raise UnusableRowError("bad_roles", "a turn with tool_calls, which have no place in a text")
+        if "role" in entry:
+            role, content, roles = entry["role"], entry.get("content"), ROLES
+        else:
+            role, content, roles = entry.get("from"), entry.get("value"), SHAREGPT_ROLES
+        if not isinstance(role, str) or role not in roles:
+            raise UnusableRowError("bad_roles", f"unknown role {show(role)}, wanted one of {', '.join(roles)}")
+        if not isinstance(content, str):
+            raise UnusableRowError("bad_roles", f"a {role} turn has content {show(content)}, wanted text")
+        turns.append(_message(roles[role], content))
+    return tuple(turns)
+
+
+def _message(role: str, content: str) -> Message:
+    try:
+        content.encode()
+    except UnicodeEncodeError as error:
+        raise UnusableRowError("bad_unicode", f"in a {role} turn, at character {error.start + 1}") from error
+    return Message(role, content)
+
+
+def read_number(row: Row, column: str, cause: str, *, low: float = 0.0, high: float = math.inf) -> float | None:
+    """The finite number in a column, None if there is none; what is no such number drops the row for `cause`."""
+    value = row.get(column)
+    if is_absent(value):
+        return None
+    number = to_float(value)
+    if not (math.isfinite(number) and low <= number <= high):
+        wanted = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
+        raise UnusableRowError(cause, f"{column} is {show(value)}, wanted a finite number {wanted}")
+    return number
+
+
+def to_float(value: object) -> float:
+    """A number, or the text of one as CSV has it; NaN for anything else (true and false are no numbers)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return math.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def read_integers(value: object) -> list[int] | None:
+    """A list of whole numbers, or None if it is anything else."""
+    if not isinstance(value, (list, tuple)):
+        return None
+    numbers = [to_float(entry) for entry in value]
+    return [int(number) for number in numbers] if all(number.is_integer() for number in numbers) else None
+
+
+def is_absent(value: object) -> bool:
+    """Null, or an empty cell of a CSV file."""
+    return value is None or value == ""
+
+
+def text_key(reply: Conversation) -> tuple[tuple[str, str], ...]:
+    """Equal for replies that differ only in the white space around their turns."""
+    return tuple((turn.role, turn.content.strip()) for turn in reply)
+
+
+def show(value: object) -> str:
+    """A value in one short line of a message."""
+    if isinstance(value, Message):
+        value = f"{value.role}: {value.content}"
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError):
+        text = repr(value)
+    text = text.encode("utf-8", "replace").decode()  # half a surrogate pair could not be printed
+    return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"

@@ -1,0 +1,165 @@
+"""Shared-prompt attention: each prompt computed once, replies that cannot see each other.
+
+The function is registered with transformers under a name for which no mask function exists, so transformers builds
+no mask and never guesses document borders from position ids (with a shared prompt that guess is silently wrong).
+The layout travels as a keyword argument through the model's forward; every layer counts itself in it, so a model
+that ignores the registry or the argument is found out at its first forward pass.
+
+Legend: H query heads, T packed tokens, D head width.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from transformers import AttentionInterface, PretrainedConfig
+
+NAME: Final = "rewardlab_shared_prompt"
+LAYOUT_ARGUMENT: Final = "prompt_layout"
+
+HARMLESS_ARGUMENTS: Final = frozenset(
+    # Say nothing about who attends to whom, or are checked against the maximum length before training.
+    {
+        "position_ids",
+        "cache_position",
+        "use_cache",
+        "sliding_window",
+        "is_causal",
+        "position_embeddings",
+        "output_attentions",
+        "output_hidden_states",
+        "return_dict",
+    }
+)
+
+
+class PromptLayout:
+    """Which stretch of the packed row attends to what, and how many layers have asked.
+
+    ``groups`` as in PackedBatch: (shared tokens, tokens of each reply).
+    """
+
+    def __init__(self, groups: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        self.segments = [
+            (num_shared, length, reply == 0) for num_shared, suffixes in groups for reply, length in enumerate(suffixes)
+        ]
+        self.sizes = [shared + length if first else length for shared, length, first in self.segments]
+        self.num_calls = 0
+        self._masks: dict[tuple[int, int], Bool[Tensor, "r s"]] = {}
+
+    def mask(self, num_shared: int, length: int, device: torch.device) -> Bool[Tensor, "r s"]:
+        """Who a later reply sees: the whole shared part and its own past. [length, num_shared + length]"""
+        key = (num_shared, length)
+        if key not in self._masks:
+            ones = torch.ones(length, num_shared + length, dtype=torch.bool, device=device)
+            self._masks[key] = ones.tril(num_shared)
+        return self._masks[key]
+
+
+def shared_prompt_attention(
+    module: nn.Module,
+    query: Float[Tensor, "1 H T D"],
+    key: Float[Tensor, "1 _ T D"],
+    value: Float[Tensor, "1 _ T _"],
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **arguments: Any,
+) -> tuple[Float[Tensor, "1 T H _"], None]:
+    """Attention of one packed row, segment by segment.
+
+    The first reply of a group is one causal stretch with its shared part; every further reply attends to the same
+    shared keys and values and to itself. Raises TypeError for anything it would have to ignore.
+    """
+    layout: PromptLayout | None = arguments.pop(LAYOUT_ARGUMENT, None)
+    softcap: float | None = arguments.pop("softcap", None)
+    unknown = sorted(name for name, given in arguments.items() if given is not None and name not in HARMLESS_ARGUMENTS)
+    if layout is None or attention_mask is not None or dropout or unknown:
+        raise TypeError(
+            f"{type(module).__name__} cannot take a shared-prompt row: layout {layout}, "
+            f"mask {attention_mask is not None}, dropout {dropout}, unknown arguments {unknown}"
+        )
+    layout.num_calls += 1
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+    outputs = []
+    # `split`, not slices: the backward of a slice adds a full-size tensor of zeros for every segment.
+    queries, keys, values = (torch.split(tensor, layout.sizes, 2) for tensor in (query, key, value))
+    for (num_shared, length, first), q, k, v in zip(layout.segments, queries, keys, values, strict=True):
+        if first:
+            shared_k, shared_v = k[:, :, :num_shared], v[:, :, :num_shared]
+            mask = None
+        else:
+            k, v = torch.cat((shared_k, k), 2), torch.cat((shared_v, v), 2)
+            mask = layout.mask(num_shared, length, q.device)
+        outputs.append(_attend(q, k, v, mask, scaling, softcap))
+    return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
+) -> Tensor:
+    """Causal attention without a mask, or attention under a boolean mask."""
+    if softcap is None:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling)
+    if mask is None:
+        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    logits = torch.tanh(query @ key.transpose(2, 3) * scale / softcap) * softcap
+    at_least_float32 = torch.promote_types(logits.dtype, torch.float32)
+    weights = logits.masked_fill(~mask, float("-inf")).softmax(-1, dtype=at_least_float32)
+    return weights.to(value.dtype) @ value
+
+
+AttentionInterface.register(NAME, shared_prompt_attention)
+
+
+def refusal(config: PretrainedConfig, model_class: Any, max_length: int) -> str | None:
+    """Why a shared-prompt row would not be exact for this architecture, or None.
+
+    What the configuration cannot tell is found by the self-test (model/selftest.py).
+    """
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if other := sorted(kinds - {"full_attention", "sliding_attention"}):
+        return f"its layers of kind {', '.join(other)} carry state along the row, from one reply to the next"
+    window = getattr(config, "sliding_window", None)
+    if window is not None and window < max_length and _uses_window(config, kinds):
+        return f"its sliding window of {window} tokens is shorter than --max-seq-len {max_length}"
+    chunk = getattr(config, "attention_chunk_size", None)
+    if chunk is not None and chunk < max_length:
+        return f"its attention chunk of {chunk} tokens is shorter than --max-seq-len {max_length}"
+    if getattr(config, "use_bidirectional_attention", False):
+        return "its attention is not causal"
+    rope = getattr(config, "rope_parameters", None) or {}
+    if isinstance(rope, dict) and "mrope_section" in rope:
+        return "its positions have several dimensions"
+    if getattr(config, "output_router_logits", False):
+        return "its router loss would count shared prompts once"
+    if getattr(model_class, "_is_stateful", False):
+        return "it carries state along the row"
+    if not getattr(model_class, "_supports_attention_backend", False):
+        return "it does not use the attention registry of transformers"
+    if "position_ids" not in inspect.signature(model_class.forward).parameters:
+        return "its positions follow the row and cannot be given"
+    return None
+
+
+def _uses_window(config: PretrainedConfig, kinds: set[str]) -> bool:
+    if getattr(config, "layer_types", None):
+        return "sliding_attention" in kinds
+    return bool(getattr(config, "use_sliding_window", True))
+
+
+def padded_implementation(config: PretrainedConfig) -> str:
+    """The attention of transformers for the padded path: SDPA, but for models whose logits are capped.
+
+    SDPA has no soft cap and transformers would leave it out.
+    """
+    return "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"

@@ -1,0 +1,237 @@
+"""From a name to a RewardModel: any causal model of transformers, or an existing reward model with its head.
+
+What is missing, extra or unsuitable is an error or a printed line; nothing is filled in silently.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
+from transformers.utils import logging as transformers_logging
+
+from rewardlab.core.errors import ModelError
+from rewardlab.model import attention, lora
+from rewardlab.model.config import ModelConfig
+from rewardlab.model.reward import HEAD_ON_DISK, Layout, RewardModel
+from rewardlab.model.selftest import EXACT, layout_error, leak
+
+SEQUENCE_CLASSIFIER: Final = "ForSequenceClassification"
+PRECISION: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+Log = Callable[[str], None]
+
+
+def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The model's configuration.
+
+    Raises ModelError if there is none at `name`.
+    """
+    try:
+        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"no model at {name!r}: {str(error).splitlines()[0]} "
+            f"Give a hub name, a folder with config.json and weights, or smollm2-135m-instruct."
+        ) from error
+
+
+def disk_class_of(config: Any) -> Any:
+    """The `…ForSequenceClassification` class for a configuration.
+
+    Raises ModelError for families that have none.
+    """
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise ModelError(
+            f"transformers has no sequence-classification class for model type {config.model_type!r}, so no engine "
+            f"could load the reward model. Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3 and GPT-NeoX are among those "
+            f"that have one."
+        )
+    return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
+
+
+def choose_layout(
+    model_config: Any, disk_class: Any, config: ModelConfig, *, max_length: int, share: bool, log: Log
+) -> Layout:
+    """Shared prompts where they are exact; otherwise the padded path, with a line that says why.
+
+    Raises ModelError if `--attention shared` was asked for and is not exact.
+    """
+    if config.attention == "padded":
+        return "padded"
+    text_config = model_config.get_text_config()
+    reason = attention.refusal(text_config, _backbone_class(disk_class, model_config), max_length)
+    if reason is None:
+        try:
+            error = layout_error(text_config, disk_class)
+        except (TypeError, ModelError) as refused:
+            reason = str(refused)
+        else:
+            reason = None if error <= EXACT else f"the layout self-test is off by {error:.1e}"
+    if reason is not None:
+        if config.attention == "shared":
+            raise ModelError(
+                f"--attention shared is not exact for {disk_class.__name__}: {reason}. Use auto or padded."
+            )
+        log(f"attention: padded, because {reason}; every prompt is computed once per reply")
+        return "padded"
+    if not share:
+        log("attention: packed without sharing prompts, because adapter dropout would be drawn once for all replies")
+        return "unshared"
+    return "shared"
+
+
+def load_reward_model(
+    name: str, config: ModelConfig, *, max_length: int, seed: int, layout: Layout, device: torch.device, log: Log
+) -> RewardModel:
+    """Load, check and prepare a model for training as `config` says.
+
+    Raises ModelError for missing or mismatched weights, or if one reply can see another.
+    """
+    precision = PRECISION[resolve_precision(config.precision, device)]
+    classifier, new_head = _read_weights(name, config, layout)
+    model = wrap(classifier, layout=layout, compute_dtype=precision)
+    if new_head:
+        init_head(model.head, seed)
+        log(f"head: new, seed {seed}")
+    else:
+        log(f"head: kept from {Path(name).name}, norm {model.head.weight.norm():.4g}")
+    disable_dropout(model)
+    if config.lora:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            lora.add_adapters(model.backbone, config)
+        lora.half_frozen(model.backbone, precision)
+    model.to(device).train()
+    require_no_leak(model)
+    trainable, total = lora.count_parameters(model)
+    log(f"parameters: {trainable:,} of {total:,} trained ({trainable / total:.2%})")
+    return model
+
+
+def wrap(classifier: Any, *, layout: Layout, compute_dtype: torch.dtype) -> RewardModel:
+    """A RewardModel around the parts of a loaded sequence classifier."""
+    head = getattr(classifier, HEAD_ON_DISK, None)
+    if not isinstance(head, nn.Linear) or head.out_features != 1:
+        raise ModelError(f"{type(classifier).__name__} has no linear head `{HEAD_ON_DISK}` with one output.")
+    backbone = getattr(classifier, classifier.base_model_prefix)
+    for module in backbone.modules():
+        if isinstance(module, nn.Embedding):
+            # A pad id that is also a real token (often EOS) would otherwise freeze that token's embedding.
+            module.padding_idx = None
+    return RewardModel(
+        backbone,
+        head.float() if head.weight.dtype.itemsize < 4 else head,
+        disk_class=type(classifier),
+        layout=layout,
+        compute_dtype=compute_dtype,
+    )
+
+
+def init_head(head: nn.Linear, seed: int) -> None:
+    """Draw the head from N(0, 1/(W + 1)), W the hidden width (Stiennon et al. 2020), from its own generator."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(head.weight.shape, generator=generator) / math.sqrt(head.in_features + 1)
+    with torch.no_grad():
+        head.weight.copy_(weight)
+        if head.bias is not None:
+            head.bias.zero_()
+
+
+def disable_dropout(model: nn.Module) -> None:
+    """Switch off the model's own dropout: a preference pair must see the same network on both sides."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "attn_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def require_no_leak(model: RewardModel) -> None:
+    """Raise ModelError if a reply's score depends on its sibling."""
+    model.eval()
+    moved = leak(model)
+    bound = EXACT if model.compute_dtype.itemsize >= 4 else torch.finfo(model.compute_dtype).eps
+    model.train()
+    if not moved <= bound:
+        raise ModelError(
+            f"changing one reply moves the score of another by {moved:.1e} with {type(model.backbone).__name__} and "
+            f"layout {model.layout}. Use --attention padded."
+        )
+
+
+def resolve_precision(precision: str, device: torch.device) -> str:
+    """`auto` is bf16 where the processor computes it natively, else fp32."""
+    if precision != "auto":
+        return precision
+    if device.type == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    native = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)()
+    return "bf16" if native else "fp32"
+
+
+def _read_weights(name: str, config: ModelConfig, layout: Layout) -> tuple[Any, bool]:
+    """(classifier in float32, whether its head is new)."""
+    model_config = read_config(name, trust_remote_code=config.trust_remote_code)
+    disk_class = disk_class_of(model_config)
+    was_classifier = any(SEQUENCE_CLASSIFIER in entry for entry in model_config.architectures or [])
+    if was_classifier and model_config.num_labels != 1 and not config.new_head:
+        raise ModelError(
+            f"{name}: its head has {model_config.num_labels} outputs, a reward model has one. "
+            f"Start from another model, or draw a new head with --new-head."
+        )
+    implementation = (
+        attention.padded_implementation(model_config.get_text_config()) if layout == "padded" else attention.NAME
+    )
+    classifier, missing = read_classifier(
+        disk_class, name, implementation, new_head=config.new_head, trust_remote_code=config.trust_remote_code
+    )
+    head_keys = {key for key in missing if key.startswith(f"{HEAD_ON_DISK}.")}
+    if other := sorted(missing - head_keys):
+        raise ModelError(
+            f"{name}: weights are missing from the files: {', '.join(other[:5])}"
+            f"{' …' if len(other) > 5 else ''}. The folder is incomplete, or of another architecture."
+        )
+    if head_keys and was_classifier and not config.new_head:
+        raise ModelError(
+            f"{name}: it calls itself {model_config.architectures[0]} but its files hold no {HEAD_ON_DISK}.weight, so "
+            f"its rewards are lost. Restore the file, or draw a new head with --new-head."
+        )
+    new_head = bool(head_keys) or config.new_head
+    return classifier, new_head
+
+
+def read_classifier(
+    disk_class: Any, name: str, implementation: str, *, new_head: bool = False, trust_remote_code: bool = False
+) -> tuple[Any, set[str]]:
+    """(sequence classifier in float32, names missing from its files)."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        classifier, info = disk_class.from_pretrained(
+            name,
+            num_labels=1,
+            dtype=torch.float32,
+            attn_implementation=implementation,
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
+            ignore_mismatched_sizes=new_head,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ModelError(f"{name}: cannot be loaded as {disk_class.__name__}: {error}") from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    missing = set(info["missing_keys"]) | {str(entry[0]) for entry in info.get("mismatched_keys", ())}
+    return classifier, missing
+
+
+def _backbone_class(disk_class: Any, model_config: Any) -> Any:
+    from transformers import MODEL_MAPPING
+
+    return MODEL_MAPPING[type(model_config)]

@@ -1,0 +1,101 @@
+"""The reward model: a backbone, a head, and one forward that turns a PackedBatch into one reward a reply.
+
+On disk it is a Hugging Face `…ForSequenceClassification`; `disk_name` is the one mapping between the two.
+
+Legend: T packed tokens, R replies, W hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rewardlab.batch import PackedBatch
+from rewardlab.core.errors import ModelError
+from rewardlab.model.attention import LAYOUT_ARGUMENT, PromptLayout
+
+Layout = Literal["shared", "unshared", "padded"]
+"""`shared` and `unshared` take the packed row; `padded` one row a reply."""
+
+HEAD_ON_DISK = "score"
+
+
+class RewardModel(nn.Module):
+    """Backbone and head; the head is always float32 (or wider), always outside adapters and quantisation."""
+
+    def __init__(
+        self, backbone: nn.Module, head: nn.Linear, *, disk_class: type, layout: Layout, compute_dtype: torch.dtype
+    ) -> None:
+        """`disk_class` is the sequence-classification class that reads this model from disk."""
+        super().__init__()
+        self.backbone = backbone
+        self.head = head
+        self.disk_class = disk_class
+        self.layout: Layout = layout
+        self.compute_dtype = compute_dtype
+
+    @property
+    def config(self) -> Any:
+        """Configuration of the text backbone."""
+        return self.backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the head is, and so the scores."""
+        return self.head.weight.device
+
+    def forward(self, batch: PackedBatch) -> Float[Tensor, " R"]:
+        """One reward a reply, in the order of the batch, in the dtype of the head."""
+        with self._arithmetic():
+            hidden_RW = self._hidden_padded(batch) if self.layout == "padded" else self._hidden_packed(batch)
+        with torch.autocast(self.device.type, enabled=False):
+            return F.linear(hidden_RW.to(self.head.weight.dtype), self.head.weight, self.head.bias).squeeze(-1)
+
+    def _arithmetic(self) -> AbstractContextManager[Any]:
+        half = self.compute_dtype in (torch.bfloat16, torch.float16)
+        return torch.autocast(self.device.type, dtype=self.compute_dtype if half else None, enabled=half)
+
+    def _hidden_packed(self, batch: PackedBatch) -> Float[Tensor, "R W"]:
+        layout = PromptLayout(batch.groups)
+        output = self.backbone(
+            input_ids=batch.token_ids_T[None],
+            position_ids=batch.positions_T[None],
+            use_cache=False,
+            **{LAYOUT_ARGUMENT: layout},
+        )
+        if layout.num_calls != self.config.num_hidden_layers:
+            raise ModelError(
+                f"{type(self.backbone).__name__} ran shared-prompt attention {layout.num_calls} times for "
+                f"{self.config.num_hidden_layers} layers, so its scores would be wrong. Use --attention padded."
+            )
+        hidden_RW: Tensor = output.last_hidden_state[0, batch.read_at_R]
+        return hidden_RW
+
+    def _hidden_padded(self, batch: PackedBatch) -> Float[Tensor, "R W"]:
+        ids_RL, real_RL, last_R = batch.padded(pad_token_id=0)
+        output = self.backbone(input_ids=ids_RL, attention_mask=real_RL.long(), use_cache=False)
+        hidden_RW: Tensor = output.last_hidden_state[torch.arange(len(last_R), device=last_R.device), last_R]
+        return hidden_RW
+
+    def decay_exempt(self) -> Iterator[str]:
+        """Names of parameters that weight decay must leave alone: norms, biases and the head's bias."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim < 2:
+                yield name
+
+
+def disk_name(name: str, disk_class: Any) -> str:
+    """Parameter name inside -> name in the folder: `backbone.x` -> `<prefix>.x`, `head.x` -> `score.x`."""
+    room, _, rest = name.partition(".")
+    return f"{disk_class.base_model_prefix if room == 'backbone' else HEAD_ON_DISK}.{rest}"
+
+
+def disk_state(state: Mapping[str, Tensor], disk_class: Any) -> dict[str, Tensor]:
+    """A state dict under the names of the folder."""
+    return {disk_name(name, disk_class): tensor for name, tensor in state.items()}

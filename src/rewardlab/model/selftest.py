@@ -1,0 +1,104 @@
+"""Proof, before training, that the layout in use does not change scores (design, law 3).
+
+Two tests: exactness of the shared-prompt row against one reply at a time, on a two-layer float32 model of the same
+class; and, on the real model, that no reply can see its sibling.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from rewardlab.batch import pack
+from rewardlab.core.types import Comparison, TokenGroup
+from rewardlab.model.attention import NAME, padded_implementation
+from rewardlab.model.reward import RewardModel
+
+EXACT: Final = 1e-5
+"""Largest score difference in float32, relative to max(1, |score|): another order of summation, nothing more."""
+VOCABULARY: Final = 64
+
+
+def tiny_config(config: Any) -> Any:
+    """The same architecture with two layers and a small vocabulary; everything that attention sees stays."""
+    small = copy.deepcopy(config)
+    kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or []))
+    small.num_hidden_layers = 2
+    if kinds:
+        small.layer_types = (kinds * 2)[:2]
+    small.vocab_size = VOCABULARY
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(small, name, None)
+    if getattr(small, "intermediate_size", 0):
+        small.intermediate_size = min(small.intermediate_size, 256)
+    return small
+
+
+def probe_groups(vocabulary: int) -> list[TokenGroup]:
+    """Two groups of random tokens: three replies to a prompt, two to another."""
+    draw = np.random.default_rng(0)
+
+    def tokens(length: int) -> np.ndarray:
+        return draw.integers(1, vocabulary, length).astype(np.int32)
+
+    return [
+        TokenGroup(
+            preference_id="probe",
+            source="probe",
+            prompt_key=str(number),
+            shared=tokens(shared),
+            suffixes=tuple(tokens(length) for length in suffixes),
+            prompt_tokens=(shared,) * len(suffixes),
+            truncated_tokens=(0,) * len(suffixes),
+            comparisons=(Comparison(first=0, second=1),),
+        )
+        for number, (shared, suffixes) in enumerate([(13, (5, 9, 3)), (7, (11, 2))])
+    ]
+
+
+def layout_error(config: Any, disk_class: Any) -> float:
+    """Largest relative difference between a shared-prompt row and single replies, on a tiny model of the class."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = disk_class._from_config(tiny_config(config), dtype=torch.float32, attn_implementation=NAME).eval()
+        backbone = getattr(model, disk_class.base_model_prefix)
+        head = torch.nn.Linear(backbone.config.get_text_config().hidden_size, 1, bias=False)
+    shared = RewardModel(backbone, head, disk_class=disk_class, layout="shared", compute_dtype=torch.float32)
+    groups = probe_groups(VOCABULARY)
+    with torch.no_grad():
+        together = shared(pack(groups))
+        backbone.set_attn_implementation(padded_implementation(config))
+        shared.layout = "padded"
+        alone = torch.cat(
+            [shared(pack([_only(group, reply)])) for group in groups for reply in range(group.num_replies)]
+        )
+    return float(((together - alone).abs() / alone.abs().clamp(min=1)).max())
+
+
+def leak(model: RewardModel) -> float:
+    """How far a reply's score moves, relative to max(1, |score|), when only its sibling changes. 0 but for rounding."""
+    groups = probe_groups(min(VOCABULARY, model.config.vocab_size))
+    first = groups[0]
+    changed = replace(first, suffixes=(first.suffixes[0], np.flip(first.suffixes[1]).copy(), *first.suffixes[2:]))
+    with torch.no_grad():
+        before = model(pack(groups).to(model.device))
+        after = model(pack([changed, *groups[1:]]).to(model.device))
+    moved = ((before - after).abs() / before.abs().clamp(min=1)).cpu()
+    moved[1] = 0.0
+    return float(moved.max())
+
+
+def _only(group: TokenGroup, reply: int) -> TokenGroup:
+    """A group of this reply alone, unshared."""
+    return replace(
+        group,
+        shared=np.zeros(0, np.int32),
+        suffixes=(group.conversation(reply),),
+        prompt_tokens=(group.prompt_tokens[reply],),
+        truncated_tokens=(0,),
+        comparisons=(),
+    )

@@ -1,0 +1,75 @@
+"""What a run prints at its end: before and after, with intervals, over all and by source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from rewardlab.analysis.metrics import Evaluation
+from rewardlab.report.tables import format_count, format_estimate, interval_note, text_table
+
+COLUMNS = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin", "ECE": "eval_ece"}
+
+
+def evaluation_report(overall: Evaluation, by_source: Mapping[str, Evaluation]) -> str:
+    """One row a source, and one for all where there are several."""
+    named = dict(by_source)
+    if len(named) != 1:
+        named["all"] = overall
+    return comparison_table(named, first="source")
+
+
+def comparison_table(evaluations: Mapping[str, Evaluation], *, first: str) -> str:
+    """Named evaluations as rows, with a foot that says how the intervals were made and what was left out."""
+    rows = [
+        [
+            name,
+            *(format_estimate(evaluation.estimates[metric]) for metric in COLUMNS.values()),
+            format_count(evaluation.sums.comparisons),
+        ]
+        for name, evaluation in evaluations.items()
+    ]
+    notes = [interval_note(evaluation.estimates["eval_accuracy"] for evaluation in evaluations.values())]
+    for name, evaluation in evaluations.items():
+        counts = {
+            "label ties left out of accuracy": evaluation.sums.label_ties,
+            "scores tied (counted one half)": evaluation.sums.score_ties,
+            "scores not finite (never compared)": evaluation.sums.non_finite,
+        }
+        notes += [f"{name}: {count} {what}" for what, count in counts.items() if count]
+    return "\n".join([text_table([first, *COLUMNS, "pairs"], rows), *(note for note in notes if note)])
+
+
+class Judged(Protocol):
+    """An evaluation over all and by source, such as training.evaluate.EvalResult."""
+
+    @property
+    def overall(self) -> Evaluation:
+        """Over all comparisons."""
+
+    @property
+    def by_source(self) -> Mapping[str, Evaluation]:
+        """By source."""
+
+
+def train_report(*, selection: Mapping[str, Judged | None], test: Mapping[str, Judged | None], chosen: str) -> str:
+    """The closing tables of a training run.
+
+    Numbers of the evaluation data are labelled as what chose the checkpoint; only the test data judge it.
+    """
+    blocks = []
+    for title, judged in (
+        ("Evaluation data (they chose the checkpoint, so they flatter it):", selection),
+        ("Test data (they chose nothing):", test),
+    ):
+        rows: dict[str, Evaluation] = {}
+        for name, result in judged.items():
+            if result is None:
+                continue
+            if len(result.by_source) > 1:
+                rows |= {f"{source}, {name}": evaluation for source, evaluation in result.by_source.items()}
+            rows[f"all, {name}" if len(result.by_source) > 1 else name] = result.overall
+        if rows:
+            blocks.append(f"{title}\n{comparison_table(dict(sorted(rows.items())), first='model')}")
+    blocks.append(f"Reward model: {chosen}\nNext: rewardlab eval --model {chosen} --dataset YOUR_PAIRS.jsonl")
+    return "\n\n".join(["", *blocks])

@@ -1,0 +1,149 @@
+"""Tables for terminals and for Markdown.
+
+Cells are text. A cell with a number is made by `format_estimate` or `format_count`: a measured value comes with its
+interval, a count is exact, and there is no third kind, so nothing here takes a float.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+
+from rewardlab.core.types import Estimate
+
+_GAP = "  "
+_MIN_TEXT_WIDTH = 8
+_NUMBER = re.compile(r"—|[-+]?(\d[\d,]*(\.\d+)?|inf)%?( \[.*\])?")
+
+
+def format_estimate(estimate: Estimate, *, percent: bool = False, digits: int = 3) -> str:
+    """``0.734 [0.695, 0.771]``, or ``73.4% [69.5, 77.1]`` as a percentage.
+
+    `digits` counts decimals of the value as a fraction, so 3 shows one decimal of a per cent. Without an interval the
+    brackets hold a dash (``0.734 [—]``), and without data the cell is a dash.
+    """
+    if math.isnan(estimate.value):
+        return "—"
+    factor, decimals = (100.0, max(digits - 2, 0)) if percent else (1.0, digits)
+
+    def number(value: float) -> str:
+        text = f"{value * factor:.{decimals}f}"
+        return text.removeprefix("-") if not text.strip("-0.") else text  # no "-0.000"
+
+    unit = "%" if percent else ""
+    if math.isnan(estimate.low) or math.isnan(estimate.high):
+        return f"{number(estimate.value)}{unit} [—]"
+    return f"{number(estimate.value)}{unit} [{number(estimate.low)}, {number(estimate.high)}]"
+
+
+def format_count(count: int) -> str:
+    """``12,345``."""
+    return f"{count:,}"
+
+
+def interval_note(estimates: Iterable[Estimate]) -> str:
+    """The foot of a table: level and method of each kind of interval in it, in order of appearance."""
+    kinds = dict.fromkeys((f"{100 * estimate.level:g}%", estimate.method) for estimate in estimates)
+    levels = dict.fromkeys(level for level, _ in kinds)
+    lines = [f"{level} intervals: {'; '.join(method for own, method in kinds if own == level)}" for level in levels]
+    return "\n".join(lines)
+
+
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, max_width: int = 100) -> str:
+    """Aligned plain text; columns of numbers (see the head of this file) are aligned to the right.
+
+    A table wider than `max_width` terminal columns has its text wrapped inside the widest text columns. Numbers are
+    never broken: if they alone need more, the table is wider than asked.
+    """
+    cells = _clean([header, *rows])
+    numeric = _numeric_columns(cells)
+    widths = _fit([max(map(_width, column)) for column in zip(*cells, strict=True)], numeric, max_width)
+    lines = []
+    for row in cells:
+        parts = [
+            [cell] if is_number else _wrap(cell, width)
+            for cell, width, is_number in zip(row, widths, numeric, strict=True)
+        ]
+        for level in range(max(map(len, parts))):
+            line = [part[level] if level < len(part) else "" for part in parts]
+            lines.append(_GAP.join(map(_pad, line, widths, numeric)).rstrip())
+        if row is cells[0]:
+            lines.append(_GAP.join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A GitHub-flavoured table; what Markdown or HTML would interpret as structure in a cell is escaped."""
+    cells = _clean([header, *rows])
+    rule = ["---:" if is_number else "---" for is_number in _numeric_columns(cells)]
+    escaped = [[_escape_markdown(cell) for cell in row] for row in cells]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [escaped[0], rule, *escaped[1:]])
+
+
+def _clean(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Each cell on one line, without control characters: names come from data files."""
+    assert rows[0], "a table has at least one column"
+    assert all(len(row) == len(rows[0]) for row in rows), "every row has one cell a column"
+    return [[_one_line(cell) for cell in row] for row in rows]
+
+
+def _one_line(cell: str) -> str:
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in cell).split())
+
+
+def _escape_markdown(cell: str) -> str:
+    for letter, escaped in (("\\", "\\\\"), ("&", "&amp;"), ("<", "&lt;"), ("|", "\\|")):
+        cell = cell.replace(letter, escaped)
+    return cell
+
+
+def _numeric_columns(cells: list[list[str]]) -> list[bool]:
+    """For each column, whether its body has cells and all that are not empty are numbers."""
+    body = [[row[column] for row in cells[1:] if row[column]] for column in range(len(cells[0]))]
+    return [bool(column) and all(_NUMBER.fullmatch(cell) for cell in column) for column in body]
+
+
+def _fit(widths: list[int], numeric: list[bool], max_width: int) -> list[int]:
+    """Narrow the widest text column, a column at a time, until the table fits or no text is left to narrow."""
+    widths = list(widths)
+    while sum(widths) + len(_GAP) * (len(widths) - 1) > max_width:
+        text = [column for column, width in enumerate(widths) if not numeric[column] and width > _MIN_TEXT_WIDTH]
+        if not text:
+            break
+        widths[max(text, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _wrap(cell: str, width: int) -> list[str]:
+    """Lines of at most `width` terminal columns, broken between words and inside those that are too long."""
+    lines = [""]
+    for word in cell.split(" "):
+        candidate = f"{lines[-1]} {word}" if lines[-1] else word
+        if _width(candidate) <= width:
+            lines[-1] = candidate
+            continue
+        if lines[-1]:
+            lines.append("")
+        for letter in word:
+            if _width(lines[-1] + letter) > width:
+                lines.append("")
+            lines[-1] += letter
+    return lines
+
+
+def _width(text: str) -> int:
+    """Terminal columns: two for wide East Asian letters, none for combining marks."""
+    return sum(_letter_width(letter) for letter in text)
+
+
+def _letter_width(letter: str) -> int:
+    if unicodedata.combining(letter):
+        return 0
+    return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+
+
+def _pad(cell: str, width: int, right: bool) -> str:
+    fill = " " * (width - _width(cell))
+    return fill + cell if right else cell + fill

@@ -1,0 +1,115 @@
+"""The one scoring path: conversations -> groups -> batches -> rewards.
+
+Training's evaluation, `rewardlab eval`, canaries and a loaded model all come through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+from rewardlab.batch import pack
+from rewardlab.core.errors import RenderError
+from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, TokenGroup
+from rewardlab.data.chat import Rendered, Renderer, lay_out, to_messages
+from rewardlab.data.pack import cost, plan_groups
+from rewardlab.model.reward import RewardModel
+
+FloatArray = npt.NDArray[np.float32]
+
+
+def score_groups(
+    model: RewardModel, groups: Sequence[TokenGroup], *, budget: int, progress: str | None = None
+) -> list[FloatArray]:
+    """Rewards of every reply of every group, in order; `budget` tokens at a time, without gradients.
+
+    A group above the budget is computed on its own. `progress` names a progress bar.
+    """
+    layout = model.layout
+    largest = max((cost(group, layout) for group in groups), default=0)
+    (plan,) = plan_groups(groups, max(budget, largest), layout=layout)
+    scores: dict[int, FloatArray] = {}
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        for row in tqdm(plan, desc=progress, disable=None if progress else True, leave=False):
+            batch = pack([groups[index] for index in row], share=layout != "unshared").to(model.device)
+            rewards = model(batch).float().cpu().numpy()
+            sizes = [groups[index].num_replies for index in row]
+            for index, piece in zip(row, np.split(rewards, np.cumsum(sizes)[:-1]), strict=True):
+                scores[index] = piece
+    model.train(was_training)
+    return [scores[index] for index in range(len(groups))]
+
+
+def score_rows(groups: Sequence[TokenGroup], scores: Sequence[FloatArray]) -> list[ScoreRow]:
+    """One row a reply, with the comparisons in which it comes first."""
+    return [
+        ScoreRow(
+            preference_id=group.preference_id,
+            source=group.source,
+            prompt_key=group.prompt_key,
+            reply=reply,
+            score=float(rewards[reply]),
+            num_tokens=group.lengths[reply],
+            prompt_tokens=group.prompt_tokens[reply],
+            truncated_tokens=group.truncated_tokens[reply],
+            comparisons=tuple(c for c in group.comparisons if c.first == reply),
+        )
+        for group, rewards in zip(groups, scores, strict=True)
+        for reply in range(group.num_replies)
+    ]
+
+
+class Scorer:
+    """A reward model with its renderer: the same conversation gets the same number, whatever it is scored with."""
+
+    def __init__(self, model: RewardModel, renderer: Renderer, *, beta: float = 1.0, token_budget: int = 8192) -> None:
+        self.model = model
+        self.renderer = renderer
+        self.beta = beta
+        """σ(beta · difference of two scores) is the probability that the first is preferred."""
+        self.token_budget = token_budget
+
+    def score(self, conversations: Sequence[Sequence[Message | Mapping[str, str]]]) -> list[float]:
+        """One reward for each conversation, which must end with an assistant turn.
+
+        Neighbours with the same prompt are computed together, the prompt once.
+
+        Raises RenderError naming the conversation that cannot be rendered.
+        """
+        messages = [to_messages(conversation) for conversation in conversations]
+        for number, conversation in enumerate(messages):
+            if not conversation or conversation[-1].role != "assistant":
+                raise RenderError(f"conversation {number} must end with an assistant turn, the reply to be scored.")
+        groups = []
+        for _, numbers in groupby(range(len(messages)), key=lambda number: messages[number][:-1]):
+            groups.append(self._group(list(numbers), messages))
+        scores = score_groups(self.model, groups, budget=self.token_budget)
+        return [float(score) for piece in scores for score in piece]
+
+    def score_replies(self, prompt: Sequence[Message | Mapping[str, str]], replies: Sequence[str]) -> list[float]:
+        """One reward for each reply to one prompt."""
+        turns = to_messages(prompt)
+        return self.score([(*turns, Message("assistant", reply)) for reply in replies])
+
+    def _group(self, numbers: Sequence[int], messages: Sequence[Conversation]) -> TokenGroup:
+        rendered: dict[int, Rendered] = {}
+        for position, number in enumerate(numbers):
+            try:
+                rendered[position] = self.renderer.render(messages[number][:-1], messages[number][-1:])
+            except RenderError as error:
+                raise RenderError(f"conversation {number}: {error}") from error
+        preference = Preference(
+            id=f"conversation {numbers[0]}",
+            source="score",
+            prompt=messages[numbers[0]][:-1],
+            replies=tuple(messages[number][-1:] for number in numbers),
+            comparisons=(),
+        )
+        return lay_out(preference, rendered)

@@ -1,0 +1,52 @@
+"""Score the replies in a JSONL file with a saved reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rewardlab.artifact.load import load
+from rewardlab.core.errors import DataError
+from rewardlab.core.files import read_jsonl, write_jsonl
+from rewardlab.core.types import Conversation, Message
+from rewardlab.data.chat import to_messages
+
+
+def score_file(model: str, source: Path, target: Path, *, precision: str = "fp32", token_budget: int = 8192) -> int:
+    """Write `source`'s rows to `target` with `score`, or `scores` for several responses; returns how many replies.
+
+    Raises DataError naming file and line for a row that holds no conversation.
+    """
+    if not source.is_file():
+        raise DataError(f"{source}: no such file.")
+    rows = [(f"{source}:{line}", row) for line, row in read_jsonl(source)]
+    if not rows:
+        raise DataError(f"{source}: no rows to score.")
+    conversations = [_conversations(row, where) for where, row in rows]
+    scorer = load(model, precision=precision)
+    scorer.token_budget = token_budget
+    scores = iter(scorer.score([conversation for several in conversations for conversation in several]))
+    scored = []
+    for (_, row), several in zip(rows, conversations, strict=True):
+        values = [next(scores) for _ in several]
+        scored.append(row | ({"scores": values} if "responses" in row else {"score": values[0]}))
+    write_jsonl(target, scored)
+    return sum(map(len, conversations))
+
+
+def _conversations(row: Mapping[str, Any], where: str) -> list[Conversation]:
+    try:
+        if "messages" in row:
+            return [to_messages(row["messages"])]
+        prompt = row["prompt"]
+        turns = (Message("user", prompt),) if isinstance(prompt, str) else to_messages(prompt)
+        replies = row["responses"] if "responses" in row else [row["response"]]
+        if not replies or not all(isinstance(reply, str) for reply in replies):
+            raise TypeError("a response is not text")
+        return [(*turns, Message("assistant", reply)) for reply in replies]
+    except (KeyError, TypeError) as error:
+        raise DataError(
+            f"{where}: cannot be scored ({error}). Wanted `messages`, or `prompt` and `response`, or `prompt` and "
+            f"`responses`."
+        ) from error

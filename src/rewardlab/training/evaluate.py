@@ -1,0 +1,111 @@
+"""Model + held-out preferences -> score rows and estimates: the same code during training and afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
+from rewardlab.artifact.load import load
+from rewardlab.core.config import to_mapping
+from rewardlab.core.files import finite_or_none, provenance, require_writable_folder, write_json, write_jsonl
+from rewardlab.core.types import ScoreRow, TokenGroup, join_comparisons
+from rewardlab.data.config import DataConfig
+from rewardlab.data.loader import TokenReport, tokenize
+from rewardlab.data.sources import SourceReport, load_preferences
+from rewardlab.model.reward import RewardModel
+from rewardlab.score import score_groups, score_rows
+from rewardlab.training.config import EvalConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalResult:
+    """An evaluation with all it rests on."""
+
+    rows: Sequence[ScoreRow]
+    overall: Evaluation
+    by_source: Mapping[str, Evaluation]
+
+
+def evaluate_groups(
+    model: RewardModel, groups: Sequence[TokenGroup], *, beta: float, budget: int, progress: str
+) -> EvalResult:
+    """Score every reply and judge the scores."""
+    return judge(score_rows(groups, score_groups(model, groups, budget=budget, progress=progress)), beta=beta)
+
+
+def judge(rows: Sequence[ScoreRow], *, beta: float) -> EvalResult:
+    """Metrics of score rows, over all and by source."""
+    return EvalResult(rows=rows, overall=evaluate(rows, beta=beta), by_source=by_source(rows, beta=beta))
+
+
+def distributions(rows: Sequence[ScoreRow]) -> dict[str, list[float]]:
+    """Scores of the preferred (`chosen`) and the other (`rejected`) reply of every decided comparison."""
+    chosen, rejected = [], []
+    for joined in join_comparisons(rows):
+        if joined.comparison.label == 0.5:
+            continue
+        preferred, other = joined.first, joined.second
+        if joined.comparison.label < 0.5:
+            preferred, other = other, preferred
+        chosen.append(preferred.score)
+        rejected.append(other.score)
+    return {"chosen": chosen, "rejected": rejected}
+
+
+def write_evaluation(folder: Path, name: str, result: EvalResult) -> None:
+    """`<name>.scores.jsonl` and `<name>.metrics.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_jsonl(folder / f"{name}.scores.jsonl", (row.as_dict() for row in result.rows))
+    write_json(folder / f"{name}.metrics.json", summary(result))
+
+
+def summary(result: EvalResult) -> dict[str, object]:
+    """JSON of every estimate and count, over all and by source."""
+    return {
+        name: {
+            "estimates": {metric: _jsonable(asdict(estimate)) for metric, estimate in evaluation.estimates.items()},
+            "sums": _jsonable(asdict(evaluation.sums)),
+        }
+        for name, evaluation in {"all": result.overall, **result.by_source}.items()
+    }
+
+
+def _jsonable(values: Mapping[str, object]) -> dict[str, object]:
+    return {name: finite_or_none(value) if isinstance(value, float) else value for name, value in values.items()}
+
+
+def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
+    """`rewardlab eval`: score a dataset with a saved reward model and write scores and metrics.
+
+    Raises DataError for unusable data, ArtifactError for a damaged model.
+    """
+    config.require_complete()
+    require_writable_folder(config.output_dir, "--output-dir")
+    data = DataConfig(
+        dataset=config.dataset,
+        max_drop_fraction=config.max_drop_fraction,
+        incomplete_pairs=config.incomplete_pairs,
+        ties=config.ties,
+        max_replies=config.max_replies,
+    )
+    loaded = load_preferences(config.dataset, split=config.hf_split, config=data, seed=config.seed, limit=config.limit)
+    scorer = load(config.model, precision=config.precision, attention=config.attention)
+    groups, report = tokenize(
+        loaded.preferences, scorer.renderer, max_drop_fraction=config.max_drop_fraction, name="evaluation data"
+    )
+    result = evaluate_groups(
+        scorer.model, groups, beta=scorer.beta, budget=config.micro_token_budget, progress="scoring"
+    )
+    write_evaluation(config.output_dir, "eval", result)
+    write_json(
+        config.output_dir / "manifest.json",
+        {
+            "config": to_mapping(config),
+            "data": [source.as_dict() for source in loaded.reports],
+            "tokens": report.as_dict(),
+            "provenance": provenance(),
+        },
+    )
+    return result, loaded.reports, report

@@ -1,0 +1,92 @@
+"""The run folder: metrics as CSV and JSONL, reward distributions, samples. Every file is replaced in one step.
+
+config.json                 the resolved configuration and its hash
+data.json                   rows kept and dropped by cause, token counts
+metrics.jsonl               the record: one object for each logged or evaluated step
+metrics.csv                 the same for spreadsheets
+reward_distributions.json   scores of preferred and other replies at each evaluation
+samples.txt                 rendered pairs, token by token
+evals/                      score rows of each evaluation
+best/, step_N/              reward-model folders
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from pathlib import Path
+
+from rewardlab.core.files import finite_or_none, to_json, write_json, write_text
+
+COLUMNS = (
+    "step",
+    "train_loss",
+    "train_acc",
+    "train_margin",
+    "eval_loss",
+    "eval_acc",
+    "eval_margin",
+    "eval_pairs",
+    "eval_acc_low",
+    "eval_acc_high",
+    "eval_loss_low",
+    "eval_loss_high",
+    "eval_margin_low",
+    "eval_margin_high",
+    "eval_ece",
+    "train_nll",
+    "train_pairs",
+    "train_eval_loss",
+    "train_eval_acc",
+    "train_eval_acc_low",
+    "train_eval_acc_high",
+    "lr",
+    "grad_norm",
+    "head_grad_norm",
+    "tokens",
+    "tokens_per_second",
+    "pairs_per_second",
+    "seconds",
+    "epoch",
+)
+"""Columns of metrics.csv. Training values are sums over all steps since the row before, divided once."""
+
+
+class Records:
+    """Collects rows by step and keeps the files of a run folder up to date."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows: dict[int, dict[str, float | None]] = {}
+        self.distributions: dict[str, object] = {}
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Merge values into the row of a step and rewrite both metric files.
+
+        Raises KeyError for a value that is no column.
+        """
+        unknown = set(values) - set(COLUMNS)
+        if unknown:
+            raise KeyError(f"not a column of metrics.csv: {sorted(unknown)}")
+        row = self.rows.setdefault(step, {"step": step})
+        row.update({name: finite_or_none(value) for name, value in values.items()})
+        ordered = [self.rows[number] for number in sorted(self.rows)]
+        write_text(self.folder / "metrics.csv", _to_csv(ordered))
+        write_text(self.folder / "metrics.jsonl", "".join(to_json(row, indent=None) + "\n" for row in ordered))
+
+    def add_distribution(self, step: int, scores: Mapping[str, list[float]]) -> None:
+        """Scores of preferred (`chosen`) and other (`rejected`) replies at an evaluation."""
+        self.distributions[str(step)] = {
+            name: [finite_or_none(score) for score in values] for name, values in scores.items()
+        }
+        write_json(self.folder / "reward_distributions.json", self.distributions)
+
+
+def _to_csv(rows: list[dict[str, float | None]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: "" if value is None else value for name, value in row.items()})
+    return text.getvalue()

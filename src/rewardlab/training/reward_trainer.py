@@ -1,0 +1,196 @@
+"""The Trainer's hooks for reward models: what a micro-batch is, what its loss is, what counts as better."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from torch import Tensor, nn
+
+from rewardlab.analysis.metrics import Evaluation
+from rewardlab.batch import PackedBatch, pack
+from rewardlab.core.types import Sums, TokenGroup
+from rewardlab.data.loader import macro_batch, steps_per_epoch
+from rewardlab.data.pack import plan_groups
+from rewardlab.model.reward import RewardModel
+from rewardlab.training import losses
+from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.evaluate import EvalResult, distributions, evaluate_groups, write_evaluation
+from rewardlab.training.records import Records
+from rewardlab.training.trainer import Trainer
+
+logger = logging.getLogger("rewardlab")
+Save = Callable[[Path], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Datasets:
+    """What a run trains on and what it watches."""
+
+    train: Sequence[TokenGroup]
+    eval: Sequence[TokenGroup] = ()
+    train_eval: Sequence[TokenGroup] = ()
+    """A fixed part of the training data, evaluated like `eval`."""
+
+
+def is_better(candidate: Evaluation, bar: Evaluation, metric: str) -> bool:
+    """Whether an evaluation beats the best so far; equal accuracies are decided by the loss; NaN never improves."""
+    new_loss, old_loss = candidate.sums.mean_nll, bar.sums.mean_nll
+    new_accuracy, old_accuracy = candidate.sums.accuracy, bar.sums.accuracy
+    if any(map(math.isnan, (new_loss, new_accuracy))):
+        return False
+    if metric == "eval_accuracy" and new_accuracy != old_accuracy:
+        return new_accuracy > old_accuracy or math.isnan(old_accuracy)
+    return new_loss < old_loss or math.isnan(old_loss)
+
+
+@final
+class RewardTrainer(Trainer[PackedBatch]):
+    """Trains a RewardModel on TokenGroups whose comparisons carry their weights (see data.loader.weigh).
+
+    `save` writes the model as it is to a folder; it is called for `best/` and `step_N/`.
+    """
+
+    def __init__(
+        self,
+        config: RewardTrainerConfig,
+        model: RewardModel,
+        data: Datasets,
+        *,
+        num_steps: int,
+        records: Records,
+        save: Save,
+    ) -> None:
+        super().__init__(
+            model,
+            config,
+            lr=config.learning_rate,
+            num_steps=num_steps,
+            decay_exempt=model.decay_exempt(),
+            records=records,
+        )
+        self.reward_model = model
+        self.settings = config
+        self.data = data
+        self.save = save
+        self.baseline: EvalResult | None = None
+        self.latest: EvalResult | None = None
+        self.best_step: int | None = None
+        self._bar: Evaluation | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.records.folder
+
+    def _plan(self, step: int) -> list[PackedBatch]:
+        config, groups = self.settings, self.data.train
+        chosen = macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
+        layout = self.reward_model.layout
+        (plan,) = plan_groups([groups[index] for index in chosen], config.micro_token_budget, layout=layout)
+        return [
+            pack([groups[chosen[n]] for n in row], share=layout != "unshared", indices=[chosen[n] for n in row])
+            for row in plan
+        ]
+
+    def _weight(self, batch: PackedBatch) -> float:
+        return losses.total_weight(batch)
+
+    def _forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        moved = batch.to(self.reward_model.device)
+        rewards = self.reward_model(moved)
+        return (
+            losses.preference_loss(rewards, moved, self.settings),
+            losses.statistics(rewards, moved, beta=self.settings.beta),
+        )
+
+    def _to_sums(self, loss: float, weight: float, statistics: list[float]) -> Sums:
+        return losses.to_sums(loss, weight, statistics)
+
+    def _describe(self, batch: PackedBatch) -> str:
+        names = [self.data.train[index].preference_id for index in batch.indices]
+        return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+    def _count_tokens(self, batch: PackedBatch) -> int:
+        return batch.num_tokens
+
+    def _head(self) -> nn.Module:
+        return self.reward_model.head
+
+    def _evaluate(self) -> None:
+        if not self.data.eval:
+            return
+        result = self._judge(self.data.eval, "evaluating")
+        self.latest = result
+        accuracy, loss, margin = (
+            result.overall.estimates[name] for name in ("eval_accuracy", "eval_loss", "eval_margin")
+        )
+        values = {
+            "eval_loss": loss.value,
+            "eval_loss_low": loss.low,
+            "eval_loss_high": loss.high,
+            "eval_acc": accuracy.value,
+            "eval_acc_low": accuracy.low,
+            "eval_acc_high": accuracy.high,
+            "eval_margin": margin.value,
+            "eval_margin_low": margin.low,
+            "eval_margin_high": margin.high,
+            "eval_ece": result.overall.estimates["eval_ece"].value,
+            "eval_pairs": result.overall.sums.comparisons,
+            "epoch": self.step / steps_per_epoch(len(self.data.train), self.settings.batch_size),
+        } | self._evaluate_training_part()
+        self.records.add(self.step, values)
+        self.records.add_distribution(self.step, distributions(result.rows))
+        write_evaluation(self.folder / "evals", f"step_{self.step}", result)
+        logger.info(
+            "step %d/%d  evaluation: accuracy %.3f [%.3f, %.3f]  loss %.4f [%.4f, %.4f]  margin %+.3f  (n = %d)",
+            self.step,
+            self.num_steps,
+            accuracy.value,
+            accuracy.low,
+            accuracy.high,
+            loss.value,
+            loss.low,
+            loss.high,
+            margin.value,
+            accuracy.n,
+        )
+        self._keep_if_better(result)
+
+    def _judge(self, groups: Sequence[TokenGroup], progress: str) -> EvalResult:
+        return evaluate_groups(
+            self.reward_model,
+            groups,
+            beta=self.settings.beta,
+            budget=self.settings.micro_token_budget,
+            progress=progress,
+        )
+
+    def _evaluate_training_part(self) -> dict[str, float]:
+        if not self.data.train_eval:
+            return {}
+        estimates = self._judge(self.data.train_eval, "evaluating training rows").overall.estimates
+        accuracy = estimates["eval_accuracy"]
+        return {
+            "train_eval_loss": estimates["eval_loss"].value,
+            "train_eval_acc": accuracy.value,
+            "train_eval_acc_low": accuracy.low,
+            "train_eval_acc_high": accuracy.high,
+        }
+
+    def _keep_if_better(self, result: EvalResult) -> None:
+        """Step 0 sets the bar and is never kept: an untrained head is nobody's best model."""
+        if self._bar is None:
+            self.baseline = result
+            self._bar = result.overall
+        elif is_better(result.overall, self._bar, self.settings.best_metric):
+            self._bar = result.overall
+            self.best_step = self.step
+            self.save(self.folder / "best")
+
+    def _save(self) -> None:
+        self.save(self.folder / f"step_{self.step}")

@@ -1,0 +1,187 @@
+"""Laws of the expected calibration error and of its null band."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.calibration import calibration_curve
+
+from rewardlab.analysis import calibration, stats
+from rewardlab.analysis.calibration import calibrate, ece, ece_estimate, null_band
+
+Pairs = list[tuple[float, float]]
+
+hundredths = st.integers(0, 100).map(lambda number: number / 100)
+pair_lists = st.lists(st.tuples(hundredths, st.sampled_from([0.0, 0.3, 0.5, 1.0])), min_size=1, max_size=60)
+
+
+def simulate(n: int, *, sharpness: float = 1.0, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Labels with P(1) = σ(d) and the probabilities σ(sharpness · d) of a model; 1 is calibrated."""
+    generator = np.random.default_rng(seed)
+    logits = generator.normal(0, 1.5, size=n)
+    labels = (generator.random(n) < 1 / (1 + np.exp(-logits))).astype(float)
+    return 1 / (1 + np.exp(-sharpness * logits)), labels
+
+
+def naive_ece(pairs: Pairs, bins: int) -> float:
+    """The definition, pair by pair, over both orders with weight one half; edges belong to the bin nearer to ½."""
+    gaps, total = dict.fromkeys(range(bins), 0.0), 0.0
+    for p, y in pairs:
+        for probability, label in ((p, y), (1 - p, 1 - y)):
+            rounded = round(probability * bins, 9)  # 0.3 * 10 is not 3
+            index = math.floor(rounded) if probability >= 0.5 else math.ceil(rounded) - 1
+            gaps[min(max(index, 0), bins - 1)] += (probability - label) / 2
+            total += 0.5
+    return sum(map(abs, gaps.values())) / total
+
+
+@given(pairs=pair_lists, bins=st.sampled_from([2, 4, 10, 20]))
+def test_ece_is_the_definition_over_symmetrised_pairs(pairs: Pairs, bins: int) -> None:
+    p, y = zip(*pairs, strict=True)
+    assert ece(p, y, bins=bins) == pytest.approx(naive_ece(pairs, bins), abs=1e-9)
+
+
+@given(pairs=pair_lists, swaps=st.randoms(use_true_random=False))
+def test_swapping_the_order_of_any_comparison_changes_nothing(pairs: Pairs, swaps: object) -> None:
+    p, y = (np.array(column) for column in zip(*pairs, strict=True))
+    swapped = np.array([swaps.random() < 0.5 for _ in pairs])  # type: ignore[attr-defined]
+    other_p, other_y = np.where(swapped, 1 - p, p), np.where(swapped, 1 - y, y)
+    first, second = calibrate(p, y, draws=50), calibrate(other_p, other_y, draws=50)
+    assert second.ece == pytest.approx(first.ece, abs=1e-12)
+    assert (second.null_low, second.null_high) == (first.null_low, first.null_high)
+    for bar, other_bar in zip(first.bins, second.bins, strict=True):
+        assert other_bar.weight == bar.weight
+        assert other_bar.mean_label == pytest.approx(bar.mean_label, nan_ok=True, abs=1e-12)
+
+
+def test_a_calibrated_simulator_is_near_zero_and_an_overconfident_one_above_a_tenth() -> None:
+    assert ece(*simulate(100_000)) < 0.01
+    assert ece(*simulate(100_000, sharpness=2.0)) > 0.1
+
+
+@given(pairs=pair_lists)
+def test_bins_sum_to_the_number_of_comparisons_and_mirror_each_other(pairs: Pairs) -> None:
+    p, y = zip(*pairs, strict=True)
+    result = calibrate(p, y, draws=10)
+    assert sum(bar.weight for bar in result.bins) == result.n == len(pairs)
+    assert [bar.low for bar in result.bins] == pytest.approx(np.arange(10) / 10)
+    for bar, mirror in zip(result.bins, reversed(result.bins), strict=True):
+        assert bar.weight == mirror.weight
+        if bar.weight:
+            assert bar.mean_probability + mirror.mean_probability == pytest.approx(1)
+            assert bar.mean_label + mirror.mean_label == pytest.approx(1)
+            assert bar.low - 1e-12 <= bar.mean_probability <= bar.high + 1e-12
+        else:
+            assert math.isnan(bar.mean_probability)
+
+
+def test_the_diagram_is_the_curve_of_scikit_learn_over_both_orders() -> None:
+    p, y = simulate(2000, sharpness=1.5)
+    shares, probabilities = calibration_curve(np.concatenate([y, 1 - y]), np.concatenate([p, 1 - p]), n_bins=10)
+    bins = calibrate(p, y, draws=10).bins
+    assert [bar.mean_label for bar in bins] == pytest.approx(shares)
+    assert [bar.mean_probability for bar in bins] == pytest.approx(probabilities)
+
+
+@given(pairs=pair_lists)
+def test_ece_follows_from_the_bins(pairs: Pairs) -> None:
+    p, y = zip(*pairs, strict=True)
+    result = calibrate(p, y, draws=10)
+    gaps = [bar.weight * abs(bar.mean_probability - bar.mean_label) for bar in result.bins if bar.weight]
+    assert result.ece == pytest.approx(sum(gaps) / result.n, abs=1e-12)
+
+
+def test_tied_scores_have_no_calibration_error_and_no_null_band() -> None:
+    result = calibrate([0.5] * 30, [1.0] * 20 + [0.0] * 10)
+    assert (result.ece, result.null_low, result.null_high) == (0, 0, 0)
+
+
+def test_the_null_band_holds_nineteen_in_twenty_calibrated_models_and_no_overconfident_one() -> None:
+    def inside(sharpness: float, seed: int) -> bool:
+        p, y = simulate(500, sharpness=sharpness, seed=seed)
+        low, high = null_band(p, draws=300, seed=seed)
+        return low <= ece(p, y) <= high
+
+    assert 0.90 <= np.mean([inside(1.0, seed) for seed in range(200)]) <= 0.99
+    assert not any(inside(2.0, seed) for seed in range(20))
+
+
+def test_a_calibrated_model_shows_two_hundredths_at_a_thousand_comparisons() -> None:
+    low, high = null_band(simulate(1000)[0])
+    assert low < 0.02 < high
+
+
+def test_chunks_of_null_draws_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    p, _ = simulate(50)
+    whole = null_band(p, draws=101)
+    monkeypatch.setattr(calibration, "_CHUNK_VALUES", 300)
+    assert null_band(p, draws=101) == pytest.approx(whole, abs=1e-12)
+
+
+@pytest.mark.parametrize(("sharpness", "truth"), [(1.0, 0.0), (2.0, 0.1018)])
+def test_the_interval_of_ece_covers_the_truth_about_nine_times_in_ten(
+    sharpness: float, truth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "NUM_NULL_DRAWS", 300)
+    estimates = [ece_estimate(*simulate(150, sharpness=sharpness, seed=seed), seed=seed) for seed in range(200)]
+    assert all(0 <= estimate.low <= estimate.value <= estimate.high for estimate in estimates)
+    assert 0.85 <= np.mean([estimate.low <= truth <= estimate.high for estimate in estimates]) <= 0.995
+
+
+def test_an_overconfident_model_is_told_from_a_calibrated_one() -> None:
+    assert ece_estimate(*simulate(1000)).low == 0
+    assert ece_estimate(*simulate(1000, sharpness=2.0)).low > 0.05
+
+
+def test_repeated_prompts_widen_the_interval_of_ece() -> None:
+    p, y = simulate(300, sharpness=2.0)
+    copies = 4
+    clusters = [f"{number % 300}" for number in range(300 * copies)]
+    alone, repeated = ece_estimate(p, y), ece_estimate(np.tile(p, copies), np.tile(y, copies), clusters)
+    independent = ece_estimate(np.tile(p, copies), np.tile(y, copies))
+    assert repeated.value == pytest.approx(alone.value)
+    assert (repeated.n, alone.n, independent.n) == (300, 300, 1200)
+    assert repeated.high - repeated.low == pytest.approx(alone.high - alone.low, rel=0.1)
+    assert repeated.high - repeated.low > 1.5 * (independent.high - independent.low)
+    assert "by prompt" in repeated.method
+    assert "by prompt" not in alone.method
+
+
+def test_too_few_prompts_or_comparisons_get_no_interval() -> None:
+    p, y = simulate(18)
+    few = ece_estimate(p, y, [f"{number // 2}" for number in range(18)])
+    assert (few.n, few.method, few.value) == (9, stats.too_few_prompts(9), ece(p, y))
+    assert math.isnan(few.low)
+    assert ece_estimate(p[:9], y[:9]).method == "too few comparisons (9)"
+    assert ece_estimate(p[:10], y[:10]).high > 0
+
+
+def test_no_data_says_so() -> None:
+    estimate = ece_estimate([], [])
+    assert (estimate.n, estimate.method) == (0, "no data")
+    assert math.isnan(estimate.value)
+    result = calibrate([], [])
+    assert (result.n, sum(bar.weight for bar in result.bins)) == (0, 0)
+    assert math.isnan(result.ece)
+    assert math.isnan(result.null_high)
+
+
+@settings(max_examples=20)
+@given(order=st.permutations(range(40)))
+def test_the_order_of_rows_does_not_change_the_clustered_interval(order: list[int]) -> None:
+    p, y = simulate(40)
+    clusters = [f"{number % 20}" for number in range(40)]
+    expected = ece_estimate(p, y, clusters)
+    shuffled = ece_estimate(p[order], y[order], [clusters[index] for index in order])
+    assert shuffled.value == pytest.approx(expected.value)
+    assert shuffled.high == pytest.approx(expected.high)
+
+
+@pytest.mark.parametrize(("p", "y", "bins"), [([1.5], [1.0], 10), ([0.5], [math.nan], 10), ([0.5], [1.0], 5)])
+def test_impossible_input_is_refused(p: list[float], y: list[float], bins: int) -> None:
+    with pytest.raises(AssertionError):
+        ece(p, y, bins=bins)

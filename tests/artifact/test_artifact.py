@@ -1,0 +1,361 @@
+"""The artifact: loads everywhere, gives its canonical scores, and names what was done to it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from conftest import CHATML, make_model, make_tokenizer, set_layout
+from rewardlab.artifact.canaries import FAULTS, name_fault
+from rewardlab.artifact.load import load
+from rewardlab.artifact.save import choose_pad, save_reward_model, saved_dtype
+from rewardlab.core.errors import ArtifactError
+from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
+from rewardlab.data.chat import build_renderer
+from rewardlab.data.config import DataConfig
+from rewardlab.model.config import ModelConfig
+from rewardlab.model.load import load_reward_model
+from rewardlab.serve.verify import verify
+
+FAMILIES = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_neox"]
+
+
+def save(folder: Path, family: str = "llama", *, template: str | None = CHATML, dtype=torch.float32, **settings):
+    """A saved tiny reward model and its spec."""
+    renderer = build_renderer(make_tokenizer(template), DataConfig(max_seq_len=256))
+    model = make_model(family, **settings)
+    if family == "llama" and "config" not in settings:
+        # A base other than the default, so that losing it shows.
+        model = make_model(family, config=_with_rope(model.config, 777.0))
+    spec = save_reward_model(folder, model, renderer, beta=1.5, save_dtype=dtype, provenance={"test": True})
+    return model, renderer, spec
+
+
+def _with_rope(config, base):
+    config.rope_parameters = {"rope_type": "default", "rope_theta": base}
+    return config
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("artifact") / "rm"
+    save(folder)
+    return folder
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    """A copy of a sound artifact, to be damaged."""
+    return Path(shutil.copytree(saved, tmp_path / "copy"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_plain_transformers_gives_the_canary_scores(tmp_path, family):
+    _, _, spec = save(tmp_path / "rm", family)
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm", attn_implementation="eager")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "rm")
+    assert len(spec.canaries) == 6, "all but the long one, with a tokenizer of bytes and 256 tokens"
+    for canary in spec.canaries:
+        text = tokenizer.apply_chat_template(canary.messages, tokenize=False)
+        ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+        assert ids[0].tolist() == canary.token_ids
+        with torch.no_grad():
+            score = float(model(ids).logits)
+        assert abs(score - canary.score) <= 1e-5 * max(1, abs(canary.score))
+    padded = tokenizer.pad(
+        {"input_ids": [canary.token_ids for canary in spec.canaries]}, padding_side="right", return_tensors="pt"
+    )
+    with torch.no_grad():
+        scores = model(**padded).logits[:, 0]
+    assert torch.allclose(scores, torch.tensor([canary.score for canary in spec.canaries]), atol=2e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_loaded_model_scores_as_the_live_one_did(tmp_path, family):
+    model, renderer, _ = save(tmp_path / "rm", family)
+    from rewardlab.score import Scorer
+
+    conversations = [
+        [{"role": "user", "content": "How do I keep basil?"}, {"role": "assistant", "content": reply}]
+        for reply in ("Water it.", "no", "Paris, certainly")
+    ]
+    live = Scorer(model, renderer).score(conversations)
+    loaded = load(tmp_path / "rm")
+    assert loaded.score(conversations) == pytest.approx(live, abs=1e-5)
+    assert loaded.beta == 1.5
+    assert loaded.score_replies(conversations[0][:1], ["Water it.", "no"]) == pytest.approx(live[:2], abs=1e-5)
+
+
+def test_scores_do_not_depend_on_what_is_scored_beside_them(saved):
+    scorer = load(saved)
+    conversations = [
+        [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
+        for prompt, reply in [("a", "yes"), ("a", "no no"), ("b", "yes"), ("a", "yes")]
+    ]
+    alone = [scorer.score([conversation])[0] for conversation in conversations]
+    assert scorer.score(conversations) == pytest.approx(alone, abs=1e-5)
+    assert scorer.score(conversations[::-1]) == pytest.approx(alone[::-1], abs=1e-5)
+
+
+def test_the_folder_says_what_engines_need_to_know(saved):
+    config = json.loads((saved / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForSequenceClassification"]
+    assert config["problem_type"] == "regression"
+    assert len(config["id2label"]) == 1
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 777.0
+    weights = load_file(saved / "model.safetensors")
+    assert weights["score.weight"].shape == (1, 32)
+    assert all(name.startswith(("model.", "score.")) for name in weights)
+    assert json.loads((saved / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+    assert (saved / "model.safetensors").stat().st_mode & 0o444
+
+
+def test_verification_in_a_clean_process_passes_for_a_sound_folder_and_fails_for_a_damaged_one(copy):
+    command = [sys.executable, "-m", "rewardlab", "verify", str(copy)]
+    sound = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert sound.returncode == 0, sound.stderr
+    assert "verified" in sound.stdout
+    (copy / "model.safetensors").write_bytes((copy / "model.safetensors").read_bytes()[:-64])
+    damaged = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert damaged.returncode == 2
+    assert "damaged" in damaged.stderr
+    assert "Traceback" not in damaged.stderr
+
+
+def rewrite(folder: Path, name: str, change) -> None:
+    """Edit a JSON file, and record the edit, so that only the deeper check can notice."""
+    path = folder / name
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+    record(folder, name)
+
+
+def record(folder: Path, name: str) -> None:
+    """Write the file's present hash into the spec."""
+    from rewardlab.core.files import sha256_file
+
+    spec = json.loads((folder / "reward_spec.json").read_text())
+    spec["files"][name] = sha256_file(folder / name)
+    (folder / "reward_spec.json").write_text(json.dumps(spec))
+
+
+def change_weights(folder: Path, change) -> None:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    record(folder, "model.safetensors")
+
+
+def test_a_removed_head_is_refused(copy):
+    change_weights(copy, lambda weights: weights.pop("score.weight"))
+    for check in (verify, load):
+        with pytest.raises(
+            ArtifactError, match=r"no score.weight in its files: the head, and so every reward, is lost"
+        ):
+            check(copy)
+
+
+def test_a_zero_head_is_named(copy):
+    change_weights(copy, lambda weights: weights["score.weight"].zero_())
+    with pytest.raises(ArtifactError, match="a head that is zero or was never loaded"):
+        verify(copy)
+
+
+def test_a_dropped_rope_base_is_named(copy):
+    def drop(config):
+        config["rope_parameters"]["rope_theta"] = config["rope_theta"] = 10000.0
+
+    rewrite(copy, "config.json", drop)
+    with pytest.raises(ArtifactError, match=r"the default rope base \(10000\)"):
+        verify(copy)
+
+
+def test_a_missing_layer_is_refused(copy):
+    change_weights(copy, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
+    with pytest.raises(ArtifactError, match="weights are missing: .*up_proj"):
+        verify(copy)
+
+
+def test_any_edited_file_is_noticed(copy):
+    with (copy / "tokenizer_config.json").open("a") as file:
+        file.write("\n")
+    with pytest.raises(ArtifactError, match="tokenizer_config.json was changed after the model was saved"):
+        load(copy)
+
+
+def test_a_changed_template_is_refused(copy):
+    path = copy / "chat_template.jinja"
+    path.write_text(path.read_text().replace("<|im_end|>\n", "<|im_end|>"))
+    with pytest.raises(ArtifactError, match=r"chat_template.jinja was changed"):
+        verify(copy)
+    record(copy, "chat_template.jinja")
+    with pytest.raises(ArtifactError, match="chat template is not the one the model was trained with"):
+        verify(copy)
+    spec = json.loads((copy / "reward_spec.json").read_text())
+    spec["renderer"]["chat_template"] = path.read_text()
+    (copy / "reward_spec.json").write_text(json.dumps(spec))
+    with pytest.raises(ArtifactError, match="does not match its recorded hash"):
+        verify(copy)
+
+
+def test_a_wrong_pad_id_is_refused(copy):
+    final = read_spec(copy).renderer.final_token_id
+    rewrite(copy, "config.json", lambda config: config.update(pad_token_id=final))
+    with pytest.raises(ArtifactError, match=f"pad_token_id {final} must be set and differ from the final token"):
+        load(copy)
+    rewrite(copy, "config.json", lambda config: config.update(pad_token_id=None))
+    with pytest.raises(ArtifactError, match="pad_token_id None"):
+        load(copy)
+
+
+def test_a_probability_in_place_of_a_score_is_refused(copy):
+    rewrite(copy, "config.json", lambda config: config.update(problem_type="single_label_classification"))
+    with pytest.raises(ArtifactError, match="engines would return a probability"):
+        verify(copy)
+
+
+def test_another_tokenizer_is_refused(copy):
+    path = copy / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["model"]["merges"] = values["model"]["merges"][: len(values["model"]["merges"]) // 2]
+    path.write_text(json.dumps(values))
+    record(copy, "tokenizer.json")
+    with pytest.raises(ArtifactError, match=r"canary 'short' now renders to other tokens \(from token \d+ on\)"):
+        verify(copy)
+
+
+def test_a_folder_without_a_spec_is_not_taken_for_a_reward_model(copy):
+    (copy / "reward_spec.json").unlink()
+    with pytest.raises(ArtifactError, match=r"no reward_spec.json.*Give the folder that `rewardlab train` wrote"):
+        load(copy)
+
+
+def test_a_spec_of_another_version_is_refused(copy):
+    rewrite_spec = json.loads((copy / "reward_spec.json").read_text()) | {"schema_version": 99}
+    (copy / "reward_spec.json").write_text(json.dumps(rewrite_spec))
+    with pytest.raises(ArtifactError, match="schema version 99"):
+        load(copy)
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_every_known_fault_is_named_by_its_decoys(saved, fault):
+    canaries = read_spec(saved).canaries
+    scores = [canary.decoys[fault] for canary in canaries]
+    found = name_fault(canaries, scores, tolerance=SCORE_TOLERANCE["float32"])
+    assert found == f"{FAULTS[fault]} ({fault})"
+
+
+def test_right_scores_are_no_fault_and_strange_ones_are_unknown(saved):
+    canaries = read_spec(saved).canaries
+    scores = [canary.score for canary in canaries]
+    assert name_fault(canaries, scores, tolerance=1e-4) is None
+    assert name_fault(canaries, [score + 5 for score in scores], tolerance=1e-4).startswith("unknown")
+    assert name_fault(canaries, [float("nan")] * len(scores), tolerance=1e-4).startswith("unknown")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_canonical_score_is_that_of_the_saved_weights_in_float32(tmp_path, dtype):
+    _, _, spec = save(tmp_path / "rm", dtype=dtype)
+    assert 0 < spec.max_rounding_error < 0.5
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm", dtype=torch.float32)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "rm/model.safetensors").values()} == {dtype}
+    for canary in spec.canaries:
+        with torch.no_grad():
+            assert float(plain(torch.tensor([canary.token_ids])).logits) == pytest.approx(canary.score, abs=1e-5)
+    assert verify(tmp_path / "rm").largest_distance < 1e-5
+
+
+def test_a_save_that_would_not_give_the_live_scores_is_refused(tmp_path, monkeypatch):
+    from rewardlab.artifact import save as module
+
+    real = module.disk_state
+    monkeypatch.setattr(
+        module,
+        "disk_state",
+        lambda state, kind: {
+            name: tensor * (2.0 if "mlp" in name else 1.0) for name, tensor in real(state, kind).items()
+        },
+    )
+    with pytest.raises(ArtifactError, match="more than rounding to float32 explains"):
+        save(tmp_path / "rm")
+    assert not (tmp_path / "rm").exists()
+
+
+def test_pad_is_a_token_that_never_ends_a_rendering():
+    chatml = build_renderer(make_tokenizer(CHATML), DataConfig())
+    assert choose_pad(chatml) == chatml.tokenizer.pad_token_id != chatml.spec.final_token_id
+    plain = build_renderer(make_tokenizer(None), DataConfig())
+    assert plain.tokenizer.pad_token_id == plain.spec.final_token_id, "pad = EOS, the trap"
+    assert choose_pad(plain) not in (plain.spec.final_token_id, None)
+    assert choose_pad(plain) < len(plain.tokenizer), "an existing token: nothing is resized"
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+def test_pad_equal_to_eos_does_not_move_the_score_in_plain_transformers(tmp_path, family):
+    _, renderer, spec = save(tmp_path / "rm", family, template=None)
+    assert renderer.tokenizer.pad_token_id == spec.renderer.final_token_id
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "rm")
+    batch = tokenizer.pad({"input_ids": [c.token_ids for c in spec.canaries]}, return_tensors="pt")
+    with torch.no_grad():
+        scores = model(**batch).logits[:, 0].tolist()
+    assert scores == pytest.approx([canary.score for canary in spec.canaries], abs=2e-5)
+
+
+def test_no_possible_pad_refuses_the_save(tmp_path):
+    renderer = build_renderer(make_tokenizer(None), DataConfig())
+    only = renderer.tokenizer.eos_token
+
+    class OneSpecialToken:
+        all_special_tokens = (only,)
+        pad_token_id = unk_token_id = eos_token_id = renderer.tokenizer.eos_token_id
+
+        def get_vocab(self):
+            return {only: self.eos_token_id, "word": 7}
+
+    renderer.tokenizer = OneSpecialToken()
+    with pytest.raises(ArtifactError, match="no token can serve as padding"):
+        choose_pad(renderer)
+
+
+def test_the_saved_dtype_is_the_base_models_unless_told_otherwise():
+    class Config:
+        dtype = torch.bfloat16
+
+    assert saved_dtype("auto", Config()) is torch.bfloat16
+    assert saved_dtype("float32", Config()) is torch.float32
+    assert saved_dtype("auto", object()) is torch.float32
+
+
+def test_a_saved_model_is_a_base_to_continue_from(saved):
+    lines = []
+    model = load_reward_model(
+        str(saved),
+        ModelConfig(precision="fp32"),
+        max_length=128,
+        seed=3,
+        layout="shared",
+        device=torch.device("cpu"),
+        log=lines.append,
+    )
+    assert any(line.startswith("head: kept") for line in lines)
+    assert torch.equal(model.head.weight, load_file(saved / "model.safetensors")["score.weight"])
+
+
+def test_layouts_agree_after_loading(saved):
+    scorer = load(saved)
+    assert scorer.model.layout == "shared"
+    conversations = [[{"role": "user", "content": "q"}, {"role": "assistant", "content": r}] for r in ("a", "bb c")]
+    shared = scorer.score(conversations)
+    set_layout(scorer.model, "padded")
+    assert scorer.score(conversations) == pytest.approx(shared, abs=1e-5)
+    assert load(saved, attention="padded").score(conversations) == pytest.approx(shared, abs=1e-5)

@@ -1,0 +1,261 @@
+"""Tiny models, a tiny tokenizer and tiny data; shapes are checked at run time here and only here."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from jaxtyping import install_import_hook
+
+# Before anything of the package is imported, so that its annotations are enforced.
+hook = install_import_hook("rewardlab", "typecheck.beartype")
+
+import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.overrides import TorchFunctionMode
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
+from rewardlab.data.chat import Renderer, build_renderer
+from rewardlab.data.config import DataConfig
+from rewardlab.model import attention
+from rewardlab.model.load import disk_class_of, wrap
+from rewardlab.model.reward import Layout, RewardModel
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+CORPUS = [
+    "How do I keep basil alive indoors? Water it when the soil is dry and give it light.",
+    "What is the capital of France? The capital of France is Paris. system user assistant\n",
+    "Human: Assistant: yes no maybe certainly, here is more 0123456789 !?.;:'\"()",
+]
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+
+
+class Exact(TorchFunctionMode):
+    """Runs transformers' own float32 casts (in norms, softmax, rotary embeddings) in float64.
+
+    Without it a float64 comparison of layouts measures those casts: a difference of 1e-16 may round to another
+    float32.
+    """
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") is torch.float32:
+            kwargs["dtype"] = torch.float64
+        args = tuple(torch.float64 if argument is torch.float32 else argument for argument in args)
+        if function is torch.Tensor.float:
+            function = torch.Tensor.double
+        return function(*args, **kwargs)
+
+
+def arithmetic(dtype: torch.dtype) -> AbstractContextManager:
+    """`Exact` for float64, nothing for others."""
+    return Exact() if dtype is torch.float64 else nullcontext()
+
+
+def make_tokenizer(template: str | None = CHATML, *, pad: str = "<|im_end|>") -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer of some 350 tokens; its pad is, by default, the token that ends a turn."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unused|>"]
+    tokenizer.train_from_iterator(
+        CORPUS,
+        trainers.BpeTrainer(
+            vocab_size=350,
+            special_tokens=special,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token=pad,
+        unk_token="<|endoftext|>",
+        chat_template=template,
+    )
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    """See `make_tokenizer`."""
+    return make_tokenizer()
+
+
+@pytest.fixture
+def renderer(tokenizer: PreTrainedTokenizerFast) -> Renderer:
+    """ChatML, at most 128 tokens."""
+    return build_renderer(tokenizer, DataConfig(max_seq_len=128))
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 384,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    # Large weights, so that scores differ enough for a mistake to show.
+    "initializer_range": 0.3,
+}
+GROUPED: dict[str, Any] = {"num_key_value_heads": 2}
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "llama": lambda: LlamaConfig(**SIZES, **GROUPED),
+    "qwen2": lambda: Qwen2Config(**SIZES, **GROUPED),
+    "qwen3": lambda: Qwen3Config(**SIZES, **GROUPED, head_dim=8),
+    "gemma2": lambda: Gemma2Config(**SIZES, **GROUPED, head_dim=8, sliding_window=256, attn_logit_softcapping=2.0),
+    "gemma3": lambda: Gemma3TextConfig(**SIZES, **GROUPED, head_dim=8, sliding_window=256),
+    "gpt_neox": lambda: GPTNeoXConfig(**SIZES),
+}
+
+
+def make_model(
+    family: str = "llama", *, layout: Layout = "shared", dtype: torch.dtype = torch.float32, config: Any = None
+) -> RewardModel:
+    """A two-layer reward model with random weights."""
+    torch.manual_seed(0)
+    config = config if config is not None else CONFIGS[family]()
+    disk_class = disk_class_of(config)
+    config.num_labels = 1
+    implementation = attention.NAME if layout != "padded" else attention.padded_implementation(config)
+    classifier = disk_class._from_config(config, dtype=torch.float32, attn_implementation=implementation)
+    model = wrap(classifier, layout=layout, compute_dtype=torch.float32)
+    torch.nn.init.normal_(model.head.weight, std=0.3, generator=torch.Generator().manual_seed(1))
+    return model.to(dtype).eval()
+
+
+def set_layout(model: RewardModel, layout: Layout) -> RewardModel:
+    """The same weights under another layout."""
+    model.layout = layout
+    name = attention.padded_implementation(model.config) if layout == "padded" else attention.NAME
+    model.backbone.set_attn_implementation(name)  # type: ignore[operator]
+    return model
+
+
+def make_groups(count: int, *, seed: int = 0, replies: int = 2, vocabulary: int = 384) -> list[TokenGroup]:
+    """Random groups of uneven lengths with soft labels, weights and margins."""
+    draw = np.random.default_rng(seed)
+    groups = []
+    for number in range(count):
+        num_replies = int(draw.integers(2, replies + 1))
+        shared = draw.integers(1, vocabulary, int(draw.integers(1, 14))).astype(np.int32)
+        suffixes = tuple(
+            draw.integers(1, vocabulary, int(draw.integers(1, 11))).astype(np.int32) for _ in range(num_replies)
+        )
+        groups.append(
+            TokenGroup(
+                preference_id=f"row {number}",
+                source="random",
+                prompt_key=str(number),
+                shared=shared,
+                suffixes=suffixes,
+                prompt_tokens=(len(shared),) * num_replies,
+                truncated_tokens=(0,) * num_replies,
+                comparisons=tuple(
+                    Comparison(
+                        first=i,
+                        second=j,
+                        label=float(draw.choice([0.0, 0.2, 0.5, 0.9, 1.0])),
+                        weight=float(draw.uniform(0.1, 2.0)),
+                        margin=float(draw.choice([0.0, 0.7])),
+                    )
+                    for i in range(num_replies)
+                    for j in range(i + 1, num_replies)
+                ),
+                ranking=tuple(int(n) for n in draw.permutation(num_replies)),
+            )
+        )
+    return groups
+
+
+def pair(prompt: str, chosen: str, rejected: str, *, id: str = "row", system: str | None = None) -> Preference:
+    """An ordinary preference."""
+    turns = (Message("user", prompt),)
+    if system is not None:
+        turns = (Message("system", system), *turns)
+    return Preference(
+        id=id,
+        source="test",
+        prompt=turns,
+        replies=((Message("assistant", chosen),), (Message("assistant", rejected),)),
+        comparisons=(Comparison(first=0, second=1),),
+    )
+
+
+@pytest.fixture
+def base_model(tmp_path: Path) -> Path:
+    """A folder with a tiny chat model, as from a hub."""
+    return write_base_model(tmp_path / "base")
+
+
+def write_base_model(folder: Path, *, template: str | None = CHATML, family: str = "llama") -> Path:
+    """Save a tiny causal language model with its tokenizer."""
+    torch.manual_seed(0)
+    config = CONFIGS[family]()
+    config.eos_token_id = config.pad_token_id = 2
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    make_tokenizer(template).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def pairs_file(tmp_path: Path) -> Path:
+    """Forty pairs in which the polite reply is preferred."""
+    return write_pairs(tmp_path / "pairs.jsonl", 40)
+
+
+def write_pairs(path: Path, count: int, *, offset: int = 0) -> Path:
+    """JSONL of prompt/chosen/rejected rows with distinct prompts."""
+    topics = ["basil", "light", "water", "soil", "Paris", "France"]
+    rows = [
+        {
+            "prompt": f"How do I keep {topics[n % 6]} number {n + offset}?",
+            "chosen": f"Certainly, here is more on {topics[n % 6]}.",
+            "rejected": f"no{'!' * (n % 3)} {n % 7}",
+        }
+        for n in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def shared_data(name: str) -> Path:
+    """A file of the preference data beside the repository; skips the test where it is absent."""
+    path = SHARED / "data" / name
+    if not path.exists():
+        pytest.skip(f"the preference data is not beside the repository (shared/data/{name})")
+    return path

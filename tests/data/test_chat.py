@@ -1,0 +1,249 @@
+"""The renderer: one path from messages to tokens, one BOS, a known end, truncation by conversation alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from conftest import CHATML, make_tokenizer, pair
+from rewardlab.core.errors import DataError, RenderError
+from rewardlab.core.types import Comparison, Message, Preference
+from rewardlab.data.chat import PLAIN_TEMPLATE, ReplyTooLong, build_renderer
+from rewardlab.data.config import DataConfig
+from rewardlab.data.loader import tokenize
+
+THINKING = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['role'] == 'assistant' and loop.last %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{{ m['content'] + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LLAMA3 = (
+    "{% for m in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
+    "{{ '[' + m['role'] + ']\n\n' + m['content'] | trim + '<|im_end|>' }}{% endfor %}"
+)
+GEMMA = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{{ '<' + m['role'] + '>\n' + m['content'] | trim + '<|im_end|>\n' }}{% endfor %}"
+)
+DATED = "{{ strftime_now('%d %b %Y') }}" + CHATML
+
+
+def renderer_for(template, max_length=128, **settings):
+    return build_renderer(make_tokenizer(template), DataConfig(max_seq_len=max_length, **settings))
+
+
+def decoded(renderer, token_ids):
+    return renderer.tokenizer.decode([int(token) for token in token_ids])
+
+
+@pytest.mark.parametrize(
+    "template", [CHATML, THINKING, LLAMA3, GEMMA, None], ids=["chatml", "thinking", "llama3", "gemma", "plain"]
+)
+def test_shared_and_suffix_are_exactly_the_rendered_conversation(template):
+    renderer = renderer_for(template)
+    preference = pair("How do I keep basil alive?", "Water it. Yes.", "Water no")
+    group = renderer.group(preference)
+    for reply in range(2):
+        whole = renderer.token_ids(preference.prompt + preference.replies[reply])
+        assert np.array_equal(group.conversation(reply), whole)
+        assert len(group.suffixes[reply]) >= 1
+    assert group.shared.tolist() == group.conversation(1)[: len(group.shared)].tolist()
+    first, second = group.conversation(0), group.conversation(1)
+    assert first[len(group.shared)] != second[len(group.shared)], "the shared part is the longest there is"
+
+
+@pytest.mark.parametrize(
+    "template", [CHATML, THINKING, LLAMA3, GEMMA, None], ids=["chatml", "thinking", "llama3", "gemma", "plain"]
+)
+def test_the_prompt_boundary_lies_where_the_reply_begins_whatever_the_template_writes_before_it(template):
+    renderer = renderer_for(template)
+    group = renderer.group(pair("What is the capital?", "Paris is.", "Paris, no"))
+    for reply, content in enumerate(("Paris is.", "Paris, no")):
+        rest = decoded(renderer, group.conversation(reply)[group.prompt_tokens[reply] :])
+        assert rest.strip().startswith(content)
+        before = decoded(renderer, group.conversation(reply)[: group.prompt_tokens[reply]])
+        assert "capital" in before
+        assert "Paris" not in before
+    assert len(group.shared) > group.prompt_tokens[0], "`Paris` is shared layout, but part of the reply"
+
+
+def test_the_boundary_works_for_replies_that_begin_like_the_probe():
+    renderer = renderer_for(CHATML)
+    for content in ("@home", "#1", " @", "@"):
+        group = renderer.group(pair("q", content, "zz"))
+        assert decoded(renderer, group.conversation(0)[group.prompt_tokens[0] :]).startswith(content)
+
+
+def test_every_rendering_has_the_bos_that_the_template_writes_and_no_other():
+    for template, expected in ((LLAMA3, 1), (GEMMA, 1), ("{% for m in messages %}{{ m['content'] }}{% endfor %}", 0)):
+        renderer = renderer_for(template)
+        token_ids = renderer.token_ids((Message("user", "Hello"), Message("assistant", "yes")))
+        assert (token_ids == renderer.tokenizer.bos_token_id).sum() == expected == renderer.spec.num_bos
+
+
+def test_a_template_with_two_bos_is_refused():
+    with pytest.raises(RenderError, match="writes 2 BOS"):
+        renderer_for("{{ bos_token }}" + LLAMA3)
+
+
+def test_the_final_token_is_known_or_said_to_be_unknown():
+    assert decoded(renderer_for(CHATML), [renderer_for(CHATML).spec.final_token_id]) == "\n"
+    assert renderer_for(LLAMA3).spec.final_token_id == renderer_for(LLAMA3).tokenizer.eos_token_id
+    assert renderer_for("{% for m in messages %}{{ m['content'] }}{% endfor %}").spec.final_token_id is None
+
+
+def test_a_model_without_a_template_gets_a_plain_transcript_that_ends_in_eos():
+    renderer = renderer_for(None)
+    assert renderer.spec.template_source == "plain"
+    assert PLAIN_TEMPLATE in renderer.spec.chat_template
+    messages = (
+        Message("system", "Be brief."),
+        Message("user", "Hi"),
+        Message("assistant", "Yes"),
+        Message("user", "Why?"),
+        Message("assistant", "So."),
+    )
+    assert (
+        renderer.text(messages) == "Be brief.\n\nHuman: Hi\n\nAssistant: Yes\n\nHuman: Why?\n\nAssistant: So.<|im_end|>"
+    )
+    assert renderer.spec.final_token_id == renderer.tokenizer.eos_token_id
+    with pytest.raises(RenderError, match="no chat template. Use --no-chat-template"):
+        renderer_for(None, chat_template="template")
+
+
+def test_a_plain_transcript_can_be_asked_for():
+    assert renderer_for(CHATML, chat_template="plain").spec.template_source == "plain"
+
+
+def test_templates_that_print_the_date_print_the_same_one_for_ever():
+    renderer = renderer_for(DATED)
+    assert renderer.text((Message("user", "Hello"),)).startswith("26 Jul 2024<|im_start|>")
+
+
+def test_an_explicit_empty_system_turn_survives_and_a_system_prompt_fills_only_where_there_is_none():
+    empty = (Message("system", ""), Message("user", "Hi"), Message("assistant", "Yes"))
+    bare = empty[1:]
+    renderer = renderer_for(CHATML)
+    assert renderer.text(empty).startswith("<|im_start|>system\n<|im_end|>")
+    assert not renderer.text(bare).startswith("<|im_start|>system")
+    with_prompt = renderer_for(CHATML, system_prompt="Be brief.")
+    assert "Be brief." in with_prompt.text(bare)
+    assert "Be brief." not in with_prompt.text(empty)
+    assert renderer_for(CHATML, system_prompt="").text(bare) == renderer.text(empty)
+
+
+def test_a_template_that_refuses_a_role_says_so_with_the_row():
+    with pytest.raises(RenderError, match=r"row: the chat template refuses .*system.*System role not supported"):
+        renderer_for(GEMMA).group(pair("q", "yes", "no", system="Be brief."))
+
+
+LONG = tuple(
+    message
+    for number in range(4)
+    for message in (Message("user", f"question {number} " + "basil " * 5), Message("assistant", f"answer {number}"))
+)
+
+
+def test_truncation_drops_whole_old_turns_first_and_keeps_system_turn_and_reply():
+    renderer = renderer_for(CHATML, max_length=110)
+    prompt = (Message("system", "Be brief."), *LONG, Message("user", "last question"))
+    rendered = renderer.render(prompt, (Message("assistant", "The reply."),))
+    text = decoded(renderer, rendered.token_ids)
+    assert len(rendered.token_ids) <= 110
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>")
+    assert text.endswith("<|im_start|>user\nlast question<|im_end|>\n<|im_start|>assistant\nThe reply.<|im_end|>\n")
+    assert "question 0" not in text
+    kept = [number for number in range(4) if f"question {number}" in text]
+    assert kept == list(range(kept[0], 4)), "what is kept is the most recent"
+    whole = renderer.token_ids((*prompt, Message("assistant", "The reply.")))
+    assert rendered.truncated_tokens == len(whole) - len(rendered.token_ids) > 0
+    assert text.count("question") * 2 == text.count("question") + text.count("answer") + 1, "no exchange is torn apart"
+
+
+def test_the_oldest_turn_left_loses_its_beginning():
+    renderer = renderer_for(CHATML, max_length=60)
+    content = " ".join(f"w{number}" for number in range(60))
+    rendered = renderer.render((Message("user", content),), (Message("assistant", "yes"),))
+    text = decoded(renderer, rendered.token_ids)
+    assert len(rendered.token_ids) <= 60
+    assert "w59<|im_end|>" in text
+    assert "w0 " not in text
+    assert text.endswith("<|im_start|>assistant\nyes<|im_end|>\n")
+
+
+def test_a_reply_too_long_by_itself_is_an_error_and_never_cut():
+    renderer = renderer_for(CHATML, max_length=40)
+    with pytest.raises(ReplyTooLong, match="above the limit of 40. Raise --max-seq-len"):
+        renderer.render((Message("user", "q"),), (Message("assistant", "no " * 60),))
+
+
+def test_truncation_is_a_function_of_the_conversation_alone_and_siblings_may_then_differ():
+    renderer = renderer_for(CHATML, max_length=80)
+    prompt = (*LONG, Message("user", "so?"))
+    short, long = Message("assistant", "yes"), Message("assistant", "certainly " * 14)
+    preference = Preference(
+        id="row", source="t", prompt=prompt, replies=((short,), (long,)), comparisons=(Comparison(first=0, second=1),)
+    )
+    group = renderer.group(preference)
+    for reply, message in enumerate((short, long)):
+        alone = renderer.render(prompt, (message,))
+        assert np.array_equal(group.conversation(reply), alone.token_ids)
+        assert group.truncated_tokens[reply] == alone.truncated_tokens
+    assert group.truncated_tokens[0] != group.truncated_tokens[1]
+    _, report = tokenize([preference], renderer, max_drop_fraction=0.0, name="t")
+    assert (report.prompts_differ_after_cut, report.truncated_replies) == (1, 2)
+
+
+words = st.lists(st.sampled_from(["basil", "water", "é", "日本", "\n", "  ", "<|im_start|>", "x"]), max_size=12).map(
+    " ".join
+)
+
+
+@given(turns=st.lists(words, min_size=1, max_size=7), reply=words, limit=st.integers(24, 90))
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_conversation_fits_its_limit_or_is_refused(turns, reply, limit):
+    renderer = renderer_for(CHATML, max_length=limit)
+    prompt = tuple(Message("user" if n % 2 == 0 else "assistant", text) for n, text in enumerate(turns))
+    try:
+        rendered = renderer.render(prompt, (Message("assistant", reply),))
+    except ReplyTooLong:
+        return
+    assert len(rendered.token_ids) <= limit
+    assert rendered.prompt_tokens <= len(rendered.token_ids)
+    tail = renderer.tokenizer(f"<|im_start|>assistant\n{reply}<|im_end|>\n", add_special_tokens=False)["input_ids"]
+    assert rendered.token_ids[-len(tail) :].tolist() == tail
+
+
+def test_replies_that_do_not_fit_leave_their_siblings():
+    renderer = renderer_for(CHATML, max_length=40)
+    three = Preference(
+        id="k",
+        source="t",
+        prompt=(Message("user", "q"),),
+        replies=tuple((Message("assistant", text),) for text in ("yes", "no " * 60, "maybe")),
+        comparisons=(Comparison(first=0, second=1), Comparison(first=2, second=0)),
+        ranking=(2, 0, 1),
+    )
+    group = renderer.group(three)
+    assert group.num_replies == 2
+    assert group.comparisons == (Comparison(first=1, second=0),)
+    assert group.ranking == (1, 0)
+    assert renderer.group(replace(three, comparisons=(Comparison(first=0, second=1),))) == "reply_too_long"
+
+
+def test_dropped_preferences_are_counted_and_too_many_stop_the_run():
+    renderer = renderer_for("{% for m in messages %}{{ m['content'] | trim + '\n' }}{% endfor %}", max_length=40)
+    rows = [pair("q", "yes", "no", id="a"), pair("q", "yes ", "yes", id="b"), pair("q", "yes " * 60, "no", id="c")]
+    groups, report = tokenize(rows, renderer, max_drop_fraction=0.7, name="t")
+    assert report.kept == len(groups) == 1
+    assert report.dropped == {"identical_tokens": 1, "reply_too_long": 1}
+    assert report.kept + sum(report.dropped.values()) == report.preferences == 3
+    with pytest.raises(DataError, match=r"2 of 3 .*such as b.*such as c.*--max-drop-fraction 0.667"):
+        tokenize(rows, renderer, max_drop_fraction=0.1, name="t")

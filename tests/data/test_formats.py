@@ -1,0 +1,484 @@
+"""Laws of reading one row: every layout gives the preference it means, every fault its own cause."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from rewardlab.core.errors import DataError
+from rewardlab.core.types import Conversation, Message, Preference
+from rewardlab.data.config import DataConfig
+from rewardlab.data.formats import LAYOUTS, ParsedRow, Rules, group_pairs, read_rows, recognise
+from rewardlab.data.rows import CAUSES, SHOWN_CHARACTERS, UnusableRowError
+
+Row = Mapping[str, object]
+
+
+def user(text: str) -> Message:
+    return Message("user", text)
+
+
+def assistant(text: str) -> Message:
+    return Message("assistant", text)
+
+
+def turns(*messages: Message) -> list[dict[str, str]]:
+    return [message.as_dict() for message in messages]
+
+
+def read(
+    *rows: Row, seed: int = 0, kwise_loss: str = "pairs", place: str = "rows.jsonl:7", **settings: Any
+) -> ParsedRow:
+    rules = Rules(source="rows", config=DataConfig(**settings), seed=seed, kwise_loss=kwise_loss)
+    return read_rows(rows, layout=recognise(rows[0], place), place=place, rules=rules)
+
+
+def preference(*rows: Row, **settings: Any) -> Preference:
+    return read(*rows, **settings).preference
+
+
+def cause(*rows: Row, **settings: Any) -> str:
+    with pytest.raises(UnusableRowError) as caught:
+        read(*rows, **settings)
+    assert caught.value.detail
+    return caught.value.cause
+
+
+PROMPT = (user("Why?"),)
+PAIR = {"prompt": "Why?", "chosen": "Because.", "rejected": "No."}
+KWISE = {"prompt": "Why?", "responses": ["a", "b", "c"], "scores": [1, 3, 2]}
+SHP = {"history": "Why?", "human_ref_A": "a", "human_ref_B": "b", "labels": 1, "score_ratio": 3.0}
+
+
+def long_form(role: str, text: str, **columns: object) -> dict[str, object]:
+    return {"pair_id": 1, "role": role, "prompt": "Why?", "response": text, **columns}
+
+
+def replies(row: Preference) -> list[str]:
+    return [reply[-1].content for reply in row.replies]
+
+
+class TestPairs:
+    def test_texts_are_one_user_and_one_assistant_turn(self) -> None:
+        row = preference(PAIR)
+        assert row.prompt == PROMPT
+        assert row.replies == ((assistant("Because."),), (assistant("No."),))
+        assert [(c.first, c.second, c.label, c.weight, c.margin) for c in row.comparisons] == [(0, 1, 1.0, 1.0, 0.0)]
+        assert (row.id, row.source, row.ranking) == ("rows.jsonl:7", "rows", (0, 1))
+
+    @pytest.mark.parametrize(
+        "side",
+        [
+            "Because.",
+            turns(assistant("Because.")),
+            turns(user("Why?"), assistant("Because.")),
+            [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Because."}],
+        ],
+    )
+    @pytest.mark.parametrize("prompt", ["Why?", turns(user("Why?")), [{"from": "human", "value": "Why?"}]])
+    def test_text_reply_turns_and_whole_conversations_mean_the_same(self, side: object, prompt: object) -> None:
+        assert preference({**PAIR, "prompt": prompt, "chosen": side}) == preference(PAIR)
+
+    def test_a_reply_may_be_several_turns(self) -> None:
+        reply = (assistant("Because."), user("And?"), assistant("So."))
+        assert preference({**PAIR, "chosen": turns(*reply)}).replies[0] == reply
+
+    def test_an_empty_system_turn_and_any_unicode_survive_as_they_are(self) -> None:
+        prompt = (Message("system", ""), user(" Ünïcödé\u00a0👩‍🚀\r\n "))
+        row = preference({**PAIR, "prompt": turns(*prompt), "chosen": " e\u0301 \n"})
+        assert row.prompt == prompt
+        assert row.replies[0] == (assistant(" e\u0301 \n"),)
+
+    @pytest.mark.parametrize(("label", "ranking"), [(1, (0, 1)), (0, (1, 0)), (0.7, None), (0.5, None), ("0.25", None)])
+    def test_the_label_is_kept_and_only_certain_ones_rank(self, label: object, ranking: object) -> None:
+        row = preference({**PAIR, "label": label})
+        assert row.comparisons[0].label == float(str(label))
+        assert row.ranking == ranking
+
+    @pytest.mark.parametrize("label", [-0.1, 1.1, math.nan, "yes", True, [1], 10**400])
+    def test_a_label_outside_0_to_1_is_dropped(self, label: object) -> None:
+        assert cause({**PAIR, "label": label}) == "bad_label"
+
+    def test_unicode_with_half_a_surrogate_pair_is_dropped(self) -> None:
+        assert cause({**PAIR, "chosen": "\ud83d"}) == "bad_unicode"
+
+    @pytest.mark.parametrize("column", ["prompt", "chosen", "rejected"])
+    def test_a_null_field_is_dropped(self, column: str) -> None:
+        assert cause({**PAIR, column: None}) == "missing_field"
+
+    def test_a_later_row_without_a_needed_column_is_dropped(self) -> None:
+        rules = Rules(source="rows", config=DataConfig(), seed=0)
+        with pytest.raises(UnusableRowError, match="missing_field: no 'rejected'"):
+            read_rows([{"prompt": "a", "chosen": "b"}], layout=recognise(PAIR, "x:1"), place="x:2", rules=rules)
+
+    @pytest.mark.parametrize("reply", [5, {"role": "assistant", "content": "a"}, True, 1.5])
+    def test_a_reply_that_is_no_text_is_dropped(self, reply: object) -> None:
+        assert cause({**PAIR, "chosen": reply}) == "reply_not_text"
+
+    @pytest.mark.parametrize("reply", ["", " \n", [], turns(user("Why?")), turns(assistant(" "))])
+    def test_a_reply_without_text_is_dropped(self, reply: object) -> None:
+        assert cause({**PAIR, "rejected": reply}) == "empty_reply"
+
+    def test_replies_that_differ_in_outer_white_space_only_are_identical(self) -> None:
+        assert cause({**PAIR, "chosen": "No.\n"}) == "identical_replies"
+        assert cause({**PAIR, "chosen": turns(assistant(" No."))}) == "identical_replies"
+
+    @pytest.mark.parametrize("prompt", ["", "  ", [], turns(user(" ")), turns(Message("system", "Be kind."), user(""))])
+    def test_a_prompt_without_text_is_dropped(self, prompt: object) -> None:
+        assert cause({**PAIR, "prompt": prompt}) == "empty_prompt"
+
+    def test_a_conversation_with_another_prompt_is_dropped(self) -> None:
+        assert cause({**PAIR, "chosen": turns(user("How?"), assistant("Because."))}) == "prompt_differs"
+
+    @pytest.mark.parametrize(
+        "reply",
+        [
+            [{"role": "narrator", "content": "a"}],
+            [{"role": "assistant", "content": None}],
+            [{"role": "assistant", "content": [{"type": "text", "text": "a"}]}],
+            [{"role": "assistant", "content": "a", "tool_calls": [{"name": "f"}]}],
+            [{"from": "assistent", "value": "a"}],
+            ["a"],
+            turns(assistant("a"), user("b")),
+            turns(user("Why?"), user("And?"), assistant("a")),
+        ],
+    )
+    def test_turns_that_are_no_reply_are_dropped(self, reply: object) -> None:
+        assert cause({**PAIR, "chosen": reply}) == "bad_roles"
+
+    def test_a_prompt_that_is_neither_text_nor_turns_is_dropped(self) -> None:
+        assert cause({**PAIR, "prompt": 5}) == "bad_roles"
+
+
+class TestStrength:
+    def test_it_is_kept_as_data_and_does_nothing_unasked(self) -> None:
+        (comparison,) = preference({**PAIR, "strength": 2}).comparisons
+        assert (comparison.strength, comparison.weight, comparison.margin, comparison.label) == (2.0, 1.0, 0.0, 1.0)
+
+    def test_it_is_the_weight_the_margin_or_the_label_as_asked(self) -> None:
+        row = {**PAIR, "strength": 0.8}
+        assert preference(row, strength_as="weight").comparisons[0].weight == 0.8
+        assert preference(row, strength_as="margin").comparisons[0].margin == 0.8
+        assert preference(row, strength_as="soft").comparisons[0].label == 0.8
+
+    def test_a_soft_label_is_for_the_preferred_side_and_a_tie_stays_one(self) -> None:
+        labels = [0, 0.5, 1]
+        soft = [
+            preference({**PAIR, "strength": 0.8, "label": label}, strength_as="soft").comparisons[0].label
+            for label in labels
+        ]
+        assert soft == pytest.approx([0.2, 0.5, 0.8])
+
+    def test_a_tie_has_no_margin(self) -> None:
+        assert preference({**PAIR, "strength": 2, "label": 0.5}, strength_as="margin").comparisons[0].margin == 0.0
+
+    @pytest.mark.parametrize("strength", [-1, math.nan, math.inf, "strong", [1]])
+    def test_what_is_no_finite_number_from_0_is_dropped(self, strength: object) -> None:
+        assert cause({**PAIR, "strength": strength}) == "bad_strength"
+
+    def test_above_1_it_is_no_soft_label(self) -> None:
+        assert cause({**PAIR, "strength": 1.5}, strength_as="soft") == "bad_strength"
+
+    @pytest.mark.parametrize("strength_as", ["weight", "margin", "soft"])
+    def test_a_row_without_it_is_dropped_when_it_is_asked_for(self, strength_as: str) -> None:
+        assert cause(PAIR, strength_as=strength_as) == "missing_strength"
+        assert cause(KWISE, strength_as=strength_as) == "missing_strength"
+
+    def test_the_margin_comes_from_its_column(self) -> None:
+        assert preference({**PAIR, "gap": 1.5}, margin_column="gap").comparisons[0].margin == 1.5
+
+    @pytest.mark.parametrize("margin", [-0.5, math.nan, "wide"])
+    def test_a_margin_that_is_no_finite_number_from_0_is_dropped(self, margin: object) -> None:
+        assert cause({**PAIR, "gap": margin}, margin_column="gap") == "bad_margin"
+
+    def test_a_row_without_the_margin_column_is_dropped(self) -> None:
+        assert cause(PAIR, margin_column="gap") == "missing_field"
+
+
+class TestWholeConversations:
+    def test_the_prompt_is_what_both_sides_share(self) -> None:
+        prompt = (Message("system", ""), user("Hi"), assistant("Hello"), user("Why?"))
+        row = preference(
+            {"chosen": turns(*prompt, assistant("Because.")), "rejected": turns(*prompt, assistant("No."))}
+        )
+        assert row.prompt == prompt
+        assert replies(row) == ["Because.", "No."]
+
+    def test_sides_that_part_at_an_earlier_reply_have_replies_of_several_turns(self) -> None:
+        row = preference(
+            {
+                "chosen": turns(user("Why?"), assistant("a")),
+                "rejected": turns(user("Why?"), assistant("b"), user("And?"), assistant("c")),
+            }
+        )
+        assert row.prompt == PROMPT
+        assert [len(reply) for reply in row.replies] == [1, 3]
+
+    def test_one_side_may_continue_the_other(self) -> None:
+        first = turns(user("Why?"), assistant("a"))
+        row = preference({"chosen": first, "rejected": [*first, *turns(user("And?"), assistant("c"))]})
+        assert row.prompt == PROMPT
+
+    def test_sides_that_part_at_a_user_turn_are_dropped(self) -> None:
+        first, second = turns(user("Why?"), assistant("a")), turns(user("How?"), assistant("b"))
+        assert cause({"chosen": first, "rejected": second}) == "prompt_differs"
+
+    @pytest.mark.parametrize(
+        ("first", "second", "expected"),
+        [
+            (turns(user("Why?"), assistant("a")), turns(user("Why?"), assistant("a ")), "identical_replies"),
+            (turns(user("Why?"), assistant("a")), turns(user("Why?"), assistant("a")), "identical_replies"),
+            (turns(assistant("a")), turns(assistant("b")), "empty_prompt"),
+            (turns(user("Why?"), assistant("a"), user("b")), turns(user("Why?"), assistant("c")), "bad_roles"),
+            (turns(user("Why?"), assistant("a")), [], "empty_reply"),
+            (turns(user("Why?"), assistant("a")), "b", "reply_not_text"),
+        ],
+    )
+    def test_other_faults_have_their_cause(self, first: object, second: object, expected: str) -> None:
+        assert cause({"chosen": first, "rejected": second}) == expected
+
+
+class TestTranscripts:
+    def test_turns_are_stripped_and_the_shared_ones_are_the_prompt(self) -> None:
+        shared = "\n\nHuman: Hi \n\nAssistant: Hello:\nyou\n\n\nHuman:  Why?\n\nAssistant:"
+        row = preference({"chosen": shared + " Because.\n", "rejected": shared + " No."})
+        assert row.prompt == (user("Hi"), assistant("Hello:\nyou"), user("Why?"))
+        assert row.replies == ((assistant("Because."),), (assistant("No."),))
+
+    @pytest.mark.parametrize(
+        "transcript",
+        ["\n\nHuman: Why?", "\n\nAssistant: a", "Listen.\n\nHuman: Why?\n\nAssistant: a", "\n\nHuman: a\n\nHuman: b"],
+    )
+    def test_what_does_not_go_from_human_to_assistant_is_dropped(self, transcript: str) -> None:
+        good = "\n\nHuman: Why?\n\nAssistant: b"
+        assert cause({"chosen": transcript, "rejected": good}) == "not_a_transcript"
+        assert cause({"chosen": good, "rejected": transcript}) == "not_a_transcript"
+
+    def test_transcripts_with_two_prompts_are_dropped(self) -> None:
+        sides = [f"\n\nHuman: {prompt}\n\nAssistant: a" for prompt in ("Why?", "How?")]
+        assert cause({"chosen": sides[0], "rejected": sides[1]}) == "prompt_differs"
+
+    def test_plain_texts_have_no_prompt(self) -> None:
+        assert cause({"chosen": "Because.", "rejected": "No."}) == "no_prompt"
+
+    def test_an_empty_last_turn_is_dropped(self) -> None:
+        start = "\n\nHuman: Why?\n\nAssistant:"
+        assert cause({"chosen": f"{start} a", "rejected": start}) == "empty_reply"
+
+
+class TestSHP:
+    @pytest.mark.parametrize(("labels", "expected"), [(1, ["a", "b"]), (0, ["b", "a"])])
+    def test_label_1_prefers_a_and_label_0_prefers_b(self, labels: int, expected: list[str]) -> None:
+        row = preference({**SHP, "labels": labels})
+        assert row.prompt == PROMPT
+        assert replies(row) == expected
+        assert (row.comparisons[0].first, row.comparisons[0].label) == (0, 1.0)
+
+    def test_the_strength_is_the_share_of_votes_of_the_preferred(self) -> None:
+        assert preference(SHP).comparisons[0].strength == 0.75
+        assert preference(SHP, strength_as="soft").comparisons[0].label == 0.75
+        assert preference({**SHP, "score_ratio": None}).comparisons[0].strength is None
+
+    @pytest.mark.parametrize("labels", [2, 0.5, "A", True])
+    def test_other_labels_are_dropped(self, labels: object) -> None:
+        assert cause({**SHP, "labels": labels}) == "bad_label"
+
+    @pytest.mark.parametrize("ratio", [0.5, -1, math.inf])
+    def test_a_ratio_below_1_contradicts_the_label(self, ratio: float) -> None:
+        assert cause({**SHP, "score_ratio": ratio}) == "bad_strength"
+
+
+def compared(row: Preference) -> set[tuple[int, int, float]]:
+    return {(c.first, c.second, c.label) for c in row.comparisons}
+
+
+class TestKwise:
+    def test_every_pair_with_different_scores_is_compared_the_better_first(self) -> None:
+        row = preference(KWISE)
+        assert row.prompt == PROMPT
+        assert replies(row) == ["a", "b", "c"]
+        assert compared(row) == {(1, 0, 1.0), (2, 0, 1.0), (1, 2, 1.0)}
+        assert row.ranking == (1, 2, 0)
+
+    def test_a_ranking_means_the_scores_it_comes_from(self) -> None:
+        ranked = {"prompt": "Why?", "responses": KWISE["responses"], "ranking": [1, 2, 0]}
+        assert preference(ranked) == preference(KWISE) == preference({**KWISE, "ranking": [1, 2, 0]})
+
+    def test_responses_may_be_messages(self) -> None:
+        sides = [turns(assistant("a")), turns(user("Why?"), assistant("b")), "c"]
+        assert preference({**KWISE, "responses": sides}) == preference(KWISE)
+
+    @pytest.mark.parametrize(
+        ("ties", "expected", "skipped"),
+        [("auto", {(2, 0, 1.0), (2, 1, 1.0)}, 1), ("skip", {(2, 0, 1.0), (2, 1, 1.0)}, 1),
+         ("half", {(0, 1, 0.5), (2, 0, 1.0), (2, 1, 1.0)}, 0)],
+    )  # fmt: skip
+    def test_ties_are_skipped_or_compared_as_asked(
+        self, ties: str, expected: set[tuple[int, int, float]], skipped: int
+    ) -> None:
+        parsed = read({**KWISE, "scores": [1, 1, 2]}, ties=ties)
+        assert compared(parsed.preference) == expected
+        assert parsed.preference.ranking is None
+        assert parsed.skipped_ties == skipped
+
+    @pytest.mark.parametrize(
+        ("ties", "kwise_loss"), [("error", "pairs"), ("error", "plackett-luce"), ("auto", "plackett-luce"), ("half", "plackett-luce")]
+    )  # fmt: skip
+    def test_a_forbidden_tie_is_an_error_with_the_row_and_the_flag(self, ties: str, kwise_loss: str) -> None:
+        with pytest.raises(DataError, match=r"^rows\.jsonl:7: two replies have the same score 1.*--ties skip"):
+            read({**KWISE, "scores": [1, 1, 2]}, ties=ties, kwise_loss=kwise_loss)
+
+    def test_plackett_luce_drops_tied_rows_when_ties_are_skipped(self) -> None:
+        assert cause({**KWISE, "scores": [1, 1, 2]}, ties="skip", kwise_loss="plackett-luce") == "tied_ranking"
+        assert preference(KWISE, ties="auto", kwise_loss="plackett-luce").ranking == (1, 2, 0)
+
+    def test_identical_replies_are_not_compared(self) -> None:
+        parsed = read({**KWISE, "responses": ["a", "b", "a "]})
+        assert compared(parsed.preference) == {(1, 0, 1.0), (1, 2, 1.0)}
+        assert parsed.skipped_identical == 1
+        assert parsed.preference.ranking is None
+
+    def test_a_row_of_identical_replies_is_dropped(self) -> None:
+        assert cause({**KWISE, "responses": ["a", "a", " a"]}) == "identical_replies"
+        assert cause({**KWISE, "responses": ["a", "b", "a"]}, kwise_loss="plackett-luce") == "identical_replies"
+
+    def test_a_row_that_decides_nothing_is_dropped(self) -> None:
+        assert cause({**KWISE, "scores": [1, 1, 1]}) == "no_comparison"
+        assert cause({**KWISE, "responses": ["a"], "scores": [1]}) == "no_comparison"
+        assert cause({**KWISE, "responses": [], "scores": []}) == "no_comparison"
+
+    @pytest.mark.parametrize(
+        "columns",
+        [
+            {"scores": [1, 2]},
+            {"scores": [1, 2, math.nan]},
+            {"scores": [1, 2, None]},
+            {"scores": 3},
+            {"ranking": [0, 1, 1], "scores": None},
+            {"ranking": [1, 2, 3], "scores": None},
+            {"ranking": [0, 1], "scores": None},
+            {"ranking": "0,1,2", "scores": None},
+            {"ranking": [0.5, 1, 2], "scores": None},
+            {"ranking": [0, 1, 2]},
+        ],
+    )
+    def test_scores_that_do_not_fit_the_replies_are_dropped(self, columns: Row) -> None:
+        assert cause({**KWISE, **columns}) == "bad_scores"
+
+    def test_other_faults_have_their_cause(self) -> None:
+        assert cause({**KWISE, "responses": "abc"}) == "reply_not_text"
+        assert cause({**KWISE, "responses": ["a", "b", 3]}) == "reply_not_text"
+        assert cause({**KWISE, "responses": ["a", "b", ""]}) == "empty_reply"
+        assert cause({**KWISE, "scores": None}) == "missing_field"
+        assert cause({**KWISE, "prompt": " "}) == "empty_prompt"
+
+    def test_max_replies_draws_by_seed_and_row_in_the_order_of_the_data(self) -> None:
+        row = {"prompt": "Why?", "responses": [f"r{k:02}" for k in range(30)], "scores": list(range(30))}
+
+        def drawn(seed: int, place: str) -> list[str]:
+            kept = preference(row, max_replies=4, seed=seed, place=place)
+            assert kept.ranking == (3, 2, 1, 0)
+            assert len(kept.comparisons) == 6
+            return replies(kept)
+
+        first = drawn(0, "f:1")
+        assert first == sorted(first)
+        assert drawn(0, "f:1") == first
+        assert len({tuple(drawn(seed, place)) for seed in (0, 1) for place in ("f:1", "f:2")}) == 4
+
+    def test_max_replies_leaves_smaller_rows_alone(self) -> None:
+        assert preference(KWISE, max_replies=3) == preference(KWISE)
+
+    def test_the_margin_column_is_for_every_comparison_but_ties(self) -> None:
+        row = preference({**KWISE, "scores": [1, 1, 2], "gap": 0.5}, margin_column="gap", ties="half")
+        assert {(c.label, c.margin) for c in row.comparisons} == {(1.0, 0.5), (0.5, 0.0)}
+
+
+class TestLongForm:
+    def test_two_rows_are_a_pair_in_any_order(self) -> None:
+        rows = (long_form("rejected", "No."), long_form("chosen", "Because."))
+        assert preference(*rows) == preference(*reversed(rows)) == preference(PAIR)
+
+    @pytest.mark.parametrize("column", ["response", "completion", "text", "content"])
+    def test_the_text_is_in_any_of_four_columns(self, column: str) -> None:
+        rows = [
+            {"pair_id": 1, "role": role, "prompt": "Why?", column: text}
+            for role, text in [("chosen", "Because."), ("rejected", "No.")]
+        ]
+        assert preference(*rows) == preference(PAIR)
+
+    def test_messages_are_whole_conversations(self) -> None:
+        rows = [
+            {"pair_id": 1, "role": role, "messages": turns(user("Why?"), assistant(text))}
+            for role, text in [("chosen", "Because."), ("rejected", "No.")]
+        ]
+        assert preference(*rows) == preference(PAIR)
+        assert preference(*({**row, "prompt": turns(user("Why?"))} for row in rows)) == preference(PAIR)
+
+    def test_label_and_strength_may_stand_on_either_or_on_both_sides(self) -> None:
+        expected = preference({**PAIR, "label": 0.7, "strength": 2, "gap": 1}, margin_column="gap")
+        one, two = {"label": 0.7}, {"strength": 2, "gap": 1}
+        for first, second in [(one, two), (two, one), ({**one, **two}, {**one, **two})]:
+            rows = (long_form("chosen", "Because.", **first), long_form("rejected", "No.", **second))
+            assert preference(*rows, margin_column="gap") == expected
+
+    @pytest.mark.parametrize(
+        ("column", "expected"), [("label", "bad_label"), ("strength", "bad_strength"), ("gap", "bad_margin")]
+    )
+    def test_sides_that_contradict_each_other_are_dropped(self, column: str, expected: str) -> None:
+        rows = (long_form("chosen", "a", **{column: 1}), long_form("rejected", "b", **{column: 0}))
+        assert cause(*rows, margin_column="gap") == expected
+
+    @pytest.mark.parametrize(
+        "roles", [["chosen"], ["rejected"], ["chosen", "chosen"], ["chosen", "rejected", "chosen"]]
+    )
+    def test_a_pair_without_exactly_two_sides_is_dropped_or_an_error(self, roles: Sequence[str]) -> None:
+        rows = [long_form(role, f"r{k}") for k, role in enumerate(roles)]
+        assert cause(*rows) == "incomplete_pair"
+        with pytest.raises(DataError, match=r"^rows\.jsonl:7: pair 1 .*--incomplete-pairs drop"):
+            read(*rows, incomplete_pairs="error")
+
+    def test_other_faults_have_their_cause(self) -> None:
+        good = long_form("rejected", "No.")
+        assert cause(long_form("better", "a"), good) == "bad_roles"
+        assert cause(long_form("chosen", "a", prompt="How?"), good) == "prompt_differs"
+        assert cause({**long_form("chosen", "a"), "response": None}, good) == "missing_field"
+        assert cause({**long_form("chosen", "a"), "pair_id": None}) == "missing_field"
+        assert cause({**long_form("chosen", "a"), "prompt": None}, {**good, "prompt": None}) == "no_prompt"
+        assert cause(long_form("chosen", ""), good) == "empty_reply"
+
+    def test_rows_are_grouped_by_pair_wherever_they_stand(self) -> None:
+        rows: list[Row] = [{"pair_id": pair_id} for pair_id in (1, "b", None, 1, "", "b", None)]
+        groups = [(number, len(group)) for number, group in group_pairs(enumerate(rows, start=1))]
+        assert groups == [(1, 2), (2, 2), (3, 1), (5, 1), (7, 1)]
+
+
+class TestRecognition:
+    @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+    def test_a_layout_is_recognised_by_its_columns_and_others_do_not_matter(self, layout: Any) -> None:
+        columns = [*layout.needed, *layout.one_of[-1:], "meta", "source"]
+        assert recognise(columns, "f:1") is layout
+
+    def test_unknown_columns_are_an_error_with_place_columns_and_layouts(self) -> None:
+        with pytest.raises(DataError, match=r"^rows\.jsonl:1: the columns 'question', 'good'") as caught:
+            recognise(["question", "good"], "rows.jsonl:1")
+        assert all(layout.columns in str(caught.value) for layout in LAYOUTS)
+
+
+def test_details_are_short_whatever_the_row_holds() -> None:
+    with pytest.raises(UnusableRowError) as caught:
+        read({**PAIR, "chosen": "x" * 10_000, "rejected": "x" * 10_000})
+    assert len(caught.value.detail) < 2 * SHOWN_CHARACTERS
+
+
+def test_every_cause_has_a_meaning_in_one_line() -> None:
+    assert all(meaning and "\n" not in meaning for meaning in CAUSES.values())
+
+
+def test_conversations_are_immutable_tuples() -> None:
+    row = preference({**PAIR, "prompt": turns(user("Why?"))})
+    parts: tuple[Conversation, ...] = (row.prompt, *row.replies)
+    assert all(isinstance(part, tuple) for part in parts)

@@ -1,0 +1,235 @@
+"""Law 3: layout does not change scores, and neither do siblings. Law 4: scores are read at an index."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import CONFIGS, arithmetic, make_groups, make_model, set_layout
+from rewardlab.batch import pack
+from rewardlab.core.errors import ModelError
+from rewardlab.core.types import TokenGroup
+from rewardlab.model import attention
+from rewardlab.model.config import ModelConfig
+from rewardlab.model.load import choose_layout, disk_class_of, require_no_leak
+from rewardlab.model.reward import RewardModel
+from rewardlab.model.selftest import EXACT, layout_error, leak
+from rewardlab.score import score_groups
+from rewardlab.training.config import LossConfig
+from rewardlab.training.losses import preference_loss, total_weight
+
+FAMILIES = sorted(CONFIGS)
+LOSS = LossConfig(regularization_lambda=0.1, score_regularization_lambda=0.05, center_lambda=0.02)
+
+
+def one_by_one(model: RewardModel, groups: list[TokenGroup]) -> torch.Tensor:
+    """The slow, obvious scores: every conversation in a forward pass of its own, through the padded path."""
+    set_layout(model, "padded")
+    alone = [
+        replace(
+            group,
+            shared=np.zeros(0, np.int32),
+            suffixes=(group.conversation(reply),),
+            comparisons=(),
+            ranking=None,
+            prompt_tokens=(0,),
+            truncated_tokens=(0,),
+        )
+        for group in groups
+        for reply in range(group.num_replies)
+    ]
+    with torch.no_grad():
+        return torch.cat([model(pack([group])) for group in alone])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("layout", ["shared", "unshared", "padded"])
+def test_every_layout_gives_the_score_of_a_conversation_alone(family, dtype, tolerance, layout):
+    groups = make_groups(5, replies=4)
+    model = make_model(family, dtype=dtype)
+    with arithmetic(dtype), torch.no_grad():
+        reference = one_by_one(model, groups)
+        set_layout(model, layout)
+        scores = model(pack(groups, share=layout != "unshared"))
+    assert reference.std() > 0.1
+    assert (scores - reference).abs().max() <= tolerance * max(1, reference.abs().max())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+def test_sharing_prompts_does_not_change_gradients(family, dtype, tolerance):
+    groups = make_groups(5, replies=4)
+    gradients = []
+    for layout in ("shared", "unshared", "padded"):
+        model = set_layout(make_model(family, dtype=dtype), layout)
+        batch = pack(groups, share=layout != "unshared")
+        with arithmetic(dtype):
+            (preference_loss(model(batch), batch, LOSS) / total_weight(batch)).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    for other in gradients[1:]:
+        assert (gradients[0] - other).norm() <= tolerance * other.norm()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_errs_at_most_twice_as_much_as_the_padded_path(family):
+    groups = make_groups(24, replies=3, seed=3)
+    model = make_model(family)
+    reference = one_by_one(model, groups)
+    errors = {}
+    for layout in ("padded", "shared"):
+        set_layout(model, layout)
+        model.compute_dtype = torch.bfloat16
+        with torch.no_grad():
+            errors[layout] = (model(pack(groups)) - reference).abs()
+        model.compute_dtype = torch.float32
+    assert errors["padded"].mean() > 0
+    assert errors["shared"].mean() <= 2 * errors["padded"].mean()
+    assert errors["shared"].max() <= 2 * errors["padded"].max()
+
+
+def test_left_padding_gives_the_same_score_at_the_given_index():
+    model = set_layout(make_model("llama", dtype=torch.float64), "padded")
+    (group,) = make_groups(1)
+    reference = one_by_one(model, [group])[0]
+    ids = torch.tensor(group.conversation(0), dtype=torch.long)
+    padded = torch.cat([torch.full((5,), 2), ids])[None]
+    mask = torch.cat([torch.zeros(5), torch.ones(len(ids))])[None].long()
+    positions = torch.cat([torch.zeros(5), torch.arange(len(ids))])[None].long()
+    hidden = model.backbone(input_ids=padded, attention_mask=mask, position_ids=positions).last_hidden_state
+    assert torch.allclose(model.head(hidden[0, -1]), reference, atol=1e-10)
+
+
+def test_siblings_and_neighbours_do_not_change_a_score():
+    model = make_model("llama", dtype=torch.float64)
+    groups = make_groups(4, replies=3, seed=1)
+    with torch.no_grad():
+        together = model(pack(groups))
+        first = model(pack(groups[:1]))
+        reordered = model(pack([groups[2], groups[0], groups[3], groups[1]]))
+    count, skip = groups[0].num_replies, groups[2].num_replies
+    assert torch.allclose(together[:count], first, atol=1e-12)
+    assert torch.allclose(together[:count], reordered[skip : skip + count], atol=1e-12)
+
+
+def test_scores_do_not_depend_on_the_token_budget():
+    model = make_model("qwen2")
+    groups = make_groups(12, replies=4)
+    reference = np.concatenate(score_groups(model, groups, budget=10_000))
+    for budget in (40, 77, 200):
+        assert np.abs(np.concatenate(score_groups(model, groups, budget=budget)) - reference).max() < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_self_tests_pass_for_a_sound_model(family):
+    config = CONFIGS[family]()
+    assert layout_error(config, disk_class_of(config)) <= EXACT
+    assert leak(make_model(family)) <= EXACT
+
+
+def test_the_leak_test_catches_a_model_in_which_siblings_see_each_other(monkeypatch):
+    model = make_model("llama")
+
+    def leaky(module, query, key, value, attention_mask, scaling=None, dropout=0.0, **arguments):
+        arguments["prompt_layout"].num_calls += 1
+        repeats = query.shape[1] // key.shape[1]
+        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+        return out.transpose(1, 2).contiguous(), None
+
+    monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, leaky)
+    assert leak(model) > 1e-3
+    with pytest.raises(ModelError, match="changing one reply moves the score of another"):
+        require_no_leak(model)
+
+
+def test_a_model_that_ignores_the_layout_is_found_out():
+    model = make_model("llama")
+    model.backbone.set_attn_implementation("sdpa")
+    with pytest.raises(ModelError, match="0 times for 2 layers"):
+        model(pack(make_groups(2)))
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "max_length", "reason"),
+    [
+        ("gemma2", {}, 512, "sliding window of 256 tokens is shorter"),
+        ("gemma3", {}, 512, "sliding window of 256 tokens is shorter"),
+        ("qwen2", {"layer_types": ["linear_attention", "full_attention"]}, 128, "linear_attention carry state"),
+        ("llama", {"attention_chunk_size": 64}, 128, "attention chunk of 64"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}},
+            128,
+            "several dimensions",
+        ),
+    ],
+)
+def test_models_for_which_sharing_is_not_exact_are_refused_by_name(family, changes, max_length, reason):
+    config = CONFIGS[family]()
+    for name, value in changes.items():
+        setattr(config, name, value)
+    lines = []
+    layout = choose_layout(
+        config, disk_class_of(config), ModelConfig(), max_length=max_length, share=True, log=lines.append
+    )
+    assert layout == "padded"
+    assert reason in lines[0]
+    with pytest.raises(ModelError, match="--attention shared is not exact"):
+        choose_layout(
+            config,
+            disk_class_of(config),
+            ModelConfig(attention="shared"),
+            max_length=max_length,
+            share=True,
+            log=lines.append,
+        )
+
+
+def test_windows_longer_than_the_limit_do_not_matter():
+    for family in ("gemma2", "gemma3"):
+        config = CONFIGS[family]()
+        assert (
+            choose_layout(
+                config, disk_class_of(config), ModelConfig(attention="shared"), max_length=256, share=True, log=print
+            )
+            == "shared"
+        )
+
+
+def test_a_model_outside_the_attention_registry_takes_the_padded_path():
+    from transformers import BloomConfig
+
+    config = BloomConfig(vocab_size=64, hidden_size=16, n_layer=2, n_head=2)
+    lines = []
+    assert (
+        choose_layout(config, disk_class_of(config), ModelConfig(), max_length=64, share=True, log=lines.append)
+        == "padded"
+    )
+    assert lines
+
+
+@pytest.mark.parametrize("ending", [[], [2], [2, 2]])
+def test_the_reading_position_does_not_move_when_pad_is_eos_or_eos_is_inside(ending):
+    model = make_model("llama", dtype=torch.float64)
+    draw = np.random.default_rng(0)
+    base = draw.integers(3, 300, 8)
+    token_ids = np.concatenate([base[:4], [2], base[4:], np.array(ending, int)]).astype(np.int32)
+    group = TokenGroup(
+        preference_id="",
+        source="",
+        prompt_key="",
+        shared=token_ids[:2],
+        suffixes=(token_ids[2:], token_ids[2:5]),
+        prompt_tokens=(2, 2),
+        truncated_tokens=(0, 0),
+        comparisons=(),
+    )
+    with torch.no_grad():
+        packed = model(pack([group]))[0]
+        set_layout(model, "padded")
+        hidden = model.backbone(input_ids=torch.tensor(token_ids, dtype=torch.long)[None]).last_hidden_state
+        assert torch.allclose(packed, model.head(hidden[0, -1]), atol=1e-10)

@@ -1,0 +1,128 @@
+"""Laws of cells and tables."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rewardlab.core.types import Estimate
+from rewardlab.report.tables import format_count, format_estimate, interval_note, markdown_table, text_table
+
+not_numbers = st.text(st.characters(exclude_categories=("Cs", "Nd"), exclude_characters="-—"), max_size=30)
+
+
+def estimate(value: float, low: float = math.nan, high: float = math.nan, **other: str) -> Estimate:
+    return Estimate(value=value, low=low, high=high, n=100, method=other.get("method", "Wilson"))
+
+
+def width(line: str) -> int:
+    return sum(
+        0 if unicodedata.combining(letter) else 2 if unicodedata.east_asian_width(letter) in "WF" else 1
+        for letter in line
+    )
+
+
+@pytest.mark.parametrize(
+    ("given_estimate", "settings", "text"),
+    [
+        (estimate(0.7341, 0.6949, 0.7706), {}, "0.734 [0.695, 0.771]"),
+        (estimate(0.7341, 0.6949, 0.7706), {"percent": True}, "73.4% [69.5, 77.1]"),
+        (estimate(0.7341, 0.6949, 0.7706), {"percent": True, "digits": 2}, "73% [69, 77]"),
+        (estimate(0.7341, 0.6949, 0.7706), {"digits": 2}, "0.73 [0.69, 0.77]"),
+        (estimate(0.7341), {}, "0.734 [—]"),
+        (estimate(0.7341), {"percent": True}, "73.4% [—]"),
+        (estimate(math.nan), {}, "—"),
+        (estimate(-1.5, -2, -0.0001), {}, "-1.500 [-2.000, 0.000]"),
+        (estimate(1.0, 0.9, 1.0), {"percent": True, "digits": 2}, "100% [90, 100]"),
+    ],
+)
+def test_a_number_is_shown_with_its_interval(given_estimate: Estimate, settings: dict, text: str) -> None:
+    assert format_estimate(given_estimate, **settings) == text
+
+
+def test_a_count_is_exact() -> None:
+    assert [format_count(count) for count in (0, 999, 1_234_567)] == ["0", "999", "1,234,567"]
+
+
+def test_numbers_are_aligned_to_the_right_and_text_to_the_left() -> None:
+    rows = [
+        ["eval_accuracy", format_estimate(estimate(0.7341, 0.6949, 0.7706)), format_count(1000)],
+        ["eval_margin", format_estimate(estimate(-0.5)), ""],
+        ["ece", "—", format_count(7)],
+    ]
+    assert text_table(["metric", "value", "n"], rows).splitlines() == [
+        "metric                        value      n",
+        "-------------  --------------------  -----",
+        "eval_accuracy  0.734 [0.695, 0.771]  1,000",
+        "eval_margin              -0.500 [—]",
+        "ece                               —      7",
+    ]
+
+
+def test_markdown_aligns_numbers_and_escapes_structure() -> None:
+    assert markdown_table(["name", "n"], [["a|b\nc", "1"], ["<i>\\", "22"]]).splitlines() == [
+        "| name | n |",
+        "| --- | ---: |",
+        "| a\\|b c | 1 |",
+        "| &lt;i>\\\\ | 22 |",
+    ]
+
+
+def test_a_table_without_rows_is_its_header() -> None:
+    assert text_table(["a", "bb"], []) == "a  bb\n-  --"
+    assert markdown_table(["a", "bb"], []) == "| a | bb |\n| --- | --- |"
+
+
+@given(rows=st.lists(st.tuples(not_numbers, not_numbers), max_size=6), max_width=st.integers(20, 60))
+def test_text_is_wrapped_to_the_width_and_none_of_it_is_lost(rows: list[tuple[str, str]], max_width: int) -> None:
+    lines = text_table(["name", "what it is"], rows, max_width=max_width).splitlines()
+    assert all(width(line) <= max_width for line in lines)
+    assert all(letter.isprintable() for line in lines for letter in line)
+
+    def letters(text: str) -> list[str]:
+        return sorted(letter for letter in text if letter.isprintable() and letter != " ")
+
+    rule = lines.index(next(line for line in lines if line.startswith("-")))
+    assert letters("".join(lines[rule + 1 :])) == letters("".join(cell for cells in rows for cell in cells))
+
+
+def test_long_words_and_lines_are_broken_within_their_column() -> None:
+    table = text_table(["what", "n"], [["one two three", "1"], ["extraordinarily", "12"]], max_width=12)
+    assert table.splitlines() == [
+        "what       n",
+        "--------  --",
+        "one two    1",
+        "three",
+        "extraord  12",
+        "inarily",
+    ]
+
+
+def test_numbers_are_never_broken() -> None:
+    cell = format_estimate(estimate(0.7341, 0.6949, 0.7706))
+    assert cell in text_table(["value"], [[cell]], max_width=5)
+
+
+def test_wide_letters_take_two_columns() -> None:
+    lines = text_table(["name", "n"], [["日本語", "1"], ["abc", "10"]]).splitlines()
+    assert {width(line) for line in lines} == {10}
+    assert lines[2] == "日本語   1"
+
+
+def test_a_row_of_another_length_is_refused() -> None:
+    for table in (text_table, markdown_table):
+        with pytest.raises(AssertionError, match="one cell a column"):
+            table(["a", "b"], [["only one"]])
+
+
+def test_the_foot_names_each_method_once() -> None:
+    estimates = [estimate(0.5), estimate(0.6), estimate(0.1, method="bootstrap by prompt")]
+    narrower = Estimate(value=0.5, low=0.4, high=0.6, n=3, method="Wilson", level=0.995)
+    assert interval_note([*estimates, narrower]).splitlines() == [
+        "95% intervals: Wilson; bootstrap by prompt",
+        "99.5% intervals: Wilson",
+    ]

@@ -1,0 +1,453 @@
+"""`train` from data to a verified artifact, on a tiny model; laws 6 (head), 8 (stop), 9 (repeatable), 10 (baseline)."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rewardlab.training.run as run_module
+from conftest import make_groups, make_model, write_base_model, write_pairs
+from rewardlab.analysis.metrics import Evaluation
+from rewardlab.artifact import save as save_module
+from rewardlab.artifact.load import load
+from rewardlab.core.errors import ArtifactError, ConfigError, DataError, ModelError, NonFiniteError
+from rewardlab.core.types import Sums
+from rewardlab.score import score_groups
+from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.evaluate import judge
+from rewardlab.training.optimizer import build_optimizer
+from rewardlab.training.records import COLUMNS, Records
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer, is_better
+from rewardlab.training.run import train
+
+
+@pytest.fixture(autouse=True)
+def _verify_in_this_process(monkeypatch):
+    """The clean process is tested once, below; elsewhere the same check runs here, where it is quick."""
+    from rewardlab.serve.verify import verify
+
+    monkeypatch.setattr(run_module, "verify_in_clean_process", verify)
+
+
+def config_for(base_model: Path, pairs_file: Path, folder: Path, **changes) -> RewardTrainerConfig:
+    settings = {
+        "model": str(base_model),
+        "dataset": (str(pairs_file),),
+        "output_dir": folder,
+        "steps": 6,
+        "batch_size": 8,
+        "lr": 3e-3,
+        "log_every": 2,
+        "eval_every": 3,
+        "eval_fraction": 0.2,
+        "max_seq_len": 128,
+        "save_dtype": "float32",
+        "precision": "fp32",
+        "micro_token_budget": 256,
+    }
+    return RewardTrainerConfig(**{**settings, **changes})
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_run_learns_and_leaves_a_complete_folder(base_model, pairs_file, tmp_path, lora):
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", lora=lora, lora_rank=2, steps=12, lr=1e-2))
+    folder = tmp_path / "run"
+    assert result.selected.overall.sums.accuracy > result.baseline.overall.sums.accuracy or (
+        result.selected.overall.sums.mean_nll < result.baseline.overall.sums.mean_nll
+    )
+    names = {path.name for path in folder.iterdir()}
+    assert {
+        "config.json",
+        "manifest.json",
+        "metrics.csv",
+        "metrics.jsonl",
+        "reward_distributions.json",
+        "samples.txt",
+        "evals",
+        "best",
+        "step_12",
+    } <= names
+    assert not [name for name in names if name.startswith(".")], "no temporary files are left"
+    rows = rows_of(folder)
+    assert tuple(rows[0]) == COLUMNS
+    assert [int(row["step"]) for row in rows] == [0, 2, 3, 4, 6, 8, 9, 10, 12]
+    assert float(rows[-1]["train_loss"]) < math.log(2) < float(rows[1]["train_loss"]) + 1
+    assert all(json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    distribution = json.loads((folder / "reward_distributions.json").read_text())["12"]
+    margins = np.subtract(distribution["chosen"], distribution["rejected"])
+    assert margins.mean() == pytest.approx(float(rows[-1]["eval_margin"]))
+    assert "⟦score read here⟧" in (folder / "samples.txt").read_text()
+    assert (folder / "step_12" / "adapter").exists() == lora
+    scores = load(folder / "best").score(
+        [
+            [{"role": "user", "content": "How do I keep soil?"}, {"role": "assistant", "content": reply}]
+            for reply in ("Certainly, here is more.", "no! 3")
+        ]
+    )
+    assert scores[0] > scores[1]
+
+
+def test_the_record_can_be_recomputed_from_the_score_rows(base_model, pairs_file, tmp_path):
+    from rewardlab.core.files import read_jsonl
+    from rewardlab.core.types import ScoreRow
+
+    train(config_for(base_model, pairs_file, tmp_path / "run"))
+    for row in rows_of(tmp_path / "run"):
+        if not row["eval_acc"]:
+            continue
+        path = tmp_path / "run" / "evals" / f"step_{row['step']}.scores.jsonl"
+        again = judge([ScoreRow.from_dict(values) for _, values in read_jsonl(path)], beta=1.0).overall
+        assert again.sums.accuracy == float(row["eval_acc"])
+        assert again.sums.mean_nll == pytest.approx(float(row["eval_loss"]), abs=1e-12)
+        assert again.sums.comparisons == int(row["eval_pairs"])
+
+
+def test_the_logged_training_loss_is_the_loss_of_the_weights_before_the_step(base_model, pairs_file, tmp_path):
+    """With all pairs in one batch, the loss logged at step 1 is that of the untrained model on these rows."""
+    config = config_for(
+        base_model,
+        pairs_file,
+        tmp_path / "run",
+        steps=1,
+        batch_size=64,
+        log_every=1,
+        eval_fraction=0.0,
+        label_smoothing=0.0,
+        train_eval_limit=0,
+    )
+    train(config)
+    logged = float(rows_of(tmp_path / "run")[0]["train_loss"])
+    second = train(replace(config, output_dir=tmp_path / "again", eval_dataset=(str(pairs_file),)))
+    assert second.baseline.overall.sums.mean_nll == pytest.approx(logged, abs=1e-6)
+
+
+def test_the_same_command_gives_the_same_bits_and_any_budget_the_same_numbers(base_model, pairs_file, tmp_path):
+    first = train(config_for(base_model, pairs_file, tmp_path / "a"))
+    train(config_for(base_model, pairs_file, tmp_path / "b"))
+    train(config_for(base_model, pairs_file, tmp_path / "c", micro_token_budget=90))
+    weights = [load_file(tmp_path / name / first.last.name / "model.safetensors") for name in "abc"]
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+    assert (tmp_path / "a/reward_distributions.json").read_text() == (
+        tmp_path / "b/reward_distributions.json"
+    ).read_text()
+    for key in weights[0]:
+        assert (weights[0][key] - weights[2][key]).norm() <= 1e-3 * weights[0][key].norm()
+
+
+def test_the_resolved_configuration_repeats_the_run(base_model, pairs_file, tmp_path):
+    from rewardlab.cli import parse_train
+
+    train(config_for(base_model, pairs_file, tmp_path / "a", steps=None, epochs=0.5, lr=None, lora=True))
+    saved = json.loads((tmp_path / "a/config.json").read_text())
+    assert (saved["steps"], saved["lr"], saved["precision"], saved["attention"]) == (2, 5e-5, "fp32", "shared")
+    again = parse_train(["--config", str(tmp_path / "a/config.json"), "--output-dir", str(tmp_path / "b")])
+    train(again)
+    assert (tmp_path / "a/reward_distributions.json").read_text() == (
+        tmp_path / "b/reward_distributions.json"
+    ).read_text()
+
+
+def test_a_fresh_head_is_never_saved_as_best(base_model, pairs_file, tmp_path):
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=2, lr=1e-12))
+    sums = result.baseline.overall.sums
+    assert result.best is None or result.selected.overall.sums.mean_nll < sums.mean_nll
+    assert result.model.name in ("step_2", "best")
+    reversed_pairs = tmp_path / "reversed.jsonl"
+    rows = map(json.loads, write_pairs(tmp_path / "other.jsonl", 12, offset=500).read_text().splitlines())
+    reversed_pairs.write_text(
+        "".join(json.dumps(row | {"chosen": row["rejected"], "rejected": row["chosen"]}) + "\n" for row in rows)
+    )
+    stuck = train(
+        config_for(
+            base_model,
+            pairs_file,
+            tmp_path / "stuck",
+            steps=4,
+            lr=1e-2,
+            eval_every=2,
+            eval_dataset=(str(reversed_pairs),),
+            best_metric="eval_loss",
+        )
+    )
+    assert stuck.best is None
+    assert not (tmp_path / "stuck/best").exists()
+    assert stuck.model == tmp_path / "stuck/step_4"
+
+
+def evaluation(accuracy: float, loss: float) -> Evaluation:
+    return Evaluation(sums=Sums(correct=accuracy * 100, decided=100, comparisons=100, nll=loss * 100), estimates={})
+
+
+def test_better_means_more_accurate_then_likelier_and_nan_never_improves():
+    bar = evaluation(0.6, 0.6)
+    assert is_better(evaluation(0.61, 0.9), bar, "eval_accuracy")
+    assert not is_better(evaluation(0.59, 0.1), bar, "eval_accuracy")
+    assert is_better(evaluation(0.6, 0.59), bar, "eval_accuracy")
+    assert not is_better(evaluation(0.6, 0.6), bar, "eval_accuracy")
+    assert is_better(evaluation(0.1, 0.59), bar, "eval_loss")
+    assert not is_better(evaluation(float("nan"), 0.1), bar, "eval_accuracy")
+    assert not is_better(evaluation(0.9, float("nan")), bar, "eval_accuracy")
+    assert is_better(bar, evaluation(float("nan"), float("nan")), "eval_accuracy")
+
+
+def test_selection_and_judgement_are_kept_apart(base_model, pairs_file, tmp_path):
+    test = write_pairs(tmp_path / "test.jsonl", 12, offset=100)
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", test_dataset=(str(test),), train_eval_limit=5))
+    assert result.test.overall.sums.comparisons == 12
+    again = load(result.model).score(
+        [
+            [{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[side]}]
+            for row in map(json.loads, test.read_text().splitlines())
+            for side in ("chosen", "rejected")
+        ]
+    )
+    assert [row.score for row in result.test.rows] == pytest.approx(again, abs=1e-5)
+    assert rows_of(tmp_path / "run")[-1]["train_eval_acc"] != ""
+
+
+def test_prompts_on_both_sides_are_reported(base_model, pairs_file, tmp_path, caplog):
+    with caplog.at_level("WARNING", logger="rewardlab"):
+        train(config_for(base_model, pairs_file, tmp_path / "run", steps=1, eval_dataset=(str(pairs_file),)))
+    assert "40 prompts of the evaluation data are also in the training data" in caplog.text
+    assert json.loads((tmp_path / "run/manifest.json").read_text())["data"]["prompts_shared_with_evaluation"] == 40
+
+
+def trainer_on(groups, tmp_path, **changes):
+    config = RewardTrainerConfig(model="x", dataset=("y",), batch_size=4, lr=1e-3, micro_token_budget=40, **changes)
+    model = make_model("llama").train()
+    return RewardTrainer(
+        config, model, Datasets(train=groups), num_steps=3, records=Records(tmp_path), save=lambda folder: None
+    )
+
+
+def test_a_non_finite_loss_stops_before_the_update_and_names_the_examples(tmp_path):
+    groups = make_groups(4)
+    bad = replace(groups[2], comparisons=(replace(groups[2].comparisons[0], weight=float("inf")),))
+    trainer = trainer_on([*groups[:2], bad, groups[3]], tmp_path)
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    with pytest.raises(NonFiniteError, match=r"step 1, rank 0: .*row 2"):
+        trainer.fit()
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+
+
+def test_a_non_finite_gradient_stops_before_the_update(tmp_path):
+    trainer = trainer_on(make_groups(4), tmp_path)
+    trainer.reward_model.head.weight.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(NonFiniteError, match="gradient norm nan"):
+        trainer.train_step(trainer._plan(0))
+
+
+def test_no_weight_at_all_is_an_error(tmp_path):
+    group = make_groups(1)[0]
+    nothing = replace(group, comparisons=(replace(group.comparisons[0], weight=0.0),))
+    with pytest.raises(NonFiniteError, match="add up to 0"):
+        trainer_on([nothing], tmp_path).fit()
+
+
+def test_weight_decay_leaves_norms_biases_and_narrow_weights_are_refused():
+    model = make_model("gpt_neox")
+    exempt = set(model.decay_exempt())
+    assert all("norm" in name or name.endswith("bias") for name in exempt)
+    assert {name for name, p in model.named_parameters() if p.ndim > 1}.isdisjoint(exempt)
+    optimizer = build_optimizer(model, lr=1e-3, weight_decay=0.1, decay_exempt=exempt)
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert {name for name, p in model.named_parameters() if decays[id(p)] == 0.0} == exempt
+    with pytest.raises(ModelError, match="must be float32"):
+        build_optimizer(model.to(torch.bfloat16), lr=1e-3, weight_decay=0.1, decay_exempt=exempt)
+
+
+def test_bf16_compute_keeps_float32_masters_head_and_scores(base_model, pairs_file, tmp_path):
+    result = train(
+        config_for(base_model, pairs_file, tmp_path / "run", precision="bf16", steps=3, lr=1e-5, save_dtype="float32")
+    )
+    assert result.last.exists()
+    model = make_model("llama").train()
+    model.compute_dtype = torch.bfloat16
+    trainer = RewardTrainer(
+        RewardTrainerConfig(model="x", dataset=("y",), batch_size=4, lr=1e-5),
+        model,
+        Datasets(train=make_groups(8)),
+        num_steps=3,
+        records=Records(tmp_path),
+        save=lambda folder: None,
+    )
+    report = trainer.train_step(trainer._plan(0))
+    assert math.isfinite(report.sums.loss)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert score_groups(model, make_groups(2), budget=100)[0].dtype == np.float32
+
+
+def test_an_existing_reward_model_keeps_its_head_and_a_new_one_must_be_asked_for(base_model, pairs_file, tmp_path):
+    first = train(config_for(base_model, pairs_file, tmp_path / "a", steps=3))
+    head = load_file(first.last / "model.safetensors")["score.weight"]
+    config = config_for(first.last, pairs_file, tmp_path / "b", steps=1, lr=1e-12)
+    kept = load_file(train(config).last / "model.safetensors")["score.weight"]
+    assert torch.allclose(head, kept, atol=1e-6)
+    renewed = train(replace(config, output_dir=tmp_path / "c", new_head=True, seed=7))
+    assert not torch.allclose(head, load_file(renewed.last / "model.safetensors")["score.weight"], atol=1e-3)
+
+
+@pytest.mark.parametrize("modules", [("all-linear",), ("q_proj", "v_proj")])
+@pytest.mark.parametrize("rslora", [False, True])
+def test_lora_always_trains_and_saves_the_head(base_model, pairs_file, tmp_path, modules, rslora):
+    from peft import PeftModel
+    from transformers import AutoModelForSequenceClassification
+
+    result = train(
+        config_for(
+            base_model,
+            pairs_file,
+            tmp_path / "run",
+            lora=True,
+            lora_rank=4,
+            lr=1e-2,
+            lora_target_modules=modules,
+            rslora=rslora,
+        )
+    )
+    adapter = result.last / "adapter"
+    settings = json.loads((adapter / "adapter_config.json").read_text())
+    assert (settings["task_type"], settings["r"], settings["lora_alpha"], settings["use_rslora"]) == (
+        "SEQ_CLS",
+        4,
+        32.0,
+        rslora,
+    )
+    assert "score" not in settings["target_modules"]
+    assert settings["modules_to_save"] == ["score"]
+    merged = AutoModelForSequenceClassification.from_pretrained(result.last)
+    base = AutoModelForSequenceClassification.from_pretrained(base_model, num_labels=1)
+    adapted = PeftModel.from_pretrained(base, adapter)
+    ids = torch.tensor([[1, 40, 41, 42, 43]])
+    with torch.no_grad():
+        assert torch.allclose(merged(ids).logits, adapted(ids).logits, atol=1e-5)
+    lora_a = load_file(adapter / "adapter_model.safetensors")
+    assert any(tensor.abs().max() > 0 for name, tensor in lora_a.items() if "lora_B" in name)
+
+
+def test_unknown_target_modules_are_named(base_model, pairs_file, tmp_path):
+    with pytest.raises(ModelError, match=r"--lora-target-modules nosuch: .*Layers of this model: .*q_proj"):
+        train(config_for(base_model, pairs_file, tmp_path / "run", lora=True, lora_target_modules=("nosuch",)))
+
+
+def test_adapter_dropout_turns_sharing_off_with_a_line(base_model, pairs_file, tmp_path, caplog):
+    with caplog.at_level("INFO", logger="rewardlab"):
+        train(config_for(base_model, pairs_file, tmp_path / "run", lora=True, lora_dropout=0.1, steps=1))
+    assert "packed without sharing prompts" in caplog.text
+
+
+def test_sliding_windows_train_on_the_padded_path_and_load_back(pairs_file, tmp_path, caplog):
+    base = write_base_model(tmp_path / "gemma", family="gemma3")
+    with caplog.at_level("INFO", logger="rewardlab"):
+        result = train(
+            config_for(base, pairs_file, tmp_path / "run", steps=2, max_seq_len=300, micro_token_budget=2048)
+        )
+    assert "attention: padded, because its sliding window of 256 tokens is shorter" in caplog.text
+    assert load(result.last).model.layout == "padded"
+
+
+def test_an_earlier_run_is_kept_unless_overwriting_is_asked_for(base_model, pairs_file, tmp_path):
+    config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
+    train(config)
+    (tmp_path / "run/notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="already holds a run. Choose another --output-dir"):
+        train(config)
+    train(replace(config, overwrite=True, steps=2))
+    assert (tmp_path / "run/notes.txt").exists()
+    assert not (tmp_path / "run/step_1").exists()
+
+
+def test_a_full_disk_during_a_save_loses_nothing_of_the_previous_checkpoint(
+    base_model, pairs_file, tmp_path, monkeypatch
+):
+    config = config_for(base_model, pairs_file, tmp_path / "run", steps=4, save_every=2)
+    real, calls = save_module.save_file, []
+
+    def full_on_the_second_step(tensors, filename, metadata=None):
+        if "step_4" in str(filename):
+            Path(filename).write_bytes(b"half a file")
+            raise OSError(28, "No space left on device")
+        calls.append(filename)
+        real(tensors, filename, metadata=metadata)
+
+    monkeypatch.setattr(save_module, "save_file", full_on_the_second_step)
+    with pytest.raises(OSError, match="No space left"):
+        train(config)
+    folder = tmp_path / "run"
+    assert not (folder / "step_4").exists()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    assert load(folder / "step_2")
+    assert rows_of(folder)
+
+
+def test_replacing_best_keeps_the_old_one_until_the_new_one_is_whole(base_model, pairs_file, tmp_path, monkeypatch):
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1))
+    scorer = load(result.last)
+    digest = (result.last / "model.safetensors").read_bytes()
+    monkeypatch.setattr(
+        save_module, "make_canaries", lambda model, renderer: (_ for _ in ()).throw(OSError(28, "full"))
+    )
+    with pytest.raises(OSError, match="full"):
+        save_module.save_reward_model(
+            result.last, scorer.model, scorer.renderer, beta=1.0, save_dtype=torch.float32, provenance={}
+        )
+    assert (result.last / "model.safetensors").read_bytes() == digest
+    assert load(result.last)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"dataset": ("nosuch.jsonl",)}, DataError, "nosuch.jsonl"),
+        ({"model": "nosuch/folder/anywhere"}, ModelError, "no model at 'nosuch/folder/anywhere'"),
+        ({"max_seq_len": 20}, DataError, "cannot be used with --max-seq-len 20 .*Raise --max-seq-len"),
+        ({"micro_token_budget": 16}, ConfigError, "above --micro-token-budget 16. Raise the budget to at least"),
+        ({"eval_dataset": ("missing.jsonl",)}, DataError, "missing.jsonl"),
+    ],
+)
+def test_bad_input_is_refused_before_the_model_is_loaded(
+    base_model, pairs_file, tmp_path, monkeypatch, changes, error, message
+):
+    monkeypatch.setattr(run_module, "load_reward_model", lambda *a, **k: pytest.fail("the model was loaded"))
+    with pytest.raises(error, match=message):
+        train(config_for(base_model, pairs_file, tmp_path / "run", **changes))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere; the next test covers the message")
+def test_a_folder_without_write_permission_is_refused(base_model, pairs_file, tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(ValueError, match="cannot write to .*--output-dir"):
+        train(config_for(base_model, pairs_file, tmp_path / "locked/run"))
+
+
+def test_an_output_folder_that_is_a_file_is_refused(base_model, pairs_file, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot write to .*Choose another place with --output-dir"):
+        train(config_for(base_model, pairs_file, tmp_path / "file/run"))
+
+
+def test_a_reward_model_without_its_head_cannot_be_continued(base_model, pairs_file, tmp_path):
+    from safetensors.torch import save_file
+
+    result = train(config_for(base_model, pairs_file, tmp_path / "a", steps=1))
+    weights = load_file(result.last / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, result.last / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"hold no score.weight, so its rewards are lost"):
+        train(config_for(result.last, pairs_file, tmp_path / "b", steps=1))
+    with pytest.raises(ArtifactError, match="the head, and so every reward, is lost"):
+        load(result.last)
