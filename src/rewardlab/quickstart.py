@@ -56,7 +56,7 @@ def quickstart_config(folder: Path, data: Path, *, steps: int, num_train: int, s
         overwrite=True,
         steps=steps,
         batch_size=BATCH_SIZE,
-        lr=5e-5,
+        lr=3e-5,
         label_smoothing=0.0,
         max_seq_len=256,
         system_prompt="",

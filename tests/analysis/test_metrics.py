@@ -45,14 +45,8 @@ def rows_of(pairs: Sequence[Case], *, swapped: bool = False, **other: str) -> li
     """Two rows a case; swapped, the same judgement is recorded as (j, i, 1 − y)."""
     rows = []
     for number, (first, second, label) in enumerate(pairs):
-        judged, judgement = (
-            (1, Comparison(first=1, second=0, label=1 - label))
-            if swapped
-            else (
-                0,
-                Comparison(first=0, second=1, label=label),
-            )
-        )
+        judged = 1 if swapped else 0
+        judgement = Comparison(first=judged, second=1 - judged, label=1 - label if swapped else label)
         for reply, score in enumerate((first, second)):
             rows.append(row(number, reply, score, (judgement,) if reply == judged else (), **other))
     return rows
@@ -162,6 +156,13 @@ def test_beta_scales_the_loss_and_not_the_margin() -> None:
     once, twice = sums(rows, beta=1), sums(rows, beta=2)
     assert (once.margin, twice.margin) == (-1.0, -1.0)
     assert twice.nll == pytest.approx(np.log1p(np.exp([-2.0, 4.0])).sum())
+
+
+def test_calibration_is_judged_at_the_probability_that_beta_gives() -> None:
+    rows = rows_of([(2.0, 0.0, 1.0), (2.0, 0.0, 0.0)] * 10)
+    for beta in (1.0, 2.0):
+        expected = 1 / (1 + math.exp(-2 * beta)) - 0.5
+        assert evaluate(rows, beta=beta).estimates["eval_ece"].value == pytest.approx(expected)
 
 
 def test_weights_and_margins_of_the_data_do_not_enter_the_metrics() -> None:

@@ -313,9 +313,12 @@ class TestKwise:
 
     @pytest.mark.parametrize(
         ("ties", "expected", "skipped"),
-        [("auto", {(2, 0, 1.0), (2, 1, 1.0)}, 1), ("skip", {(2, 0, 1.0), (2, 1, 1.0)}, 1),
-         ("half", {(0, 1, 0.5), (2, 0, 1.0), (2, 1, 1.0)}, 0)],
-    )  # fmt: skip
+        [
+            ("auto", {(2, 0, 1.0), (2, 1, 1.0)}, 1),
+            ("skip", {(2, 0, 1.0), (2, 1, 1.0)}, 1),
+            ("half", {(0, 1, 0.5), (2, 0, 1.0), (2, 1, 1.0)}, 0),
+        ],
+    )
     def test_ties_are_skipped_or_compared_as_asked(
         self, ties: str, expected: set[tuple[int, int, float]], skipped: int
     ) -> None:
@@ -325,8 +328,9 @@ class TestKwise:
         assert parsed.skipped_ties == skipped
 
     @pytest.mark.parametrize(
-        ("ties", "kwise_loss"), [("error", "pairs"), ("error", "plackett-luce"), ("auto", "plackett-luce"), ("half", "plackett-luce")]
-    )  # fmt: skip
+        ("ties", "kwise_loss"),
+        [("error", "pairs"), ("error", "plackett-luce"), ("auto", "plackett-luce"), ("half", "plackett-luce")],
+    )
     def test_a_forbidden_tie_is_an_error_with_the_row_and_the_flag(self, ties: str, kwise_loss: str) -> None:
         with pytest.raises(DataError, match=r"^rows\.jsonl:7: two replies have the same score 1.*--ties skip"):
             read({**KWISE, "scores": [1, 1, 2]}, ties=ties, kwise_loss=kwise_loss)

@@ -107,6 +107,11 @@ def test_numbers_are_never_broken() -> None:
     assert cell in text_table(["value"], [[cell]], max_width=5)
 
 
+def test_text_is_narrowed_to_eight_columns_and_no_further() -> None:
+    lines = text_table(["name"], [["two words"], ["abcdefgh"]], max_width=5).splitlines()
+    assert lines == ["name", "--------", "two", "words", "abcdefgh"]
+
+
 def test_wide_letters_take_two_columns() -> None:
     lines = text_table(["name", "n"], [["日本語", "1"], ["abc", "10"]]).splitlines()
     assert {width(line) for line in lines} == {10}

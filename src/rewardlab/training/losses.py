@@ -154,7 +154,7 @@ def statistics(rewards_R: Float[Tensor, " R"], batch: PackedBatch, *, beta: floa
             ones_C.sum(),
             decided_C.double().sum(),
             (decided_C & (clean_C == 0)).double().sum(),
-            (label_C == 0.5).double().sum(),
+            (finite_C & (label_C == 0.5)).double().sum(),
             (~finite_C).double().sum(),
         ]
     )

@@ -17,7 +17,7 @@ import torch
 
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.load import load
-from rewardlab.artifact.save import save_reward_model, saved_dtype, verify_in_clean_process
+from rewardlab.artifact.save import NOTABLE_ROUNDING, save_reward_model, saved_dtype, verify_in_clean_process
 from rewardlab.core.config import config_hash, to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import provenance, remove, require_writable_folder, write_json, write_text
@@ -98,7 +98,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
         model_config, disk_class, config, max_length=config.max_seq_len, share=config.shares_prompts, log=logger.info
     )
     require_fit([*data.train, *data.eval, *test_groups], config.micro_token_budget, layout=layout)
-    resolved = _resolve(config, num_groups=len(data.train), device=device, layout=layout, model_config=model_config)
+    resolved = _resolve(config, num_groups=len(data.train), device=device, layout=layout)
     _write_run_start(resolved, renderer, data, prepared, tokens)
 
     torch.manual_seed(resolved.seed)
@@ -111,7 +111,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
         device=device,
         log=logger.info,
     )
-    dtype = saved_dtype(resolved.save_dtype, model_config)
+    dtype = saved_dtype(resolved.save_dtype)
     facts = {"config": to_mapping(resolved), "config_hash": config_hash(resolved), **provenance()}
 
     def save(folder: Path) -> None:
@@ -124,7 +124,15 @@ def train(config: RewardTrainerConfig) -> TrainResult:
             provenance=facts | {"step": trainer.step},
             adapter=(resolved, resolved.model) if resolved.lora else None,
         )
-        logger.info("saved %s (%s; scores moved by at most %.1e)", folder, spec.save_dtype, spec.max_rounding_error)
+        logger.info("saved %s (%s)", folder, spec.save_dtype)
+        if spec.max_rounding_error > NOTABLE_ROUNDING:
+            logger.warning(
+                "the saved scores differ from the live ones by up to %.2f on the canaries (saved as %s, live arithmetic "
+                "%s); evaluations of the folder are about the saved ones. --save-dtype float32 keeps most precision",
+                spec.max_rounding_error,
+                spec.save_dtype,
+                resolved.precision,
+            )
 
     assert resolved.steps is not None
     trainer = RewardTrainer(
@@ -281,7 +289,7 @@ def _tokenize(
 
 
 def _resolve(
-    config: RewardTrainerConfig, *, num_groups: int, device: torch.device, layout: Layout, model_config: Any
+    config: RewardTrainerConfig, *, num_groups: int, device: torch.device, layout: Layout
 ) -> RewardTrainerConfig:
     """The configuration with every default decided: what is printed, hashed, saved and, on resuming, reused."""
     steps = config.steps
@@ -293,7 +301,7 @@ def _resolve(
         "precision": resolve_precision(config.precision, device),
         "attention": "padded" if layout == "padded" else "shared",
         "eval_every": config.eval_every or max(1, steps // 10),
-        "save_dtype": str(saved_dtype(config.save_dtype, model_config)).removeprefix("torch."),
+        "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
     }
     return replace(config, **decided)
 

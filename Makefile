@@ -1,0 +1,20 @@
+# What people and CI type. Needs Python 3.11 or newer; everything is installed into .venv, whatever is active.
+#   PYTHON=python3.12       which interpreter makes .venv
+#   TORCH="torch==2.13.0"   what to install (with any pip options) if .venv has no torch that fits
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test
+
+help: ## say what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+quickstart: ## set up, then train and judge a first reward model on generated preferences (ARGS="--steps 20")
+	@scripts/setup
+	@.venv/bin/rewardlab quickstart $(ARGS)
+
+test: ## set up, then check, test and run two steps of the quickstart
+	@scripts/setup dev
+	@scripts/check
+	@scripts/test
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+		.venv/bin/rewardlab quickstart --steps 2 --output-dir "$$folder/quickstart"

@@ -1,0 +1,130 @@
+"""What the repository promises about itself: the README's tree is the disk's, files stay short, scripts can be run."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "src/rewardlab/"
+MAX_LINES = 450
+TREE_MARKS = " │├└─"
+
+
+def code_blocks(markdown: str) -> Iterator[list[str]]:
+    """The lines of each fenced block."""
+    block: list[str] | None = None
+    for line in markdown.splitlines():
+        if line.lstrip().startswith("```"):
+            if block is not None:
+                yield block
+            block = [] if block is None else None
+        elif block is not None:
+            block.append(line)
+
+
+def parse_tree(markdown: str) -> list[str]:
+    """Paths below the line `src/rewardlab/` of the code block that has one; folders end with a slash.
+
+    Indentation is nesting and the first word of a line is its name. Raises ValueError for anything else.
+    """
+    (block,) = (block for block in code_blocks(markdown) if any(line.strip() == PACKAGE for line in block))
+    start = next(number for number, line in enumerate(block) if line.strip() == PACKAGE)
+    root_indent = indent_of(block[start])
+    paths: list[str] = []
+    open_folders: list[tuple[int, str]] = []
+    for line in block[start + 1 :]:
+        if not line.strip():
+            continue
+        indent = indent_of(line)
+        if indent <= root_indent:
+            break
+        name, *words = line.strip(TREE_MARKS).split()
+        if not re.fullmatch(r"\w+/|\w+\.\w+", name):
+            raise ValueError(f"{line!r}: the first word is neither a file nor a folder with a slash")
+        if words and re.fullmatch(r"\w+/|\w+\.py", words[0]):
+            raise ValueError(f"{line!r}: one name a line")
+        while open_folders and open_folders[-1][0] >= indent:
+            open_folders.pop()
+        parent = open_folders[-1][1] if open_folders else ""
+        if parent and not parent.endswith("/"):
+            raise ValueError(f"{line!r}: indented below {parent}, which is not a folder")
+        paths.append(parent + name)
+        open_folders.append((indent, parent + name))
+    return paths
+
+
+def indent_of(line: str) -> int:
+    """Columns before the name."""
+    return len(line) - len(line.lstrip(TREE_MARKS))
+
+
+def modules() -> set[str]:
+    """Every module of the package; `__init__` and `__main__` say nothing by their names."""
+    package = ROOT / PACKAGE
+    return {str(path.relative_to(package)) for path in package.rglob("*.py") if not path.name.startswith("__")}
+
+
+def test_the_tree_in_the_readme_is_the_tree_on_the_disk() -> None:
+    listed = parse_tree((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(set(listed)) == len(listed)
+    assert sorted(modules() - set(listed)) == [], "on the disk, not in the README"
+    assert [path for path in listed if not (ROOT / PACKAGE / path).exists()] == [], "in the README, not on the disk"
+
+
+TREE = """\
+```
+make quickstart
+```
+```
+src/rewardlab/
+  cli.py         commands
+  core/          nouns
+
+    types.py     what it is
+  model/
+    deep/
+      a.py
+    b.txt        words
+tests/
+  not.py
+```
+"""
+
+
+def test_a_tree_is_read_by_its_indentation() -> None:
+    expected = ["cli.py", "core/", "core/types.py", "model/", "model/deep/", "model/deep/a.py", "model/b.txt"]
+    assert parse_tree(TREE) == expected
+    drawn = TREE.replace("\n      a", "\n│ └── a").replace("\n  c", "\n├─c")
+    assert parse_tree(drawn) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [("a.py b.py", "one name"), ("the rest", "neither a file"), ("core/types.py x", "neither a file")],
+)
+def test_a_tree_that_cannot_be_checked_is_an_error(line: str, cause: str) -> None:
+    with pytest.raises(ValueError, match=cause):
+        parse_tree(TREE.replace("b.txt        words", line))
+
+
+def test_nothing_can_lie_below_a_file() -> None:
+    with pytest.raises(ValueError, match="below cli.py"):
+        parse_tree(TREE.replace("  core/ ", "    core/ "))
+
+
+def test_no_source_file_is_longer_than_a_person_reads_in_one_go() -> None:
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "src").rglob("*.py")}
+    assert {str(path): length for path, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_every_script_can_be_run() -> None:
+    scripts = [path for folder in ("scripts", ".ci") for path in (ROOT / folder).iterdir() if path.is_file()]
+    assert {path.name for path in scripts} >= {"setup", "check", "test", "bench", "run"}
+    for path in scripts:
+        assert os.access(path, os.X_OK), path
+        assert path.read_text(encoding="utf-8").startswith("#!"), path
