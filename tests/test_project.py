@@ -32,7 +32,10 @@ def parse_tree(markdown: str) -> list[str]:
 
     Indentation is nesting and the first word of a line is its name. Raises ValueError for anything else.
     """
-    (block,) = (block for block in code_blocks(markdown) if any(line.strip() == PACKAGE for line in block))
+    blocks = [block for block in code_blocks(markdown) if any(line.strip() == PACKAGE for line in block)]
+    if len(blocks) != 1:
+        raise ValueError(f"wanted one code block with the line {PACKAGE!r}, found {len(blocks)}")
+    (block,) = blocks
     start = next(number for number, line in enumerate(block) if line.strip() == PACKAGE)
     root_indent = indent_of(block[start])
     paths: list[str] = []

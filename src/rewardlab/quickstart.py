@@ -34,7 +34,7 @@ def run_quickstart(folder: Path, *, num_steps: int | None, num_pairs: int | None
     started = time.perf_counter()
     steps = num_steps or NUM_STEPS
     require_writable_folder(folder, "--output-dir")
-    data = folder / "data"
+    data = folder / "preferences"
     shutil.rmtree(data, ignore_errors=True)
     num_train = num_pairs or steps * BATCH_SIZE + NUM_EVAL_PAIRS
     write_dataset(data, num_train=num_train, num_test=NUM_TEST_PAIRS, seed=seed)

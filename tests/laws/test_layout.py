@@ -14,9 +14,9 @@ from rewardlab.core.errors import ModelError
 from rewardlab.core.types import TokenGroup
 from rewardlab.model import attention
 from rewardlab.model.config import ModelConfig
-from rewardlab.model.load import choose_layout, disk_class_of, require_no_leak
+from rewardlab.model.load import choose_layout, disk_class_of, require_sound_layout
 from rewardlab.model.reward import RewardModel
-from rewardlab.model.selftest import EXACT, layout_error, leak
+from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak
 from rewardlab.score import score_groups
 from rewardlab.training.config import LossConfig
 from rewardlab.training.losses import preference_loss, total_weight
@@ -128,6 +128,8 @@ def test_the_self_tests_pass_for_a_sound_model(family):
     config = CONFIGS[family]()
     assert layout_error(config, disk_class_of(config)) <= EXACT
     assert leak(make_model(family)) <= EXACT
+    assert distance_from_padded(make_model(family)) <= EXACT
+    require_sound_layout(make_model(family), print)
 
 
 def test_the_leak_test_catches_a_model_in_which_siblings_see_each_other(monkeypatch):
@@ -143,7 +145,7 @@ def test_the_leak_test_catches_a_model_in_which_siblings_see_each_other(monkeypa
     monkeypatch.setitem(attention.AttentionInterface._global_mapping, attention.NAME, leaky)
     assert leak(model) > 1e-3
     with pytest.raises(ModelError, match="changing one reply moves the score of another"):
-        require_no_leak(model)
+        require_sound_layout(model, print)
 
 
 def test_a_model_that_ignores_the_layout_is_found_out():

@@ -68,7 +68,7 @@ def save_reward_model(
             provenance=dict(provenance),
         )
         require_head(temporary)
-        saved = assemble(temporary, draft, device=model.device, precision="fp32", attention_mode="padded")
+        saved = assemble(temporary, draft, device=_spare_device(model), precision="fp32", attention_mode="padded")
         _require_same_weights(saved.model, written)
         spec = _complete(draft, saved, model, temporary)
         write_json(temporary / SPEC_FILE, spec.to_dict())
@@ -146,6 +146,15 @@ def _complete(draft: RewardSpec, saved: Scorer, model: RewardModel, folder: Path
         provenance=provenance,
         files={path.name: sha256_file(path) for path in sorted(folder.iterdir()) if path.is_file()},
     )
+
+
+def _spare_device(model: RewardModel) -> torch.device:
+    """The model's own device if a second copy in float32 fits there, else the CPU."""
+    if model.device.type != "cuda":
+        return model.device
+    free, _ = torch.cuda.mem_get_info(model.device)
+    needed = 4 * sum(parameter.numel() for parameter in model.parameters())
+    return model.device if free > 1.2 * needed else torch.device("cpu")
 
 
 def _require_same_weights(saved: RewardModel, written: Mapping[str, Tensor]) -> None:

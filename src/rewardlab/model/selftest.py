@@ -92,6 +92,23 @@ def leak(model: RewardModel) -> float:
     return float(moved.max())
 
 
+def distance_from_padded(model: RewardModel) -> float:
+    """Largest difference, relative to max(1, |score|), between the model's packed row and the padded path."""
+    groups = probe_groups(min(VOCABULARY, model.config.vocab_size))
+    layout = model.layout
+    backbone: Any = model.backbone
+    with torch.no_grad():
+        packed = model(pack(groups, share=layout == "shared").to(model.device))
+        try:
+            model.layout = "padded"
+            backbone.set_attn_implementation(padded_implementation(model.config))
+            padded = model(pack(groups).to(model.device))
+        finally:
+            model.layout = layout
+            backbone.set_attn_implementation(NAME)
+    return float(((packed - padded).abs() / padded.abs().clamp(min=1)).max())
+
+
 def _only(group: TokenGroup, reply: int) -> TokenGroup:
     """A group of this reply alone, unshared."""
     return replace(

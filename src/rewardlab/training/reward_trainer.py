@@ -147,7 +147,7 @@ class RewardTrainer(Trainer[PackedBatch]):
         self.records.add_distribution(self.step, distributions(result.rows))
         write_evaluation(self.folder / "evals", f"step_{self.step}", result)
         logger.info(
-            "step %d/%d  evaluation: accuracy %.3f [%.3f, %.3f]  loss %.4f [%.4f, %.4f]  margin %+.3f  (n = %d)",
+            "step %d/%d  EVAL  accuracy %.3f [%.3f, %.3f]  loss %.3f [%.3f, %.3f]  margin %+.3f  n = %d",
             self.step,
             self.num_steps,
             accuracy.value,

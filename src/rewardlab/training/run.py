@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -149,6 +150,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
         )
     started = time.perf_counter()
     trainer.fit()
+    trainer.release()
     result = _finish(resolved, trainer, test_groups, time.perf_counter() - started)
     return replace(result, test_baseline=test_baseline)
 
@@ -267,15 +269,13 @@ def _tokenize(
         )
         report = reports[name]
         logger.info(
-            "tokens: %s: %d preferences, %d tokens with each prompt once (%.2f times fewer than one prompt a reply), "
-            "longest %d, %d of %d replies with a cut prompt",
+            "tokens: %s: %d preferences, %d tokens, %.2f times fewer than without sharing; longest %d, cut %d",
             name,
             report.kept,
             report.tokens,
             report.unshared_tokens / max(report.tokens, 1),
             report.longest,
             report.truncated_replies,
-            report.replies,
         )
         return groups
 
@@ -322,11 +322,8 @@ def _write_run_start(
         },
     )
     write_text(folder / "samples.txt", _samples(data.train[: config.log_samples], renderer))
-    logger.info(
-        "configuration %s: %s",
-        config_hash(config),
-        ", ".join(f"{name}={value}" for name, value in to_mapping(config).items() if value not in (None, [], False)),
-    )
+    shown = ", ".join(f"{name}={value}" for name, value in to_mapping(config).items() if value not in (None, [], False))
+    logger.info(textwrap.fill(f"configuration {config_hash(config)}: {shown}", width=100, subsequent_indent="  "))
 
 
 def _samples(groups: Sequence[TokenGroup], renderer: Renderer) -> str:

@@ -127,6 +127,12 @@ class Trainer(ABC, Generic[MicroBatch]):
         bar.close()
 
     @final
+    def release(self) -> None:
+        """Give the memory of weights and optimiser back; what was saved and recorded stays."""
+        self.optimizer.state.clear()
+        self.model.to("meta")
+
+    @final
     def train_step(self, batches: Sequence[MicroBatch]) -> StepReport:
         """Move the weights once, by the mean gradient over every comparison of the batches."""
         started = time.perf_counter()
@@ -177,7 +183,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         self.records.add(self.step, values)
         remaining = (self.num_steps - self.step) * values["seconds"] / window.num_steps
         logger.info(
-            "step %d/%d  loss %.4f  accuracy %.3f  margin %+.3f  grad %.2f  %.1f pairs/s  %.0f tokens/s  %s left",
+            "step %d/%d  loss %.4f  accuracy %.3f  margin %+.3f  grad %.2f  %.1f pairs/s  %.0f tok/s  %s left",
             self.step,
             self.num_steps,
             values["train_loss"],
