@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import logging
+import math
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from rewardlab.core.config import config_hash, from_mapping, read_config_file
+from rewardlab.core.config import config_hash, did_you_mean, from_mapping, read_config_file, require
 from rewardlab.core.errors import ConfigError, RewardlabError
+from rewardlab.core.files import require_writable_folder
 from rewardlab.data.config import DataConfig
 from rewardlab.model.config import ModelConfig
 from rewardlab.training.config import EvalConfig, LossConfig, RewardTrainerConfig, TrainerConfig
@@ -25,6 +34,9 @@ SHORTHANDS: dict[str, list[str]] = {
     "--no-chat-template": ["--chat-template", "plain"],
 }
 ROOMS: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "loss": LossConfig, "run": TrainerConfig}
+WANTED: dict[type, str] = {int: "a whole number", float: "a finite number", Path: "a path"}
+Words = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
+"""What stands after a flag, once for each time the flag is given."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,10 +57,14 @@ class ScoreArguments:
     """JSONL rows with `messages`, or `prompt` and `response`, or `prompt` and `responses`."""
     output: Path
     """The same rows with `score` (or `scores`) added."""
-    precision: str = "fp32"
+    precision: Literal["fp32", "bf16"] = "fp32"
     """fp32 gives the canonical scores; bf16 is faster on hardware that has it."""
     micro_token_budget: int = 8192
     """Tokens computed at a time; changes no number."""
+
+    def __post_init__(self) -> None:
+        require(self.micro_token_budget >= 16, f"--micro-token-budget {self.micro_token_budget}: must be at least 16.")
+        require(not self.output.is_dir(), f"--output {self.output}: is a folder. Name the file to write.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,34 +80,38 @@ class QuickstartArguments:
     seed: int = 0
     """Decides data, head and order."""
 
+    def __post_init__(self) -> None:
+        require(self.steps is None or self.steps >= 1, f"--steps {self.steps}: must be at least 1.")
+        require(self.pairs is None or self.pairs >= 1, f"--pairs {self.pairs}: must be at least 1.")
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `rewardlab` script. Exits with 2 for anything the user can mend."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if not given or given[0] in ("-h", "--help"):
-        print(_overview())
-        return
-    if given[0] in ("-V", "--version"):
-        from importlib.metadata import version
-
-        print(f"rewardlab {version('rewardlab')}")
-        return
-    command, rest = given[0], _expand(given[1:])
-    _show_log()
     try:
-        if command not in COMMANDS:
-            import difflib
-
-            near = difflib.get_close_matches(command, COMMANDS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"unknown command {command!r}.{hint} Commands: {', '.join(COMMANDS)}.")
-        COMMANDS[command][0](rest)
-    except RewardlabError as error:
-        sys.exit(_fail(str(error)))
-    except OSError as error:
-        sys.exit(_fail(f"{error}. What was saved before is still there."))
+        with _log_on_stdout():
+            _run(list(sys.argv[1:] if arguments is None else arguments))
+            sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
+        sys.exit(141)
+    except (RewardlabError, OSError) as error:
+        remark = ". What was saved before is still there." if isinstance(error, OSError) else ""
+        print(f"error: {error}{remark}", file=sys.stderr)
+        sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _run(arguments: Sequence[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_overview())
+    elif arguments[0] in ("-V", "--version"):
+        print(f"rewardlab {version('rewardlab')}")
+    elif arguments[0] not in COMMANDS:
+        near = did_you_mean(arguments[0], COMMANDS)
+        raise ConfigError(f"unknown command {arguments[0]!r}.{near} Commands: {', '.join(COMMANDS)}.")
+    else:
+        COMMANDS[arguments[0]][0](arguments[1:])
 
 
 def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
@@ -99,21 +119,9 @@ def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
 
     Raises ConfigError for anything that does not resolve.
     """
-    defaults, flags = _split_config(arguments)
-    settings: dict[str, Any] = {}
-    for name, value in defaults.items():
-        settings[name.replace("-", "_")] = value
-    where = "configuration file"
-    known = {field.name for field in dataclasses.fields(RewardTrainerConfig)}
-    if unknown := [name for name in settings if name not in known]:
-        from_mapping(RewardTrainerConfig, dict.fromkeys(unknown), where=where)  # raises with the nearest name
-    parts: dict[str, Any] = {
-        room: from_mapping(part, {name: value for name, value in settings.items() if name in _names(part)}, where=where)
-        for room, part in ROOMS.items()
-    }
-    parsed = _parse(_grouped(), flags, "rewardlab train", default=_grouped()(**parts))
-    values = {name: getattr(getattr(parsed, room), name) for room, part in ROOMS.items() for name in _names(part)}
-    return RewardTrainerConfig(**values)
+    config = _parse(RewardTrainerConfig, arguments, "train", ROOMS)
+    modules = tuple(name for names in config.lora_target_modules for name in names.split(",") if name)
+    return dataclasses.replace(config, lora_target_modules=modules)
 
 
 def _train(arguments: Sequence[str]) -> None:
@@ -133,10 +141,7 @@ def _train(arguments: Sequence[str]) -> None:
 
 
 def _eval(arguments: Sequence[str]) -> None:
-    defaults, flags = _split_config(arguments)
-    config = _parse(
-        EvalConfig, flags, "rewardlab eval", default=from_mapping(EvalConfig, defaults, where="configuration file")
-    )
+    config = _parse(EvalConfig, arguments, "eval")
     from rewardlab.report.run import evaluation_report
     from rewardlab.training.evaluate import evaluate_folder
 
@@ -151,7 +156,7 @@ def _eval(arguments: Sequence[str]) -> None:
 
 
 def _verify(arguments: Sequence[str]) -> None:
-    folder = _parse(VerifyArguments, arguments, "rewardlab verify").folder
+    folder = _parse(VerifyArguments, arguments, "verify").folder
     from rewardlab.serve.verify import verify
 
     found = verify(folder)
@@ -164,7 +169,8 @@ def _verify(arguments: Sequence[str]) -> None:
 
 
 def _score(arguments: Sequence[str]) -> None:
-    settings = _parse(ScoreArguments, arguments, "rewardlab score")
+    settings = _parse(ScoreArguments, arguments, "score")
+    require_writable_folder(settings.output.parent, "--output")
     from rewardlab.serve.score_file import score_file
 
     count = score_file(
@@ -178,7 +184,7 @@ def _score(arguments: Sequence[str]) -> None:
 
 
 def _quickstart(arguments: Sequence[str]) -> None:
-    settings = _parse(QuickstartArguments, arguments, "rewardlab quickstart")
+    settings = _parse(QuickstartArguments, arguments, "quickstart")
     from rewardlab.quickstart import run_quickstart
 
     print(run_quickstart(settings.output_dir, num_steps=settings.steps, num_pairs=settings.pairs, seed=settings.seed))
@@ -197,33 +203,68 @@ COMMANDS: dict[str, tuple[Command, str]] = {
 def _overview() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(
-        [
-            "rewardlab: reward models you can trust.",
-            "",
-            "usage: rewardlab COMMAND [flags]",
-            "",
-            *lines,
-            "",
-            "rewardlab COMMAND --help lists the flags of a command; --config FILE reads them from YAML or TOML.",
-        ]
+    head = ["rewardlab: reward models you can trust.", "", "usage: rewardlab COMMAND [flags]", ""]
+    foot = ["", "rewardlab COMMAND --help lists the flags of a command; --config FILE reads them from YAML or TOML."]
+    return "\n".join([*head, *lines, *foot])
+
+
+@contextmanager
+def _log_on_stdout() -> Iterator[None]:
+    logger = logging.getLogger("rewardlab")
+    handler, level = logging.StreamHandler(sys.stdout), logger.level
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+# --- arguments -> settings -----------------------------------------------------------------------------------
+
+
+def _parse(
+    settings_type: type[Settings], arguments: Sequence[str], command: str, rooms: Mapping[str, type] | None = None
+) -> Settings:
+    """Flags over the configuration file over defaults; `--help` shows them by `rooms`.
+
+    tyro splits the arguments and prints the help. Values are read here and the settings are built once, from all
+    of them, so that a mistake gets the same words wherever it was made.
+    """
+    path, flags = _split_config(_expand(arguments))
+    in_file = _read_file(path) if path is not None else {}
+    rooms = rooms or {command: settings_type}
+    hints = {name: hint for part in rooms.values() for name, hint in get_type_hints(part, include_extras=True).items()}
+    twins = {room: _in_words(part, hints, in_file) for room, part in rooms.items()}
+    fields = [
+        (room, Annotated[twin, tyro.conf.arg(help=rooms[room].__doc__)], dataclasses.field(default=twin()))
+        for room, twin in twins.items()
+    ]
+    together: Any = dataclasses.make_dataclass("Arguments", fields, frozen=True)
+    parsed, unknown = tyro.cli(
+        together,
+        args=flags,
+        prog=f"rewardlab {command}",
+        description=f"{COMMANDS[command][1]}\n\n"
+        "Flags override --config FILE (YAML, TOML, or a run's config.json); the value None unsets.",
+        config=(tyro.conf.OmitArgPrefixes,),
+        return_unknown_args=True,
     )
-
-
-def _names(part: type) -> list[str]:
-    return [field.name for field in dataclasses.fields(part)]
-
-
-def _grouped() -> Any:
-    """The rooms' settings as one nested type, so that `--help` shows them by room."""
-    return dataclasses.make_dataclass("TrainArguments", list(ROOMS.items()), frozen=True, kw_only=True)
-
-
-def _parse(settings_type: type[Settings], arguments: Sequence[str], program: str, **options: Any) -> Settings:
-    parsed: Settings = tyro.cli(
-        settings_type, args=list(arguments), prog=program, config=(tyro.conf.OmitArgPrefixes,), **options
-    )
-    return parsed
+    if unknown:
+        raise _unknown(unknown[0], hints, command)
+    given = {
+        field.name: _read(value, hints[field.name], _flag(field.name, hints))
+        for room, twin in twins.items()
+        for field in dataclasses.fields(twin)
+        if (value := getattr(getattr(parsed, room), field.name)) != field.default
+    }
+    values = {**in_file, **given}
+    for field in dataclasses.fields(settings_type):  # type: ignore[arg-type]  # all settings are dataclasses
+        if field.default is dataclasses.MISSING and field.name not in values:
+            raise ConfigError(f"{_flag(field.name, hints)} is missing; see `rewardlab {command} --help`.")
+    return from_mapping(settings_type, values, where=f"--config {path}")
 
 
 def _expand(arguments: Sequence[str]) -> list[str]:
@@ -235,30 +276,125 @@ def _expand(arguments: Sequence[str]) -> list[str]:
     return expanded
 
 
-def _split_config(arguments: Sequence[str]) -> tuple[dict[str, object], list[str]]:
-    """(settings of the file named by --config, the other arguments)."""
-    rest, path = [], None
+def _split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """(the file named by --config, the other arguments)."""
+    rest: list[str] = []
+    paths: list[str] = []
     remaining = iter(arguments)
     for argument in remaining:
         flag, equals, value = argument.partition("=")
-        if flag != "--config":
+        if flag == "--config":
+            paths.append(value if equals else next(remaining, ""))
+        else:
             rest.append(argument)
-            continue
-        path = value if equals else next(remaining, None)
-        if not path:
-            raise ConfigError("--config needs the name of a YAML or TOML file.")
-    return (read_config_file(Path(path)) if path else {}), rest
+    if "" in paths or len(paths) > 1:
+        raise ConfigError(f"--config {' '.join(paths)}: takes the name of one YAML or TOML file.")
+    return (Path(paths[0]) if paths else None), rest
 
 
-def _show_log() -> None:
-    logger = logging.getLogger("rewardlab")
-    if not logger.handlers:
-        handler = logging.StreamHandler(sys.stdout)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
+def _read_file(path: Path) -> dict[str, object]:
+    """The settings in a file, by the names of their fields."""
+    settings: dict[str, object] = {}
+    for name, value in read_config_file(path).items():
+        if (key := name.replace("-", "_")) in settings:
+            raise ConfigError(f"--config {path}: {key} is there twice, with dashes and with underscores.")
+        settings[key] = value
+    return settings
 
 
-def _fail(message: str) -> int:
-    print(f"error: {message}", file=sys.stderr)
-    return 2
+def _in_words(part: type, hints: Mapping[str, Any], in_file: Mapping[str, object]) -> Any:
+    """`part` as tyro gets it: its names and help, with words in place of values (but for switches)."""
+    texts = _field_texts(part)
+    fields: list[tuple[str, Any, Any]] = []
+    for field in dataclasses.fields(part):
+        hint, default = hints[field.name], in_file.get(field.name, field.default)
+        kind: Any = Words
+        metavar: str = _metavar(hint)
+        unset: object = ()
+        if hint is bool:
+            kind, unset = bool, default if isinstance(default, bool) else field.default
+        elif tyro.conf.Positional in get_args(hint):
+            kind, metavar = tyro.conf.Positional[tuple[str, ...]], field.name.upper()
+        explained = tyro.conf.arg(help=texts[field.name], metavar=metavar, help_behavior_hint=_shown(default))
+        fields.append((field.name, Annotated[kind, explained], dataclasses.field(default=unset)))
+    return dataclasses.make_dataclass(part.__name__, fields, frozen=True, kw_only=True)
+
+
+@cache
+def _field_texts(part: type) -> dict[str, str]:
+    """The text under each field of a dataclass, on one line."""
+    (definition,) = ast.parse(inspect.getsource(part)).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
+        for field, text in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+
+
+def _metavar(hint: Any) -> str:
+    if get_origin(hint) is tuple:
+        return f"{_metavar(get_args(hint)[0])} ..."
+    if get_origin(hint) is Literal:
+        return f"{{{','.join(get_args(hint))}}}"
+    return "" if hint is bool else str(_bare(hint).__name__).upper()
+
+
+def _shown(default: object) -> str:
+    """A default in the help; nothing where it is that nothing is set."""
+    if default is dataclasses.MISSING:
+        return "(required)"
+    if default is None or default is False or default in ("", (), []):
+        return ""
+    return f"(default: {' '.join(map(str, default)) if isinstance(default, (tuple, list)) else default})"
+
+
+def _read(given: Any, hint: Any, flag: str) -> object:
+    """What stands on the command line as a value, or ConfigError; if a flag takes one value, its last time counts."""
+    if isinstance(given, bool):
+        return given
+    times = given if isinstance(given[-1], tuple) else (given,)  # a positional argument stands there once
+    if get_origin(hint) is tuple:
+        return tuple(word for words in times for word in words)
+    if not times[-1]:
+        raise ConfigError(f"{flag}: the value is missing. Write one that begins with a dash as {flag}=VALUE.")
+    if len(times[-1]) > 1:
+        raise ConfigError(f"{flag} {' '.join(times[-1])}: takes one value. Put a value with spaces in quotes.")
+    (word,) = times[-1]
+    return None if word == "None" and type(None) in get_args(hint) else _read_word(word, _bare(hint), flag)
+
+
+def _read_word(word: str, kind: Any, flag: str) -> object:
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        require(word in choices, f"{flag} {word}: must be one of {', '.join(choices)}.{did_you_mean(word, choices)}")
+        return word
+    try:
+        value: object = kind(word)
+    except ValueError:
+        value = math.nan
+    if (isinstance(value, float) and not math.isfinite(value)) or (kind is Path and not word):
+        raise ConfigError(f"{flag} {word or repr(word)}: must be {WANTED[kind]}.")
+    return value
+
+
+def _bare(hint: Any) -> Any:
+    """`int` for `int | None`, `Path` for a positional Path."""
+    return get_args(hint)[0] if {type(None), tyro.conf.Positional} & set(get_args(hint)) else hint
+
+
+def _unknown(argument: str, hints: Mapping[str, Any], command: str) -> ConfigError:
+    """The error for an argument that belongs to no flag."""
+    flag = argument.partition("=")[0]
+    if not flag.startswith("-"):
+        return ConfigError(
+            f"unexpected {argument!r}: values follow their flag, switches (--lora, --no-lora) take none."
+        )
+    switches = [f"--no-{name.replace('_', '-')}" for name, hint in hints.items() if hint is bool]
+    near = did_you_mean(flag, [*(_flag(name, hints) for name in hints), *switches, *SHORTHANDS, "--config", "--help"])
+    return ConfigError(f"unknown flag {flag!r}.{near} `rewardlab {command} --help` lists the flags.")
+
+
+def _flag(name: str, hints: Mapping[str, Any]) -> str:
+    positional = tyro.conf.Positional in get_args(hints[name])
+    return name.upper() if positional else f"--{name.replace('_', '-')}"

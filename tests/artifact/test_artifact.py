@@ -337,7 +337,6 @@ def test_a_saved_model_is_a_base_to_continue_from(saved):
     model = load_reward_model(
         str(saved),
         ModelConfig(precision="fp32"),
-        max_length=128,
         seed=3,
         layout="shared",
         device=torch.device("cpu"),

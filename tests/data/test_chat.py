@@ -180,7 +180,7 @@ def test_the_oldest_turn_left_loses_its_beginning():
 
 def test_a_reply_too_long_by_itself_is_an_error_and_never_cut():
     renderer = renderer_for(CHATML, max_length=40)
-    with pytest.raises(ReplyTooLong, match="above the limit of 40. Raise --max-seq-len"):
+    with pytest.raises(ReplyTooLong, match="above the limit of 40"):
         renderer.render((Message("user", "q"),), (Message("assistant", "no " * 60),))
 
 
@@ -219,6 +219,40 @@ def test_any_conversation_fits_its_limit_or_is_refused(turns, reply, limit):
     assert rendered.prompt_tokens <= len(rendered.token_ids)
     tail = renderer.tokenizer(f"<|im_start|>assistant\n{reply}<|im_end|>\n", add_special_tokens=False)["input_ids"]
     assert rendered.token_ids[-len(tail) :].tolist() == tail
+
+
+def test_a_conversation_is_cut_alike_wherever_its_prompt_ends():
+    renderer = renderer_for(CHATML, max_length=90)
+    conversation = (*LONG, Message("user", "so?"), Message("assistant", "yes, certainly"))
+    cuts = [renderer.render(conversation[:n], conversation[n:]) for n in range(1, len(conversation), 2)]
+    assert all(np.array_equal(cut.token_ids, cuts[-1].token_ids) for cut in cuts)
+    assert cuts[-1].truncated_tokens > 0
+    assert cuts[0].prompt_tokens <= cuts[-1].prompt_tokens
+
+
+def test_a_system_turn_inside_a_conversation_stays_in_its_place():
+    renderer = renderer_for(CHATML, max_length=60)
+    prompt = (Message("system", "first"), *LONG[:4], Message("system", "later"), Message("user", "so?"))
+    text = decoded(renderer, renderer.render(prompt, (Message("assistant", "yes"),)).token_ids)
+    assert text.startswith("<|im_start|>system\nfirst<|im_end|>")
+    assert text.index("so?") > 0
+    assert "later" not in text or text.index("later") > text.index("answer 1")
+
+
+def test_a_conversation_of_a_reply_alone_gets_no_invented_turn():
+    renderer = renderer_for(CHATML, max_length=40)
+    with pytest.raises(ReplyTooLong):
+        renderer.render((), (Message("assistant", "no " * 60),))
+    assert "user" not in decoded(renderer, renderer.render((), (Message("assistant", "no"),)).token_ids)
+
+
+def test_rows_that_the_template_refuses_are_counted_with_its_words():
+    renderer = renderer_for(GEMMA)
+    rows = [pair("q", "yes", "no", id="a"), pair("q", "yes", "no", id="b", system="Be brief.")]
+    _, report = tokenize(rows, renderer, max_drop_fraction=0.5, name="t")
+    assert report.dropped == {"template_refuses": 1}
+    assert "System role not supported" in report.dropped_ids["template_refuses"][0]
+    assert report.dropped_ids["template_refuses"][0].startswith("b: ")
 
 
 def test_replies_that_do_not_fit_leave_their_siblings():

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 
 from rewardlab.artifact.canaries import name_fault, score_tokens
+from rewardlab.core.config import require
 from rewardlab.core.errors import ArtifactError, ModelError
 from rewardlab.core.files import read_json, sha256_file
 from rewardlab.core.spec import SCORE_TOLERANCE, RewardSpec, read_spec
@@ -39,6 +40,9 @@ def load(
     Raises ArtifactError if anything that decides a score is missing, changed or different.
     """
     path = Path(folder)
+    require(precision in PRECISION, f"precision {precision!r} is not one of {', '.join(PRECISION)}.")
+    modes = ("auto", "shared", "padded")
+    require(attention in modes, f"attention {attention!r} is not one of {', '.join(modes)}.")
     spec = read_spec(path)
     if check:
         require_files(path, spec)

@@ -57,6 +57,8 @@ def save_reward_model(
         written = _write_weights(temporary, model, save_dtype)
         _write_config(temporary, model, pad, dtype_name)
         _write_tokenizer(temporary, renderer, pad)
+        if adapter is not None:
+            _write_adapter(temporary / "adapter", model, *adapter)
         draft = RewardSpec(
             renderer=renderer.spec,
             beta=beta,
@@ -72,8 +74,6 @@ def save_reward_model(
         _require_same_weights(saved.model, written)
         spec = _complete(draft, saved, model, temporary)
         write_json(temporary / SPEC_FILE, spec.to_dict())
-        if adapter is not None:
-            _write_adapter(temporary / "adapter", model, *adapter)
     return spec
 
 
@@ -144,7 +144,11 @@ def _complete(draft: RewardSpec, saved: Scorer, model: RewardModel, folder: Path
         max_rounding_error=error,
         canaries=canaries,
         provenance=provenance,
-        files={path.name: sha256_file(path) for path in sorted(folder.iterdir()) if path.is_file()},
+        files={
+            path.relative_to(folder).as_posix(): sha256_file(path)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        },
     )
 
 

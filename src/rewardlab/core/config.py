@@ -81,6 +81,17 @@ def config_hash(config: object) -> str:
     return sha256_json(to_mapping(config))[:12]
 
 
+def convert_fields(config: object, *, where: str) -> None:
+    """Bring every field of a frozen configuration to its declared type, as a file's values are.
+
+    For configurations built in Python: `dataset="a.jsonl"` becomes `("a.jsonl",)`, a wrong choice is a ConfigError.
+    """
+    hints = get_type_hints(type(config))
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]  # called by dataclasses only
+        value = _convert(getattr(config, field.name), hints[field.name], f"{where}: {field.name}")
+        object.__setattr__(config, field.name, value)
+
+
 def require(condition: bool, message: str) -> None:
     """Raise ConfigError(message) unless the condition holds."""
     if not condition:

@@ -88,15 +88,19 @@ class Renderer:
     def render(self, prompt: Conversation, reply: Conversation) -> Rendered:
         """Prompt and reply as tokens, cut to the limit by the rule that training, evaluation and serving share.
 
-        Whole exchanges go first, oldest first, then the start of the oldest one left; the system turn, the
-        headers and the reply stay. The result depends on this conversation alone.
+        Whole exchanges go first, oldest first, then the start of the oldest one left; opening system turns, the
+        headers and the last turn stay. The tokens depend on the conversation alone, wherever the prompt ends: a
+        reply of several turns may lose its own oldest ones.
 
-        Raises ReplyTooLong if the reply does not fit even so.
+        Raises ReplyTooLong if the last turn does not fit even so.
         """
-        token_ids = self.token_ids(prompt + reply)
+        conversation = prompt + reply
+        token_ids = self.token_ids(conversation)
         full_length = len(token_ids)
         if full_length > self.spec.max_length:
-            prompt, token_ids = self._cut(prompt, reply)
+            conversation, token_ids = self._cut(conversation[:-1], conversation[-1:])
+            num_reply = min(len(reply), len(conversation))
+            prompt, reply = conversation[:-num_reply], conversation[-num_reply:]
         self._require_known_end(token_ids)
         return Rendered(
             token_ids=token_ids,
@@ -129,17 +133,18 @@ class Renderer:
         return (Message("system", self.spec.system_prompt), *messages)
 
     def _cut(self, prompt: Conversation, reply: Conversation) -> tuple[Conversation, IntArray]:
-        system = tuple(message for message in prompt if message.role == "system")
-        exchanges = _exchanges([message for message in prompt if message.role != "system"])
+        """(what is kept of prompt + reply, its tokens)."""
+        num_system = next((n for n, message in enumerate(prompt) if message.role != "system"), len(prompt))
+        system, exchanges = prompt[:num_system], _exchanges(prompt[num_system:])
         while len(exchanges) > 1:
             exchanges = exchanges[1:]
             kept = system + tuple(message for exchange in exchanges for message in exchange)
             token_ids = self.token_ids(kept + reply)
             if len(token_ids) <= self.spec.max_length:
-                return kept, token_ids
-        oldest, *others = exchanges[0] if exchanges else (Message("user", ""),)
-        excess = len(self.token_ids((*system, oldest, *others, *reply))) - self.spec.max_length
-        starts = self._token_starts(oldest.content)
+                return kept + reply, token_ids
+        excess = len(self.token_ids((*system, *(exchanges[0] if exchanges else ()), *reply))) - self.spec.max_length
+        oldest, *others = exchanges[0] if exchanges else reply
+        starts = self._token_starts(oldest.content) if exchanges else []
         num_cut = 0
         while excess > 0 and num_cut < len(starts):
             # Cutting n tokens of the content alone may save fewer in the whole, so the loop checks and goes on.
@@ -149,10 +154,10 @@ class Renderer:
             token_ids = self.token_ids(kept + reply)
             excess = len(token_ids) - self.spec.max_length
             if excess <= 0:
-                return kept, token_ids
+                return kept + reply, token_ids
         raise ReplyTooLong(
             f"a reply takes {self.spec.max_length + excess} tokens with its headers, above the limit of "
-            f"{self.spec.max_length}. Raise --max-seq-len."
+            f"{self.spec.max_length} (--max-seq-len when the model was trained)."
         )
 
     def _token_starts(self, content: str) -> list[int]:
@@ -275,10 +280,15 @@ def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> A
 
 def to_messages(messages: Sequence[Message | Mapping[str, str]]) -> Conversation:
     """Messages from the mappings of chat APIs."""
-    return tuple(
-        message if isinstance(message, Message) else Message(message["role"], message["content"])
-        for message in messages
-    )
+    turns = []
+    for message in messages:
+        if not isinstance(message, Message):
+            role, content = message.get("role"), message.get("content")
+            if not isinstance(role, str) or not isinstance(content, str):
+                raise RenderError(f"a message needs a role and a text as content, got {dict(message)!r}.")
+            message = Message(role, content)
+        turns.append(message)
+    return tuple(turns)
 
 
 def _choose_template(tokenizer: Any, wanted: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from tqdm import tqdm
 
-from rewardlab.core.errors import DataError
+from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.chat import Renderer
 
@@ -50,16 +50,22 @@ def tokenize(
 ) -> tuple[list[TokenGroup], TokenReport]:
     """Render every preference; what cannot be used is counted by cause.
 
+    Causes: `template_refuses` (the chat template raises, for example at a role), and those of `Renderer.group`.
+
     Raises DataError if nothing is left, or if more than `max_drop_fraction` was dropped.
     """
     groups: list[TokenGroup] = []
     dropped: Counter[str] = Counter()
     examples: dict[str, list[str]] = {}
     for preference in tqdm(preferences, desc=f"tokenising {name}", disable=None, leave=False):
-        group = renderer.group(preference)
+        place = preference.id
+        try:
+            group = renderer.group(preference)
+        except RenderError as error:
+            group, place = "template_refuses", str(error)
         if isinstance(group, str):
             dropped[group] += 1
-            examples.setdefault(group, []).append(preference.id)
+            examples.setdefault(group, []).append(place)
         else:
             groups.append(group)
     report = TokenReport(

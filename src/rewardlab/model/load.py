@@ -89,7 +89,7 @@ def choose_layout(
 
 
 def load_reward_model(
-    name: str, config: ModelConfig, *, max_length: int, seed: int, layout: Layout, device: torch.device, log: Log
+    name: str, config: ModelConfig, *, seed: int, layout: Layout, device: torch.device, log: Log
 ) -> RewardModel:
     """Load, check and prepare a model for training as `config` says.
 

@@ -29,7 +29,11 @@ def comparison_table(evaluations: Mapping[str, Evaluation], *, first: str) -> st
         ]
         for name, evaluation in evaluations.items()
     ]
-    notes = [interval_note(evaluation.estimates["eval_accuracy"] for evaluation in evaluations.values())]
+    methods: dict[str, list[str]] = {}
+    for column, metric in COLUMNS.items():
+        note = interval_note(evaluation.estimates[metric] for evaluation in evaluations.values())
+        methods.setdefault(note, []).append(column)
+    notes = [f"{', '.join(columns)}: {note}" for note, columns in methods.items()]
     for name, evaluation in evaluations.items():
         counts = {
             "label ties left out of accuracy": evaluation.sums.label_ties,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rewardlab.core.config import require
+from rewardlab.core.config import convert_fields, require
 from rewardlab.core.errors import ConfigError
 from rewardlab.data.config import DataConfig
 from rewardlab.model.config import ModelConfig
@@ -104,6 +104,7 @@ class RewardTrainerConfig(TrainerConfig, LossConfig, ModelConfig, DataConfig):
     """Every setting of `rewardlab train`, by the names of its flags."""
 
     def __post_init__(self) -> None:
+        convert_fields(self, where="RewardTrainerConfig")
         for room in (TrainerConfig, LossConfig, ModelConfig, DataConfig):
             room.__post_init__(self)
         require(self.model != "", "--model is missing: name a hub model, a folder, or smollm2-135m-instruct.")
@@ -162,6 +163,7 @@ class EvalConfig:
         require(len(self.dataset) > 0, "--dataset is missing: name a file, a folder or a hub dataset.")
 
     def __post_init__(self) -> None:
+        convert_fields(self, where="EvalConfig")
         require(
             self.limit is None or self.limit > 0,
             f"--limit {self.limit}: must be at least 1; leave it out to use every row.",

@@ -1,12 +1,13 @@
 """The run folder: metrics as CSV and JSONL, reward distributions, samples. Every file is replaced in one step.
 
-config.json                 the resolved configuration and its hash
-data.json                   rows kept and dropped by cause, token counts
+config.json                 the resolved configuration
+manifest.json               its hash, rows kept and dropped by cause, token counts, versions
 metrics.jsonl               the record: one object for each logged or evaluated step
 metrics.csv                 the same for spreadsheets
 reward_distributions.json   scores of preferred and other replies at each evaluation
 samples.txt                 rendered pairs, token by token
 evals/                      score rows of each evaluation
+report.txt                  the closing tables
 best/, step_N/              reward-model folders
 """
 

@@ -17,6 +17,7 @@ from rewardlab.core.types import Sums, TokenGroup
 from rewardlab.data.loader import macro_batch, steps_per_epoch
 from rewardlab.data.pack import plan_groups
 from rewardlab.model.reward import RewardModel
+from rewardlab.report.tables import format_estimate
 from rewardlab.training import losses
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, distributions, evaluate_groups, write_evaluation
@@ -116,7 +117,10 @@ class RewardTrainer(Trainer[PackedBatch]):
         return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
     def _count_tokens(self, batch: PackedBatch) -> int:
-        return batch.num_tokens
+        if self.reward_model.layout != "padded":
+            return batch.num_tokens
+        lengths = [shared + own for shared, suffixes in batch.groups for own in suffixes]
+        return max(lengths) * len(lengths)
 
     def _head(self) -> nn.Module:
         return self.reward_model.head
@@ -147,17 +151,13 @@ class RewardTrainer(Trainer[PackedBatch]):
         self.records.add_distribution(self.step, distributions(result.rows))
         write_evaluation(self.folder / "evals", f"step_{self.step}", result)
         logger.info(
-            "step %d/%d  EVAL  accuracy %.3f [%.3f, %.3f]  loss %.3f [%.3f, %.3f]  margin %+.3f  n = %d",
+            "step %d/%d  EVAL  accuracy %s  loss %s  margin %+.3f  %d pairs",
             self.step,
             self.num_steps,
-            accuracy.value,
-            accuracy.low,
-            accuracy.high,
-            loss.value,
-            loss.low,
-            loss.high,
+            format_estimate(accuracy),
+            format_estimate(loss),
             margin.value,
-            accuracy.n,
+            result.overall.sums.comparisons,
         )
         self._keep_if_better(result)
 

@@ -12,8 +12,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from rewardlab.artifact.canaries import render_canaries
@@ -36,6 +37,8 @@ from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 
 logger = logging.getLogger("rewardlab")
+FEW_EVALUATIONS = 50
+"""Below this, an accuracy is uncertain by ±14 points or more."""
 RUN_FILES = (
     "config.json",
     "manifest.json",
@@ -43,6 +46,7 @@ RUN_FILES = (
     "metrics.jsonl",
     "reward_distributions.json",
     "samples.txt",
+    "report.txt",
     "evals",
     "best",
 )
@@ -91,6 +95,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     path = resolve_model_name(config.model, logger.info)
     model_config = read_config(path, trust_remote_code=config.trust_remote_code)
     disk_class = disk_class_of(model_config)
+    _require_positions(config, model_config)
     renderer = build_renderer(load_tokenizer(path, trust_remote_code=config.trust_remote_code), config)
     render_canaries(renderer)
     data, test_groups, tokens = _tokenize(config, prepared, renderer)
@@ -106,7 +111,6 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     model = load_reward_model(
         path,
         resolved,
-        max_length=resolved.max_seq_len,
         seed=resolved.seed,
         layout=layout,
         device=device,
@@ -123,7 +127,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
             beta=resolved.beta,
             save_dtype=dtype,
             provenance=facts | {"step": trainer.step},
-            adapter=(resolved, resolved.model) if resolved.lora else None,
+            adapter=(resolved, path) if resolved.lora else None,
         )
         logger.info("saved %s (%s)", folder, spec.save_dtype)
         if spec.max_rounding_error > NOTABLE_ROUNDING:
@@ -148,6 +152,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
             budget=resolved.micro_token_budget,
             progress="test data before training",
         )
+        write_evaluation(resolved.output_dir / "evals", "test_before_training", test_baseline)
     started = time.perf_counter()
     trainer.fit()
     trainer.release()
@@ -203,10 +208,21 @@ def _claim_folder(config: RewardTrainerConfig) -> None:
         return
     if not config.overwrite:
         raise ConfigError(f"{folder} already holds a run. Choose another --output-dir, or replace it with --overwrite.")
-    for name in RUN_FILES:
-        remove(folder / name)
+
+
+def _require_positions(config: RewardTrainerConfig, model_config: Any) -> None:
+    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and config.max_seq_len > positions:
+        raise ConfigError(
+            f"--max-seq-len {config.max_seq_len} is above the {positions} positions of this model. Use at most "
+            f"{positions}."
+        )
+
+
+def _clear_folder(folder: Path) -> None:
+    """Remove an earlier run, and what an interrupted save left; other files stay."""
     for path in folder.iterdir():
-        if re.fullmatch(r"step_\d+", path.name):
+        if path.name in RUN_FILES or re.fullmatch(r"step_\d+|\.(best|step_\d+)\.(tmp|old)-\d+", path.name):
             remove(path)
 
 
@@ -217,20 +233,23 @@ def _load_data(config: RewardTrainerConfig) -> _Prepared:
         )
 
     train = read(config.dataset, config.hf_split, config.limit)
-    reports: dict[str, Any] = {"train": [report.as_dict() for report in train.reports]}
+    sources = {"train": train.reports}
+    reports: dict[str, Any] = {}
     evaluation: Sequence[Preference] = ()
     test: Sequence[Preference] = ()
     if config.test_dataset or config.test_split:
-        loaded = read(config.test_dataset or config.dataset, config.test_split or "test", config.eval_limit)
-        test, reports["test"] = loaded.preferences, [report.as_dict() for report in loaded.reports]
+        names = config.test_dataset or _with_splits(config.dataset, "test")
+        loaded = read(names, config.test_split or "test", config.eval_limit)
+        test, sources["test"] = loaded.preferences, loaded.reports
     if config.eval_dataset or config.eval_split:
-        loaded = read(config.eval_dataset or config.dataset, config.eval_split or "test", config.eval_limit)
-        evaluation, reports["eval"] = loaded.preferences, [report.as_dict() for report in loaded.reports]
+        names = config.eval_dataset or _with_splits(config.dataset, "eval")
+        loaded = read(names, config.eval_split or "test", config.eval_limit)
+        evaluation, sources["eval"] = loaded.preferences, loaded.reports
     elif config.eval_fraction > 0:
         kept, held_out = split_by_prompt(train.preferences, fraction=config.eval_fraction, seed=config.seed)
         train = replace(train, preferences=kept)
-        evaluation = held_out[: config.eval_limit]
-        reports["eval"] = {"held_out_of_training": len(evaluation), "not_used": len(held_out) - len(evaluation)}
+        evaluation = _draw(held_out, config.eval_limit, config.seed)
+        reports["held_out"] = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
     for name, preferences in (("evaluation", evaluation), ("test", test)):
         if common := shared_prompts(train.preferences, preferences):
             logger.warning(
@@ -239,9 +258,38 @@ def _load_data(config: RewardTrainerConfig) -> _Prepared:
                 name,
             )
             reports[f"prompts_shared_with_{name}"] = len(common)
-    for report in train.reports:
-        _log_source(report)
+    if 0 < len(evaluation) < FEW_EVALUATIONS:
+        logger.warning(
+            "only %d evaluation rows: too few to choose a checkpoint by; name more with --eval-dataset or "
+            "--eval-fraction",
+            len(evaluation),
+        )
+    for name, parts in sources.items():
+        reports[name] = [report.as_dict() for report in parts]
+        for report in parts:
+            _log_source(report)
     return _Prepared(train=train, eval=evaluation, test=test, reports=reports)
+
+
+def _with_splits(names: Sequence[str], kind: str) -> Sequence[str]:
+    """The training datasets, to be read with another split; ConfigError for a lone file, which has none."""
+    for name in names:
+        if Path(name).is_file():
+            raise ConfigError(
+                f"--{kind}-split: {name} is one file and has no splits, so it would be read again. Name the data with "
+                f"--{kind}-dataset."
+            )
+    return names
+
+
+Row = TypeVar("Row")
+
+
+def _draw(rows: Sequence[Row], limit: int | None, seed: int) -> Sequence[Row]:
+    """At most `limit` rows, drawn with the seed, in their own order."""
+    if limit is None or limit >= len(rows):
+        return rows
+    return [rows[index] for index in sorted(np.random.default_rng((seed, len(rows))).permutation(len(rows))[:limit])]
 
 
 def _log_source(report: Any) -> None:
@@ -283,7 +331,7 @@ def _tokenize(
     data = Datasets(
         train=train_groups,
         eval=groups_of(prepared.eval, "evaluation"),
-        train_eval=train_groups[: config.train_eval_limit],
+        train_eval=_draw(train_groups, config.train_eval_limit, config.seed),
     )
     return data, groups_of(prepared.test, "test"), reports
 
@@ -296,6 +344,7 @@ def _resolve(
     if steps is None:
         steps = max(1, round(config.epochs * steps_per_epoch(num_groups, config.batch_size)))
     decided: dict[str, Any] = {
+        "overwrite": False,  # a permission for this run, not part of what it is
         "steps": steps,
         "lr": config.learning_rate,
         "precision": resolve_precision(config.precision, device),
@@ -310,6 +359,7 @@ def _write_run_start(
     config: RewardTrainerConfig, renderer: Renderer, data: Datasets, prepared: _Prepared, tokens: dict[str, TokenReport]
 ) -> None:
     folder = config.output_dir
+    _clear_folder(folder)
     write_json(folder / "config.json", to_mapping(config))
     write_json(
         folder / "manifest.json",
