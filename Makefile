@@ -17,4 +17,4 @@ test: ## set up, then check, test and run two steps of the quickstart
 	@scripts/check
 	@scripts/test
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
-		.venv/bin/rewardlab quickstart --steps 2 --output-dir "$$folder/quickstart"
+		.venv/bin/rewardlab quickstart --steps 2 --test-pairs 40 --output-dir "$$folder/quickstart"

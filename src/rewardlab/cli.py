@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import io
 import logging
 import math
 import os
@@ -87,6 +88,8 @@ class QuickstartArguments:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `rewardlab` script. Exits with 2 for anything the user can mend."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without σ is no reason to lose a report
     try:
         with _log_on_stdout():
             _run(list(sys.argv[1:] if arguments is None else arguments))
@@ -278,8 +281,7 @@ def _expand(arguments: Sequence[str]) -> list[str]:
 
 def _split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     """(the file named by --config, the other arguments)."""
-    rest: list[str] = []
-    paths: list[str] = []
+    rest, paths = list[str](), list[str]()
     remaining = iter(arguments)
     for argument in remaining:
         flag, equals, value = argument.partition("=")
@@ -387,14 +389,11 @@ def _unknown(argument: str, hints: Mapping[str, Any], command: str) -> ConfigErr
     """The error for an argument that belongs to no flag."""
     flag = argument.partition("=")[0]
     if not flag.startswith("-"):
-        return ConfigError(
-            f"unexpected {argument!r}: values follow their flag, switches (--lora, --no-lora) take none."
-        )
+        return ConfigError(f"unexpected {argument!r}: values follow their flag; a switch such as --lora takes none.")
     switches = [f"--no-{name.replace('_', '-')}" for name, hint in hints.items() if hint is bool]
     near = did_you_mean(flag, [*(_flag(name, hints) for name in hints), *switches, *SHORTHANDS, "--config", "--help"])
     return ConfigError(f"unknown flag {flag!r}.{near} `rewardlab {command} --help` lists the flags.")
 
 
 def _flag(name: str, hints: Mapping[str, Any]) -> str:
-    positional = tyro.conf.Positional in get_args(hints[name])
-    return name.upper() if positional else f"--{name.replace('_', '-')}"
+    return name.upper() if tyro.conf.Positional in get_args(hints[name]) else f"--{name.replace('_', '-')}"

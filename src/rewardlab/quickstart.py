@@ -29,7 +29,9 @@ NUM_TEST_PAIRS: Final = 300
 NUM_EVAL_PAIRS: Final = 60
 
 
-def run_quickstart(folder: Path, *, num_steps: int | None, num_pairs: int | None, seed: int) -> str:
+def run_quickstart(
+    folder: Path, *, num_steps: int | None, num_pairs: int | None, seed: int, num_test: int = NUM_TEST_PAIRS
+) -> str:
     """Generate data, train, and return the closing report."""
     started = time.perf_counter()
     steps = num_steps or NUM_STEPS
@@ -37,11 +39,11 @@ def run_quickstart(folder: Path, *, num_steps: int | None, num_pairs: int | None
     data = folder / "preferences"
     shutil.rmtree(data, ignore_errors=True)
     num_train = num_pairs or steps * BATCH_SIZE + NUM_EVAL_PAIRS
-    write_dataset(data, num_train=num_train, num_test=NUM_TEST_PAIRS, seed=seed)
-    logger.info("data: %d training and %d test pairs with known truth in %s", num_train, NUM_TEST_PAIRS, data)
+    write_dataset(data, num_train=num_train, num_test=num_test, seed=seed)
+    logger.info("data: %d training and %d test pairs with known truth in %s", num_train, num_test, data)
     config = quickstart_config(folder, data, steps=steps, num_train=num_train, seed=seed)
     result = train(config)
-    pairs = generate(NUM_TEST_PAIRS, seed=seed, topics="test")
+    pairs = generate(num_test, seed=seed, topics="test")
     return closing_report(result, pairs, ceiling(pairs), minutes=(time.perf_counter() - started) / 60)
 
 
@@ -76,7 +78,7 @@ def closing_report(result: TrainResult, pairs: tuple[SyntheticPair, ...], best: 
             "after training": result.test.overall,
             "the truth (best possible)": truth(pairs),
         },
-        first="test pairs, topics never trained on",
+        first="model",
     )
     return "\n".join(
         [

@@ -163,6 +163,9 @@ class TestStrength:
         assert preference(row, strength_as="weight").comparisons[0].weight == 0.8
         assert preference(row, strength_as="margin").comparisons[0].margin == 0.8
         assert preference(row, strength_as="soft").comparisons[0].label == 0.8
+        with pytest.raises(UnusableRowError, match="bad_strength|0.3"):
+            # As a label it would turn the judgement round.
+            preference({**PAIR, "strength": 0.3}, strength_as="soft")
 
     def test_a_soft_label_is_for_the_preferred_side_and_a_tie_stays_one(self) -> None:
         labels = [0, 0.5, 1]

@@ -367,7 +367,7 @@ class TestAccount:
         report = load(path, **ALLOW_DROPS).reports[0]
         assert json.loads(to_json(report.as_dict())) == {
             "name": "f",
-            "split": "train",
+            "split": "all rows",
             "rows_read": 3,
             "kept": 1,
             "dropped": {"bad_label": 2},

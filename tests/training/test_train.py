@@ -371,6 +371,40 @@ def test_an_earlier_run_is_kept_unless_overwriting_is_asked_for(base_model, pair
     assert not (tmp_path / "run/step_1").exists()
 
 
+def test_an_earlier_run_outlives_bad_input_to_the_run_that_would_replace_it(base_model, pairs_file, tmp_path):
+    config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
+    train(config)
+    with pytest.raises(DataError):
+        train(replace(config, overwrite=True, dataset=("nosuch.jsonl",)))
+    assert load(tmp_path / "run/step_1")
+    assert json.loads((tmp_path / "run/config.json").read_text())["overwrite"] is False
+
+
+def test_a_split_of_a_lone_file_is_refused(base_model, pairs_file, tmp_path):
+    for kind in ("eval", "test"):
+        with pytest.raises(ConfigError, match=f"--{kind}-split: .*pairs.jsonl is one file .*--{kind}-dataset"):
+            train(config_for(base_model, pairs_file, tmp_path / "run", **{f"{kind}_split": "test"}))
+
+
+def test_a_limit_above_the_models_positions_is_refused(base_model, pairs_file, tmp_path):
+    with pytest.raises(ConfigError, match="--max-seq-len 1024 is above the 512 positions of this model"):
+        train(config_for(base_model, pairs_file, tmp_path / "run", max_seq_len=1024))
+
+
+def test_too_few_evaluation_rows_are_warned_about(base_model, pairs_file, tmp_path, caplog):
+    with caplog.at_level("WARNING", logger="rewardlab"):
+        train(config_for(base_model, pairs_file, tmp_path / "run", steps=1, eval_fraction=0.1))
+    assert "only 4 evaluation rows" in caplog.text
+
+
+def test_a_damaged_adapter_is_noticed(base_model, pairs_file, tmp_path):
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1, lora=True))
+    with (result.last / "adapter/adapter_model.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(ArtifactError, match="adapter/adapter_model.safetensors was changed"):
+        load(result.last)
+
+
 def test_a_full_disk_during_a_save_loses_nothing_of_the_previous_checkpoint(
     base_model, pairs_file, tmp_path, monkeypatch
 ):

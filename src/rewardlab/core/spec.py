@@ -134,6 +134,11 @@ def read_spec(folder: Path) -> RewardSpec:
     """
     path = folder / SPEC_FILE
     if not path.is_file():
+        if left := sorted(folder.parent.glob(f".{folder.name}.old-*")):
+            raise ArtifactError(
+                f"{folder} is not there, but {left[-1]} is: a save was interrupted while it replaced the folder. "
+                f"Rename the latter to {folder.name} to have the previous model back."
+            )
         raise ArtifactError(
             f"{folder}: no {SPEC_FILE}, so this is not a rewardlab reward model. "
             f"Give the folder that `rewardlab train` wrote (…/best or …/step_N)."

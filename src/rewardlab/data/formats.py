@@ -235,7 +235,8 @@ def _pair(
 def _comparison(first: int, second: int, label: float, row: Row, config: DataConfig) -> Comparison:
     """A judgement with the row's strength and margin used as the flags say; a tie has no margin."""
     strength_as = config.strength_as
-    strength = read_number(row, "strength", "bad_strength", high=1.0 if strength_as == "soft" else math.inf)
+    low, high = (0.5, 1.0) if strength_as == "soft" else (0.0, math.inf)
+    strength = read_number(row, "strength", "bad_strength", low=low, high=high)
     if strength is None and strength_as != "none":
         raise UnusableRowError("missing_strength", f"no strength for --strength-as {strength_as}")
     margin = None

@@ -24,6 +24,7 @@ from rewardlab.data.rows import Row
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 """Words in a file name that name its split and not its dataset."""
+ALL_ROWS = "all rows"
 CSV_LISTS = ("responses", "scores", "ranking")
 """Columns whose cells are JSON lists."""
 MAX_CELL_CHARACTERS = 1 << 30
@@ -37,7 +38,7 @@ class Source:
     name: str
     """For metrics: the file name without split and extension, or the hub name."""
     split: str
-    """The split in the file's name if it has one, else the one asked for."""
+    """The split in the file's name if it has one, else the one asked for; `all rows` for a lone file."""
     label: str
     """What the places of rows begin with: the file name or `hub-name[split]`."""
     path: Path | None
@@ -61,7 +62,7 @@ def find_sources(names: Sequence[str], split: str) -> tuple[Source, ...]:
         else:
             label = _distinct_label(path, paths)
             bare, own_split = _bare_name(path, label, split)
-            sources.append(Source(name=bare, split=own_split or split, label=label, path=path))
+            sources.append(Source(name=bare, split=own_split or (ALL_ROWS if path == Path(name) else split), label=label, path=path))
     counts = Counter(source.name for source in sources)
     return tuple(
         replace(source, name=source.label) if source.path and counts[source.name] > 1 else source for source in sources

@@ -23,7 +23,7 @@ CAUSES: Mapping[str, str] = {
     "empty_prompt": "the prompt has no text outside its system turn",
     "prompt_differs": "the two sides do not continue the same prompt",
     "bad_label": "the label is not a number from 0 to 1",
-    "bad_strength": "the strength is not a finite number of at least 0 (from 0 to 1 with --strength-as soft)",
+    "bad_strength": "the strength is not a finite number of at least 0 (from 0.5 to 1 with --strength-as soft)",
     "missing_strength": "--strength-as asks for a strength and the row has none",
     "bad_margin": "the margin is not a finite number of at least 0",
     "bad_roles": "a turn has an unknown role or no text, or a reply does not begin and end with an assistant turn",
