@@ -262,7 +262,12 @@ def test_the_training_page_lists_the_files_of_a_run_and_the_columns_of_its_metri
 
 def test_the_data_page_gives_every_cause_and_extension() -> None:
     page = read("data.md")
-    assert first_cells(page, "Why a row is dropped") == [*CAUSES, "template_refuses", "reply_too_long", "identical_tokens"]
+    assert first_cells(page, "Why a row is dropped") == [
+        *CAUSES,
+        "template_refuses",
+        "reply_too_long",
+        "identical_tokens",
+    ]
     assert [extension for extension in EXTENSIONS if f"`{extension}`" not in page] == []
 
 

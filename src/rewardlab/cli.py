@@ -20,9 +20,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import tyro
 
-from rewardlab.core.config import config_hash, did_you_mean, from_mapping, read_config_file, require
+from rewardlab.core.config import did_you_mean, from_mapping, read_config_file, require
 from rewardlab.core.errors import ConfigError, RewardlabError
-from rewardlab.core.files import require_writable_folder
+from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.data.config import DataConfig
 from rewardlab.model.config import ModelConfig
 from rewardlab.training.config import EvalConfig, LossConfig, RewardTrainerConfig, TrainerConfig
@@ -78,12 +78,15 @@ class QuickstartArguments:
     """Training steps; by default what fits in five minutes on two CPU cores."""
     pairs: int | None = None
     """Training pairs to generate; by default one pass over the steps."""
+    test_pairs: int = 300
+    """Test pairs to generate, on topics that no training pair is about."""
     seed: int = 0
     """Decides data, head and order."""
 
     def __post_init__(self) -> None:
         require(self.steps is None or self.steps >= 1, f"--steps {self.steps}: must be at least 1.")
         require(self.pairs is None or self.pairs >= 1, f"--pairs {self.pairs}: must be at least 1.")
+        require(self.test_pairs >= 1, f"--test-pairs {self.test_pairs}: must be at least 1.")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -129,18 +132,17 @@ def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
 
 def _train(arguments: Sequence[str]) -> None:
     config = parse_train(arguments)
-    print(f"rewardlab train, settings {config_hash(config)}")
     from rewardlab.report.run import train_report
     from rewardlab.training.run import train
 
     result = train(config)
-    print(
-        train_report(
-            selection={"before training": result.baseline, "chosen model": result.selected},
-            test={"before training": result.test_baseline, "chosen model": result.test},
-            chosen=str(result.model),
-        )
+    report = train_report(
+        selection={"before training": result.baseline, "chosen model": result.selected},
+        test={"before training": result.test_baseline, "chosen model": result.test},
+        chosen=str(result.model),
     )
+    write_text(result.output_dir / "report.txt", report.lstrip() + "\n")
+    print(report)
 
 
 def _eval(arguments: Sequence[str]) -> None:
@@ -190,7 +192,15 @@ def _quickstart(arguments: Sequence[str]) -> None:
     settings = _parse(QuickstartArguments, arguments, "quickstart")
     from rewardlab.quickstart import run_quickstart
 
-    print(run_quickstart(settings.output_dir, num_steps=settings.steps, num_pairs=settings.pairs, seed=settings.seed))
+    report = run_quickstart(
+        settings.output_dir,
+        num_steps=settings.steps,
+        num_pairs=settings.pairs,
+        num_test=settings.test_pairs,
+        seed=settings.seed,
+    )
+    write_text(settings.output_dir / "report.txt", report.lstrip() + "\n")
+    print(report)
 
 
 Command = Callable[[Sequence[str]], None]

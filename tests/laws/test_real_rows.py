@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from conftest import make_model, make_tokenizer, shared_data
 
+from conftest import make_model, make_tokenizer, shared_data
 from rewardlab.batch import pack
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import build_renderer

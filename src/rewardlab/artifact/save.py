@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -185,9 +186,17 @@ def _write_weights(folder: Path, model: RewardModel, dtype: torch.dtype) -> dict
     }
     path = folder / "model.safetensors"
     on_disk = {name: tensor.contiguous() for name, tensor in disk_state(state, model.disk_class).items()}
-    save_file(on_disk, path, metadata={"format": "pt"})
-    path.chmod((folder.stat().st_mode | 0o600) & 0o666)  # safetensors makes it readable to the owner alone
+    _save_tensors(path, on_disk)
     return state
+
+
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file as readable as its folder; OSError if the disk is full."""
+    try:
+        save_file(dict(tensors), path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path}: cannot be written ({error})") from error
+    path.chmod((path.parent.stat().st_mode | 0o600) & 0o666)  # safetensors makes it readable to the owner alone
 
 
 def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -> None:
@@ -229,5 +238,5 @@ def _write_tokenizer(folder: Path, renderer: Renderer, pad: int) -> None:
 def _write_adapter(folder: Path, model: RewardModel, config: ModelConfig, base: str) -> None:
     folder.mkdir()
     state = {name: tensor.cpu().contiguous() for name, tensor in lora.adapter_state(model).items()}
-    save_file(state, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    _save_tensors(folder / "adapter_model.safetensors", state)
     write_json(folder / "adapter_config.json", lora.adapter_config(config, model, base))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import tomllib
 import types
@@ -22,15 +23,23 @@ Config = TypeVar("Config")
 
 
 def read_config_file(path: Path) -> dict[str, object]:
-    """The flat mapping in a YAML or TOML file.
+    """The flat mapping in a YAML, TOML or JSON file.
 
     Raises ConfigError if the file is missing, unreadable or not a mapping.
     """
     if not path.is_file():
         raise ConfigError(f"--config {path}: no such file. Give a YAML or TOML file with the names of the flags.")
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {path}: not UTF-8 text ({error}). Save it as UTF-8.") from error
     values: object
-    if path.suffix == ".toml":
+    if path.suffix == ".json":
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"--config {path}: not valid JSON: {error}") from error
+    elif path.suffix == ".toml":
         try:
             values = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:

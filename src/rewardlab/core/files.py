@@ -81,7 +81,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
                 if not line.strip():
                     continue
                 try:
-                    row = json.loads(line)
+                    row = json.loads(line.strip())
                 except json.JSONDecodeError as error:
                     raise DataError(
                         f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}. "

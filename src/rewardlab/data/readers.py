@@ -62,7 +62,11 @@ def find_sources(names: Sequence[str], split: str) -> tuple[Source, ...]:
         else:
             label = _distinct_label(path, paths)
             bare, own_split = _bare_name(path, label, split)
-            sources.append(Source(name=bare, split=own_split or (ALL_ROWS if path == Path(name) else split), label=label, path=path))
+            sources.append(
+                Source(
+                    name=bare, split=own_split or (ALL_ROWS if path == Path(name) else split), label=label, path=path
+                )
+            )
     counts = Counter(source.name for source in sources)
     return tuple(
         replace(source, name=source.label) if source.path and counts[source.name] > 1 else source for source in sources

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.report.tables import format_count, format_estimate, interval_note, text_table
@@ -44,6 +44,7 @@ def comparison_table(evaluations: Mapping[str, Evaluation], *, first: str) -> st
     return "\n".join([text_table([first, *COLUMNS, "pairs"], rows), *(note for note in notes if note)])
 
 
+@runtime_checkable
 class Judged(Protocol):
     """An evaluation over all and by source, such as training.evaluate.EvalResult."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rewardlab.artifact.load import load
-from rewardlab.core.errors import DataError
+from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import read_jsonl, write_jsonl
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import to_messages
@@ -26,6 +26,12 @@ def score_file(model: str, source: Path, target: Path, *, precision: str = "fp32
     conversations = [_conversations(row, where) for where, row in rows]
     scorer = load(model, precision=precision)
     scorer.token_budget = token_budget
+    for (where, _), several in zip(rows, conversations, strict=True):
+        for conversation in several:
+            try:  # rendered once more while scoring; what it costs is little beside the model
+                scorer.renderer.render(conversation[:-1], conversation[-1:])
+            except RenderError as error:
+                raise DataError(f"{where}: {error}") from error
     scores = iter(scorer.score([conversation for several in conversations for conversation in several]))
     scored = []
     for (_, row), several in zip(rows, conversations, strict=True):
@@ -36,17 +42,21 @@ def score_file(model: str, source: Path, target: Path, *, precision: str = "fp32
 
 
 def _conversations(row: Mapping[str, Any], where: str) -> list[Conversation]:
+    wanted = "Wanted `messages`, or `prompt` and `response`, or `prompt` and `responses`."
+    if "messages" not in row and ("prompt" not in row or not {"response", "responses"} & set(row)):
+        raise DataError(f"{where}: cannot be scored, it has the columns {', '.join(row) or 'none'}. {wanted}")
     try:
         if "messages" in row:
-            return [to_messages(row["messages"])]
-        prompt = row["prompt"]
-        turns = (Message("user", prompt),) if isinstance(prompt, str) else to_messages(prompt)
-        replies = row["responses"] if "responses" in row else [row["response"]]
-        if not replies or not all(isinstance(reply, str) for reply in replies):
-            raise TypeError("a response is not text")
-        return [(*turns, Message("assistant", reply)) for reply in replies]
-    except (KeyError, TypeError) as error:
-        raise DataError(
-            f"{where}: cannot be scored ({error}). Wanted `messages`, or `prompt` and `response`, or `prompt` and "
-            f"`responses`."
-        ) from error
+            conversations = [to_messages(row["messages"])]
+        else:
+            prompt = row["prompt"]
+            turns = (Message("user", prompt),) if isinstance(prompt, str) else to_messages(prompt)
+            replies = row["responses"] if "responses" in row else [row["response"]]
+            if not isinstance(replies, list) or not replies or not all(isinstance(reply, str) for reply in replies):
+                raise DataError(f"{where}: a response is not text. {wanted}")
+            conversations = [(*turns, Message("assistant", reply)) for reply in replies]
+    except (RenderError, TypeError, AttributeError) as error:
+        raise DataError(f"{where}: cannot be scored ({error}). {wanted}") from error
+    if any(not turns or turns[-1].role != "assistant" for turns in conversations):
+        raise DataError(f"{where}: a conversation must end with an assistant turn, the reply to be scored.")
+    return conversations
