@@ -132,7 +132,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
         logger.info("saved %s (%s)", folder, spec.save_dtype)
         if spec.max_rounding_error > NOTABLE_ROUNDING:
             logger.warning(
-                "saved scores differ from the live ones by up to %.2f on the canaries (saved as %s, live arithmetic %s); "
+                "saved scores differ from the live ones by up to %.2f on the canaries (saved as %s, live in %s); "
                 "evaluations of the folder are about the saved ones. --save-dtype float32 keeps most precision",
                 spec.max_rounding_error,
                 spec.save_dtype,
