@@ -673,7 +673,7 @@ def test_eval_takes_a_seeded_limit_and_says_where_the_numbers_are(saved, pairs_f
         ("verify a b", "FOLDER a b: takes one value"),
         ("verify nosuch", "nosuch: no reward_spec.json, so this is not a rewardlab reward model"),
         ("quickstart --steps 0", "--steps 0: must be at least 1"),
-        ("quickstart --pairs -1", "--pairs -1: must be at least 1"),
+        ("quickstart --test-pairs -1", "--test-pairs -1: must be at least 1"),
     ],
 )
 def test_other_commands_refuse_in_the_same_words(line, message, tmp_path, monkeypatch, capsys):
@@ -812,6 +812,6 @@ def test_quickstart_hands_its_flags_on(monkeypatch, tmp_path, capsys):
 
     monkeypatch.setattr("rewardlab.quickstart.run_quickstart", run)
     main(["quickstart"])
-    assert capsys.readouterr().out == "runs/quickstart {'num_steps': None, 'num_pairs': None, 'seed': 0}\n"
-    main(["quickstart", "--output-dir", str(tmp_path), "--steps", "3", "--pairs=40", "--seed", "1"])
-    assert capsys.readouterr().out == f"{tmp_path} {{'num_steps': 3, 'num_pairs': 40, 'seed': 1}}\n"
+    assert capsys.readouterr().out == "runs/quickstart {'num_steps': None, 'num_test': 300, 'seed': 0}\n"
+    main(["quickstart", "--output-dir", str(tmp_path), "--steps", "3", "--test-pairs=40", "--seed", "1"])
+    assert capsys.readouterr().out == f"{tmp_path} {{'num_steps': 3, 'num_test': 40, 'seed': 1}}\n"

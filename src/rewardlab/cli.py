@@ -76,8 +76,6 @@ class QuickstartArguments:
     """Run folder; an earlier quickstart in it is replaced."""
     steps: int | None = None
     """Training steps; by default what fits in five minutes on two CPU cores."""
-    pairs: int | None = None
-    """Training pairs to generate; by default one pass over the steps."""
     test_pairs: int = 300
     """Test pairs to generate, on topics that no training pair is about."""
     seed: int = 0
@@ -85,7 +83,6 @@ class QuickstartArguments:
 
     def __post_init__(self) -> None:
         require(self.steps is None or self.steps >= 1, f"--steps {self.steps}: must be at least 1.")
-        require(self.pairs is None or self.pairs >= 1, f"--pairs {self.pairs}: must be at least 1.")
         require(self.test_pairs >= 1, f"--test-pairs {self.test_pairs}: must be at least 1.")
 
 
@@ -192,15 +189,9 @@ def _quickstart(arguments: Sequence[str]) -> None:
     settings = _parse(QuickstartArguments, arguments, "quickstart")
     from rewardlab.quickstart import run_quickstart
 
-    report = run_quickstart(
-        settings.output_dir,
-        num_steps=settings.steps,
-        num_pairs=settings.pairs,
-        num_test=settings.test_pairs,
-        seed=settings.seed,
+    print(
+        run_quickstart(settings.output_dir, num_steps=settings.steps, num_test=settings.test_pairs, seed=settings.seed)
     )
-    write_text(settings.output_dir / "report.txt", report.lstrip() + "\n")
-    print(report)
 
 
 Command = Callable[[Sequence[str]], None]

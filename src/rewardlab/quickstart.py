@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.analysis.metrics import Evaluation, evaluate
-from rewardlab.core.files import require_writable_folder
+from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.core.types import ScoreRow
 from rewardlab.data.synthetic import Ceiling, SyntheticPair, ceiling, generate, write_dataset
 from rewardlab.report.run import comparison_table
@@ -29,22 +29,22 @@ NUM_TEST_PAIRS: Final = 300
 NUM_EVAL_PAIRS: Final = 60
 
 
-def run_quickstart(
-    folder: Path, *, num_steps: int | None, num_pairs: int | None, seed: int, num_test: int = NUM_TEST_PAIRS
-) -> str:
+def run_quickstart(folder: Path, *, num_steps: int | None, seed: int, num_test: int = NUM_TEST_PAIRS) -> str:
     """Generate data, train, and return the closing report."""
     started = time.perf_counter()
     steps = num_steps or NUM_STEPS
     require_writable_folder(folder, "--output-dir")
     data = folder / "preferences"
     shutil.rmtree(data, ignore_errors=True)
-    num_train = num_pairs or steps * BATCH_SIZE + NUM_EVAL_PAIRS
+    num_train = steps * BATCH_SIZE + NUM_EVAL_PAIRS
     write_dataset(data, num_train=num_train, num_test=num_test, seed=seed)
     logger.info("data: %d training and %d test pairs with known truth in %s", num_train, num_test, data)
     config = quickstart_config(folder, data, steps=steps, num_train=num_train, seed=seed)
     result = train(config)
     pairs = generate(num_test, seed=seed, topics="test")
-    return closing_report(result, pairs, ceiling(pairs), minutes=(time.perf_counter() - started) / 60)
+    report = closing_report(result, pairs, ceiling(pairs), minutes=(time.perf_counter() - started) / 60)
+    write_text(folder / "report.txt", report.lstrip() + "\n")
+    return report
 
 
 def quickstart_config(folder: Path, data: Path, *, steps: int, num_train: int, seed: int) -> RewardTrainerConfig:
