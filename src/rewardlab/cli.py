@@ -134,8 +134,8 @@ def _train(arguments: Sequence[str]) -> None:
 
     result = train(config)
     report = train_report(
-        selection={"before training": result.baseline, "chosen model": result.selected},
-        test={"before training": result.test_baseline, "chosen model": result.test},
+        selection={"before": result.baseline, "after": result.selected},
+        test={"before": result.test_baseline, "after": result.test},
         chosen=str(result.model),
     )
     write_text(result.output_dir / "report.txt", report.lstrip() + "\n")

@@ -74,9 +74,9 @@ def closing_report(result: TrainResult, pairs: tuple[SyntheticPair, ...], best: 
     assert result.test_baseline is not None
     table = comparison_table(
         {
-            "before training": result.test_baseline.overall,
-            "after training": result.test.overall,
-            "the truth (best possible)": truth(pairs),
+            "before": result.test_baseline.overall,
+            "after": result.test.overall,
+            "best possible": truth(pairs),
         },
         first="model",
     )

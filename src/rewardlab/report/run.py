@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.report.tables import format_count, format_estimate, interval_note, text_table
 
 COLUMNS = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin", "ECE": "eval_ece"}
+DIGITS = {"eval_accuracy": 3, "eval_loss": 2, "eval_margin": 2, "eval_ece": 2}
+BEFORE_AFTER = ("accuracy", "NLL", "margin")
+"""What fits beside the name of a source."""
 
 
 def evaluation_report(overall: Evaluation, by_source: Mapping[str, Evaluation]) -> str:
@@ -19,19 +22,24 @@ def evaluation_report(overall: Evaluation, by_source: Mapping[str, Evaluation]) 
     return comparison_table(named, first="source")
 
 
-def comparison_table(evaluations: Mapping[str, Evaluation], *, first: str) -> str:
+def comparison_table(
+    evaluations: Mapping[str, Evaluation], *, first: str, columns: Sequence[str] = tuple(COLUMNS)
+) -> str:
     """Named evaluations as rows, with a foot that says how the intervals were made and what was left out."""
     rows = [
         [
             name,
-            *(format_estimate(evaluation.estimates[metric]) for metric in COLUMNS.values()),
+            *(
+                format_estimate(evaluation.estimates[metric], digits=DIGITS[metric])
+                for metric in map(COLUMNS.__getitem__, columns)
+            ),
             format_count(evaluation.sums.comparisons),
         ]
         for name, evaluation in evaluations.items()
     ]
     methods: dict[str, list[str]] = {}
-    for column, metric in COLUMNS.items():
-        note = interval_note(evaluation.estimates[metric] for evaluation in evaluations.values())
+    for column in columns:
+        note = interval_note(evaluation.estimates[COLUMNS[column]] for evaluation in evaluations.values())
         methods.setdefault(note, []).append(column)
     notes = [f"{', '.join(columns)}: {note}" for note, columns in methods.items()]
     for name, evaluation in evaluations.items():
@@ -41,7 +49,7 @@ def comparison_table(evaluations: Mapping[str, Evaluation], *, first: str) -> st
             "scores not finite (never compared)": evaluation.sums.non_finite,
         }
         notes += [f"{name}: {count} {what}" for what, count in counts.items() if count]
-    return "\n".join([text_table([first, *COLUMNS, "pairs"], rows), *(note for note in notes if note)])
+    return "\n".join([text_table([first, *columns, "pairs"], rows), *(note for note in notes if note)])
 
 
 @runtime_checkable
@@ -72,9 +80,11 @@ def train_report(*, selection: Mapping[str, Judged | None], test: Mapping[str, J
             if result is None:
                 continue
             if len(result.by_source) > 1:
-                rows |= {f"{source}, {name}": evaluation for source, evaluation in result.by_source.items()}
-            rows[f"all, {name}" if len(result.by_source) > 1 else name] = result.overall
+                rows |= {f"{source} {name}": evaluation for source, evaluation in result.by_source.items()}
+            rows[f"all {name}" if len(result.by_source) > 1 else name] = result.overall
         if rows:
-            blocks.append(f"{title}\n{comparison_table(dict(sorted(rows.items())), first='model')}")
+            blocks.append(
+                f"{title}\n{comparison_table(dict(sorted(rows.items())), first='model', columns=BEFORE_AFTER)}"
+            )
     blocks.append(f"Reward model: {chosen}\nNext: rewardlab eval --model {chosen} --dataset YOUR_PAIRS.jsonl")
     return "\n\n".join(["", *blocks])
