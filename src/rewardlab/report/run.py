@@ -75,16 +75,23 @@ def train_report(*, selection: Mapping[str, Judged | None], test: Mapping[str, J
         ("Evaluation data (they chose the checkpoint, so they flatter it):", selection),
         ("Test data (they chose nothing):", test),
     ):
-        rows: dict[str, Evaluation] = {}
-        for name, result in judged.items():
-            if result is None:
-                continue
-            if len(result.by_source) > 1:
-                rows |= {f"{source} {name}": evaluation for source, evaluation in result.by_source.items()}
-            rows[f"all {name}" if len(result.by_source) > 1 else name] = result.overall
-        if rows:
-            blocks.append(
-                f"{title}\n{comparison_table(dict(sorted(rows.items())), first='model', columns=BEFORE_AFTER)}"
-            )
+        found = {name: result for name, result in judged.items() if result is not None}
+        if found:
+            table = comparison_table(_by_source_and_name(found), first="model", columns=BEFORE_AFTER)
+            blocks.append(f"{title}\n{table}")
     blocks.append(f"Reward model: {chosen}\nNext: rewardlab eval --model {chosen} --dataset YOUR_PAIRS.jsonl")
     return "\n\n".join(["", *blocks])
+
+
+def _by_source_and_name(judged: Mapping[str, Judged]) -> dict[str, Evaluation]:
+    """Rows of a before-and-after table: every source, then all of them, the names within each in their order."""
+    sources = list(dict.fromkeys(source for result in judged.values() for source in result.by_source))
+    if len(sources) == 1:
+        return {name: result.overall for name, result in judged.items()}
+    rows = {
+        f"{source} {name}": result.by_source[source]
+        for source in sources
+        for name, result in judged.items()
+        if source in result.by_source
+    }
+    return rows | {f"all {name}": result.overall for name, result in judged.items()}
