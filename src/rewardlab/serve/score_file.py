@@ -44,7 +44,7 @@ def score_file(model: str, source: Path, target: Path, *, precision: str = "fp32
 def _conversations(row: Mapping[str, Any], where: str) -> list[Conversation]:
     wanted = "Wanted `messages`, or `prompt` and `response`, or `prompt` and `responses`."
     if "messages" not in row and ("prompt" not in row or not {"response", "responses"} & set(row)):
-        raise DataError(f"{where}: cannot be scored, it has the columns {', '.join(row) or 'none'}. {wanted}")
+        raise DataError(f"{where}: cannot be scored (its columns are {', '.join(row) or 'none'}). {wanted}")
     try:
         if "messages" in row:
             conversations = [to_messages(row["messages"])]
@@ -53,7 +53,7 @@ def _conversations(row: Mapping[str, Any], where: str) -> list[Conversation]:
             turns = (Message("user", prompt),) if isinstance(prompt, str) else to_messages(prompt)
             replies = row["responses"] if "responses" in row else [row["response"]]
             if not isinstance(replies, list) or not replies or not all(isinstance(reply, str) for reply in replies):
-                raise DataError(f"{where}: a response is not text. {wanted}")
+                raise TypeError("a response is not text")
             conversations = [(*turns, Message("assistant", reply)) for reply in replies]
     except (RenderError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: cannot be scored ({error}). {wanted}") from error
