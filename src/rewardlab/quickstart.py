@@ -6,7 +6,6 @@ The point of generated data is that the best possible numbers are known, so what
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from pathlib import Path
 from typing import Final
@@ -35,11 +34,11 @@ def run_quickstart(folder: Path, *, num_steps: int | None, seed: int, num_test: 
     steps = num_steps or NUM_STEPS
     require_writable_folder(folder, "--output-dir")
     data = folder / "preferences"
-    shutil.rmtree(data, ignore_errors=True)
+    earlier = (data / "train.jsonl").is_file()
     num_train = steps * BATCH_SIZE + NUM_EVAL_PAIRS
     write_dataset(data, num_train=num_train, num_test=num_test, seed=seed)
     logger.info("data: %d training and %d test pairs with known truth in %s", num_train, num_test, data)
-    config = quickstart_config(folder, data, steps=steps, num_train=num_train, seed=seed)
+    config = quickstart_config(folder, data, steps=steps, num_train=num_train, seed=seed, overwrite=earlier)
     result = train(config)
     pairs = generate(num_test, seed=seed, topics="test")
     report = closing_report(result, pairs, ceiling(pairs), minutes=(time.perf_counter() - started) / 60)
@@ -47,7 +46,9 @@ def run_quickstart(folder: Path, *, num_steps: int | None, seed: int, num_test: 
     return report
 
 
-def quickstart_config(folder: Path, data: Path, *, steps: int, num_train: int, seed: int) -> RewardTrainerConfig:
+def quickstart_config(
+    folder: Path, data: Path, *, steps: int, num_train: int, seed: int, overwrite: bool
+) -> RewardTrainerConfig:
     """What the quickstart trains with; `rewardlab train --config` of its config.json repeats it."""
     return RewardTrainerConfig(
         model=MODEL,
@@ -55,7 +56,7 @@ def quickstart_config(folder: Path, data: Path, *, steps: int, num_train: int, s
         test_dataset=(str(data),),
         eval_fraction=min(0.5, NUM_EVAL_PAIRS / num_train),
         output_dir=folder,
-        overwrite=True,
+        overwrite=overwrite,
         steps=steps,
         batch_size=BATCH_SIZE,
         lr=3e-5,

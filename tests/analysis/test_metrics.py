@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
 
 from rewardlab.analysis.metrics import ALIASES, METRICS, by_source, canonical_name, evaluate, oriented, sums
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Comparison, ScoreRow, Sums, join_comparisons
 
 Case = tuple[float, float, float]
@@ -240,3 +240,9 @@ def test_an_unknown_metric_is_refused_with_the_nearest_name(name: str, nearest: 
 def test_a_name_like_no_other_is_still_an_error_for_the_user() -> None:
     with pytest.raises(ConfigError, match="Known metrics: eval_accuracy"):
         canonical_name("")
+
+
+def test_a_reply_that_has_two_rows_is_refused() -> None:
+    rows = rows_of([(1.0, 0.0, 1.0)])
+    with pytest.raises(DataError, match="hold a reply twice"):
+        evaluate([*rows, *rows], beta=1.0)

@@ -19,6 +19,7 @@ from rewardlab.artifact.load import load
 from rewardlab.artifact.save import choose_pad, save_reward_model, saved_dtype
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
+from rewardlab.core.types import Message
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.config import DataConfig
 from rewardlab.model.config import ModelConfig
@@ -292,11 +293,13 @@ def test_a_save_that_would_not_give_the_live_scores_is_refused(tmp_path, monkeyp
 
 def test_pad_is_a_token_that_never_ends_a_rendering():
     chatml = build_renderer(make_tokenizer(CHATML), DataConfig())
-    assert choose_pad(chatml) == chatml.tokenizer.pad_token_id != chatml.spec.final_token_id
+    chosen = choose_pad(chatml, 384)
+    assert chosen != chatml.tokenizer.pad_token_id, "that one ends every turn"
+    assert chosen not in chatml.token_ids((Message("user", "Hi"), Message("assistant", "yes")))
     plain = build_renderer(make_tokenizer(None), DataConfig())
     assert plain.tokenizer.pad_token_id == plain.spec.final_token_id, "pad = EOS, the trap"
-    assert choose_pad(plain) not in (plain.spec.final_token_id, None)
-    assert choose_pad(plain) < len(plain.tokenizer), "an existing token: nothing is resized"
+    assert choose_pad(plain, 384) not in (plain.spec.final_token_id, None)
+    assert choose_pad(plain, 384) < len(plain.tokenizer), "an existing token: nothing is resized"
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
@@ -324,7 +327,7 @@ def test_no_possible_pad_refuses_the_save(tmp_path):
 
     renderer.tokenizer = OneSpecialToken()
     with pytest.raises(ArtifactError, match="no token can serve as padding"):
-        choose_pad(renderer)
+        choose_pad(renderer, 384)
 
 
 def test_the_saved_dtype_is_that_of_the_trained_weights_unless_told_otherwise():

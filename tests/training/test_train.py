@@ -202,6 +202,10 @@ def test_better_means_more_accurate_then_likelier_and_nan_never_improves():
     assert not is_better(evaluation(float("nan"), 0.1), bar, "eval_accuracy")
     assert not is_better(evaluation(0.9, float("nan")), bar, "eval_accuracy")
     assert is_better(bar, evaluation(float("nan"), float("nan")), "eval_accuracy")
+    mostly_nan = Evaluation(sums=Sums(correct=1, decided=1, comparisons=10, non_finite=9, nll=0.1), estimates={})
+    assert not is_better(mostly_nan, bar, "eval_accuracy")
+    only_ties = Evaluation(sums=Sums(comparisons=10, label_ties=10, nll=1.0), estimates={})
+    assert is_better(only_ties, bar, "eval_loss")
 
 
 def test_selection_and_judgement_are_kept_apart(base_model, pairs_file, tmp_path):
@@ -378,6 +382,32 @@ def test_an_earlier_run_outlives_bad_input_to_the_run_that_would_replace_it(base
         train(replace(config, overwrite=True, dataset=("nosuch.jsonl",)))
     assert load(tmp_path / "run/step_1")
     assert json.loads((tmp_path / "run/config.json").read_text())["overwrite"] is False
+
+
+def test_a_run_cannot_replace_the_model_it_starts_from(base_model, pairs_file, tmp_path):
+    config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
+    result = train(config)
+    with pytest.raises(ConfigError, match="lies in the run that --output-dir .* would replace"):
+        train(replace(config, model=str(result.last), overwrite=True))
+    (tmp_path / "run/config.json").unlink()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        train(config)
+    assert load(result.last)
+
+
+@pytest.mark.parametrize("system_prompt", ["", "Be 'brief'."])
+def test_plain_transformers_renders_the_system_prompt_of_the_run(base_model, pairs_file, tmp_path, system_prompt):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1, system_prompt=system_prompt))
+    messages = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "yes"}]
+    tokenizer = AutoTokenizer.from_pretrained(result.last)
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert text.startswith(f"<|im_start|>system\n{system_prompt}<|im_end|>")
+    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        plain = float(AutoModelForSequenceClassification.from_pretrained(result.last)(ids).logits)
+    assert load(result.last).score([messages]) == pytest.approx([plain], abs=1e-5)
 
 
 def test_a_split_of_a_lone_file_is_refused(base_model, pairs_file, tmp_path):

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rewardlab.artifact.canaries import make_canaries, score_tokens, separated
+from rewardlab.artifact.canaries import make_canaries, render_canaries, score_tokens, separated
 from rewardlab.artifact.load import assemble, require_head
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import read_json, replacing_folder, sha256_file, write_json
@@ -53,7 +53,7 @@ def save_reward_model(
     if the disk is full. Either way nothing that was there before is lost.
     """
     dtype_name = str(save_dtype).removeprefix("torch.")
-    pad = choose_pad(renderer)
+    pad = choose_pad(renderer, model.config.vocab_size)
     with replacing_folder(folder) as temporary:
         written = _write_weights(temporary, model, save_dtype)
         _write_config(temporary, model, pad, dtype_name)
@@ -87,32 +87,43 @@ def verify_in_clean_process(folder: Path) -> None:
         raise ArtifactError(f"{folder} does not pass verification in a clean process: {answer.stderr.strip()}")
 
 
-def choose_pad(renderer: Renderer) -> int:
-    """A token that exists, is never the last of a rendering, and so never hides the token that is read.
+def choose_pad(renderer: Renderer, num_embeddings: int) -> int:
+    """A token that exists, is never the last of a rendering, and, where there is one, occurs in none.
+
+    Hugging Face reads the score at the last token that is not padding, older versions before the first that is.
 
     Raises ArtifactError if there is none.
     """
     tokenizer, final = renderer.tokenizer, renderer.spec.final_token_id
-    vocabulary = tokenizer.get_vocab()
     special = sorted(
         (token_id, token)
-        for token, token_id in vocabulary.items()
+        for token, token_id in tokenizer.get_vocab().items()
         if token in set(tokenizer.all_special_tokens)
         or any(mark in token.lower() for mark in ("<pad", "[pad", "|pad", "_pad", "reserved", "unused"))
     )
     named = [token_id for token_id, token in special if "pad" in token.lower()]
-    candidates = [tokenizer.pad_token_id, *named, tokenizer.unk_token_id, *(token_id for token_id, _ in special)]
-    for candidate in candidates:
-        if candidate is None:
-            continue
+    candidates = [
+        int(candidate)
+        for candidate in (
+            tokenizer.pad_token_id,
+            *named,
+            tokenizer.unk_token_id,
+            *(token_id for token_id, _ in special),
+        )
         # Without a known final token any ordinary token may come last, but no special token does.
-        if candidate != final and (final is not None or candidate != tokenizer.eos_token_id):
-            return int(candidate)
-    raise ArtifactError(
-        f"no token can serve as padding: every special token is also the final token {final} of a rendering, and "
-        f"Hugging Face reads the score at the last token that is not padding. Use a chat template that ends in "
-        f"another token."
-    )
+        if candidate is not None
+        and candidate < num_embeddings
+        and candidate != final
+        and (final is not None or candidate != tokenizer.eos_token_id)
+    ]
+    if not candidates:
+        raise ArtifactError(
+            f"no token can serve as padding: every special token is also the final token {final} of a rendering, and "
+            f"Hugging Face reads the score at the last token that is not padding. Use a chat template that ends in "
+            f"another token."
+        )
+    rendered = {int(token) for _, _, token_ids in render_canaries(renderer) for token in token_ids}
+    return next((candidate for candidate in candidates if candidate not in rendered), candidates[0])
 
 
 def saved_dtype(wanted: str) -> torch.dtype:

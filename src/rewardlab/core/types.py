@@ -12,6 +12,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
+from rewardlab.core.errors import DataError
+
 IntArray = npt.NDArray[np.int32]
 
 
@@ -251,9 +253,11 @@ class ScoredComparison:
 def join_comparisons(rows: Sequence[ScoreRow]) -> Iterator[ScoredComparison]:
     """Pair up the score rows of each preference by the comparisons recorded in them.
 
-    Raises KeyError if a row names a reply that is not among the rows.
+    Raises KeyError if a row names a reply that is not among the rows, DataError if a reply has two rows.
     """
     by_reply = {(row.source, row.preference_id, row.reply): row for row in rows}
+    if len(by_reply) < len(rows):
+        raise DataError("the score rows hold a reply twice; rows of several files need ids of their own.")
     for row in rows:
         for comparison in row.comparisons:
             yield ScoredComparison(

@@ -71,7 +71,7 @@ class Renderer:
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    [message.as_dict() for message in self._with_system_prompt(messages)],
+                    [message.as_dict() for message in messages],
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
                     **self.spec.template_arguments,
@@ -99,7 +99,7 @@ class Renderer:
         full_length = len(token_ids)
         if full_length > self.spec.max_length:
             conversation, token_ids = self._cut(conversation[:-1], conversation[-1:])
-            num_reply = min(len(reply), len(conversation))
+            num_reply = min(len(reply), sum(message.role != "system" for message in conversation))
             prompt, reply = conversation[:-num_reply], conversation[-num_reply:]
         self._require_known_end(token_ids)
         return Rendered(
@@ -126,11 +126,6 @@ class Renderer:
 
     def _encode(self, text: str) -> IntArray:
         return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
-
-    def _with_system_prompt(self, messages: Sequence[Message]) -> Sequence[Message]:
-        if self.spec.system_prompt is None or any(message.role == "system" for message in messages):
-            return messages
-        return (Message("system", self.spec.system_prompt), *messages)
 
     def _cut(self, prompt: Conversation, reply: Conversation) -> tuple[Conversation, IntArray]:
         """(what is kept of prompt + reply, its tokens)."""
@@ -233,7 +228,7 @@ def build_renderer(tokenizer: Any, config: DataConfig) -> Renderer:
     template, source = _choose_template(tokenizer, config.chat_template)
     arguments = _plain_arguments(tokenizer) if source == "plain" else {}
     draft = RendererSpec(
-        chat_template=_bake(template, arguments),
+        chat_template=_bake(template, arguments, config.system_prompt),
         template_source=source,
         system_prompt=config.system_prompt,
         max_length=config.max_seq_len,
@@ -312,8 +307,9 @@ def _plain_arguments(tokenizer: Any) -> dict[str, str]:
     return {"bos": tokenizer.bos_token if adds_bos else "", "eos": tokenizer.eos_token or ""}
 
 
-def _bake(template: str, arguments: Mapping[str, str]) -> str:
-    """Write arguments and a frozen date into the template itself, so that every engine renders the same."""
+def _bake(template: str, arguments: Mapping[str, str], system_prompt: str | None) -> str:
+    """Write arguments, system prompt and a frozen date into the template, so that every engine renders the same."""
+    template = template.replace("\r\n", "\n")  # as it will be read back from a file
     head = "".join(f"{{%- set {name} = {value!r} -%}}" for name, value in arguments.items())
     formats = set(re.findall(r"strftime_now\(\s*[\"']([^\"']+)[\"']\s*\)", template))
     if "strftime_now" in template:
@@ -323,6 +319,11 @@ def _bake(template: str, arguments: Mapping[str, str]) -> str:
         )
         body = f"{cases}{{%- else -%}}2024-07-26{{%- endif -%}}" if cases else "2024-07-26"
         head += f"{{%- macro strftime_now(format) -%}}{body}{{%- endmacro -%}}"
+    if system_prompt is not None:
+        head += (
+            "{%- if messages | selectattr('role', 'equalto', 'system') | list | length == 0 -%}"
+            f"{{%- set messages = [{{'role': 'system', 'content': {system_prompt!r}}}] + messages -%}}{{%- endif -%}}"
+        )
     return head + template
 
 

@@ -29,6 +29,10 @@ class TokenReport:
     """Up to three examples a cause."""
     truncated_replies: int
     replies: int
+    lost_replies: int
+    """Replies left out of preferences that were kept, because they do not fit the limit."""
+    lost_comparisons: int
+    """Comparisons left out of preferences that were kept, with those replies or between identical tokens."""
     prompts_differ_after_cut: int
     """Preferences whose replies kept different amounts of the prompt."""
     tokens: int
@@ -57,6 +61,7 @@ def tokenize(
     groups: list[TokenGroup] = []
     dropped: Counter[str] = Counter()
     examples: dict[str, list[str]] = {}
+    lost = [0, 0]
     for preference in tqdm(preferences, desc=f"tokenising {name}", disable=None, leave=False):
         place = preference.id
         try:
@@ -68,6 +73,8 @@ def tokenize(
             examples.setdefault(group, []).append(place)
         else:
             groups.append(group)
+            lost[0] += len(preference.replies) - group.num_replies
+            lost[1] += len(preference.comparisons) - len(group.comparisons)
     report = TokenReport(
         preferences=len(preferences),
         kept=len(groups),
@@ -75,6 +82,8 @@ def tokenize(
         dropped_ids={cause: tuple(ids[:3]) for cause, ids in examples.items()},
         truncated_replies=sum(cut > 0 for group in groups for cut in group.truncated_tokens),
         replies=sum(group.num_replies for group in groups),
+        lost_replies=lost[0],
+        lost_comparisons=lost[1],
         prompts_differ_after_cut=sum(len(set(group.truncated_tokens)) > 1 for group in groups),
         tokens=sum(group.num_tokens for group in groups),
         unshared_tokens=sum(group.num_unshared_tokens for group in groups),

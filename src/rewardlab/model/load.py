@@ -64,9 +64,16 @@ def choose_layout(
 
     Raises ModelError if `--attention shared` was asked for and is not exact.
     """
+    text_config = model_config.get_text_config()
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    short = rope.get("original_max_position_embeddings")
+    if rope.get("rope_type") in ("longrope", "dynamic") and short is not None and max_length > short:
+        raise ModelError(
+            f"this model's positions ({rope['rope_type']}) depend on the longest row beside a conversation, so its "
+            f"scores would too. Use --max-seq-len {short} or less."
+        )
     if config.attention == "padded":
         return "padded"
-    text_config = model_config.get_text_config()
     reason = attention.refusal(text_config, _backbone_class(disk_class, model_config), max_length)
     if reason is None:
         try:
@@ -150,8 +157,8 @@ def disable_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name in ("attention_dropout", "attn_dropout"):
-            if isinstance(getattr(module, name, None), float):
+        for name, value in list(vars(module).items()):
+            if isinstance(value, float) and ("drop" in name):  # dropout, attn_pdrop, layerdrop
                 setattr(module, name, 0.0)
 
 

@@ -42,7 +42,8 @@ def is_better(candidate: Evaluation, bar: Evaluation, metric: str) -> bool:
     """Whether an evaluation beats the best so far; equal accuracies are decided by the loss; NaN never improves."""
     new_loss, old_loss = candidate.sums.mean_nll, bar.sums.mean_nll
     new_accuracy, old_accuracy = candidate.sums.accuracy, bar.sums.accuracy
-    if any(map(math.isnan, (new_loss, new_accuracy))):
+    judged_by = new_loss if metric == "eval_loss" else new_accuracy
+    if candidate.sums.non_finite or math.isnan(judged_by):
         return False
     if metric == "eval_accuracy" and new_accuracy != old_accuracy:
         return new_accuracy > old_accuracy or math.isnan(old_accuracy)

@@ -19,7 +19,13 @@ import torch
 
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.load import load
-from rewardlab.artifact.save import NOTABLE_ROUNDING, save_reward_model, saved_dtype, verify_in_clean_process
+from rewardlab.artifact.save import (
+    NOTABLE_ROUNDING,
+    choose_pad,
+    save_reward_model,
+    saved_dtype,
+    verify_in_clean_process,
+)
 from rewardlab.core.config import config_hash, to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import provenance, remove, require_writable_folder, write_json, write_text
@@ -98,6 +104,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     _require_positions(config, model_config)
     renderer = build_renderer(load_tokenizer(path, trust_remote_code=config.trust_remote_code), config)
     render_canaries(renderer)
+    choose_pad(renderer, model_config.get_text_config().vocab_size)
     data, test_groups, tokens = _tokenize(config, prepared, renderer)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     layout = choose_layout(
@@ -105,7 +112,6 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     )
     require_fit([*data.train, *data.eval, *test_groups], config.micro_token_budget, layout=layout)
     resolved = _resolve(config, num_groups=len(data.train), device=device, layout=layout)
-    _write_run_start(resolved, renderer, data, prepared, tokens)
 
     torch.manual_seed(resolved.seed)
     model = load_reward_model(
@@ -116,6 +122,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
         device=device,
         log=logger.info,
     )
+    _write_run_start(resolved, renderer, data, prepared, tokens)
     dtype = saved_dtype(resolved.save_dtype)
     facts = {"config": to_mapping(resolved), "config_hash": config_hash(resolved), **provenance()}
 
@@ -204,7 +211,16 @@ def _finish(
 def _claim_folder(config: RewardTrainerConfig) -> None:
     folder = config.output_dir
     require_writable_folder(folder, "--output-dir")
-    if not (folder / "config.json").exists():
+    for name in (config.model, *config.dataset, *config.eval_dataset, *config.test_dataset):
+        path = Path(name)
+        if path.exists() and any(
+            (folder / own).resolve() in (path.resolve(), *path.resolve().parents)
+            for own in (*RUN_FILES, *(p.name for p in folder.glob("step_*")))
+        ):
+            raise ConfigError(
+                f"{name} lies in the run that --output-dir {folder} would replace. Choose another folder."
+            )
+    if not any((folder / name).exists() for name in RUN_FILES) and not list(folder.glob("step_*")):
         return
     if not config.overwrite:
         raise ConfigError(f"{folder} already holds a run. Choose another --output-dir, or replace it with --overwrite.")
