@@ -200,7 +200,7 @@ def test_better_means_more_accurate_then_likelier_and_nan_never_improves():
     assert not is_better(evaluation(0.6, 0.6), bar, "eval_accuracy")
     assert is_better(evaluation(0.1, 0.59), bar, "eval_loss")
     assert not is_better(evaluation(float("nan"), 0.1), bar, "eval_accuracy")
-    assert not is_better(evaluation(0.9, float("nan")), bar, "eval_accuracy")
+    assert not is_better(evaluation(0.9, float("nan")), bar, "eval_loss")
     assert is_better(bar, evaluation(float("nan"), float("nan")), "eval_accuracy")
     mostly_nan = Evaluation(sums=Sums(correct=1, decided=1, comparisons=10, non_finite=9, nll=0.1), estimates={})
     assert not is_better(mostly_nan, bar, "eval_accuracy")
