@@ -119,6 +119,32 @@ def test_the_folder_says_what_engines_need_to_know(saved):
     assert (saved / "model.safetensors").stat().st_mode & 0o444
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+         "original_max_position_embeddings": 64},
+        {"rope_type": "linear", "rope_theta": 5e5, "factor": 4.0},
+        {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},
+    ],
+    ids=["llama3", "linear", "partial"],
+)  # fmt: skip
+def test_position_settings_stand_where_older_transformers_look_and_read_back_unchanged(tmp_path, rope):
+    config = make_model("llama").config
+    config.rope_parameters = dict(rope)
+    _, _, spec = save(tmp_path / "rm", config=config)
+    written = json.loads((tmp_path / "rm/config.json").read_text())
+    assert written["rope_theta"] == rope["rope_theta"]
+    if rope["rope_type"] != "default":
+        assert written["rope_scaling"] == {name: value for name, value in rope.items() if name != "rope_theta"}
+    assert written.get("partial_rotary_factor") == rope.get("partial_rotary_factor")
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
+    assert {name: plain.config.rope_parameters[name] for name in rope} == rope
+    for canary in spec.canaries:
+        with torch.no_grad():
+            assert float(plain(torch.tensor([canary.token_ids])).logits) == pytest.approx(canary.score, abs=1e-5)
+
+
 def test_verification_in_a_clean_process_passes_for_a_sound_folder_and_fails_for_a_damaged_one(copy):
     command = [sys.executable, "-m", "rewardlab", "verify", str(copy)]
     sound = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -222,12 +222,24 @@ def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -
         "dtype": dtype_name,
         "use_cache": True,
     }
-    rope = values.get("rope_parameters")
-    if isinstance(rope, dict) and "rope_theta" in rope:
-        values["rope_theta"] = rope["rope_theta"]  # older transformers read it here, and drop it silently if absent
+    values |= _rope_for_older_transformers(values)
     for name in ("_attn_implementation", "attn_implementation", "_name_or_path"):
         values.pop(name, None)
     write_json(folder / "config.json", json.loads(json.dumps(values, default=str)))
+
+
+def _rope_for_older_transformers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The names under which transformers 4 looks for the position settings; it silently drops those it cannot find."""
+    rope = config.get("rope_parameters")
+    if not isinstance(rope, dict) or "rope_theta" not in rope:
+        return {}
+    older: dict[str, Any] = {"rope_theta": rope["rope_theta"]}
+    if rope.get("rope_type", "default") != "default":
+        older["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
+    if "partial_rotary_factor" in rope:
+        older |= {"partial_rotary_factor": rope["partial_rotary_factor"], "rotary_pct": rope["partial_rotary_factor"]}
+        older["rotary_emb_base"] = rope["rope_theta"]
+    return older
 
 
 def _write_tokenizer(folder: Path, renderer: Renderer, pad: int) -> None:
