@@ -102,7 +102,7 @@ def require_head(path: Path) -> None:
             with safe_open(file, framework="pt") as weights:
                 shapes |= {
                     key: weights.get_slice(key).get_shape()
-                    for key in weights.keys()  # noqa: SIM118
+                    for key in weights.keys()  # noqa: SIM118  # no iterator there
                     if key.startswith(f"{HEAD_ON_DISK}.")
                 }
         except Exception as error:  # safetensors has its own error type, raised for any damage

@@ -64,7 +64,7 @@ def from_mapping(config_type: type[Config], values: Mapping[str, object], *, whe
     Raises ConfigError for an unknown name (with the nearest known one) and for a value of the wrong type.
     """
     hints = get_type_hints(config_type)
-    settable = {field.name: hints[field.name] for field in dataclasses.fields(config_type) if field.init}  # type: ignore[arg-type]
+    settable = {field.name: hints[field.name] for field in dataclasses.fields(config_type) if field.init}  # type: ignore[arg-type]  # all are dataclasses
     converted: dict[str, Any] = {}
     for name, value in values.items():
         key = name.replace("-", "_")
@@ -82,7 +82,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def to_mapping(config: object) -> dict[str, object]:
     """The flat JSON mapping of a configuration, in the order of its fields."""
-    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}  # type: ignore[arg-type]
+    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}  # type: ignore[arg-type]  # a dataclass
 
 
 def config_hash(config: object) -> str:

@@ -230,8 +230,8 @@ class ScoreRow:
         """Inverse of `as_dict`."""
         values = dict(row)
         values["score"] = float(values["score"])  # type: ignore[arg-type]  # "nan" and "inf" parse
-        values["comparisons"] = tuple(Comparison(**entry) for entry in values["comparisons"])  # type: ignore[attr-defined]
-        return cls(**values)  # type: ignore[arg-type]
+        values["comparisons"] = tuple(Comparison(**entry) for entry in values["comparisons"])  # type: ignore[attr-defined]  # JSON
+        return cls(**values)  # type: ignore[arg-type]  # JSON, written by as_dict
 
 
 _ROW_FIELDS = tuple(field.name for field in fields(ScoreRow))

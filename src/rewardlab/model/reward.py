@@ -43,7 +43,7 @@ class RewardModel(nn.Module):
     @property
     def config(self) -> Any:
         """Configuration of the text backbone."""
-        return self.backbone.config.get_text_config()  # type: ignore[operator,union-attr]
+        return self.backbone.config.get_text_config()  # type: ignore[operator,union-attr]  # nn.Module says Tensor
 
     @property
     def device(self) -> torch.device:
