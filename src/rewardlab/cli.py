@@ -23,7 +23,7 @@ import tyro
 from rewardlab.core.config import did_you_mean, from_mapping, read_config_file, require
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.files import require_writable_folder, write_text
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import SelectionConfig
 from rewardlab.model.config import ModelConfig
 from rewardlab.training.config import EvalConfig, LossConfig, RewardTrainerConfig, TrainerConfig
 
@@ -34,7 +34,7 @@ SHORTHANDS: dict[str, list[str]] = {
     "--use-chat-template": ["--chat-template", "template"],
     "--no-chat-template": ["--chat-template", "plain"],
 }
-ROOMS: dict[str, type] = {"data": DataConfig, "model": ModelConfig, "loss": LossConfig, "run": TrainerConfig}
+ROOMS: dict[str, type] = {"data": SelectionConfig, "model": ModelConfig, "loss": LossConfig, "run": TrainerConfig}
 WANTED: dict[type, str] = {int: "a whole number", float: "a finite number", Path: "a path"}
 Words = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
 """What stands after a flag, once for each time the flag is given."""
@@ -325,10 +325,11 @@ def _in_words(part: type, hints: Mapping[str, Any], in_file: Mapping[str, object
 
 @cache
 def _field_texts(part: type) -> dict[str, str]:
-    """The text under each field of a dataclass, on one line."""
+    """The text under each field of a dataclass, those it inherits included, on one line."""
+    texts = _field_texts(part.__base__) if part.__base__ is not object and part.__base__ is not None else {}
     (definition,) = ast.parse(inspect.getsource(part)).body
     assert isinstance(definition, ast.ClassDef)
-    return {
+    return texts | {
         ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
         for field, text in pairwise(definition.body)
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)

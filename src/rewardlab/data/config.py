@@ -17,12 +17,6 @@ class DataConfig:
     """Training data: files, folders or hub names, one or several (also `--hf-dataset`)."""
     hf_split: str = "train"
     """Split to train on."""
-    eval_dataset: tuple[str, ...] = ()
-    """Evaluation data used to choose the checkpoint; by default the training datasets with `--eval-split`."""
-    eval_split: str | None = None
-    """Split to evaluate on; without it and without `--eval-dataset`, prompts are held out of the training data."""
-    eval_fraction: float = 0.05
-    """Share of the training prompts held out when no evaluation data is named; 0 turns evaluation off."""
     test_dataset: tuple[str, ...] = ()
     """Data read once, at the end, for the headline numbers; by default the training datasets with `--test-split`."""
     test_split: str | None = None
@@ -31,8 +25,6 @@ class DataConfig:
     """Rows used from each training dataset, after a seeded shuffle."""
     eval_limit: int | None = None
     """Rows used from each evaluation and test dataset, after a seeded shuffle."""
-    train_eval_limit: int = 0
-    """Training rows evaluated together with the evaluation data, to measure the gap between the two."""
     max_drop_fraction: float = 0.05
     """Stop if more than this share of a dataset's rows cannot be used."""
     incomplete_pairs: Literal["drop", "error"] = "drop"
@@ -61,7 +53,6 @@ class DataConfig:
                 value is None or value > 0,
                 f"--{name.replace('_', '-')} {value}: must be at least 1; leave it out to use every row.",
             )
-        require(self.train_eval_limit >= 0, f"--train-eval-limit {self.train_eval_limit}: must be at least 0.")
         require(
             self.max_replies is None or self.max_replies >= 2,
             f"--max-replies {self.max_replies}: must be at least 2, since a comparison needs two replies.",
@@ -71,8 +62,30 @@ class DataConfig:
             f"--max-seq-len {self.max_seq_len}: must be at least 16 to hold a chat template and a reply; "
             f"1024 suits most data.",
         )
-        for name in ("eval_fraction", "max_drop_fraction"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"--{name.replace('_', '-')} {value}: must be between 0 and 1.")
+        require_share(self.max_drop_fraction, "--max-drop-fraction")
         if self.margin_column and self.strength_as == "margin":
             raise ConfigError("--margin-column and --strength-as margin both set the margin; choose one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionConfig(DataConfig):
+    """Where preferences come from, how they become tokens, and which of them choose the checkpoint."""
+
+    eval_dataset: tuple[str, ...] = ()
+    """Evaluation data used to choose the checkpoint; by default the training datasets with `--eval-split`."""
+    eval_split: str | None = None
+    """Split to evaluate on; without it and without `--eval-dataset`, prompts are held out of the training data."""
+    eval_fraction: float = 0.05
+    """Share of the training prompts held out when no evaluation data is named; 0 turns evaluation off."""
+    train_eval_limit: int = 0
+    """Training rows evaluated together with the evaluation data, to measure the gap between the two."""
+
+    def __post_init__(self) -> None:
+        DataConfig.__post_init__(self)
+        require_share(self.eval_fraction, "--eval-fraction")
+        require(self.train_eval_limit >= 0, f"--train-eval-limit {self.train_eval_limit}: must be at least 0.")
+
+
+def require_share(value: float, flag: str) -> None:
+    """Raise ConfigError unless the value of a flag lies between 0 and 1."""
+    require(0 <= value <= 1, f"{flag} {value}: must be between 0 and 1.")

@@ -9,8 +9,8 @@ from rewardlab.core.config import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """Which model, how it computes, and what of it trains."""
+class BackboneConfig:
+    """Which model and how it computes."""
 
     model: str = ""
     """Hub name, folder, or the built-in `smollm2-135m-instruct`; an existing reward model keeps its head."""
@@ -20,10 +20,16 @@ class ModelConfig:
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Arithmetic of the backbone; head, loss and trained weights stay float32. `auto` is bf16 where the
     processor has it."""
-    new_head: bool = False
-    """Draw a new head even if the model has one."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for sources you trust."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig(BackboneConfig):
+    """Which model, how it computes, and what of it trains."""
+
+    new_head: bool = False
+    """Draw a new head even if the model has one."""
     lora: bool = False
     """Train low-rank adapters and the head instead of every weight."""
     lora_rank: int = 4

@@ -8,7 +8,7 @@ from typing import Literal
 
 from rewardlab.core.config import convert_fields, require
 from rewardlab.core.errors import ConfigError
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import SelectionConfig
 from rewardlab.model.config import ModelConfig
 
 FULL_LR = 5e-6
@@ -100,12 +100,12 @@ class TrainerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardTrainerConfig(TrainerConfig, LossConfig, ModelConfig, DataConfig):
+class RewardTrainerConfig(TrainerConfig, LossConfig, ModelConfig, SelectionConfig):
     """Every setting of `rewardlab train`, by the names of its flags."""
 
     def __post_init__(self) -> None:
         convert_fields(self, where="RewardTrainerConfig")
-        for room in (TrainerConfig, LossConfig, ModelConfig, DataConfig):
+        for room in (TrainerConfig, LossConfig, ModelConfig, SelectionConfig):
             room.__post_init__(self)
         require(self.model != "", "--model is missing: name a hub model, a folder, or smollm2-135m-instruct.")
         require(len(self.dataset) > 0, "--dataset is missing: name a file, a folder or a hub dataset.")

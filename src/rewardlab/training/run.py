@@ -12,9 +12,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
 import torch
 
 from rewardlab.artifact.canaries import render_canaries
@@ -29,22 +28,20 @@ from rewardlab.artifact.save import (
 from rewardlab.core.config import config_hash, to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import provenance, remove, require_writable_folder, write_json, write_text
-from rewardlab.core.types import Preference, TokenGroup
+from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
-from rewardlab.data.loader import TokenReport, steps_per_epoch, tokenize, weigh
+from rewardlab.data.loader import TokenReport, steps_per_epoch
 from rewardlab.data.pack import require_fit
-from rewardlab.data.sources import LoadedPreferences, load_preferences, shared_prompts, split_by_prompt
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config, resolve_precision
 from rewardlab.model.reward import Layout
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, evaluate_groups, write_evaluation
+from rewardlab.training.prepare import Prepared, load_data, tokenize_all
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 
 logger = logging.getLogger("rewardlab")
-FEW_EVALUATIONS = 50
-"""Below this, an accuracy is uncertain by ±14 points or more."""
 RUN_FILES = (
     "config.json",
     "manifest.json",
@@ -83,21 +80,13 @@ class TrainResult:
         return self.best if self.best is not None else self.last
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Prepared:
-    train: LoadedPreferences
-    eval: Sequence[Preference]
-    test: Sequence[Preference]
-    reports: dict[str, Any]
-
-
 def train(config: RewardTrainerConfig) -> TrainResult:
     """Train a reward model as `config` says; see docs/api.md.
 
     Raises RewardlabError for anything the user can mend; nothing of an earlier run is overwritten unless asked.
     """
     _claim_folder(config)
-    prepared = _load_data(config)
+    prepared = load_data(config, seed=config.seed, kwise_loss=config.kwise_loss)
     path = resolve_model_name(config.model, logger.info)
     model_config = read_config(path, trust_remote_code=config.trust_remote_code)
     disk_class = disk_class_of(model_config)
@@ -105,7 +94,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     renderer = build_renderer(load_tokenizer(path, trust_remote_code=config.trust_remote_code), config)
     render_canaries(renderer)
     choose_pad(renderer, model_config.get_text_config().vocab_size)
-    data, test_groups, tokens = _tokenize(config, prepared, renderer)
+    data, test_groups, tokens = tokenize_all(config, prepared, renderer)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     layout = choose_layout(
         model_config, disk_class, config, max_length=config.max_seq_len, share=config.shares_prompts, log=logger.info
@@ -242,116 +231,6 @@ def _clear_folder(folder: Path) -> None:
             remove(path)
 
 
-def _load_data(config: RewardTrainerConfig) -> _Prepared:
-    def read(names: Sequence[str], split: str, limit: int | None) -> LoadedPreferences:
-        return load_preferences(
-            names, split=split, config=config, seed=config.seed, limit=limit, kwise_loss=config.kwise_loss
-        )
-
-    train = read(config.dataset, config.hf_split, config.limit)
-    sources = {"train": train.reports}
-    reports: dict[str, Any] = {}
-    evaluation: Sequence[Preference] = ()
-    test: Sequence[Preference] = ()
-    if config.test_dataset or config.test_split:
-        names = config.test_dataset or _with_splits(config.dataset, "test")
-        loaded = read(names, config.test_split or "test", config.eval_limit)
-        test, sources["test"] = loaded.preferences, loaded.reports
-    if config.eval_dataset or config.eval_split:
-        names = config.eval_dataset or _with_splits(config.dataset, "eval")
-        loaded = read(names, config.eval_split or "test", config.eval_limit)
-        evaluation, sources["eval"] = loaded.preferences, loaded.reports
-    elif config.eval_fraction > 0:
-        kept, held_out = split_by_prompt(train.preferences, fraction=config.eval_fraction, seed=config.seed)
-        train = replace(train, preferences=kept)
-        evaluation = _draw(held_out, config.eval_limit, config.seed)
-        reports["held_out"] = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
-    for name, preferences in (("evaluation", evaluation), ("test", test)):
-        if common := shared_prompts(train.preferences, preferences):
-            logger.warning(
-                "%d prompts of the %s data are also in the training data; its numbers flatter the model",
-                len(common),
-                name,
-            )
-            reports[f"prompts_shared_with_{name}"] = len(common)
-    if 0 < len(evaluation) < FEW_EVALUATIONS:
-        logger.warning(
-            "only %d evaluation rows: too few to choose a checkpoint by; name more with --eval-dataset or "
-            "--eval-fraction",
-            len(evaluation),
-        )
-    for name, parts in sources.items():
-        reports[name] = [report.as_dict() for report in parts]
-        for report in parts:
-            _log_source(report)
-    return _Prepared(train=train, eval=evaluation, test=test, reports=reports)
-
-
-def _with_splits(names: Sequence[str], kind: str) -> Sequence[str]:
-    """The training datasets, to be read with another split; ConfigError for a lone file, which has none."""
-    for name in names:
-        if Path(name).is_file():
-            raise ConfigError(
-                f"--{kind}-split: {name} is one file and has no splits, so it would be read again. Name the data with "
-                f"--{kind}-dataset."
-            )
-    return names
-
-
-Row = TypeVar("Row")
-
-
-def _draw(rows: Sequence[Row], limit: int | None, seed: int) -> Sequence[Row]:
-    """At most `limit` rows, drawn with the seed, in their own order."""
-    if limit is None or limit >= len(rows):
-        return rows
-    return [rows[index] for index in sorted(np.random.default_rng((seed, len(rows))).permutation(len(rows))[:limit])]
-
-
-def _log_source(report: Any) -> None:
-    dropped = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items()) or "none"
-    logger.info(
-        "data: %s[%s]: %d rows read, %d kept, dropped: %s",
-        report.name,
-        report.split,
-        report.rows_read,
-        report.kept,
-        dropped,
-    )
-
-
-def _tokenize(
-    config: RewardTrainerConfig, prepared: _Prepared, renderer: Renderer
-) -> tuple[Datasets, Sequence[TokenGroup], dict[str, TokenReport]]:
-    reports: dict[str, TokenReport] = {}
-
-    def groups_of(preferences: Sequence[Preference], name: str) -> list[TokenGroup]:
-        if not preferences:
-            return []
-        groups, reports[name] = tokenize(
-            preferences, renderer, max_drop_fraction=config.max_drop_fraction, name=f"{name} data"
-        )
-        report = reports[name]
-        logger.info(
-            "tokens: %s: %d preferences, %d tokens, %.2f times fewer than without sharing; longest %d, cut %d",
-            name,
-            report.kept,
-            report.tokens,
-            report.unshared_tokens / max(report.tokens, 1),
-            report.longest,
-            report.truncated_replies,
-        )
-        return groups
-
-    train_groups = weigh(groups_of(prepared.train.preferences, "training"), by=config.kwise_weight)
-    data = Datasets(
-        train=train_groups,
-        eval=groups_of(prepared.eval, "evaluation"),
-        train_eval=_draw(train_groups, config.train_eval_limit, config.seed),
-    )
-    return data, groups_of(prepared.test, "test"), reports
-
-
 def _resolve(
     config: RewardTrainerConfig, *, num_groups: int, device: torch.device, layout: Layout
 ) -> RewardTrainerConfig:
@@ -372,7 +251,7 @@ def _resolve(
 
 
 def _write_run_start(
-    config: RewardTrainerConfig, renderer: Renderer, data: Datasets, prepared: _Prepared, tokens: dict[str, TokenReport]
+    config: RewardTrainerConfig, renderer: Renderer, data: Datasets, prepared: Prepared, tokens: dict[str, TokenReport]
 ) -> None:
     folder = config.output_dir
     _clear_folder(folder)
