@@ -75,8 +75,11 @@ class PackedBatch:
         for index, row in enumerate(rows):
             ids_RL[index, : len(row)] = row
             real_RL[index, : len(row)] = True
-        last_R = torch.tensor([len(row) - 1 for row in rows], device=ids_RL.device)
-        return ids_RL, real_RL, last_R
+        return ids_RL, real_RL, self.last_when_padded().to(ids_RL.device)
+
+    def last_when_padded(self) -> Int[Tensor, " R"]:
+        """Index of the last real token of each row of `padded`."""
+        return torch.tensor([shared + own - 1 for shared, suffixes in self.groups for own in suffixes])
 
     def _conversations(self) -> Iterator[Int[Tensor, " L"]]:
         offset = 0

@@ -25,7 +25,7 @@ from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.data.config import SelectionConfig
 from rewardlab.model.config import ModelConfig
-from rewardlab.training.config import EvalConfig, LossConfig, RewardTrainerConfig, TrainerConfig
+from rewardlab.training.config import EvalConfig, LossConfig, ProbeConfig, RewardTrainerConfig, TrainerConfig
 
 Settings = TypeVar("Settings")
 
@@ -134,8 +134,8 @@ def _train(arguments: Sequence[str]) -> None:
 
     result = train(config)
     report = train_report(
-        selection={"before": result.baseline, "after": result.selected},
-        test={"before": result.test_baseline, "after": result.test},
+        selection=result.compared("selection"),
+        test=result.compared("test"),
         chosen=str(result.model),
     )
     write_text(result.output_dir / "report.txt", report.lstrip() + "\n")
@@ -155,6 +155,25 @@ def _eval(arguments: Sequence[str]) -> None:
         )
     print(evaluation_report(result.overall, result.by_source))
     print(f"scores and metrics: {config.output_dir}")
+
+
+def _probe(arguments: Sequence[str]) -> None:
+    config = _parse(ProbeConfig, arguments, "probe")
+    from rewardlab.report.probe import probe_report
+    from rewardlab.training.probe import probe
+
+    result = probe(config)
+    report = probe_report(
+        layers=result.layers,
+        chosen=result.chosen,
+        curve=result.curve,
+        test=result.test,
+        baselines=result.baselines,
+        spread=result.uncertainty,
+        model=str(result.model),
+    )
+    write_text(result.output_dir / "report.txt", report.lstrip() + "\n")
+    print(report)
 
 
 def _verify(arguments: Sequence[str]) -> None:
@@ -198,6 +217,7 @@ Command = Callable[[Sequence[str]], None]
 COMMANDS: dict[str, tuple[Command, str]] = {
     "quickstart": (_quickstart, "train a first reward model on generated preferences; downloads nothing but packages"),
     "train": (_train, "train a reward model from preferences"),
+    "probe": (_probe, "fit a reward head on a frozen model: the baseline that fine-tuning has to beat"),
     "eval": (_eval, "judge a reward model on preferences, with intervals"),
     "score": (_score, "score replies in a file"),
     "verify": (_verify, "check that a reward-model folder still gives the scores it was saved with"),
@@ -326,14 +346,15 @@ def _in_words(part: type, hints: Mapping[str, Any], in_file: Mapping[str, object
 @cache
 def _field_texts(part: type) -> dict[str, str]:
     """The text under each field of a dataclass, those it inherits included, on one line."""
-    texts = _field_texts(part.__base__) if part.__base__ is not object and part.__base__ is not None else {}
+    inherited = [_field_texts(base) for base in part.__bases__ if base is not object]
     (definition,) = ast.parse(inspect.getsource(part)).body
     assert isinstance(definition, ast.ClassDef)
-    return texts | {
+    own = {
         ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
         for field, text in pairwise(definition.body)
         if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
     }
+    return {name: text for texts in [*inherited, own] for name, text in texts.items()}
 
 
 def _metavar(hint: Any) -> str:

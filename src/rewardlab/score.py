@@ -5,15 +5,16 @@ Training's evaluation, `rewardlab eval`, canaries and a loaded model all come th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from rewardlab.batch import pack
+from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, TokenGroup
 from rewardlab.data.chat import Rendered, Renderer, lay_out, to_messages
@@ -30,21 +31,36 @@ def score_groups(
 
     A group above the budget is computed on its own. `progress` names a progress bar.
     """
+    return compute_groups(model, groups, lambda batch: model(batch).float(), budget=budget, progress=progress)
+
+
+def compute_groups(
+    model: RewardModel,
+    groups: Sequence[TokenGroup],
+    forward: Callable[[PackedBatch], Tensor],
+    *,
+    budget: int,
+    progress: str | None = None,
+) -> list[FloatArray]:
+    """What `forward` makes of every group, in order: one entry of [K, …] for each, K its replies.
+
+    The model is in evaluation mode meanwhile, and nothing has a gradient.
+    """
     layout = model.layout
     largest = max((cost(group, layout) for group in groups), default=0)
     (plan,) = plan_groups(groups, max(budget, largest), layout=layout)
-    scores: dict[int, FloatArray] = {}
+    found: dict[int, FloatArray] = {}
     was_training = model.training
     model.eval()
     with torch.no_grad():
         for row in tqdm(plan, desc=progress, disable=None if progress else True, leave=False):
             batch = pack([groups[index] for index in row], share=layout != "unshared").to(model.device)
-            rewards = model(batch).float().cpu().numpy()
+            values = forward(batch).cpu().numpy()
             sizes = [groups[index].num_replies for index in row]
-            for index, piece in zip(row, np.split(rewards, np.cumsum(sizes)[:-1]), strict=True):
-                scores[index] = piece
+            for index, piece in zip(row, np.split(values, np.cumsum(sizes)[:-1]), strict=True):
+                found[index] = piece
     model.train(was_training)
-    return [scores[index] for index in range(len(groups))]
+    return [found[index] for index in range(len(groups))]
 
 
 def score_rows(groups: Sequence[TokenGroup], scores: Sequence[FloatArray]) -> list[ScoreRow]:

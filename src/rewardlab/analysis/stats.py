@@ -115,6 +115,24 @@ def ratio_of_sums(numerators: FloatArray, denominators: FloatArray, *, level: fl
     return Estimate(value=value, low=low, high=high, n=num_clusters, method="bootstrap by prompt", level=level)
 
 
+def difference(first: Estimate, second: Estimate) -> Estimate:
+    """first − second, two estimates of one level from independent data, with an interval from theirs.
+
+    Source: Zou & Donner (2008), Statistics in Medicine 27, 1693-1702 (for two Wilson intervals: Newcombe 1998). Without
+    either interval there is none.
+    """
+    assert first.level == second.level
+    value = first.value - second.value
+    return Estimate(
+        value=value,
+        low=value - math.hypot(first.value - first.low, second.high - second.value),
+        high=value + math.hypot(first.high - first.value, second.value - second.low),
+        n=min(first.n, second.n),
+        method="from the two intervals",
+        level=first.level,
+    )
+
+
 def has_repeats(clusters: Sequence[str]) -> bool:
     """Whether any key occurs twice, so that the values are not independent."""
     return len(set(clusters)) < len(clusters)

@@ -79,6 +79,8 @@ class SelectionConfig(DataConfig):
     """Share of the training prompts held out when no evaluation data is named; 0 turns evaluation off."""
     train_eval_limit: int = 0
     """Training rows evaluated together with the evaluation data, to measure the gap between the two."""
+    baselines: bool = True
+    """Fit what is to be beaten on the same data: reply length alone, and a bag of words."""
 
     def __post_init__(self) -> None:
         DataConfig.__post_init__(self)

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from rewardlab.core.errors import ModelError
 from rewardlab.model import attention, lora
-from rewardlab.model.config import ModelConfig
+from rewardlab.model.config import BackboneConfig, ModelConfig
 from rewardlab.model.reward import HEAD_ON_DISK, Layout, RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak
 
@@ -58,7 +58,7 @@ def disk_class_of(config: Any) -> Any:
 
 
 def choose_layout(
-    model_config: Any, disk_class: Any, config: ModelConfig, *, max_length: int, share: bool, log: Log
+    model_config: Any, disk_class: Any, config: BackboneConfig, *, max_length: int, share: bool, log: Log
 ) -> Layout:
     """Shared prompts where they are exact; otherwise the padded path, with a line that says why.
 

@@ -52,16 +52,28 @@ class RewardModel(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Float[Tensor, " R"]:
         """One reward a reply, in the order of the batch, in the dtype of the head."""
-        with self._arithmetic():
-            hidden_RW = self._hidden_padded(batch) if self.layout == "padded" else self._hidden_packed(batch)
+        hidden_RW = self.final_states(batch)
         with torch.autocast(self.device.type, enabled=False):
             return F.linear(hidden_RW.to(self.head.weight.dtype), self.head.weight, self.head.bias).squeeze(-1)
+
+    def final_states(self, batch: PackedBatch) -> Float[Tensor, "R W"]:
+        """What the head reads: the backbone's output at the last token of each reply."""
+        with self._arithmetic():
+            hidden = self._run_padded(batch) if self.layout == "padded" else self._run_packed(batch)
+        return self.read(hidden, batch)
+
+    def read(self, hidden: Tensor, batch: PackedBatch) -> Float[Tensor, "R W"]:
+        """The rows of hidden states ([1, T, W] packed, [R, L, W] padded) at the last token of each reply."""
+        if self.layout != "padded":
+            return hidden[0, batch.read_at_R]
+        last_R = batch.last_when_padded().to(hidden.device)
+        return hidden[torch.arange(len(last_R), device=hidden.device), last_R]
 
     def _arithmetic(self) -> AbstractContextManager[Any]:
         half = self.compute_dtype in (torch.bfloat16, torch.float16)
         return torch.autocast(self.device.type, dtype=self.compute_dtype if half else None, enabled=half)
 
-    def _hidden_packed(self, batch: PackedBatch) -> Float[Tensor, "R W"]:
+    def _run_packed(self, batch: PackedBatch) -> Float[Tensor, "1 T W"]:
         layout = PromptLayout(batch.groups)
         output = self.backbone(
             input_ids=batch.token_ids_T[None],
@@ -74,14 +86,15 @@ class RewardModel(nn.Module):
                 f"{type(self.backbone).__name__} ran shared-prompt attention {layout.num_calls} times for "
                 f"{self.config.num_hidden_layers} layers, so its scores would be wrong. Use --attention padded."
             )
-        hidden_RW: Tensor = output.last_hidden_state[0, batch.read_at_R]
-        return hidden_RW
+        hidden: Tensor = output.last_hidden_state
+        return hidden
 
-    def _hidden_padded(self, batch: PackedBatch) -> Float[Tensor, "R W"]:
-        ids_RL, real_RL, last_R = batch.padded(pad_token_id=0)
-        output = self.backbone(input_ids=ids_RL, attention_mask=real_RL.long(), use_cache=False)
-        hidden_RW: Tensor = output.last_hidden_state[torch.arange(len(last_R), device=last_R.device), last_R]
-        return hidden_RW
+    def _run_padded(self, batch: PackedBatch) -> Float[Tensor, "R L W"]:
+        ids_RL, real_RL, _ = batch.padded(pad_token_id=0)
+        hidden: Tensor = self.backbone(
+            input_ids=ids_RL, attention_mask=real_RL.long(), use_cache=False
+        ).last_hidden_state
+        return hidden
 
     def decay_exempt(self) -> Iterator[str]:
         """Names of parameters that weight decay must leave alone: norms, biases and the head's bias."""

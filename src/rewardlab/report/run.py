@@ -65,7 +65,7 @@ class Judged(Protocol):
         """By source."""
 
 
-def train_report(*, selection: Mapping[str, Judged | None], test: Mapping[str, Judged | None], chosen: str) -> str:
+def train_report(*, selection: Mapping[str, Judged], test: Mapping[str, Judged], chosen: str) -> str:
     """The closing tables of a training run.
 
     Numbers of the evaluation data are labelled as what chose the checkpoint; only the test data judge it.
@@ -75,12 +75,15 @@ def train_report(*, selection: Mapping[str, Judged | None], test: Mapping[str, J
         ("Evaluation data (they chose the checkpoint, so they flatter it):", selection),
         ("Test data (they chose nothing):", test),
     ):
-        found = {name: result for name, result in judged.items() if result is not None}
-        if found:
-            table = comparison_table(_by_source_and_name(found), first="model", columns=BEFORE_AFTER)
-            blocks.append(f"{title}\n{table}")
+        if judged:
+            blocks.append(f"{title}\n{judged_table(judged)}")
     blocks.append(f"Reward model: {chosen}\nNext: rewardlab eval --model {chosen} --dataset YOUR_PAIRS.jsonl")
     return "\n\n".join(["", *blocks])
+
+
+def judged_table(judged: Mapping[str, Judged]) -> str:
+    """Several models on the same data: a row for each source and model."""
+    return comparison_table(_by_source_and_name(judged), first="model", columns=BEFORE_AFTER)
 
 
 def _by_source_and_name(judged: Mapping[str, Judged]) -> dict[str, Evaluation]:

@@ -65,14 +65,15 @@ def summary(result: EvalResult) -> dict[str, object]:
     """JSON of every estimate and count, over all and by source."""
     return {
         name: {
-            "estimates": {metric: _jsonable(asdict(estimate)) for metric, estimate in evaluation.estimates.items()},
-            "sums": _jsonable(asdict(evaluation.sums)),
+            "estimates": {metric: jsonable(asdict(estimate)) for metric, estimate in evaluation.estimates.items()},
+            "sums": jsonable(asdict(evaluation.sums)),
         }
         for name, evaluation in {"all": result.overall, **result.by_source}.items()
     }
 
 
-def _jsonable(values: Mapping[str, object]) -> dict[str, object]:
+def jsonable(values: Mapping[str, object]) -> dict[str, object]:
+    """With null in place of numbers that JSON does not have."""
     return {name: finite_or_none(value) if isinstance(value, float) else value for name, value in values.items()}
 
 

@@ -10,12 +10,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rewardlab.artifact.canaries import render_canaries
+from rewardlab.artifact.save import choose_pad
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Preference, TokenGroup
-from rewardlab.data.chat import Renderer
+from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, SelectionConfig
 from rewardlab.data.loader import TokenReport, tokenize, weigh
 from rewardlab.data.sources import LoadedPreferences, load_preferences, shared_prompts, split_by_prompt
+from rewardlab.model.builtin import resolve_model_name
+from rewardlab.model.config import BackboneConfig
+from rewardlab.model.load import disk_class_of, read_config
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.reward_trainer import Datasets
 
@@ -32,6 +37,39 @@ class Prepared:
     eval: Sequence[Preference]
     test: Sequence[Preference]
     reports: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """A model before its weights are read: enough to tokenise for it."""
+
+    path: str
+    config: Any
+    """Of transformers."""
+    disk_class: Any
+    """The sequence-classification class that it is saved as."""
+    renderer: Renderer
+
+
+def open_base(model: BackboneConfig, data: DataConfig) -> Base:
+    """Find the model and build its renderer.
+
+    Raises ModelError, RenderError or ArtifactError for a model that could not be saved as a reward model, ConfigError
+    for a limit beyond its positions.
+    """
+    path = resolve_model_name(model.model, logger.info)
+    config = read_config(path, trust_remote_code=model.trust_remote_code)
+    disk_class = disk_class_of(config)
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and data.max_seq_len > positions:
+        raise ConfigError(
+            f"--max-seq-len {data.max_seq_len} is above the {positions} positions of this model. Use at most "
+            f"{positions}."
+        )
+    renderer = build_renderer(load_tokenizer(path, trust_remote_code=model.trust_remote_code), data)
+    render_canaries(renderer)
+    choose_pad(renderer, config.get_text_config().vocab_size)
+    return Base(path=path, config=config, disk_class=disk_class, renderer=renderer)
 
 
 def load_data(config: DataConfig, *, seed: int, kwise_loss: str = "pairs") -> Prepared:

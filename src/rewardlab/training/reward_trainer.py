@@ -12,6 +12,7 @@ from typing import final
 from torch import Tensor, nn
 
 from rewardlab.analysis.metrics import Evaluation
+from rewardlab.analysis.stats import difference
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.types import Sums, TokenGroup
 from rewardlab.data.loader import macro_batch, steps_per_epoch
@@ -147,7 +148,7 @@ class RewardTrainer(Trainer[PackedBatch]):
             "eval_ece": result.overall.estimates["eval_ece"].value,
             "eval_pairs": result.overall.sums.comparisons,
             "epoch": self.step / steps_per_epoch(len(self.data.train), self.settings.batch_size),
-        } | self._evaluate_training_part()
+        } | self._evaluate_training_part(result)
         self.records.add(self.step, values)
         self.records.add_distribution(self.step, distributions(result.rows))
         write_evaluation(self.folder / "evals", f"step_{self.step}", result)
@@ -171,17 +172,33 @@ class RewardTrainer(Trainer[PackedBatch]):
             progress=progress,
         )
 
-    def _evaluate_training_part(self) -> dict[str, float]:
+    def _evaluate_training_part(self, result: EvalResult) -> dict[str, float]:
+        """The fixed part of the training data, and how much better the model does there: the train–eval gap."""
         if not self.data.train_eval:
             return {}
-        estimates = self._judge(self.data.train_eval, "evaluating training rows").overall.estimates
-        accuracy = estimates["eval_accuracy"]
-        return {
-            "train_eval_loss": estimates["eval_loss"].value,
-            "train_eval_acc": accuracy.value,
-            "train_eval_acc_low": accuracy.low,
-            "train_eval_acc_high": accuracy.high,
-        }
+        seen, held_out = self._judge(self.data.train_eval, "evaluating training rows").overall, result.overall
+        values: dict[str, float] = {}
+        gaps = {}
+        for name, metric, sign in (("acc", "eval_accuracy", 1), ("loss", "eval_loss", -1)):
+            estimate = seen.estimates[metric]
+            pair = (estimate, held_out.estimates[metric])
+            gaps[name] = gap = difference(*pair[::sign])  # positive where the model does better on what it has seen
+            values |= {
+                f"train_eval_{name}": estimate.value,
+                f"gap_{name}": gap.value,
+                f"gap_{name}_low": gap.low,
+                f"gap_{name}_high": gap.high,
+            }
+        accuracy = seen.estimates["eval_accuracy"]
+        logger.info(
+            "step %d/%d  GAP   accuracy %s on %d training rows, %s more than on held-out rows",
+            self.step,
+            self.num_steps,
+            format_estimate(accuracy),
+            len(self.data.train_eval),
+            format_estimate(gaps["acc"]),
+        )
+        return values | {"train_eval_acc_low": accuracy.low, "train_eval_acc_high": accuracy.high}
 
     def _keep_if_better(self, result: EvalResult) -> None:
         """Step 0 sets the bar and is never kept: an untrained head is nobody's best model."""

@@ -6,53 +6,40 @@ Everything that can be wrong with flags, data or the output folder is found befo
 from __future__ import annotations
 
 import logging
-import re
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import (
     NOTABLE_ROUNDING,
-    choose_pad,
     save_reward_model,
     saved_dtype,
     verify_in_clean_process,
 )
 from rewardlab.core.config import config_hash, to_mapping
-from rewardlab.core.errors import ConfigError
-from rewardlab.core.files import provenance, remove, require_writable_folder, write_json, write_text
+from rewardlab.core.files import provenance, write_json, write_text
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
+from rewardlab.data.chat import Renderer
 from rewardlab.data.loader import TokenReport, steps_per_epoch
 from rewardlab.data.pack import require_fit
-from rewardlab.model.builtin import resolve_model_name
-from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config, resolve_precision
+from rewardlab.model.load import choose_layout, load_reward_model, resolve_precision
 from rewardlab.model.reward import Layout
+from rewardlab.report.tables import format_estimate
+from rewardlab.training.baselines import fit_baselines
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, evaluate_groups, write_evaluation
-from rewardlab.training.prepare import Prepared, load_data, tokenize_all
+from rewardlab.training.prepare import Prepared, load_data, open_base, tokenize_all
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.run_folder import claim_folder, clear_folder
 
 logger = logging.getLogger("rewardlab")
-RUN_FILES = (
-    "config.json",
-    "manifest.json",
-    "metrics.csv",
-    "metrics.jsonl",
-    "reward_distributions.json",
-    "samples.txt",
-    "report.txt",
-    "evals",
-    "best",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +59,8 @@ class TrainResult:
     """Of the untrained model on the test data."""
     test: EvalResult | None
     """Of the chosen model, reloaded from its folder in float32, on the test data."""
+    baselines: Mapping[str, Mapping[str, EvalResult]]
+    """`length only` and `bag of words`, fitted on the training data -> `selection` and `test` -> evaluation."""
     train_seconds: float
 
     @property
@@ -79,27 +68,39 @@ class TrainResult:
         """`best`, or the last step's folder."""
         return self.best if self.best is not None else self.last
 
+    def compared(self, on: Literal["selection", "test"]) -> dict[str, EvalResult]:
+        """What was judged on the same data, by name: the baselines, `before` and `after` training."""
+        before, after = (self.baseline, self.selected) if on == "selection" else (self.test_baseline, self.test)
+        found = {name: results.get(on) for name, results in self.baselines.items()}
+        found |= {"before": before, "after": after}
+        return {name: result for name, result in found.items() if result is not None}
+
 
 def train(config: RewardTrainerConfig) -> TrainResult:
     """Train a reward model as `config` says; see docs/api.md.
 
     Raises RewardlabError for anything the user can mend; nothing of an earlier run is overwritten unless asked.
     """
-    _claim_folder(config)
+    claim_folder(
+        config.output_dir,
+        (config.model, *config.dataset, *config.eval_dataset, *config.test_dataset),
+        overwrite=config.overwrite,
+    )
     prepared = load_data(config, seed=config.seed, kwise_loss=config.kwise_loss)
-    path = resolve_model_name(config.model, logger.info)
-    model_config = read_config(path, trust_remote_code=config.trust_remote_code)
-    disk_class = disk_class_of(model_config)
-    _require_positions(config, model_config)
-    renderer = build_renderer(load_tokenizer(path, trust_remote_code=config.trust_remote_code), config)
-    render_canaries(renderer)
-    choose_pad(renderer, model_config.get_text_config().vocab_size)
+    base = open_base(config, config)
+    renderer, path = base.renderer, base.path
     data, test_groups, tokens = tokenize_all(config, prepared, renderer)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     layout = choose_layout(
-        model_config, disk_class, config, max_length=config.max_seq_len, share=config.shares_prompts, log=logger.info
+        base.config,
+        base.disk_class,
+        config,
+        max_length=config.max_seq_len,
+        share=config.shares_prompts,
+        log=logger.info,
     )
     require_fit([*data.train, *data.eval, *test_groups], config.micro_token_budget, layout=layout)
+    baselines = _baselines(config, data, test_groups)
     resolved = _resolve(config, num_groups=len(data.train), device=device, layout=layout)
 
     torch.manual_seed(resolved.seed)
@@ -112,6 +113,9 @@ def train(config: RewardTrainerConfig) -> TrainResult:
         log=logger.info,
     )
     _write_run_start(resolved, renderer, data, prepared, tokens)
+    for name, results in baselines.items():
+        for on, judged in results.items():
+            write_evaluation(resolved.output_dir / "evals", f"{on}_{name.replace(' ', '_')}", judged)
     dtype = saved_dtype(resolved.save_dtype)
     facts = {"config": to_mapping(resolved), "config_hash": config_hash(resolved), **provenance()}
 
@@ -153,7 +157,25 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     trainer.fit()
     trainer.release()
     result = _finish(resolved, trainer, test_groups, time.perf_counter() - started)
-    return replace(result, test_baseline=test_baseline)
+    return replace(result, test_baseline=test_baseline, baselines=baselines)
+
+
+def _baselines(
+    config: RewardTrainerConfig, data: Datasets, test: Sequence[TokenGroup]
+) -> dict[str, dict[str, EvalResult]]:
+    judged = {"selection": data.eval, "test": test}
+    if not config.baselines or not any(judged.values()):
+        return {}
+    found = fit_baselines(data.train, judged, seed=config.seed)
+    for name, results in found.items():
+        for on, result in results.items():
+            logger.info(
+                "baseline: %s: accuracy %s on %s data",
+                name,
+                format_estimate(result.overall.estimates["eval_accuracy"]),
+                {"selection": "evaluation"}.get(on, on),
+            )
+    return found
 
 
 def _finish(
@@ -193,42 +215,9 @@ def _finish(
         selected=selected,
         test_baseline=None,
         test=test_result,
+        baselines={},
         train_seconds=seconds,
     )
-
-
-def _claim_folder(config: RewardTrainerConfig) -> None:
-    folder = config.output_dir
-    require_writable_folder(folder, "--output-dir")
-    for name in (config.model, *config.dataset, *config.eval_dataset, *config.test_dataset):
-        path = Path(name)
-        if path.exists() and any(
-            (folder / own).resolve() in (path.resolve(), *path.resolve().parents)
-            for own in (*RUN_FILES, *(p.name for p in folder.glob("step_*")))
-        ):
-            raise ConfigError(
-                f"{name} lies in the run that --output-dir {folder} would replace. Choose another folder."
-            )
-    if not any((folder / name).exists() for name in RUN_FILES) and not list(folder.glob("step_*")):
-        return
-    if not config.overwrite:
-        raise ConfigError(f"{folder} already holds a run. Choose another --output-dir, or replace it with --overwrite.")
-
-
-def _require_positions(config: RewardTrainerConfig, model_config: Any) -> None:
-    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and config.max_seq_len > positions:
-        raise ConfigError(
-            f"--max-seq-len {config.max_seq_len} is above the {positions} positions of this model. Use at most "
-            f"{positions}."
-        )
-
-
-def _clear_folder(folder: Path) -> None:
-    """Remove an earlier run, and what an interrupted save left; other files stay."""
-    for path in folder.iterdir():
-        if path.name in RUN_FILES or re.fullmatch(r"step_\d+|\.(best|step_\d+)\.(tmp|old)-\d+", path.name):
-            remove(path)
 
 
 def _resolve(
@@ -254,7 +243,7 @@ def _write_run_start(
     config: RewardTrainerConfig, renderer: Renderer, data: Datasets, prepared: Prepared, tokens: dict[str, TokenReport]
 ) -> None:
     folder = config.output_dir
-    _clear_folder(folder)
+    clear_folder(folder)
     write_json(folder / "config.json", to_mapping(config))
     write_json(
         folder / "manifest.json",

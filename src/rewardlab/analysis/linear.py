@@ -1,0 +1,298 @@
+"""Linear Bradley–Terry models on fixed features: convex, so each has one answer, and fitted in seconds.
+
+Many models are fitted at once, one a column: the folds and penalties of a cross-validation, bootstrap replicates,
+the sizes of a learning curve. They differ only in the weights of the comparisons and in the penalty, so a step of
+L-BFGS for all of them is two matrix products.
+
+Legend: C comparisons, F features, B models (columns), P prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import expit, log_expit
+
+from rewardlab.core.types import TokenGroup
+
+FloatArray = npt.NDArray[np.float64]
+Matrix = Any
+"""A dense array or a scipy.sparse matrix: what `@`, `.T` and elementwise squares are defined for."""
+
+TOLERANCE = 1e-9
+"""Fitting stops where the loss can fall by no more than about this, in nats a comparison."""
+ROUGH = 1e-6
+"""Enough to compare penalties by."""
+MAX_ITERATIONS = 1000
+MEMORY = 8
+"""Pairs of steps and gradient changes that L-BFGS keeps."""
+SUFFICIENT = 1e-4
+"""Share of the predicted decrease that a step must reach (Armijo's rule)."""
+PENALTIES = tuple(float(penalty) for penalty in np.geomspace(1e-4, 1e2, 13))
+"""Candidates of the cross-validation, for features whose differences have mean square 1."""
+MAX_ENTRIES = 20_000_000
+"""Comparisons × columns computed at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparisons:
+    """What linear models are fitted to: differences of features with their labels, weights and prompts."""
+
+    differences: Matrix
+    """[C, F] features of the first reply minus those of the second."""
+    labels: FloatArray
+    """[C] probability that the first is preferred."""
+    margins: FloatArray
+    """[C] additive margin in logits in favour of the preferred reply, at least 0."""
+    weights: FloatArray
+    """[C] at least 0."""
+    prompts: npt.NDArray[np.intp]
+    """[C] index of the prompt; what is drawn, held out and counted together."""
+    prompt_keys: tuple[str, ...]
+    """[P]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CrossValidation:
+    """What cross-validation over prompts found."""
+
+    penalty: float
+    """The candidate with the smallest held-out loss."""
+    losses: dict[float, float]
+    """Candidate -> mean held-out negative log-likelihood."""
+    theta_FK: FloatArray
+    """Coefficients with the chosen penalty, one column a fold: fitted without it."""
+    fold_P: npt.NDArray[np.intp]
+    """Which column's fold each prompt belongs to."""
+
+    @property
+    def num_folds(self) -> int:
+        """K."""
+        return int(self.theta_FK.shape[1])
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether the smallest or largest candidate won, so that a better one may lie outside."""
+        return self.penalty in (min(self.losses), max(self.losses))
+
+
+def compare(groups: Sequence[TokenGroup], features_RF: Matrix) -> Comparisons:
+    """The judgements of the groups, over features of all their replies in order (R replies, F features)."""
+    first, second, judged, keys = [], [], [], []
+    offset = 0
+    for group in groups:
+        for comparison in group.comparisons:
+            first.append(offset + comparison.first)
+            second.append(offset + comparison.second)
+            judged.append((comparison.label, comparison.margin, comparison.weight))
+            keys.append(group.prompt_key)
+        offset += group.num_replies
+    number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    labels, margins, weights = np.array(judged, dtype=np.float64).reshape(-1, 3).T
+    return Comparisons(
+        differences=features_RF[first] - features_RF[second],
+        labels=labels,
+        margins=margins,
+        weights=weights,
+        prompts=np.array([number[key] for key in keys], dtype=np.intp),
+        prompt_keys=tuple(number),
+    )
+
+
+def fit(
+    data: Comparisons,
+    weights_CB: FloatArray,
+    penalties_B: FloatArray,
+    *,
+    start_FB: FloatArray | None = None,
+    tolerance: float = TOLERANCE,
+) -> FloatArray:
+    """[F, B] coefficients that minimise Σ w·ℓ / Σ w + penalty/2 · ‖θ‖², each column with its weights and penalty.
+
+    ℓ is the Bradley–Terry loss with margin (docs/design.md, section 5) at β = 1. The problem is strictly convex for
+    penalties above 0; columns are computed apart from each other, so their company changes nothing but rounding.
+
+    Raises FloatingPointError if a column does not converge.
+    """
+    num_columns = weights_CB.shape[1]
+    found = np.zeros((data.differences.shape[1], num_columns))
+    block = max(1, MAX_ENTRIES // max(len(data.labels), 1))
+    for first in range(0, num_columns, block):
+        part = slice(first, first + block)
+        start = found[:, part] if start_FB is None else start_FB[:, part]
+        found[:, part] = _lbfgs(_Objective(data, weights_CB[:, part], penalties_B[part]), start.copy(), tolerance)
+    return found
+
+
+class _Objective:
+    """Value and gradient for a block of columns, and the diagonal of the Hessian at θ = 0, which bounds it."""
+
+    def __init__(self, data: Comparisons, weights_CB: FloatArray, penalties_B: FloatArray) -> None:
+        sign_C = np.where(data.labels >= 0.5, 1.0, -1.0)  # turned so that the label is at least ½
+        self.differences = _scale_rows(data.differences, sign_C)
+        self.label_C1 = np.maximum(data.labels, 1 - data.labels)[:, None]
+        self.margin_C1 = np.where(data.labels == 0.5, 0.0, data.margins)[:, None]
+        self.share_CB = weights_CB / weights_CB.sum(0)
+        self.penalty_B = penalties_B
+        squares = self.differences.multiply(self.differences) if _is_sparse(self.differences) else None
+        mean_square_FB = (squares if squares is not None else self.differences**2).T @ self.share_CB
+        self.curvature_FB = 0.25 * np.asarray(mean_square_FB) + penalties_B
+
+    def __call__(self, theta_FB: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """([B] values, [F, B] gradients)."""
+        logits_CB = self.differences @ theta_FB - self.margin_C1
+        nll_CB = -(self.label_C1 * log_expit(logits_CB) + (1 - self.label_C1) * log_expit(-logits_CB))
+        value_B = (self.share_CB * nll_CB).sum(0) + 0.5 * self.penalty_B * (theta_FB**2).sum(0)
+        slope_CB = self.share_CB * (expit(logits_CB) - self.label_C1)
+        return value_B, np.asarray(self.differences.T @ slope_CB) + self.penalty_B * theta_FB
+
+    def keep(self, columns: npt.NDArray[np.bool_]) -> None:
+        """Go on with these columns alone."""
+        self.share_CB = self.share_CB[:, columns]
+        self.penalty_B = self.penalty_B[columns]
+        self.curvature_FB = self.curvature_FB[:, columns]
+
+
+def _lbfgs(objective: _Objective, theta_FB: FloatArray, tolerance: float) -> FloatArray:
+    """Minimise every column by L-BFGS (Nocedal & Wright, Algorithms 7.4 and 7.5) with backtracking.
+
+    Columns that have converged leave the block, so that the last ones do not cost what all of them do.
+    """
+    found_FB = theta_FB.copy()
+    remaining = np.arange(theta_FB.shape[1])
+    value_B, gradient_FB = objective(theta_FB)
+    steps: list[tuple[FloatArray, FloatArray]] = []
+    for _ in range(MAX_ITERATIONS):
+        # Half the squared gradient in the metric of the curvature: the decrease that one Newton step would bring.
+        done_B = 0.5 * (gradient_FB**2 / objective.curvature_FB).sum(0) <= tolerance
+        if done_B.any():
+            found_FB[:, remaining[done_B]] = theta_FB[:, done_B]
+            going = ~done_B
+            if not going.any():
+                return found_FB
+            objective.keep(going)
+            remaining, theta_FB, value_B, gradient_FB = (
+                remaining[going], theta_FB[:, going], value_B[going], gradient_FB[:, going]
+            )  # fmt: skip
+            steps = [(step[:, going], change[:, going]) for step, change in steps]
+        direction_FB = _direction(gradient_FB, steps, objective.curvature_FB)
+        moved_FB, new_value_B, new_gradient_FB = _search(objective, theta_FB, value_B, gradient_FB, direction_FB)
+        steps = [*steps[-(MEMORY - 1) :], (moved_FB - theta_FB, new_gradient_FB - gradient_FB)]
+        theta_FB, value_B, gradient_FB = moved_FB, new_value_B, new_gradient_FB
+    raise FloatingPointError(f"a linear model did not converge in {MAX_ITERATIONS} iterations")
+
+
+def _direction(
+    gradient_FB: FloatArray, steps: Sequence[tuple[FloatArray, FloatArray]], curvature_FB: FloatArray
+) -> FloatArray:
+    """The two-loop recursion, each column with its own history; a step without curvature is passed over."""
+    rest_FB = gradient_FB.copy()
+    used = []
+    for step_FB, change_FB in reversed(steps):
+        product_B = (step_FB * change_FB).sum(0)
+        inverse_B = np.divide(1.0, product_B, out=np.zeros_like(product_B), where=product_B > 0)
+        share_B = inverse_B * (step_FB * rest_FB).sum(0)
+        rest_FB -= share_B * change_FB
+        used.append((step_FB, change_FB, inverse_B, share_B))
+    rest_FB /= curvature_FB
+    for step_FB, change_FB, inverse_B, share_B in reversed(used):
+        rest_FB += (share_B - inverse_B * (change_FB * rest_FB).sum(0)) * step_FB
+    return -rest_FB
+
+
+def _search(
+    objective: _Objective,
+    theta_FB: FloatArray,
+    value_B: FloatArray,
+    gradient_FB: FloatArray,
+    direction_FB: FloatArray,
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """Halve the steps that do not decrease their column enough; (point, value, gradient) reached."""
+    slope_B = (gradient_FB * direction_FB).sum(0)
+    length_B = np.ones_like(value_B)
+    rounding_B = 1e-14 * np.maximum(1.0, np.abs(value_B))
+    for _ in range(60):
+        moved_FB = theta_FB + length_B * direction_FB
+        new_value_B, new_gradient_FB = objective(moved_FB)
+        short_B = new_value_B > value_B + SUFFICIENT * length_B * slope_B + rounding_B
+        if not short_B.any():
+            break
+        length_B[short_B] *= 0.5
+    return moved_FB, new_value_B, new_gradient_FB
+
+
+def cross_validate(
+    data: Comparisons, *, penalties: Sequence[float] = PENALTIES, num_folds: int = 5, seed: int = 0
+) -> CrossValidation:
+    """Choose the penalty by the loss on held-out prompts: every prompt is held out once.
+
+    With fewer prompts than folds, each prompt is a fold.
+
+    Raises ValueError for fewer than two prompts.
+    """
+    fold_P = fold_of_prompts(len(data.prompt_keys), num_folds, seed)
+    fold_C, folds = fold_P[data.prompts], range(fold_P.max() + 1)
+    train_CK = data.weights[:, None] * (fold_C[:, None] != np.arange(len(folds)))
+    theta_FKG = fit(
+        data,
+        np.repeat(train_CK, len(penalties), axis=1),
+        np.tile(np.asarray(penalties), len(folds)),
+        tolerance=ROUGH,
+    ).reshape(-1, len(folds), len(penalties))
+    logits_CG = np.empty((len(data.labels), len(penalties)))
+    for fold in folds:
+        logits_CG[fold_C == fold] = data.differences[fold_C == fold] @ theta_FKG[:, fold]
+    total = data.weights.sum()
+    losses = {
+        penalty: float((data.weights * nll_of(data.labels, logits_CG[:, column])).sum() / total)
+        for column, penalty in enumerate(penalties)
+    }
+    best = min(losses, key=lambda penalty: (losses[penalty], -penalty))
+    return CrossValidation(
+        penalty=best, losses=losses, theta_FK=theta_FKG[:, :, list(penalties).index(best)], fold_P=fold_P
+    )
+
+
+def nll_of(labels: FloatArray, logits: FloatArray) -> FloatArray:
+    """Negative log-likelihood of the labels, without margins, elementwise."""
+    losses: FloatArray = -(labels * log_expit(logits) + (1 - labels) * log_expit(-logits))
+    return losses
+
+
+def fold_of_prompts(num_prompts: int, num_folds: int, seed: int) -> npt.NDArray[np.intp]:
+    """[P] fold of each prompt, from 0; folds have equal numbers of prompts, or nearly."""
+    if num_prompts < 2:
+        raise ValueError("cross-validation needs at least two prompts")
+    order = np.random.default_rng((seed, 1)).permutation(num_prompts)
+    folds = np.empty(num_prompts, dtype=np.intp)
+    folds[order] = np.arange(num_prompts) % min(num_folds, num_prompts)
+    return folds
+
+
+def bootstrap_weights(data: Comparisons, *, num_draws: int, seed: int) -> FloatArray:
+    """[C, B] weights under which each column is one bootstrap sample of the prompts."""
+    generator = np.random.default_rng((seed, 2))
+    num_prompts = len(data.prompt_keys)
+    counts_PB = generator.multinomial(num_prompts, np.full(num_prompts, 1 / num_prompts), size=num_draws).T
+    return data.weights[:, None] * counts_PB[data.prompts]
+
+
+def nested_subsets(num_prompts: int, shares: Sequence[float], *, seed: int) -> Iterator[npt.NDArray[np.bool_]]:
+    """For each share, [P] which prompts belong to it; smaller ones lie within larger ones."""
+    order = np.random.default_rng((seed, 3)).permutation(num_prompts)
+    rank = np.empty(num_prompts, dtype=np.intp)
+    rank[order] = np.arange(num_prompts)
+    for share in shares:
+        yield rank < max(1, round(share * num_prompts))
+
+
+def _is_sparse(matrix: Matrix) -> bool:
+    return not isinstance(matrix, np.ndarray)
+
+
+def _scale_rows(matrix: Matrix, factor_C: FloatArray) -> Matrix:
+    return matrix.multiply(factor_C[:, None]).tocsr() if _is_sparse(matrix) else matrix * factor_C[:, None]

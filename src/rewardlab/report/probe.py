@@ -1,0 +1,129 @@
+"""What `rewardlab probe` prints: layers, learning curve, the judged data beside the baselines, and how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from rewardlab.analysis.metrics import Evaluation
+from rewardlab.core.types import Estimate
+from rewardlab.report.run import Judged, comparison_table, judged_table
+from rewardlab.report.tables import format_count, format_estimate, interval_note, text_table
+
+
+class Layer(Protocol):
+    """A head on one layer, such as training.heads.LayerFit."""
+
+    @property
+    def layer(self) -> int:
+        """Its number, from 1."""
+
+    @property
+    def penalty(self) -> float:
+        """Chosen by cross-validation."""
+
+    @property
+    def at_edge(self) -> bool:
+        """Whether no smaller, or no larger, penalty was tried."""
+
+    @property
+    def result(self) -> Judged:
+        """Of the held-out scores."""
+
+
+class Point(Protocol):
+    """A point of a learning curve, such as training.heads.CurvePoint."""
+
+    @property
+    def comparisons(self) -> float:
+        """What a head was fitted on."""
+
+    @property
+    def accuracy(self) -> Estimate:
+        """On held-out prompts."""
+
+    @property
+    def loss(self) -> Estimate:
+        """On held-out prompts."""
+
+
+class Spread(Protocol):
+    """What bootstrap heads say, such as training.heads.Uncertainty."""
+
+    @property
+    def over_heads(self) -> Estimate:
+        """Accuracy over heads."""
+
+    @property
+    def sure(self) -> Estimate:
+        """Accuracy where the heads agree."""
+
+    @property
+    def unsure(self) -> Estimate:
+        """Accuracy elsewhere."""
+
+
+def probe_report(
+    *,
+    layers: Sequence[Layer],
+    chosen: Layer,
+    curve: Sequence[Point],
+    test: Judged | None,
+    baselines: Mapping[str, Judged],
+    spread: Spread | None,
+    model: str,
+) -> str:
+    """The closing tables of a probe. Everything but the test data is cross-validated by prompt."""
+    blocks = [_layers(layers, chosen)] if len(layers) > 1 else []
+    blocks += [_held_out(chosen), _curve(curve)]
+    if test is not None:
+        blocks.append(
+            "Test data (they chose nothing):\n" + judged_table({**baselines, f"probe, layer {chosen.layer}": test})
+        )
+    if spread is not None:
+        blocks.append(_spread(spread))
+    blocks.append(f"Reward model: {model}\nNext: rewardlab eval --model {model} --dataset YOUR_PAIRS.jsonl")
+    return "\n\n".join(["", *blocks])
+
+
+def _layers(layers: Sequence[Layer], chosen: Layer) -> str:
+    named = {
+        f"{found.layer}{' (chosen)' if found.layer == chosen.layer else ''}": found.result.overall for found in layers
+    }
+    table = comparison_table(named, first="layer", columns=("accuracy", "NLL", "margin"))
+    return f"Layers, on held-out training prompts. The smallest loss was chosen, which flatters it a little:\n{table}"
+
+
+def _held_out(chosen: Layer) -> str:
+    rows: dict[str, Evaluation] = dict(chosen.result.by_source)
+    if len(rows) != 1:
+        rows["all"] = chosen.result.overall
+    table = comparison_table(rows, first="source")
+    edge = " It is the last one tried, so a better one may lie beyond." if chosen.at_edge else ""
+    title = f"Layer {chosen.layer}, on held-out training prompts (penalty {chosen.penalty:.2g} by cross-validation):"
+    return f"{title}{edge}\n{table}"
+
+
+def _curve(curve: Sequence[Point]) -> str:
+    rows = [
+        [
+            format_count(round(point.comparisons)),
+            format_estimate(point.accuracy),
+            format_estimate(point.loss),
+        ]
+        for point in curve
+    ]
+    notes = {interval_note([point.accuracy for point in curve]), interval_note([point.loss for point in curve])}
+    table = text_table(["fitted on", "accuracy", "NLL"], rows)
+    return "\n".join(["Learning curve, on held-out training prompts:", table, *sorted(notes - {""})])
+
+
+def _spread(spread: Spread) -> str:
+    low, high = spread.over_heads.low, spread.over_heads.high
+    return "\n".join(
+        [
+            f"Another sample of training prompts: accuracy {low:.3f} to {high:.3f} ({spread.over_heads.method}).",
+            f"Where 95% of them agree: accuracy {format_estimate(spread.sure)} on {spread.sure.n}; "
+            f"elsewhere {format_estimate(spread.unsure)} on {spread.unsure.n}.",
+        ]
+    )

@@ -1,0 +1,122 @@
+"""What the head would read, computed once and kept on disk.
+
+The states of a reply depend on its tokens, on the weights of the backbone and on the arithmetic, so these name the
+folder: another model, template or limit gets another one, and nothing can be taken for something it is not.
+
+Legend: R replies, W hidden width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rewardlab.core.errors import DataError
+from rewardlab.core.types import TokenGroup
+from rewardlab.model.layers import layer_states
+from rewardlab.model.reward import RewardModel
+from rewardlab.score import compute_groups
+
+logger = logging.getLogger("rewardlab")
+FloatArray = npt.NDArray[np.float32]
+CHUNK = 2048
+"""Preferences computed between two writes to disk."""
+FORMAT = 1
+"""Changes when what is stored does."""
+
+
+def states_of(
+    model: RewardModel,
+    groups: Sequence[TokenGroup],
+    layers: Sequence[int],
+    *,
+    budget: int,
+    cache: Path | None,
+    name: str,
+) -> dict[int, FloatArray]:
+    """Layer -> [R, W] float32 states of every reply, in order; read from `cache` where they are there.
+
+    Arrays are memory-mapped where a cache is given. `name` names the progress bar.
+
+    Raises DataError for a state that is not finite.
+    """
+    if cache is None:
+        with tempfile.TemporaryDirectory() as scratch:
+            _compute(model, groups, layers, Path(scratch), budget, name)
+            return {layer: np.load(_file(Path(scratch), layer)) for layer in layers}
+    folder = cache / "states" / fingerprint(model, groups)
+    missing = [layer for layer in layers if not _file(folder, layer).is_file()]
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        _compute(model, groups, missing, folder, budget, name)
+    logger.info(
+        "states: %s: layers %s %s %s",
+        name,
+        " ".join(map(str, layers)),
+        "read from" if not missing else "computed and kept in",
+        folder,
+    )
+    return {layer: np.load(_file(folder, layer), mmap_mode="r") for layer in layers}
+
+
+def fingerprint(model: RewardModel, groups: Sequence[TokenGroup]) -> str:
+    """Sixteen hex digits that change with the weights, the configuration, the arithmetic or any token."""
+    digest = hashlib.sha256()
+    config = model.backbone.config.to_json_string(use_diff=False)  # type: ignore[operator,union-attr]  # nn.Module says Tensor
+    digest.update(f"{FORMAT} {model.compute_dtype} {model.layout} {config}".encode())
+    for name, tensor in sorted(model.backbone.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+    for group in groups:
+        for part in (group.shared, *group.suffixes):
+            digest.update(len(part).to_bytes(4, "little"))
+            digest.update(part.astype(np.int32).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _compute(
+    model: RewardModel, groups: Sequence[TokenGroup], layers: Sequence[int], folder: Path, budget: int, name: str
+) -> None:
+    """Write the layers, each under its name only when it is whole."""
+    num_replies, width = sum(group.num_replies for group in groups), model.head.in_features
+    unfinished = {layer: folder / f".layer_{layer}.{os.getpid()}.npy" for layer in layers}
+    arrays = {
+        layer: np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_replies, width))
+        for layer, path in unfinished.items()
+    }
+    try:
+        row = 0
+        for start in range(0, len(groups), CHUNK):
+            part = groups[start : start + CHUNK]
+            progress = f"states of {name} data, {start + len(part)} of {len(groups)}"
+            found = np.concatenate(
+                compute_groups(
+                    model, part, lambda batch: layer_states(model, batch, layers), budget=budget, progress=progress
+                )
+            )
+            if not np.isfinite(found).all():
+                raise DataError(
+                    f"{name} data: the model's states are not finite in preferences "
+                    f"{part[0].preference_id} to {part[-1].preference_id}. Use --precision fp32, or another model."
+                )
+            for column, layer in enumerate(layers):
+                arrays[layer][row : row + len(found)] = found[:, column]
+            row += len(found)
+        for layer in layers:
+            arrays[layer].flush()
+            unfinished[layer].replace(_file(folder, layer))
+    finally:
+        for path in unfinished.values():
+            path.unlink(missing_ok=True)
+
+
+def _file(folder: Path, layer: int) -> Path:
+    return folder / f"layer_{layer}.npy"
