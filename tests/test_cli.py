@@ -685,7 +685,7 @@ def test_eval_has_the_flags_of_its_configuration():
     line = (
         "--model m --hf-dataset=a.jsonl b.jsonl --hf-split dev --limit 3 --output-dir out --precision bf16 "
         "--attention padded --micro-token-budget 64 --max-drop-fraction 0.5 --incomplete-pairs error --ties half "
-        "--max-replies 3 --seed 7"
+        "--max-replies 3 --margin-column gap --strength-as soft --seed 7"
     )
     wanted = EvalConfig(
         model="m",
@@ -700,11 +700,28 @@ def test_eval_has_the_flags_of_its_configuration():
         incomplete_pairs="error",
         ties="half",
         max_replies=3,
+        margin_column="gap",
+        strength_as="soft",
         seed=7,
     )
     unset = [field.name for field in dataclasses.fields(EvalConfig) if getattr(wanted, field.name) == field.default]
     assert unset == []
     assert cli._parse(EvalConfig, line.split(), "eval") == wanted
+
+
+def test_eval_uses_strengths_and_margins_as_training_does(saved, tmp_path, capsys):
+    rows = [
+        {"prompt": f"How {n}?", "chosen": "So.", "rejected": "no", "strength": strength, "gap": 0.5}
+        for n, strength in enumerate([0.6, 0.7, 0.9])
+    ]
+    data = write_rows(tmp_path / "rows.jsonl", *rows)
+    line = ["eval", "--model", str(saved), "--dataset", str(data), "--output-dir", str(tmp_path / "out")]
+    main([*line, "--strength-as", "soft", "--margin-column", "gap"])
+    judged = [json.loads(row) for row in (tmp_path / "out/eval.scores.jsonl").read_text().splitlines()]
+    found = [comparison for row in judged for comparison in row["comparisons"]]
+    assert [comparison["label"] for comparison in found] == [0.6, 0.7, 0.9]
+    assert [comparison["margin"] for comparison in found] == [0.5, 0.5, 0.5]
+    assert "no 'nosuch', which --margin-column names" in refusal(capsys, *line, "--margin-column", "nosuch")
 
 
 def test_score_adds_scores_and_keeps_the_rows(saved, tmp_path, capsys):

@@ -239,6 +239,8 @@ def _comparison(first: int, second: int, label: float, row: Row, config: DataCon
     strength = read_number(row, "strength", "bad_strength", low=low, high=high)
     if strength is None and strength_as != "none":
         raise UnusableRowError("missing_strength", f"no strength for --strength-as {strength_as}")
+    if strength == 0 and strength_as == "weight":
+        raise UnusableRowError("zero_weight", "a strength of 0 with --strength-as weight teaches nothing")
     margin = None
     if config.margin_column:
         margin = read_number(row, config.margin_column, "bad_margin")

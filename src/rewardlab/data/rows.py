@@ -25,6 +25,7 @@ CAUSES: Mapping[str, str] = {
     "bad_label": "the label is not a number from 0 to 1",
     "bad_strength": "the strength is not a finite number of at least 0 (from 0.5 to 1 with --strength-as soft)",
     "missing_strength": "--strength-as asks for a strength and the row has none",
+    "zero_weight": "the strength is 0, which --strength-as weight makes a weight of 0",
     "bad_margin": "the margin is not a finite number of at least 0",
     "bad_roles": "a turn has an unknown role or no text, or a reply does not begin and end with an assistant turn",
     "bad_unicode": "a text has half a surrogate pair, which no tokenizer can read",

@@ -89,6 +89,8 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
         incomplete_pairs=config.incomplete_pairs,
         ties=config.ties,
         max_replies=config.max_replies,
+        margin_column=config.margin_column,
+        strength_as=config.strength_as,
     )
     loaded = load_preferences(config.dataset, split=config.hf_split, config=data, seed=config.seed, limit=config.limit)
     scorer = load(config.model, precision=config.precision, attention=config.attention)

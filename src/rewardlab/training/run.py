@@ -266,14 +266,7 @@ def _load_data(config: RewardTrainerConfig) -> _Prepared:
         train = replace(train, preferences=kept)
         evaluation = _draw(held_out, config.eval_limit, config.seed)
         reports["held_out"] = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
-    for name, preferences in (("evaluation", evaluation), ("test", test)):
-        if common := shared_prompts(train.preferences, preferences):
-            logger.warning(
-                "%d prompts of the %s data are also in the training data; its numbers flatter the model",
-                len(common),
-                name,
-            )
-            reports[f"prompts_shared_with_{name}"] = len(common)
+    reports |= _shared_prompts(train.preferences, evaluation, test)
     if 0 < len(evaluation) < FEW_EVALUATIONS:
         logger.warning(
             "only %d evaluation rows: too few to choose a checkpoint by; name more with --eval-dataset or "
@@ -285,6 +278,22 @@ def _load_data(config: RewardTrainerConfig) -> _Prepared:
         for report in parts:
             _log_source(report)
     return _Prepared(train=train, eval=evaluation, test=test, reports=reports)
+
+
+def _shared_prompts(
+    train: Sequence[Preference], evaluation: Sequence[Preference], test: Sequence[Preference]
+) -> dict[str, int]:
+    """Counts, with a warning each, of prompts that two kinds of data have in common."""
+    counts = {}
+    for data, other, key, what in (
+        (evaluation, train, "prompts_shared_with_evaluation", "evaluation data are also in the training data"),
+        (test, train, "prompts_shared_with_test", "test data are also in the training data"),
+        (test, evaluation, "test_prompts_shared_with_evaluation", "test data are also in the evaluation data"),
+    ):
+        if common := shared_prompts(other, data):
+            logger.warning("%d prompts of the %s; its numbers flatter the model", len(common), what)
+            counts[key] = len(common)
+    return counts
 
 
 def _with_splits(names: Sequence[str], kind: str) -> Sequence[str]:
