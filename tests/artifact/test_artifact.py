@@ -17,7 +17,7 @@ from conftest import CHATML, make_model, make_tokenizer, set_layout
 from rewardlab.artifact.canaries import FAULTS, name_fault
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import choose_pad, save_reward_model, saved_dtype
-from rewardlab.core.errors import ArtifactError
+from rewardlab.core.errors import ArtifactError, RenderError
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
 from rewardlab.core.types import Message
 from rewardlab.data.chat import build_renderer
@@ -271,6 +271,27 @@ def test_a_spec_of_another_version_is_refused(copy):
     (copy / "reward_spec.json").write_text(json.dumps(rewrite_spec))
     with pytest.raises(ArtifactError, match="schema version 99"):
         load(copy)
+
+
+@pytest.mark.parametrize("fitted", [{"temperature": 2.0}, {"affine": [0.5, 1.0]}])
+def test_a_calibration_that_would_not_be_applied_is_refused(copy, fitted):
+    path = copy / "reward_spec.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fitted))
+    for check in (load, verify, lambda folder: load(folder, check=False)):
+        with pytest.raises(ArtifactError, match=r"does not apply. Use the version that wrote it, or set temperature"):
+            check(copy)
+
+
+def test_code_in_the_folder_runs_only_if_it_is_trusted(copy):
+    code = (
+        "from transformers import PreTrainedTokenizerFast\n\n\nclass Mine(PreTrainedTokenizerFast):\n    mine = True\n"
+    )
+    (copy / "tokenization_mine.py").write_text(code)
+    own = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "tokenization_mine.Mine"]}}
+    rewrite(copy, "tokenizer_config.json", lambda config: config.update(own))
+    with pytest.raises(RenderError, match="no tokenizer for"):
+        load(copy)
+    assert load(copy, trust_remote_code=True).renderer.tokenizer.mine
 
 
 @pytest.mark.parametrize("fault", sorted(set(FAULTS) - {"dropped_rope_scaling"}))

@@ -13,7 +13,7 @@ from rewardlab.artifact.canaries import FAULTS, name_fault, name_token_fault, sc
 from rewardlab.core.config import require
 from rewardlab.core.errors import ArtifactError, ModelError, RenderError
 from rewardlab.core.files import read_json, sha256_file
-from rewardlab.core.spec import SCORE_TOLERANCE, RewardSpec, read_spec
+from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec, read_spec
 from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.model import attention
 from rewardlab.model.config import ModelConfig
@@ -31,11 +31,12 @@ def load(
     precision: str = "fp32",
     attention: str = "auto",
     check: bool = True,
+    trust_remote_code: bool = False,
 ) -> Scorer:
     """The reward model in `folder`, ready to score.
 
     With ``precision="fp32"`` its scores are the canonical ones. `check` compares files, tokens and canary scores
-    with those recorded when the model was saved.
+    with those recorded when the model was saved. `trust_remote_code` runs Python code that lies in the folder.
 
     Raises ArtifactError if anything that decides a score is missing, changed or different.
     """
@@ -47,19 +48,22 @@ def load(
     if check:
         require_files(path, spec)
     where = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-    scorer = assemble(path, spec, device=where, precision=precision, attention_mode=attention)
+    scorer = assemble(path, spec, device=where, precision=precision, attention_mode=attention, trust=trust_remote_code)
     if check:
         require_canaries(scorer, spec, where=str(path))
     return scorer
 
 
-def assemble(path: Path, spec: RewardSpec, *, device: torch.device, precision: str, attention_mode: str) -> Scorer:
-    """Build the Scorer from the files, without comparing canaries.
+def assemble(
+    path: Path, spec: RewardSpec, *, device: torch.device, precision: str, attention_mode: str, trust: bool = False
+) -> Scorer:
+    """Build the Scorer from the files, without comparing canaries; `trust` runs code that lies among them.
 
     Raises ArtifactError for missing or mismatched weights, ModelError for an unsuitable `attention_mode`.
     """
+    _require_raw_scores(path, spec)
     require_config(path, spec)
-    model_config = read_config(str(path))
+    model_config = read_config(str(path), trust_remote_code=trust)
     disk_class = disk_class_of(model_config)
     layout: Layout = choose_layout(
         model_config,
@@ -71,15 +75,25 @@ def assemble(path: Path, spec: RewardSpec, *, device: torch.device, precision: s
     )
     implementation = _implementation(model_config, layout)
     try:
-        classifier, missing = read_classifier(disk_class, str(path), implementation)
+        classifier, missing = read_classifier(disk_class, str(path), implementation, trust_remote_code=trust)
     except ModelError as error:
         raise ArtifactError(f"{path}: {error}") from error
     if missing:
         raise ArtifactError(f"{path}: weights are missing: {', '.join(sorted(missing)[:5])}. {REMEDY}")
     model = wrap(classifier, layout=layout, compute_dtype=PRECISION[precision]).to(device).eval()
-    tokenizer = load_tokenizer(str(path))
+    tokenizer = load_tokenizer(str(path), trust_remote_code=trust)
     _require_template(path, tokenizer, spec)
     return Scorer(model, Renderer(tokenizer, spec.renderer), beta=spec.beta)
+
+
+def _require_raw_scores(path: Path, spec: RewardSpec) -> None:
+    """Raise ArtifactError for a calibration in the spec: none is applied yet, and raw scores are others."""
+    if spec.temperature != 1.0 or spec.affine is not None:
+        raise ArtifactError(
+            f"{path}: its scores are to be calibrated (temperature {spec.temperature}, affine {spec.affine}), which "
+            f"this rewardlab does not apply. Use the version that wrote it, or set temperature to 1 and affine to null in "
+            f"{SPEC_FILE} to have raw scores."
+        )
 
 
 def require_files(path: Path, spec: RewardSpec) -> None:
