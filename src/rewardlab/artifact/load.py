@@ -91,8 +91,8 @@ def _require_raw_scores(path: Path, spec: RewardSpec) -> None:
     if spec.temperature != 1.0 or spec.affine is not None:
         raise ArtifactError(
             f"{path}: its scores are to be calibrated (temperature {spec.temperature}, affine {spec.affine}), which "
-            f"this rewardlab does not apply. Use the version that wrote it, or set temperature to 1 and affine to null in "
-            f"{SPEC_FILE} to have raw scores."
+            f"this rewardlab does not apply. Use the version that wrote it, or set temperature to 1 and affine to null "
+            f"in {SPEC_FILE} to have raw scores."
         )
 
 
