@@ -6,6 +6,7 @@ crash or a full disk leaves the previous file or folder as it was.
 
 from __future__ import annotations
 
+import ctypes
 import gzip
 import hashlib
 import json
@@ -24,6 +25,8 @@ from typing import IO, cast
 from rewardlab.core.errors import DataError, RewardlabError
 
 HASH_CHUNK_BYTES = 1 << 20
+AT_FDCWD, EXCHANGE = -100, 2
+"""Arguments of Linux's renameat2."""
 PACKAGES = ("rewardlab", "torch", "transformers", "peft", "tokenizers", "safetensors", "numpy", "scipy")
 
 
@@ -135,8 +138,9 @@ def fsync_folder(folder: Path) -> None:
 def replacing_folder(target: Path) -> Iterator[Path]:
     """A temporary folder that becomes `target` when the block ends without an error.
 
-    The previous `target` is moved aside before the rename and deleted after it; on any error it stays as it
-    was and the temporary folder is removed.
+    On any error the previous `target` stays as it was and the temporary folder is removed. Where Linux can swap two
+    names, there is a whole `target` at every moment, whenever the process is killed. Elsewhere the previous one is
+    moved aside before the rename, and a kill between the two leaves it as `.NAME.old-…`.
     """
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     previous = target.with_name(f".{target.name}.old-{os.getpid()}")
@@ -145,6 +149,8 @@ def replacing_folder(target: Path) -> Iterator[Path]:
     try:
         yield temporary
         fsync_folder(temporary)
+        if target.exists() and _exchange(temporary, target):
+            return
         remove(previous)
         if target.exists():
             target.rename(previous)
@@ -157,6 +163,15 @@ def replacing_folder(target: Path) -> Iterator[Path]:
         remove(previous)
     finally:
         remove(temporary)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one step; False where the system or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    if rename is None:
+        return False
+    answer: int = rename(AT_FDCWD, os.fsencode(first.absolute()), AT_FDCWD, os.fsencode(second.absolute()), EXCHANGE)
+    return answer == 0
 
 
 def remove(path: Path) -> None:
