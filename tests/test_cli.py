@@ -757,6 +757,12 @@ def test_score_adds_scores_and_keeps_the_rows(saved, tmp_path, capsys):
         ('{"prompt": ', r"rows\.jsonl:2: not valid JSON"),
         ({"messages": [{"role": "user", "content": "How?"}]}, r"must end with an assistant turn"),
         ({"prompt": "How?", "response": "So. " * 300}, r"above the limit of 256"),
+        ({"prompt": [{"role": "robot", "content": "a"}], "response": "b"}, r"rows\.jsonl:2: .*unknown role 'robot'"),
+        (
+            {"prompt": [{"role": "user", "content": "a", "tool_calls": [{"id": 1}]}], "response": "b"},
+            r"rows\.jsonl:2: .*a message has tool_calls",
+        ),
+        ({"prompt": "Human: a\n\nHuman: b\n\nAssistant:", "response": 3}, r"a response is not text"),
     ],
 )
 def test_a_row_that_cannot_be_scored_is_named_and_nothing_is_written(saved, tmp_path, capsys, row, message):
@@ -764,6 +770,31 @@ def test_a_row_that_cannot_be_scored_is_named_and_nothing_is_written(saved, tmp_
     out = tmp_path / "scored.jsonl"
     assert re.search(message, refusal(capsys, "score", "--model", saved, "--input", data, "--output", out))
     assert not out.exists()
+
+
+def test_a_transcript_in_a_prompt_is_scored_as_its_turns(saved, tmp_path):
+    turns = [
+        {"role": role, "content": text} for role, text in [("user", "Hi"), ("assistant", "Yes?"), ("user", "How?")]
+    ]
+    prompts = ["\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: How?\n\nAssistant:", turns]
+    replies = [" So.", "So."]
+    rows = [{"prompt": prompt, "response": reply} for prompt, reply in zip(prompts, replies, strict=True)]
+    data = write_rows(tmp_path / "rows.jsonl", *rows)
+    main(["score", "--model", str(saved), "--input", str(data), "--output", str(tmp_path / "out.jsonl")])
+    first, second = [json.loads(line)["score"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert first == pytest.approx(second, abs=1e-6)
+
+
+def test_eval_does_not_name_a_flag_that_it_lacks(saved, tmp_path, capsys):
+    rows = [{"prompt": "How?", "chosen": "So. " * 300, "rejected": "no"}] + [
+        {"prompt": f"How {n}?", "chosen": "So.", "rejected": "no"} for n in range(6)
+    ]
+    data = write_rows(tmp_path / "rows.jsonl", *rows)
+    line = ["eval", "--model", str(saved), "--dataset", str(data), "--output-dir", str(tmp_path / "out")]
+    said = refusal(capsys, *line)
+    assert "1 of 7 preferences cannot be used with the model's limit of 256 tokens (reply_too_long: 1 " in said
+    assert "Leave them out, or train with more --max-seq-len, or allow it with --max-drop-fraction 0.143." in said
+    main([*line, "--max-drop-fraction", "0.143"])
 
 
 def test_verify_says_what_it_checked(saved, capsys):

@@ -16,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -25,6 +26,8 @@ from typing import IO, cast
 from rewardlab.core.errors import DataError, RewardlabError
 
 HASH_CHUNK_BYTES = 1 << 20
+UTF8 = "utf-8-sig"
+"""UTF-8 with or without the byte order mark that some programs write."""
 AT_FDCWD, EXCHANGE = -100, 2
 """Arguments of Linux's renameat2."""
 PACKAGES = ("rewardlab", "torch", "transformers", "peft", "tokenizers", "safetensors", "numpy", "scipy")
@@ -61,8 +64,8 @@ def write_json(path: Path, value: object) -> None:
 def read_json(path: Path) -> object:
     """The JSON value in `path`; DataError names file and position if it is not JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        return json.loads(path.read_text(encoding=UTF8))
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({error}). Fix or replace the file.") from error
 
 
@@ -79,7 +82,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
-        with cast("IO[str]", opener(path, "rt", encoding="utf-8")) as file:
+        with cast("IO[str]", opener(path, "rt", encoding=UTF8)) as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
@@ -90,13 +93,18 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
                         f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}. "
                         f"Fix or remove this line; each line must be one JSON object."
                     ) from error
+                except (
+                    ValueError,
+                    RecursionError,
+                ) as error:  # a number of thousands of digits, brackets by the thousand
+                    raise DataError(f"{path}:{number}: cannot be read ({error}). Fix or remove this line.") from error
                 if not isinstance(row, dict):
                     raise DataError(
                         f"{path}:{number}: expected a JSON object, got {type(row).__name__}. "
                         f'Each line must look like {{"prompt": …, "chosen": …, "rejected": …}}.'
                     )
                 yield number, row
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
             f"{path}: cannot be read after line {number} ({error}). Is it UTF-8 text, and complete?"
         ) from error

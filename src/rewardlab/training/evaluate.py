@@ -95,7 +95,11 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
     loaded = load_preferences(config.dataset, split=config.hf_split, config=data, seed=config.seed, limit=config.limit)
     scorer = load(config.model, precision=config.precision, attention=config.attention)
     groups, report = tokenize(
-        loaded.preferences, scorer.renderer, max_drop_fraction=config.max_drop_fraction, name="evaluation data"
+        loaded.preferences,
+        scorer.renderer,
+        max_drop_fraction=config.max_drop_fraction,
+        name="evaluation data",
+        own_limit=True,
     )
     result = evaluate_groups(
         scorer.model, groups, beta=scorer.beta, budget=config.micro_token_budget, progress="scoring"
