@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 from conftest import CHATML, make_model, make_tokenizer, set_layout
 from rewardlab.artifact.canaries import FAULTS, name_fault
@@ -359,6 +359,29 @@ def test_pad_equal_to_eos_does_not_move_the_score_in_plain_transformers(tmp_path
     with torch.no_grad():
         scores = model(**batch).logits[:, 0].tolist()
     assert scores == pytest.approx([canary.score for canary in spec.canaries], abs=2e-5)
+
+
+def test_a_tokenizer_that_pads_left_is_saved_to_pad_right(tmp_path):
+    """GPT-2 counts positions from the beginning of the row, so padding there would be another score."""
+    config = GPT2Config(vocab_size=384, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)
+    tokenizer = make_tokenizer()
+    tokenizer.padding_side = "left"
+    spec = save_reward_model(
+        tmp_path / "rm", make_model(config=config), build_renderer(tokenizer, DataConfig(max_seq_len=256)), beta=1.0,
+        save_dtype=torch.float32, provenance={},
+    )  # fmt: skip
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "rm")
+    wanted = [canary.score for canary in spec.canaries]
+
+    def scores() -> list[float]:
+        batch = saved.pad({"input_ids": [canary.token_ids for canary in spec.canaries]}, return_tensors="pt")
+        with torch.no_grad():
+            return model(**batch).logits[:, 0].tolist()
+
+    assert scores() == pytest.approx(wanted, abs=2e-5)
+    saved.padding_side = "left"
+    assert max(abs(a - b) for a, b in zip(scores(), wanted, strict=True)) > 1e-2, "it would have shown"
 
 
 def test_no_possible_pad_refuses_the_save(tmp_path):

@@ -84,3 +84,25 @@ def test_without_swapping_a_rename_that_fails_brings_the_old_folder_back(tmp_pat
         write(target, "new")
     assert (target / "weights").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+@pytest.mark.parametrize(
+    ("project", "own"), [('name = "rewardlab"', True), ('name = "users-own-project"', False), (None, False)]
+)
+def test_the_commit_of_a_manifest_is_that_of_rewardlab_and_of_no_other_project(tmp_path, monkeypatch, project, own):
+    (tmp_path / "src/rewardlab/core").mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    if project:
+        (tmp_path / "pyproject.toml").write_text(f"[project]\n{project}\n")
+    for line in ("init -q", "add -A", "-c user.name=a -c user.email=a@b commit -q -m first"):
+        subprocess.run(["git", "-C", str(tmp_path), *line.split()], check=True)
+    head = subprocess.run(
+        ["git", "-C", str(tmp_path), "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "src/rewardlab/core/files.py"))
+    found = files.provenance()
+    assert found["git_commit"] == (head if own else None)
+    assert found["git_dirty"] == (False if own else None)
+    installed = tmp_path / ".venv/lib/python3.11/site-packages/rewardlab/core/files.py"
+    monkeypatch.setattr(files, "__file__", str(installed))
+    assert files.provenance()["git_commit"] is None

@@ -214,9 +214,10 @@ def provenance() -> dict[str, object]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
+    commit = _git("rev-parse", "HEAD")
     return {
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "git_commit": commit,
+        "git_dirty": None if commit is None else bool(_git("status", "--porcelain", "--untracked-files=no")),
         "packages": versions,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -225,10 +226,14 @@ def provenance() -> dict[str, object]:
 
 
 def _git(*arguments: str) -> str | None:
-    here = Path(__file__).parent
+    """What git says about the checkout that this package runs from; None if it is installed, even inside another."""
+    root = Path(__file__).resolve().parents[3]
+    project = root / "pyproject.toml"
+    if not ((root / ".git").exists() and project.is_file() and 'name = "rewardlab"' in project.read_text(UTF8)):
+        return None
     try:
         answer = subprocess.run(
-            ["git", "-C", str(here), *arguments],
+            ["git", "-C", str(root), *arguments],
             capture_output=True,
             text=True,
             timeout=10,
