@@ -364,8 +364,8 @@ def test_pad_equal_to_eos_does_not_move_the_score_in_plain_transformers(tmp_path
 def test_a_tokenizer_that_pads_left_is_saved_to_pad_right(tmp_path):
     """GPT-2 counts positions from the beginning of the row, so padding there would be another score."""
     config = GPT2Config(vocab_size=384, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)
-    tokenizer = make_tokenizer()
-    tokenizer.padding_side = "left"
+    make_tokenizer().save_pretrained(tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base", padding_side="left")
     spec = save_reward_model(
         tmp_path / "rm", make_model(config=config), build_renderer(tokenizer, DataConfig(max_seq_len=256)), beta=1.0,
         save_dtype=torch.float32, provenance={},
