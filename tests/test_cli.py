@@ -685,7 +685,7 @@ def test_eval_has_the_flags_of_its_configuration():
     line = (
         "--model m --hf-dataset=a.jsonl b.jsonl --hf-split dev --limit 3 --output-dir out --precision bf16 "
         "--attention padded --micro-token-budget 64 --max-drop-fraction 0.5 --incomplete-pairs error --ties half "
-        "--max-replies 3 --seed 7"
+        "--max-replies 3 --margin-column gap --strength-as soft --seed 7"
     )
     wanted = EvalConfig(
         model="m",
@@ -700,11 +700,28 @@ def test_eval_has_the_flags_of_its_configuration():
         incomplete_pairs="error",
         ties="half",
         max_replies=3,
+        margin_column="gap",
+        strength_as="soft",
         seed=7,
     )
     unset = [field.name for field in dataclasses.fields(EvalConfig) if getattr(wanted, field.name) == field.default]
     assert unset == []
     assert cli._parse(EvalConfig, line.split(), "eval") == wanted
+
+
+def test_eval_uses_strengths_and_margins_as_training_does(saved, tmp_path, capsys):
+    rows = [
+        {"prompt": f"How {n}?", "chosen": "So.", "rejected": "no", "strength": strength, "gap": 0.5}
+        for n, strength in enumerate([0.6, 0.7, 0.9])
+    ]
+    data = write_rows(tmp_path / "rows.jsonl", *rows)
+    line = ["eval", "--model", str(saved), "--dataset", str(data), "--output-dir", str(tmp_path / "out")]
+    main([*line, "--strength-as", "soft", "--margin-column", "gap"])
+    judged = [json.loads(row) for row in (tmp_path / "out/eval.scores.jsonl").read_text().splitlines()]
+    found = [comparison for row in judged for comparison in row["comparisons"]]
+    assert [comparison["label"] for comparison in found] == [0.6, 0.7, 0.9]
+    assert [comparison["margin"] for comparison in found] == [0.5, 0.5, 0.5]
+    assert "no 'nosuch', which --margin-column names" in refusal(capsys, *line, "--margin-column", "nosuch")
 
 
 def test_score_adds_scores_and_keeps_the_rows(saved, tmp_path, capsys):
@@ -740,6 +757,12 @@ def test_score_adds_scores_and_keeps_the_rows(saved, tmp_path, capsys):
         ('{"prompt": ', r"rows\.jsonl:2: not valid JSON"),
         ({"messages": [{"role": "user", "content": "How?"}]}, r"must end with an assistant turn"),
         ({"prompt": "How?", "response": "So. " * 300}, r"above the limit of 256"),
+        ({"prompt": [{"role": "robot", "content": "a"}], "response": "b"}, r"rows\.jsonl:2: .*unknown role 'robot'"),
+        (
+            {"prompt": [{"role": "user", "content": "a", "tool_calls": [{"id": 1}]}], "response": "b"},
+            r"rows\.jsonl:2: .*a message has tool_calls",
+        ),
+        ({"prompt": "Human: a\n\nHuman: b\n\nAssistant:", "response": 3}, r"a response is not text"),
     ],
 )
 def test_a_row_that_cannot_be_scored_is_named_and_nothing_is_written(saved, tmp_path, capsys, row, message):
@@ -747,6 +770,31 @@ def test_a_row_that_cannot_be_scored_is_named_and_nothing_is_written(saved, tmp_
     out = tmp_path / "scored.jsonl"
     assert re.search(message, refusal(capsys, "score", "--model", saved, "--input", data, "--output", out))
     assert not out.exists()
+
+
+def test_a_transcript_in_a_prompt_is_scored_as_its_turns(saved, tmp_path):
+    turns = [
+        {"role": role, "content": text} for role, text in [("user", "Hi"), ("assistant", "Yes?"), ("user", "How?")]
+    ]
+    prompts = ["\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: How?\n\nAssistant:", turns]
+    replies = [" So.", "So."]
+    rows = [{"prompt": prompt, "response": reply} for prompt, reply in zip(prompts, replies, strict=True)]
+    data = write_rows(tmp_path / "rows.jsonl", *rows)
+    main(["score", "--model", str(saved), "--input", str(data), "--output", str(tmp_path / "out.jsonl")])
+    first, second = [json.loads(line)["score"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert first == pytest.approx(second, abs=1e-6)
+
+
+def test_eval_does_not_name_a_flag_that_it_lacks(saved, tmp_path, capsys):
+    rows = [{"prompt": "How?", "chosen": "So. " * 300, "rejected": "no"}] + [
+        {"prompt": f"How {n}?", "chosen": "So.", "rejected": "no"} for n in range(6)
+    ]
+    data = write_rows(tmp_path / "rows.jsonl", *rows)
+    line = ["eval", "--model", str(saved), "--dataset", str(data), "--output-dir", str(tmp_path / "out")]
+    said = refusal(capsys, *line)
+    assert "1 of 7 preferences cannot be used with the model's limit of 256 tokens (reply_too_long: 1 " in said
+    assert "Leave them out, or train with more --max-seq-len, or allow it with --max-drop-fraction 0.143." in said
+    main([*line, "--max-drop-fraction", "0.143"])
 
 
 def test_verify_says_what_it_checked(saved, capsys):

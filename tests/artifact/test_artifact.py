@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 from conftest import CHATML, make_model, make_tokenizer, set_layout
 from rewardlab.artifact.canaries import FAULTS, name_fault
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import choose_pad, save_reward_model, saved_dtype
-from rewardlab.core.errors import ArtifactError
+from rewardlab.core.errors import ArtifactError, RenderError
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
 from rewardlab.core.types import Message
 from rewardlab.data.chat import build_renderer
@@ -202,7 +202,7 @@ def test_a_dropped_rope_base_is_named(copy):
         config["rope_parameters"]["rope_theta"] = config["rope_theta"] = 10000.0
 
     rewrite(copy, "config.json", drop)
-    with pytest.raises(ArtifactError, match=r"the default rope base \(10000\)"):
+    with pytest.raises(ArtifactError, match=r"the default position settings \(rope\)"):
         verify(copy)
 
 
@@ -256,7 +256,7 @@ def test_another_tokenizer_is_refused(copy):
     values["model"]["merges"] = values["model"]["merges"][: len(values["model"]["merges"]) // 2]
     path.write_text(json.dumps(values))
     record(copy, "tokenizer.json")
-    with pytest.raises(ArtifactError, match=r"canary 'short' now renders to other tokens \(from token \d+ on\)"):
+    with pytest.raises(ArtifactError, match=r"canary 'short' now renders to other tokens from token \d+ on"):
         verify(copy)
 
 
@@ -273,7 +273,28 @@ def test_a_spec_of_another_version_is_refused(copy):
         load(copy)
 
 
-@pytest.mark.parametrize("fault", sorted(FAULTS))
+@pytest.mark.parametrize("fitted", [{"temperature": 2.0}, {"affine": [0.5, 1.0]}])
+def test_a_calibration_that_would_not_be_applied_is_refused(copy, fitted):
+    path = copy / "reward_spec.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fitted))
+    for check in (load, verify, lambda folder: load(folder, check=False)):
+        with pytest.raises(ArtifactError, match=r"does not apply. Use the version that wrote it, or set temperature"):
+            check(copy)
+
+
+def test_code_in_the_folder_runs_only_if_it_is_trusted(copy):
+    code = (
+        "from transformers import PreTrainedTokenizerFast\n\n\nclass Mine(PreTrainedTokenizerFast):\n    mine = True\n"
+    )
+    (copy / "tokenization_mine.py").write_text(code)
+    own = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "tokenization_mine.Mine"]}}
+    rewrite(copy, "tokenizer_config.json", lambda config: config.update(own))
+    with pytest.raises(RenderError, match="no tokenizer for"):
+        load(copy)
+    assert load(copy, trust_remote_code=True).renderer.tokenizer.mine
+
+
+@pytest.mark.parametrize("fault", sorted(set(FAULTS) - {"dropped_rope_scaling"}))
 def test_every_known_fault_is_named_by_its_decoys(saved, fault):
     canaries = read_spec(saved).canaries
     scores = [canary.decoys[fault] for canary in canaries]
@@ -338,6 +359,29 @@ def test_pad_equal_to_eos_does_not_move_the_score_in_plain_transformers(tmp_path
     with torch.no_grad():
         scores = model(**batch).logits[:, 0].tolist()
     assert scores == pytest.approx([canary.score for canary in spec.canaries], abs=2e-5)
+
+
+def test_a_tokenizer_that_pads_left_is_saved_to_pad_right(tmp_path):
+    """GPT-2 counts positions from the beginning of the row, so padding there would be another score."""
+    config = GPT2Config(vocab_size=384, n_embd=32, n_layer=2, n_head=4, n_positions=256, initializer_range=0.3)
+    make_tokenizer().save_pretrained(tmp_path / "base")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base", padding_side="left")
+    spec = save_reward_model(
+        tmp_path / "rm", make_model(config=config), build_renderer(tokenizer, DataConfig(max_seq_len=256)), beta=1.0,
+        save_dtype=torch.float32, provenance={},
+    )  # fmt: skip
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
+    saved = AutoTokenizer.from_pretrained(tmp_path / "rm")
+    wanted = [canary.score for canary in spec.canaries]
+
+    def scores() -> list[float]:
+        batch = saved.pad({"input_ids": [canary.token_ids for canary in spec.canaries]}, return_tensors="pt")
+        with torch.no_grad():
+            return model(**batch).logits[:, 0].tolist()
+
+    assert scores() == pytest.approx(wanted, abs=2e-5)
+    saved.padding_side = "left"
+    assert max(abs(a - b) for a, b in zip(scores(), wanted, strict=True)) > 1e-2, "it would have shown"
 
 
 def test_no_possible_pad_refuses_the_save(tmp_path):

@@ -202,16 +202,25 @@ def test_windows_longer_than_the_limit_do_not_matter():
         )
 
 
-def test_a_model_outside_the_attention_registry_takes_the_padded_path():
+def test_a_model_outside_the_attention_registry_takes_the_padded_path_and_scores_as_plain_transformers_does():
     from transformers import BloomConfig
 
-    config = BloomConfig(vocab_size=64, hidden_size=16, n_layer=2, n_head=2)
+    config = BloomConfig(vocab_size=384, hidden_size=16, n_layer=2, n_head=2, initializer_range=0.3)
     lines = []
-    assert (
-        choose_layout(config, disk_class_of(config), ModelConfig(), max_length=64, share=True, log=lines.append)
-        == "padded"
-    )
-    assert lines
+    layout = choose_layout(config, disk_class_of(config), ModelConfig(), max_length=64, share=True, log=lines.append)
+    assert layout == "padded"
+    assert "it does not use the attention registry" in lines[0]
+    model = make_model(config=config, layout="padded")
+    groups = make_groups(4)
+    with torch.no_grad():
+        together = model(pack(groups))
+        alone = [
+            model.head(model.backbone(torch.tensor(group.conversation(reply))[None].long()).last_hidden_state[0, -1])
+            for group in groups
+            for reply in range(group.num_replies)
+        ]
+    assert together.std() > 0.1
+    assert torch.allclose(together, torch.cat(alone), atol=1e-5)
 
 
 @pytest.mark.parametrize("ending", [[], [2], [2, 2]])

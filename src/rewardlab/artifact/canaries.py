@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Final
 
@@ -26,7 +26,8 @@ FAULTS: Final = {
     "double_bos": "a second BOS token in front of the conversation",
     "shifted_position": "the score read one token before the end",
     "no_template": "plain text in place of the chat template",
-    "dropped_rope": "the default rope base (10000) in place of the model's",
+    "dropped_rope": "the default position settings (rope) in place of the model's",
+    "dropped_rope_scaling": "the scaling of the positions (rope) dropped, their base kept",
     "sigmoid": "a sigmoid applied to the score",
     "softmax": "a softmax over the single label",
     "zero_head": "a head that is zero or was never loaded",
@@ -74,7 +75,11 @@ CONVERSATIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
         ),
     ),
 )
-DEFAULT_ROPE_BASE: Final = 10_000.0
+ROPE_SETTINGS: Final = (
+    "rope_parameters", "rope_theta", "rope_scaling", "rope_local_base_freq",
+    "partial_rotary_factor", "rotary_pct", "rotary_emb_base",
+)  # fmt: skip
+"""Where a configuration, of any version of transformers, keeps its position settings."""
 
 
 def score_tokens(model: RewardModel, sequences: Sequence[IntArray], *, before_end: int = 0) -> list[float]:
@@ -134,6 +139,17 @@ def name_fault(canaries: Sequence[Canary], scores: Sequence[float], *, tolerance
     return best
 
 
+def name_token_fault(wanted: Sequence[int], got: Sequence[int], *, bos_token_id: int | None) -> str | None:
+    """What is wrong with the tokens of a canary's rendering: None, a fault's description, or where they part."""
+    if list(got) == list(wanted):
+        return None
+    if list(got) == [bos_token_id, *wanted]:
+        return f"{FAULTS['double_bos']} (double_bos)"
+    pairs = enumerate(zip(got, wanted, strict=False))
+    place = next((n for n, (a, b) in pairs if a != b), min(len(got), len(wanted)))
+    return f"other tokens from token {place} on"
+
+
 def _distance(wanted: Sequence[float], got: Sequence[float]) -> float:
     """Largest distance in units of max(1, |wanted|)."""
     return max(
@@ -181,9 +197,9 @@ def _decoys(
     if bos is not None:
         doubled = [np.concatenate([np.array([bos], np.int32), token_ids]) for token_ids in sequences]
         decoys["double_bos"] = score_tokens(model, doubled)
-    other = _with_default_rope(model)
-    if other is not None:
-        decoys["dropped_rope"] = score_tokens(other, sequences)
+    for fault, parameters in rope_faults(model.config).items():
+        if (other := _with_rope(model, parameters)) is not None:
+            decoys[fault] = score_tokens(other, sequences)
     return decoys
 
 
@@ -192,14 +208,38 @@ def _plain(renderer: Renderer, messages: Conversation) -> IntArray:
     return np.asarray(renderer.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
 
-def _with_default_rope(model: RewardModel) -> RewardModel | None:
-    """The same weights with rope base 10000, or None where that is the model's own or there is none."""
+def rope_faults(config: Any) -> dict[str, dict[str, Any]]:
+    """Position settings as an engine has them that drops all, or only the scaling, where that changes anything."""
+    own = getattr(config, "rope_parameters", None)
+    if not isinstance(own, dict) or not own:
+        return {}
+    bare = {name: value for name, value in config.to_dict().items() if name not in ROPE_SETTINGS}
+    defaults = type(config)(**bare).rope_parameters
+    if "rope_type" not in own:  # one set of settings for each kind of layer that turns its heads at all
+        turning = {kind: values for kind, values in own.items() if isinstance(values, dict)}
+        dropped = own | {kind: _like(values, defaults.get(kind) or {}) for kind, values in turning.items()}
+        unscaled = own | {kind: _like(values, values) for kind, values in turning.items()}
+    else:
+        dropped, unscaled = _like(own, defaults), _like(own, own)
+    faults = {"dropped_rope": dropped, "dropped_rope_scaling": unscaled}
+    if dropped == unscaled:  # the base is the default one, so both faults are the same
+        faults.pop("dropped_rope_scaling")
+    return {fault: parameters for fault, parameters in faults.items() if parameters != own}
+
+
+def _like(own: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    """Unscaled settings with the base of `source`; which part of a head turns is `own`, since shapes hang on it."""
+    kept = {"partial_rotary_factor": own["partial_rotary_factor"]} if "partial_rotary_factor" in own else {}
+    return {"rope_type": "default", "rope_theta": source.get("rope_theta", own.get("rope_theta")), **kept}
+
+
+def _with_rope(model: RewardModel, parameters: dict[str, Any]) -> RewardModel | None:
+    """The same weights under other position settings; None for a model that keeps them elsewhere."""
     rotary: Any = getattr(model.backbone, "rotary_emb", None)
-    parameters = getattr(model.config, "rope_parameters", None)
-    if rotary is None or not isinstance(parameters, dict) or parameters.get("rope_theta") in (None, DEFAULT_ROPE_BASE):
+    if rotary is None:
         return None
     config = copy.deepcopy(model.config)
-    config.rope_parameters = {"rope_type": "default", "rope_theta": DEFAULT_ROPE_BASE}
+    config.rope_parameters = parameters
     changed = copy.copy(model)
     changed._modules = dict(model._modules)
     changed.backbone = copy.copy(model.backbone)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from safetensors import safe_open
 
-from rewardlab.artifact.canaries import name_fault, score_tokens
+from rewardlab.artifact.canaries import FAULTS, name_fault, name_token_fault, score_tokens
 from rewardlab.core.config import require
-from rewardlab.core.errors import ArtifactError, ModelError
+from rewardlab.core.errors import ArtifactError, ModelError, RenderError
 from rewardlab.core.files import read_json, sha256_file
-from rewardlab.core.spec import SCORE_TOLERANCE, RewardSpec, read_spec
-from rewardlab.core.types import Message
-from rewardlab.data.chat import Renderer, load_tokenizer
+from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec, read_spec
+from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.model import attention
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.load import PRECISION, choose_layout, disk_class_of, read_classifier, read_config, wrap
@@ -31,11 +31,12 @@ def load(
     precision: str = "fp32",
     attention: str = "auto",
     check: bool = True,
+    trust_remote_code: bool = False,
 ) -> Scorer:
     """The reward model in `folder`, ready to score.
 
     With ``precision="fp32"`` its scores are the canonical ones. `check` compares files, tokens and canary scores
-    with those recorded when the model was saved.
+    with those recorded when the model was saved. `trust_remote_code` runs Python code that lies in the folder.
 
     Raises ArtifactError if anything that decides a score is missing, changed or different.
     """
@@ -47,19 +48,22 @@ def load(
     if check:
         require_files(path, spec)
     where = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-    scorer = assemble(path, spec, device=where, precision=precision, attention_mode=attention)
+    scorer = assemble(path, spec, device=where, precision=precision, attention_mode=attention, trust=trust_remote_code)
     if check:
         require_canaries(scorer, spec, where=str(path))
     return scorer
 
 
-def assemble(path: Path, spec: RewardSpec, *, device: torch.device, precision: str, attention_mode: str) -> Scorer:
-    """Build the Scorer from the files, without comparing canaries.
+def assemble(
+    path: Path, spec: RewardSpec, *, device: torch.device, precision: str, attention_mode: str, trust: bool = False
+) -> Scorer:
+    """Build the Scorer from the files, without comparing canaries; `trust` runs code that lies among them.
 
     Raises ArtifactError for missing or mismatched weights, ModelError for an unsuitable `attention_mode`.
     """
+    _require_raw_scores(path, spec)
     require_config(path, spec)
-    model_config = read_config(str(path))
+    model_config = read_config(str(path), trust_remote_code=trust)
     disk_class = disk_class_of(model_config)
     layout: Layout = choose_layout(
         model_config,
@@ -71,15 +75,25 @@ def assemble(path: Path, spec: RewardSpec, *, device: torch.device, precision: s
     )
     implementation = _implementation(model_config, layout)
     try:
-        classifier, missing = read_classifier(disk_class, str(path), implementation)
+        classifier, missing = read_classifier(disk_class, str(path), implementation, trust_remote_code=trust)
     except ModelError as error:
         raise ArtifactError(f"{path}: {error}") from error
     if missing:
         raise ArtifactError(f"{path}: weights are missing: {', '.join(sorted(missing)[:5])}. {REMEDY}")
     model = wrap(classifier, layout=layout, compute_dtype=PRECISION[precision]).to(device).eval()
-    tokenizer = load_tokenizer(str(path))
+    tokenizer = load_tokenizer(str(path), trust_remote_code=trust)
     _require_template(path, tokenizer, spec)
     return Scorer(model, Renderer(tokenizer, spec.renderer), beta=spec.beta)
+
+
+def _require_raw_scores(path: Path, spec: RewardSpec) -> None:
+    """Raise ArtifactError for a calibration in the spec: none is applied yet, and raw scores are others."""
+    if spec.temperature != 1.0 or spec.affine is not None:
+        raise ArtifactError(
+            f"{path}: its scores are to be calibrated (temperature {spec.temperature}, affine {spec.affine}), which "
+            f"this rewardlab does not apply. Use the version that wrote it, or set temperature to 1 and affine to null "
+            f"in {SPEC_FILE} to have raw scores."
+        )
 
 
 def require_files(path: Path, spec: RewardSpec) -> None:
@@ -127,14 +141,14 @@ def require_config(path: Path, spec: RewardSpec) -> None:
     if len(labels) != 1 or problem != "regression":
         raise ArtifactError(
             f"{file}: {len(labels)} labels and problem_type {problem!r}, wanted 1 and 'regression'; engines would "
-            f"return a probability instead of the score. {REMEDY}"
+            f"return a probability instead of the score ({FAULTS['sigmoid']}). {REMEDY}"
         )
     pad = config.get("pad_token_id", (config.get("text_config") or {}).get("pad_token_id"))
     final = spec.renderer.final_token_id
     if pad is None or pad == final:
         raise ArtifactError(
             f"{file}: pad_token_id {pad} must be set and differ from the final token {final} of every rendering, or "
-            f"the score is read one token too early. {REMEDY}"
+            f"the score is read one token too early ({FAULTS['shifted_position']}). {REMEDY}"
         )
 
 
@@ -144,16 +158,13 @@ def require_canaries(scorer: Scorer, spec: RewardSpec, *, where: str) -> float:
     Raises ArtifactError naming the fault if they differ by more than the dtype allows.
     """
     for canary in spec.canaries:
-        messages = tuple(Message(**message) for message in canary.messages)
+        messages = to_messages(canary.messages)
         got = scorer.renderer.render(messages[:-1], messages[-1:]).token_ids.tolist()
-        if got != canary.token_ids:
-            place = next(
-                (n for n, (a, b) in enumerate(zip(got, canary.token_ids, strict=False)) if a != b),
-                min(len(got), len(canary.token_ids)),
-            )
+        fault = name_token_fault(canary.token_ids, got, bos_token_id=spec.renderer.bos_token_id)
+        if fault is not None:
             raise ArtifactError(
-                f"{where}: canary {canary.name!r} now renders to other tokens (from token {place} on). The tokenizer "
-                f"or chat template differs from the one the model was trained with. {REMEDY}"
+                f"{where}: canary {canary.name!r} now renders to {fault}. The tokenizer or chat template differs from "
+                f"the one the model was trained with. {REMEDY}"
             )
     scores = score_tokens(scorer.model, [_tokens(canary.token_ids) for canary in spec.canaries])
     dtype = str(scorer.model.compute_dtype).removeprefix("torch.")
@@ -179,7 +190,20 @@ def _implementation(model_config: Any, layout: Layout) -> str:
 
 def _require_template(path: Path, tokenizer: Any, spec: RewardSpec) -> None:
     if tokenizer.chat_template != spec.renderer.chat_template:
+        own = Renderer(tokenizer, replace(spec.renderer, chat_template=tokenizer.chat_template or ""))
         raise ArtifactError(
             f"{path}: the tokenizer's chat template is not the one the model was trained with, so every engine that "
-            f"reads it would score other tokens. {REMEDY}"
+            f"reads it would score {_what_renders(own, spec)}. {REMEDY}"
         )
+
+
+def _what_renders(renderer: Renderer, spec: RewardSpec) -> str:
+    """What a wrong template makes of the first canary."""
+    for canary in spec.canaries[:1]:
+        try:
+            got = renderer.token_ids(to_messages(canary.messages)).tolist()
+        except RenderError:
+            continue
+        if fault := name_token_fault(canary.token_ids, got, bos_token_id=spec.renderer.bos_token_id):
+            return fault
+    return "other tokens"

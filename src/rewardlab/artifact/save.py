@@ -253,6 +253,7 @@ def _write_tokenizer(folder: Path, renderer: Renderer, pad: int) -> None:
     path = folder / "tokenizer_config.json"
     values = read_json(path)
     assert isinstance(values, dict)
+    values["padding_side"] = "right"  # on the left it would move positions that are counted from the row's beginning
     if tokenizer.is_fast:
         values["tokenizer_class"] = PORTABLE_TOKENIZER
     write_json(path, values)

@@ -37,7 +37,7 @@ def read_config_file(path: Path) -> dict[str, object]:
     if path.suffix == ".json":
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError(f"--config {path}: not valid JSON: {error}") from error
     elif path.suffix == ".toml":
         try:

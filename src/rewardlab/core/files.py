@@ -6,6 +6,7 @@ crash or a full disk leaves the previous file or folder as it was.
 
 from __future__ import annotations
 
+import ctypes
 import gzip
 import hashlib
 import json
@@ -15,6 +16,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -24,6 +26,10 @@ from typing import IO, cast
 from rewardlab.core.errors import DataError, RewardlabError
 
 HASH_CHUNK_BYTES = 1 << 20
+UTF8 = "utf-8-sig"
+"""UTF-8 with or without the byte order mark that some programs write."""
+AT_FDCWD, EXCHANGE = -100, 2
+"""Arguments of Linux's renameat2."""
 PACKAGES = ("rewardlab", "torch", "transformers", "peft", "tokenizers", "safetensors", "numpy", "scipy")
 
 
@@ -58,8 +64,8 @@ def write_json(path: Path, value: object) -> None:
 def read_json(path: Path) -> object:
     """The JSON value in `path`; DataError names file and position if it is not JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        return json.loads(path.read_text(encoding=UTF8))
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({error}). Fix or replace the file.") from error
 
 
@@ -76,7 +82,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
-        with cast("IO[str]", opener(path, "rt", encoding="utf-8")) as file:
+        with cast("IO[str]", opener(path, "rt", encoding=UTF8)) as file:
             for number, line in enumerate(file, start=1):
                 if not line.strip():
                     continue
@@ -87,13 +93,18 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
                         f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}. "
                         f"Fix or remove this line; each line must be one JSON object."
                     ) from error
+                except (
+                    ValueError,
+                    RecursionError,
+                ) as error:  # a number of thousands of digits, brackets by the thousand
+                    raise DataError(f"{path}:{number}: cannot be read ({error}). Fix or remove this line.") from error
                 if not isinstance(row, dict):
                     raise DataError(
                         f"{path}:{number}: expected a JSON object, got {type(row).__name__}. "
                         f'Each line must look like {{"prompt": …, "chosen": …, "rejected": …}}.'
                     )
                 yield number, row
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
             f"{path}: cannot be read after line {number} ({error}). Is it UTF-8 text, and complete?"
         ) from error
@@ -135,8 +146,9 @@ def fsync_folder(folder: Path) -> None:
 def replacing_folder(target: Path) -> Iterator[Path]:
     """A temporary folder that becomes `target` when the block ends without an error.
 
-    The previous `target` is moved aside before the rename and deleted after it; on any error it stays as it
-    was and the temporary folder is removed.
+    On any error the previous `target` stays as it was and the temporary folder is removed. Where Linux can swap two
+    names, there is a whole `target` at every moment, whenever the process is killed. Elsewhere the previous one is
+    moved aside before the rename, and a kill between the two leaves it as `.NAME.old-…`.
     """
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     previous = target.with_name(f".{target.name}.old-{os.getpid()}")
@@ -145,6 +157,8 @@ def replacing_folder(target: Path) -> Iterator[Path]:
     try:
         yield temporary
         fsync_folder(temporary)
+        if target.exists() and _exchange(temporary, target):
+            return
         remove(previous)
         if target.exists():
             target.rename(previous)
@@ -157,6 +171,15 @@ def replacing_folder(target: Path) -> Iterator[Path]:
         remove(previous)
     finally:
         remove(temporary)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one step; False where the system or the file system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
+    if rename is None:
+        return False
+    answer: int = rename(AT_FDCWD, os.fsencode(first.absolute()), AT_FDCWD, os.fsencode(second.absolute()), EXCHANGE)
+    return answer == 0
 
 
 def remove(path: Path) -> None:
@@ -191,9 +214,10 @@ def provenance() -> dict[str, object]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
+    commit = _git("rev-parse", "HEAD")
     return {
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        "git_commit": commit,
+        "git_dirty": None if commit is None else bool(_git("status", "--porcelain", "--untracked-files=no")),
         "packages": versions,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
@@ -202,10 +226,14 @@ def provenance() -> dict[str, object]:
 
 
 def _git(*arguments: str) -> str | None:
-    here = Path(__file__).parent
+    """What git says about the checkout that this package runs from; None if it is installed, even inside another."""
+    root = Path(__file__).resolve().parents[3]
+    project = root / "pyproject.toml"
+    if not ((root / ".git").exists() and project.is_file() and 'name = "rewardlab"' in project.read_text(UTF8)):
+        return None
     try:
         answer = subprocess.run(
-            ["git", "-C", str(here), *arguments],
+            ["git", "-C", str(root), *arguments],
             capture_output=True,
             text=True,
             timeout=10,

@@ -18,6 +18,7 @@ from rewardlab.core.errors import RenderError
 from rewardlab.core.spec import RendererSpec
 from rewardlab.core.types import Conversation, IntArray, Message, Preference, TokenGroup
 from rewardlab.data.config import DataConfig
+from rewardlab.data.rows import ROLES
 
 FROZEN_DATE: Final = {"%d %b %Y": "26 Jul 2024", "%Y-%m-%d": "2024-07-26", "%d %B %Y": "26 July 2024"}
 """What templates that print today's date print instead: a score must not change overnight."""
@@ -274,14 +275,21 @@ def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> A
 
 
 def to_messages(messages: Sequence[Message | Mapping[str, str]]) -> Conversation:
-    """Messages from the mappings of chat APIs."""
+    """Messages from the mappings of chat APIs.
+
+    Raises RenderError for what would be lost or misread: tool calls, unknown roles, content that is no text.
+    """
     turns = []
     for message in messages:
         if not isinstance(message, Message):
             role, content = message.get("role"), message.get("content")
+            if message.get("tool_calls"):
+                raise RenderError("a message has tool_calls, which have no place in a text. Leave such turns out.")
             if not isinstance(role, str) or not isinstance(content, str):
                 raise RenderError(f"a message needs a role and a text as content, got {dict(message)!r}.")
             message = Message(role, content)
+        if message.role not in ROLES:
+            raise RenderError(f"unknown role {message.role!r}. Roles are {', '.join(ROLES)}.")
         turns.append(message)
     return tuple(turns)
 

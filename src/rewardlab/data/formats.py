@@ -143,7 +143,8 @@ def seeded_generator(seed: int, name: str) -> np.random.Generator:
 def _read_explicit(row: Row, place: str, rules: Rules) -> ParsedRow:
     """prompt + chosen + rejected, each text or messages."""
     prompt = read_prompt(row["prompt"])
-    return _pair(prompt, (read_reply(row["chosen"], prompt), read_reply(row["rejected"], prompt)), row, place, rules)
+    chosen, rejected = (read_reply(row[side], prompt, after=row["prompt"]) for side in ("chosen", "rejected"))
+    return _pair(prompt, (chosen, rejected), row, place, rules)
 
 
 def _read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
@@ -174,7 +175,7 @@ def _read_shp(row: Row, place: str, rules: Rules) -> ParsedRow:
     if preferred_a not in (0.0, 1.0):
         raise UnusableRowError("bad_label", f"labels is {preferred_a}, wanted 1 (A is preferred) or 0 (B is)")
     names = ("human_ref_A", "human_ref_B") if preferred_a else ("human_ref_B", "human_ref_A")
-    preferred, other = (read_reply(row[name], prompt) for name in names)
+    preferred, other = (read_reply(row[name], prompt, after=row["history"]) for name in names)
     ratio = read_number(row, "score_ratio", "bad_strength", low=1.0)
     share = None if ratio is None else ratio / (1 + ratio)
     judged = {**row, "label": None, "strength": share}
@@ -188,7 +189,7 @@ def _read_kwise(row: Row, place: str, rules: Rules) -> ParsedRow:
     if not isinstance(responses, (list, tuple)):
         raise UnusableRowError("reply_not_text", f"responses is {show(responses)}, wanted a list of replies")
     scores = _scores(row, len(responses))
-    replies = [read_reply(response, prompt) for response in responses]
+    replies = [read_reply(response, prompt, after=row["prompt"]) for response in responses]
     kept = _drawn_replies(len(replies), place, rules)
     return _compare_all([replies[k] for k in kept], [scores[k] for k in kept], prompt, row, place, rules)
 
@@ -239,6 +240,8 @@ def _comparison(first: int, second: int, label: float, row: Row, config: DataCon
     strength = read_number(row, "strength", "bad_strength", low=low, high=high)
     if strength is None and strength_as != "none":
         raise UnusableRowError("missing_strength", f"no strength for --strength-as {strength_as}")
+    if strength == 0 and strength_as == "weight":
+        raise UnusableRowError("zero_weight", "a strength of 0 with --strength-as weight teaches nothing")
     margin = None
     if config.margin_column:
         margin = read_number(row, config.margin_column, "bad_margin")

@@ -6,6 +6,7 @@ can be taken up at any step.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,11 +51,18 @@ class TokenReport:
 
 
 def tokenize(
-    preferences: Sequence[Preference], renderer: Renderer, *, max_drop_fraction: float, name: str
+    preferences: Sequence[Preference],
+    renderer: Renderer,
+    *,
+    max_drop_fraction: float,
+    name: str,
+    own_limit: bool = False,
 ) -> tuple[list[TokenGroup], TokenReport]:
     """Render every preference; what cannot be used is counted by cause.
 
     Causes: `template_refuses` (the chat template raises, for example at a role), and those of `Renderer.group`.
+
+    `own_limit` says that the length limit came with a model and no flag can raise it.
 
     Raises DataError if nothing is left, or if more than `max_drop_fraction` was dropped.
     """
@@ -89,21 +97,25 @@ def tokenize(
         unshared_tokens=sum(group.num_unshared_tokens for group in groups),
         longest=max((max(group.lengths) for group in groups), default=0),
     )
-    _require_enough(report, max_drop_fraction, name, renderer.spec.max_length)
+    _require_enough(report, max_drop_fraction, name, renderer.spec.max_length, own_limit)
     return groups, report
 
 
-def _require_enough(report: TokenReport, max_drop_fraction: float, name: str, max_length: int) -> None:
+def _require_enough(report: TokenReport, max_drop_fraction: float, name: str, max_length: int, own_limit: bool) -> None:
     num_dropped = report.preferences - report.kept
     if report.kept and num_dropped <= max_drop_fraction * report.preferences:
         return
     causes = "; ".join(
         f"{cause}: {count} (such as {report.dropped_ids[cause][0]})" for cause, count in report.dropped.items()
     )
-    remedy = "" if not report.kept else f", or allow it with --max-drop-fraction {num_dropped / report.preferences:.3f}"
+    share = math.ceil(1000 * num_dropped / report.preferences) / 1000  # rounded up, so that following it works
+    allow = "" if not report.kept else f", or allow it with --max-drop-fraction {share:.3f}"
+    limit, remedy = f"--max-seq-len {max_length}", "Raise --max-seq-len"
+    if own_limit:
+        limit, remedy = f"the model's limit of {max_length} tokens", "Leave them out, or train with more --max-seq-len"
     raise DataError(
-        f"{name}: {num_dropped} of {report.preferences} preferences cannot be used with --max-seq-len {max_length} "
-        f"({causes}). Raise --max-seq-len{remedy}."
+        f"{name}: {num_dropped} of {report.preferences} preferences cannot be used with {limit} ({causes}). "
+        f"{remedy}{allow}."
     )
 
 

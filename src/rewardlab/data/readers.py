@@ -211,6 +211,10 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
             columns = next(reader, [])
+            if twice := [name for name, count in Counter(columns).items() if count > 1]:
+                raise DataError(
+                    f"{path}:1: the header names the column {twice[0]!r} more than once. Rename or remove one."
+                )
             line = reader.line_num + 1
             for cells in reader:
                 first_line, line = line, reader.line_num + 1
@@ -232,7 +236,7 @@ def _cell(column: str, text: str | None) -> object:
     if text and text.startswith("[") and text.endswith("]"):
         try:
             value = json.loads(text)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return text
         if column in CSV_LISTS or (value and all(isinstance(entry, dict) for entry in value)):
             return value

@@ -25,6 +25,7 @@ CAUSES: Mapping[str, str] = {
     "bad_label": "the label is not a number from 0 to 1",
     "bad_strength": "the strength is not a finite number of at least 0 (from 0.5 to 1 with --strength-as soft)",
     "missing_strength": "--strength-as asks for a strength and the row has none",
+    "zero_weight": "the strength is 0, which --strength-as weight makes a weight of 0",
     "bad_margin": "the margin is not a finite number of at least 0",
     "bad_roles": "a turn has an unknown role or no text, or a reply does not begin and end with an assistant turn",
     "bad_unicode": "a text has half a surrogate pair, which no tokenizer can read",
@@ -70,8 +71,15 @@ def parse_transcript(text: str) -> Conversation:
     return tuple(_message(roles[who], said.strip()) for who, said in zip(speakers, texts, strict=True))
 
 
+def is_open_transcript(value: object) -> bool:
+    """Whether a prompt is a transcript that leaves the reply to be said: from `Human:` to a bare `Assistant:`."""
+    return isinstance(value, str) and value.lstrip().startswith("Human:") and value.rstrip().endswith("\n\nAssistant:")
+
+
 def read_prompt(value: object) -> Conversation:
-    """A text is one user turn."""
+    """A text is one user turn, but an open transcript is its turns."""
+    if is_open_transcript(value):
+        return require_text(parse_transcript(str(value))[:-1])
     if isinstance(value, str):
         return require_text((_message("user", value),))
     if isinstance(value, (list, tuple)):
@@ -86,8 +94,13 @@ def require_text(prompt: Conversation) -> Conversation:
     return prompt
 
 
-def read_reply(value: object, prompt: Conversation) -> Conversation:
-    """A text is one assistant turn; messages are the reply alone, or the prompt and the reply."""
+def read_reply(value: object, prompt: Conversation, *, after: object = None) -> Conversation:
+    """A text is one assistant turn; messages are the reply alone, or the prompt and the reply.
+
+    `after` is the prompt as the row has it: what follows a transcript is stripped as its turns are.
+    """
+    if isinstance(value, str) and is_open_transcript(after):
+        value = value.strip()
     if isinstance(value, str):
         return require_reply((_message("assistant", value),))
     turns = read_conversation(value)
@@ -199,5 +212,7 @@ def show(value: object) -> str:
         text = json.dumps(value, ensure_ascii=False)
     except (TypeError, ValueError):
         text = repr(value)
+    except RecursionError:
+        text = f"a {type(value).__name__} nested too deep to show"
     text = text.encode("utf-8", "replace").decode()  # half a surrogate pair could not be printed
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"

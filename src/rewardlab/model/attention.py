@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
-from transformers import AttentionInterface, PretrainedConfig
+from transformers import MODEL_MAPPING, AttentionInterface, PretrainedConfig
 
 NAME: Final = "rewardlab_shared_prompt"
 LAYOUT_ARGUMENT: Final = "prompt_layout"
@@ -158,8 +158,10 @@ def _uses_window(config: PretrainedConfig, kinds: set[str]) -> bool:
 
 
 def padded_implementation(config: PretrainedConfig) -> str:
-    """The attention of transformers for the padded path: SDPA, but for models whose logits are capped.
+    """The attention of transformers for the padded path: SDPA, or eager where SDPA would not be the model.
 
-    SDPA has no soft cap and transformers would leave it out.
+    SDPA has no soft cap and transformers would leave it out; some classes have no SDPA at all.
     """
-    return "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
+    model_class = MODEL_MAPPING.get(type(config), None)
+    capped = getattr(config, "attn_logit_softcapping", None)
+    return "eager" if capped or not getattr(model_class, "_supports_sdpa", True) else "sdpa"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,12 +116,19 @@ def load_reward_model(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             lora.add_adapters(model.backbone, config)
-        lora.half_frozen(model.backbone, precision)
+        if lora.half_frozen(model.backbone, precision):
+            model.read_originals = partial(_read_state, name, config)
     model.to(device).train()
     require_sound_layout(model, log)
     trainable, total = lora.count_parameters(model)
     log(f"parameters: {trainable:,} of {total:,} trained ({trainable / total:.2%})")
     return model
+
+
+def _read_state(name: str, config: ModelConfig) -> dict[str, torch.Tensor]:
+    """Every weight of the model at `name` in float32, under the names of a RewardModel."""
+    classifier, _ = _read_weights(name, config, "padded")
+    return wrap(classifier, layout="padded", compute_dtype=torch.float32).state_dict()
 
 
 def wrap(classifier: Any, *, layout: Layout, compute_dtype: torch.dtype) -> RewardModel:

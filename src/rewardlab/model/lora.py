@@ -63,15 +63,38 @@ def has_adapters(model: nn.Module) -> bool:
 def merged_state(model: RewardModel) -> dict[str, Tensor]:
     """The state dict with adapters merged into their layers in float32, under the names of the bare model.
 
-    The live model is not touched.
+    Where frozen weights are held rounded, they are the original ones here. The live model is not touched.
+
+    Raises ModelError if the originals are not those that the run started from.
     """
     state = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
+    originals = _originals(model, state)
+    state |= originals
     for name, module in model.named_modules():
         if isinstance(module, BaseTunerLayer):
             merged = copy.deepcopy(module).float()
+            key = f"{name}.base_layer.weight"
+            if key in originals:
+                merged.get_base_layer().weight.data = originals[key].to(model.device)
             merged.merge()
-            state[f"{name}.base_layer.weight"] = merged.get_base_layer().weight.data
+            state[key] = merged.get_base_layer().weight.data
     return {name.replace(".base_layer.", "."): tensor for name, tensor in state.items()}
+
+
+def _originals(model: RewardModel, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Frozen weights before they were rounded, under the names of the live model."""
+    if model.read_originals is None:
+        return {}
+    read = model.read_originals()
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    originals = {name: read[name.replace(".base_layer.", ".")] for name in frozen}
+    for name, tensor in originals.items():
+        if not torch.equal(tensor.to(held[name].dtype), held[name].cpu()):
+            raise ModelError(
+                f"{name} of the base model is not what the run started from, so adapters cannot be merged into it. "
+                f"Leave the files of --model as they are while it trains."
+            )
+    return originals
 
 
 def adapter_state(model: RewardModel) -> dict[str, Tensor]:
@@ -112,8 +135,15 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return trainable, sum(parameter.numel() for parameter in model.parameters())
 
 
-def half_frozen(model: nn.Module, dtype: torch.dtype) -> None:
-    """Hold frozen floating-point weights in the dtype they are computed in; what trains is left as it is."""
+def half_frozen(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Hold frozen floating-point weights in the dtype they are computed in; what trains is left as it is.
+
+    Returns whether that rounded any: weights that come from a file in this dtype lose nothing.
+    """
+    rounded = False
     for parameter in model.parameters():
         if not parameter.requires_grad and parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
+            held = parameter.data.to(dtype)
+            rounded = rounded or not torch.equal(held.to(parameter.dtype), parameter.data)
+            parameter.data = held
+    return rounded

@@ -7,7 +7,7 @@ Legend: T packed tokens, R replies, W hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -39,6 +39,8 @@ class RewardModel(nn.Module):
         self.disk_class = disk_class
         self.layout: Layout = layout
         self.compute_dtype = compute_dtype
+        self.read_originals: Callable[[], Mapping[str, Tensor]] | None = None
+        """Reads frozen weights that are held rounded, as they were before, in float32; None if nothing is rounded."""
 
     @property
     def config(self) -> Any:

@@ -11,6 +11,7 @@ from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import read_jsonl, write_jsonl
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import to_messages
+from rewardlab.data.rows import UnusableRowError, is_open_transcript, parse_transcript
 
 
 def score_file(model: str, source: Path, target: Path, *, precision: str = "fp32", token_budget: int = 8192) -> int:
@@ -41,6 +42,13 @@ def score_file(model: str, source: Path, target: Path, *, precision: str = "fp32
     return sum(map(len, conversations))
 
 
+def _prompt(value: Any) -> tuple[Conversation, bool]:
+    """(the turns of a prompt, whether it is an open transcript), read as training reads it."""
+    if is_open_transcript(value):
+        return parse_transcript(value)[:-1], True
+    return ((Message("user", value),) if isinstance(value, str) else to_messages(value)), False
+
+
 def _conversations(row: Mapping[str, Any], where: str) -> list[Conversation]:
     wanted = "Wanted `messages`, or `prompt` and `response`, or `prompt` and `responses`."
     if "messages" not in row and ("prompt" not in row or not {"response", "responses"} & set(row)):
@@ -49,12 +57,15 @@ def _conversations(row: Mapping[str, Any], where: str) -> list[Conversation]:
         if "messages" in row:
             conversations = [to_messages(row["messages"])]
         else:
-            prompt = row["prompt"]
-            turns = (Message("user", prompt),) if isinstance(prompt, str) else to_messages(prompt)
+            turns, open_transcript = _prompt(row["prompt"])
             replies = row["responses"] if "responses" in row else [row["response"]]
             if not isinstance(replies, list) or not replies or not all(isinstance(reply, str) for reply in replies):
                 raise TypeError("a response is not text")
-            conversations = [(*turns, Message("assistant", reply)) for reply in replies]
+            conversations = [
+                (*turns, Message("assistant", reply.strip() if open_transcript else reply)) for reply in replies
+            ]
+    except UnusableRowError as error:
+        raise DataError(f"{where}: cannot be scored ({error.detail}). {wanted}") from error
     except (RenderError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: cannot be scored ({error}). {wanted}") from error
     if any(not turns or turns[-1].role != "assistant" for turns in conversations):

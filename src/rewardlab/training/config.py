@@ -190,6 +190,10 @@ class EvalConfig:
     """Equal scores in a K-wise row, as in `rewardlab train`."""
     max_replies: int | None = None
     """Replies kept of a K-wise row, drawn with the seed."""
+    margin_column: str | None = None
+    """Column with a margin, as in `rewardlab train`; rows without one are dropped, metrics ignore it."""
+    strength_as: Literal["none", "weight", "margin", "soft"] = "none"
+    """What the `strength` of a row does, as in `rewardlab train`: `soft` makes it the label that metrics use."""
     seed: int = 0
     """Decides which rows `--limit` keeps."""
 

@@ -90,11 +90,17 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
         incomplete_pairs=config.incomplete_pairs,
         ties=config.ties,
         max_replies=config.max_replies,
+        margin_column=config.margin_column,
+        strength_as=config.strength_as,
     )
     loaded = load_preferences(config.dataset, split=config.hf_split, config=data, seed=config.seed, limit=config.limit)
     scorer = load(config.model, precision=config.precision, attention=config.attention)
     groups, report = tokenize(
-        loaded.preferences, scorer.renderer, max_drop_fraction=config.max_drop_fraction, name="evaluation data"
+        loaded.preferences,
+        scorer.renderer,
+        max_drop_fraction=config.max_drop_fraction,
+        name="evaluation data",
+        own_limit=True,
     )
     result = evaluate_groups(
         scorer.model, groups, beta=scorer.beta, budget=config.micro_token_budget, progress="scoring"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -100,7 +100,13 @@ def load_data(config: DataConfig, *, seed: int, kwise_loss: str = "pairs") -> Pr
             train = replace(train, preferences=kept)
             evaluation = draw(held_out, config.eval_limit, seed)
             reports["held_out"] = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
-    _warn(train.preferences, {"evaluation": evaluation, "test": test}, reports)
+    reports |= _shared_prompts(train.preferences, evaluation, test)
+    if 0 < len(evaluation) < FEW_EVALUATIONS:
+        logger.warning(
+            "only %d evaluation rows: too few to choose a checkpoint by; name more with --eval-dataset or "
+            "--eval-fraction",
+            len(evaluation),
+        )
     for name, parts in sources.items():
         reports[name] = [report.as_dict() for report in parts]
         for report in parts:
@@ -108,21 +114,20 @@ def load_data(config: DataConfig, *, seed: int, kwise_loss: str = "pairs") -> Pr
     return Prepared(train=train, eval=evaluation, test=test, reports=reports)
 
 
-def _warn(train: Sequence[Preference], judged_by: Mapping[str, Sequence[Preference]], reports: dict[str, Any]) -> None:
-    for name, preferences in judged_by.items():
-        if common := shared_prompts(train, preferences):
-            logger.warning(
-                "%d prompts of the %s data are also in the training data; its numbers flatter the model",
-                len(common),
-                name,
-            )
-            reports[f"prompts_shared_with_{name}"] = len(common)
-    if 0 < len(evaluation := judged_by["evaluation"]) < FEW_EVALUATIONS:
-        logger.warning(
-            "only %d evaluation rows: too few to choose a checkpoint by; name more with --eval-dataset or "
-            "--eval-fraction",
-            len(evaluation),
-        )
+def _shared_prompts(
+    train: Sequence[Preference], evaluation: Sequence[Preference], test: Sequence[Preference]
+) -> dict[str, int]:
+    """Counts, with a warning each, of prompts that two kinds of data have in common."""
+    counts = {}
+    for data, other, key, what in (
+        (evaluation, train, "prompts_shared_with_evaluation", "evaluation data are also in the training data"),
+        (test, train, "prompts_shared_with_test", "test data are also in the training data"),
+        (test, evaluation, "test_prompts_shared_with_evaluation", "test data are also in the evaluation data"),
+    ):
+        if common := shared_prompts(other, data):
+            logger.warning("%d prompts of the %s; its numbers flatter the model", len(common), what)
+            counts[key] = len(common)
+    return counts
 
 
 def _with_splits(names: Sequence[str], kind: str) -> Sequence[str]:

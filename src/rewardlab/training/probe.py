@@ -192,7 +192,7 @@ def _require_same_scores(
     folder: Path, groups: Sequence[TokenGroup], states: Any, head_W: Any, config: ProbeConfig
 ) -> None:
     """Raise ArtifactError unless the saved folder gives the scores that the states give."""
-    scorer = load(folder, check=False)
+    scorer = load(folder, check=False, trust_remote_code=config.trust_remote_code)
     saved = np.concatenate(score_groups(scorer.model, groups, budget=config.micro_token_budget))
     fitted = states[: len(saved)] @ head_W
     distance = float((np.abs(saved - fitted) / np.maximum(1.0, np.abs(fitted))).max())

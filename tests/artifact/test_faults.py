@@ -1,0 +1,300 @@
+"""Planted faults are named: by `rewardlab verify` where a folder holds them, by the decoys where an engine does."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers.processors import TemplateProcessing
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    Gemma3TextConfig,
+    LlamaConfig,
+    Phi3Config,
+    Qwen2Config,
+)
+
+from conftest import CHATML, GROUPED, SIZES, make_model, make_tokenizer, write_pairs
+from rewardlab.artifact.canaries import ROPE_SETTINGS, name_fault
+from rewardlab.artifact.load import load
+from rewardlab.artifact.save import save_reward_model
+from rewardlab.cli import main
+from rewardlab.core.errors import ArtifactError
+from rewardlab.core.files import sha256_file, sha256_text
+from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
+from rewardlab.data.chat import build_renderer
+from rewardlab.data.config import DataConfig
+from rewardlab.serve.verify import verify
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+SECOND_BOS = "a second BOS token in front of the conversation (double_bos)"
+EARLY = "the score read one token before the end"
+BARE = (
+    "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '\n' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="module", params=["full", "lora"])
+def trained(request, tmp_path_factory) -> Path:
+    """A reward model trained from the command line, positions scaled as in Llama 3."""
+    folder = tmp_path_factory.mktemp(request.param)
+    torch.manual_seed(0)
+    config = LlamaConfig(**SIZES, **GROUPED, rope_parameters=LLAMA3)
+    config.eos_token_id = config.pad_token_id = 2
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "base")
+    make_tokenizer().save_pretrained(folder / "base")
+    pairs = write_pairs(folder / "pairs.jsonl", 16)
+    line = f"train --model {folder / 'base'} --dataset {pairs} --output-dir {folder / 'run'} --steps 2 --batch-size 8"
+    switch = "--lora" if request.param == "lora" else "--no-lora"
+    main([*line.split(), switch, "--lr", "1e-2", "--max-seq-len", "256", "--precision", "fp32", "--eval-fraction", "0"])
+    return folder / "run/step_2"
+
+
+@pytest.fixture
+def copy(trained, tmp_path) -> Path:
+    """A copy of a sound folder, to be damaged."""
+    return Path(shutil.copytree(trained, tmp_path / "copy"))
+
+
+def edit(path: Path, change: Callable[[Any], object]) -> None:
+    """Change a JSON file of a folder, and its recorded hash with it, so that only a deeper check can notice."""
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
+    if path.name != "reward_spec.json":
+        record(path)
+
+
+def record(path: Path) -> None:
+    edit(path.with_name("reward_spec.json"), lambda spec: spec["files"].update({path.name: sha256_file(path)}))
+
+
+def write_template(folder: Path, template: str) -> None:
+    (folder / "chat_template.jinja").write_text(template)
+    record(folder / "chat_template.jinja")
+
+
+def agree_on_template(folder: Path, template: str, *, final: int | None) -> None:
+    """As `write_template`, and the spec says the same."""
+    write_template(folder, template)
+    renderer = {"chat_template": template, "template_hash": sha256_text(template), "final_token_id": final}
+    edit(folder / "reward_spec.json", lambda spec: spec["renderer"].update(renderer))
+
+
+def agree_on_tokens(folder: Path) -> None:
+    """The canaries' tokens are those that the folder's template writes: only the scores are left to tell."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
+    def rewrite(spec: Any) -> None:
+        for canary in spec["canaries"]:
+            text = tokenizer.apply_chat_template(canary["messages"], tokenize=False)
+            canary["token_ids"] = tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    edit(folder / "reward_spec.json", rewrite)
+
+
+def plant_second_bos(folder: Path, depth: int) -> None:
+    template = "{{ bos_token }}" + (folder / "chat_template.jinja").read_text()
+    if depth == 1:
+        return write_template(folder, template)
+    agree_on_template(folder, template, final=read_spec(folder).renderer.final_token_id)
+    return agree_on_tokens(folder) if depth == 3 else None
+
+
+def plant_other_template(folder: Path, depth: int) -> None:
+    if depth == 1:
+        return write_template(folder, BARE)
+    agree_on_template(folder, BARE, final=None)
+    return agree_on_tokens(folder) if depth == 3 else None
+
+
+def plant_shifted_position(folder: Path, depth: int) -> None:
+    if depth == 1:
+        final = read_spec(folder).renderer.final_token_id
+        return edit(folder / "config.json", lambda config: config.update(pad_token_id=final))
+    template = CHATML.replace("'<|im_end|>\n' }}", "'<|im_end|>' }}{% if not loop.last %}{{ '\n' }}{% endif %}")
+    agree_on_template(folder, template, final=2)
+    return agree_on_tokens(folder) if depth == 3 else None
+
+
+def plant_lost_head(folder: Path, depth: int) -> None:
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    if depth == 1:
+        del weights["score.weight"]
+    else:
+        weights["score.weight"].zero_()
+    save_file(weights, path, metadata={"format": "pt"})
+    record(path)
+
+
+def plant_sigmoid(folder: Path, depth: int) -> None:
+    edit(folder / "config.json", lambda config: config.update(problem_type="multi_label_classification"))
+
+
+def plant_dropped_rope(folder: Path, depth: int) -> None:
+    kept = {"rope_theta": LLAMA3["rope_theta"]} if depth == 2 else {}
+
+    def drop(config: Any) -> None:
+        for name in ROPE_SETTINGS:
+            config.pop(name, None)
+        config.update(kept)
+
+    edit(folder / "config.json", drop)
+
+
+@pytest.mark.parametrize(
+    ("plant", "depth", "named"),
+    [
+        (plant_second_bos, 1, f"would score {SECOND_BOS}"),
+        (plant_second_bos, 2, f"canary 'short' now renders to {SECOND_BOS}"),
+        (plant_second_bos, 3, f"What fits: {SECOND_BOS}"),
+        (plant_shifted_position, 1, f"the score is read one token too early ({EARLY})"),
+        (plant_shifted_position, 2, "canary 'short' now renders to other tokens from token"),
+        (plant_shifted_position, 3, f"What fits: {EARLY} (shifted_position)"),
+        (plant_other_template, 1, "the tokenizer's chat template is not the one the model was trained with"),
+        (plant_other_template, 2, "canary 'short' now renders to other tokens from token 0 on"),
+        (plant_other_template, 3, "What fits: plain text in place of the chat template (no_template)"),
+        (plant_lost_head, 1, "no score.weight in its files: the head, and so every reward, is lost"),
+        (plant_lost_head, 2, "What fits: a head that is zero or was never loaded (zero_head)"),
+        (plant_sigmoid, 1, "return a probability instead of the score (a sigmoid applied to the score)"),
+        (plant_dropped_rope, 1, "What fits: the default position settings (rope) in place of the model's"),
+        (plant_dropped_rope, 2, "What fits: the scaling of the positions (rope) dropped, their base kept"),
+    ],
+)
+def test_verify_names_a_fault_planted_in_a_folder(copy, capsys, plant, depth, named):
+    verify(copy)
+    plant(copy, depth)
+    with pytest.raises(SystemExit) as stop:
+        main(["verify", str(copy)])
+    said = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert said.startswith(f"error: {copy}")
+    assert named in said
+    with pytest.raises(ArtifactError, match=re.escape(str(copy))):
+        load(copy)
+
+
+def scores_of(folder: Path, *, special: bool = False, **changes: Any) -> list[float]:
+    """The canaries' scores as an engine gets them that reads text with plain transformers."""
+    config = AutoConfig.from_pretrained(folder)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, config=config).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
+    )
+    texts = [tokenizer.apply_chat_template(c.messages, tokenize=False) for c in read_spec(folder).canaries]
+    with torch.no_grad():
+        return [
+            float(model(**tokenizer(text, add_special_tokens=special, return_tensors="pt")).logits) for text in texts
+        ]
+
+
+def test_the_decoys_name_what_an_engine_does_wrong(trained):
+    spec = read_spec(trained)
+
+    def named(scores: list[float]) -> str | None:
+        return name_fault(spec.canaries, scores, tolerance=SCORE_TOLERANCE["float32"])
+
+    right = scores_of(trained)
+    assert named(right) is None
+    assert named(scores_of(trained, special=True)) == SECOND_BOS
+    assert named(scores_of(trained, pad_token_id=spec.renderer.final_token_id)) == f"{EARLY} (shifted_position)"
+    assert "(sigmoid)" in named(torch.sigmoid(torch.tensor(right)).tolist())
+    assert "(softmax)" in named(torch.softmax(torch.tensor(right)[:, None], 1)[:, 0].tolist())
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    assert "(dropped_rope)" in named(scores_of(trained, rope_parameters=plain))
+    assert "(dropped_rope_scaling)" in named(scores_of(trained, rope_parameters=plain | {"rope_theta": 5e5}))
+
+
+NESTED = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0, 3.0], "long_factor": [2.0] * 4}
+GEMMA = {"head_dim": 8, "sliding_window": 256, "layer_types": ["sliding_attention", "full_attention"]}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+SCALED: dict[str, tuple[Any, Any, Any]] = {
+    # configuration, settings when all are dropped, settings when the scaling is (None: the same)
+    "yarn": (
+        Qwen2Config(**SIZES, **GROUPED, rope_parameters={**YARN, "rope_theta": 1e6}),
+        PLAIN,
+        {"rope_type": "default", "rope_theta": 1e6},
+    ),
+    "yarn on the default base": (
+        Qwen2Config(**SIZES, **GROUPED, rope_parameters={**YARN, "rope_theta": 1e4}),
+        PLAIN,
+        None,
+    ),
+    "longrope": (
+        Phi3Config(
+            **SIZES,
+            original_max_position_embeddings=256,
+            rope_parameters={**LONG, "rope_theta": 1e4, "original_max_position_embeddings": 256},
+        ),
+        PLAIN,
+        None,
+    ),
+    "one for each kind of layer": (
+        Gemma3TextConfig(**SIZES, **GROUPED, **GEMMA, rope_parameters=NESTED),
+        {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        {
+            "full_attention": {"rope_type": "default", "rope_theta": 5e5},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 3e3},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_dropped_position_settings_are_named_for_every_kind_of_scaling(tmp_path, kind):
+    config, dropped, unscaled = SCALED[kind]
+    folder = tmp_path / "rm"
+    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
+    spec = save_reward_model(
+        folder, make_model(config=config), renderer, beta=1.0, save_dtype=torch.float32, provenance={}
+    )
+    assert spec.provenance["faults_noticed"]["dropped_rope"]
+    tolerance = SCORE_TOLERANCE["float32"]
+    assert name_fault(spec.canaries, scores_of(folder), tolerance=tolerance) is None
+    fault = name_fault(spec.canaries, scores_of(folder, rope_parameters=dropped), tolerance=tolerance)
+    assert fault is not None
+    assert fault.endswith("(dropped_rope)")
+    assert ("dropped_rope_scaling" in spec.canaries[0].decoys) == (unscaled is not None)
+    if unscaled is not None:
+        fault = name_fault(spec.canaries, scores_of(folder, rope_parameters=unscaled), tolerance=tolerance)
+        assert fault is not None
+        assert fault.endswith("(dropped_rope_scaling)")
+
+
+def test_default_position_settings_have_no_decoy(tmp_path):
+    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
+    for family in ("llama", "gemma3"):
+        spec = save_reward_model(
+            tmp_path / family, make_model(family), renderer, beta=1.0, save_dtype=torch.float32, provenance={}
+        )
+        assert not [fault for fault in spec.canaries[0].decoys if "rope" in fault]

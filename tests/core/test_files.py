@@ -1,0 +1,108 @@
+"""Folders and files are replaced whole, whatever ends the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rewardlab.core import files
+from rewardlab.core.files import replacing_folder
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from rewardlab.core import files
+
+def then_die(real):
+    def act(*arguments):
+        real(*arguments)
+        os._exit(9)
+    return act
+
+Path.rename = then_die(Path.rename)
+if hasattr(files, "_exchange"):
+    files._exchange = then_die(files._exchange)
+with files.replacing_folder(Path(sys.argv[1])) as folder:
+    (folder / "weights").write_text("new")
+"""
+
+
+def write(folder: Path, text: str) -> None:
+    with replacing_folder(folder) as temporary:
+        (temporary / "weights").write_text(text)
+
+
+def can_exchange(folder: Path) -> bool:
+    for name in "ab":
+        (folder / name).mkdir()
+    return files._exchange(folder / "a", folder / "b")
+
+
+def test_a_process_killed_right_after_the_first_change_of_names_leaves_a_whole_folder(tmp_path):
+    if not can_exchange(tmp_path):
+        pytest.skip("this system cannot swap two names in one step")
+    target = tmp_path / "best"
+    write(target, "old")
+    died = subprocess.run([sys.executable, "-c", KILLED, str(target)], check=False)
+    assert died.returncode == 9
+    assert (target / "weights").read_text() == "new"
+    write(target, "newer")
+    assert (target / "weights").read_text() == "newer"
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_folder_is_replaced_and_nothing_else_is_left(tmp_path, monkeypatch, swaps):
+    if not swaps:
+        monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    target = tmp_path / "best"
+    for text in ("old", "new", "newer"):
+        write(target, text)
+        assert [path.name for path in tmp_path.iterdir()] == ["best"]
+        assert (target / "weights").read_text() == text
+    with pytest.raises(TypeError, match="must be str"):
+        write(target, b"no text")
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+    assert (target / "weights").read_text() == "newer"
+
+
+def test_without_swapping_a_rename_that_fails_brings_the_old_folder_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)
+    target = tmp_path / "best"
+    write(target, "old")
+    real = Path.rename
+
+    def refuse(path, other):
+        if ".tmp-" in path.name:
+            raise OSError("no")
+        return real(path, other)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="no"):
+        write(target, "new")
+    assert (target / "weights").read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["best"]
+
+
+@pytest.mark.parametrize(
+    ("project", "own"), [('name = "rewardlab"', True), ('name = "users-own-project"', False), (None, False)]
+)
+def test_the_commit_of_a_manifest_is_that_of_rewardlab_and_of_no_other_project(tmp_path, monkeypatch, project, own):
+    (tmp_path / "src/rewardlab/core").mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    if project:
+        (tmp_path / "pyproject.toml").write_text(f"[project]\n{project}\n")
+    for line in ("init -q", "add -A", "-c user.name=a -c user.email=a@b commit -q -m first"):
+        subprocess.run(["git", "-C", str(tmp_path), *line.split()], check=True)
+    head = subprocess.run(
+        ["git", "-C", str(tmp_path), "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    ).stdout.strip()
+    monkeypatch.setattr(files, "__file__", str(tmp_path / "src/rewardlab/core/files.py"))
+    found = files.provenance()
+    assert found["git_commit"] == (head if own else None)
+    assert found["git_dirty"] == (False if own else None)
+    installed = tmp_path / ".venv/lib/python3.11/site-packages/rewardlab/core/files.py"
+    monkeypatch.setattr(files, "__file__", str(installed))
+    assert files.provenance()["git_commit"] is None

@@ -1,0 +1,101 @@
+"""Model families beside those of the laws: each trains from data to a verified folder and loads back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BloomConfig,
+    GPTJConfig,
+    GPTNeoConfig,
+    GptOssConfig,
+    MptConfig,
+)
+
+import rewardlab.training.run as run_module
+from conftest import make_tokenizer, write_pairs
+from rewardlab.artifact.load import load
+from rewardlab.core.spec import read_spec
+from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.run import train
+
+TOKENS: dict[str, Any] = {"vocab_size": 384, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+WITHOUT_SDPA: dict[str, Callable[[], Any]] = {
+    "bloom": lambda: BloomConfig(**TOKENS, hidden_size=32, n_layer=2, n_head=4, initializer_range=0.3),
+    "gptj": lambda: GPTJConfig(
+        **TOKENS, n_embd=32, n_layer=2, n_head=4, rotary_dim=8, n_positions=512, initializer_range=0.3
+    ),
+    "gpt_neo": lambda: GPTNeoConfig(
+        **TOKENS,
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        attention_types=[[["global", "local"], 1]],
+        window_size=16,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+    ),
+    "mpt": lambda: MptConfig(**TOKENS, d_model=32, n_layers=2, n_heads=4, max_seq_len=512, initializer_range=0.3),
+    "gpt_oss": lambda: GptOssConfig(
+        **TOKENS,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=16,
+        max_position_embeddings=512,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        initializer_range=0.3,
+    ),
+}
+
+
+@pytest.mark.parametrize("family", WITHOUT_SDPA)
+@pytest.mark.parametrize("lora", [False, True])
+def test_families_without_sdpa_train_and_load_back(tmp_path: Path, monkeypatch, caplog, family: str, lora: bool):
+    from rewardlab.serve.verify import verify
+
+    monkeypatch.setattr(run_module, "verify_in_clean_process", verify)
+    config = WITHOUT_SDPA[family]()
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    make_tokenizer().save_pretrained(tmp_path / "base")
+    data = write_pairs(tmp_path / "pairs.jsonl", 12)
+    with caplog.at_level("INFO", logger="rewardlab"):
+        result = train(
+            RewardTrainerConfig(
+                model=str(tmp_path / "base"),
+                dataset=(str(data),),
+                output_dir=tmp_path / "run",
+                steps=2,
+                batch_size=6,
+                lr=1e-2,
+                eval_fraction=0.0,
+                max_seq_len=128,
+                precision="fp32",
+                lora=lora,
+            )
+        )
+    assert "attention: padded, because" in caplog.text
+    spec = read_spec(result.last)
+    scorer = load(result.last)
+    assert scorer.model.layout == "padded"
+    plain = AutoModelForSequenceClassification.from_pretrained(result.last).eval()
+    for canary in spec.canaries:
+        with torch.no_grad():
+            score = float(plain(torch.tensor([canary.token_ids])).logits)
+        assert score == pytest.approx(canary.score, abs=1e-5 * max(1, abs(canary.score)))
+    replies = [row["content"] for canary in spec.canaries for row in canary.messages if row["role"] == "assistant"]
+    together = scorer.score_replies([{"role": "user", "content": "How?"}], replies)
+    alone = [scorer.score_replies([{"role": "user", "content": "How?"}], [reply])[0] for reply in replies]
+    assert together == pytest.approx(alone, abs=1e-4)

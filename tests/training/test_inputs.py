@@ -1,0 +1,51 @@
+"""What a run takes in: rows left out for a cause, prompts on several sides."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import rewardlab.training.run as run_module
+from conftest import write_pairs
+from rewardlab.core.errors import DataError
+from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.run import train
+
+
+@pytest.fixture(autouse=True)
+def _verify_in_this_process(monkeypatch):
+    """The clean process is tested elsewhere; here the same check runs where it is quick."""
+    from rewardlab.serve.verify import verify
+
+    monkeypatch.setattr(run_module, "verify_in_clean_process", verify)
+
+
+def config_for(base_model, data, folder, **changes) -> RewardTrainerConfig:
+    settings = {"steps": 1, "batch_size": 8, "lr": 1e-3, "max_seq_len": 128, "precision": "fp32", "eval_fraction": 0.0}
+    names = {"model": str(base_model), "dataset": (str(data),), "output_dir": folder}
+    return RewardTrainerConfig(**{**settings, **names, **changes})
+
+
+def test_test_prompts_that_chose_the_checkpoint_are_reported(base_model, pairs_file, tmp_path, caplog):
+    test = write_pairs(tmp_path / "test.jsonl", 6, offset=100)
+    both = write_pairs(tmp_path / "both.jsonl", 4, offset=100)
+    config = config_for(base_model, pairs_file, tmp_path / "run", steps=1, eval_dataset=(str(both),))
+    with caplog.at_level("WARNING", logger="rewardlab"):
+        train(replace(config, test_dataset=(str(test),)))
+    assert "4 prompts of the test data are also in the evaluation data" in caplog.text
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    assert manifest["data"]["test_prompts_shared_with_evaluation"] == 4
+
+
+def test_rows_of_weight_zero_are_left_out_and_counted(base_model, tmp_path):
+    data = tmp_path / "weighted.jsonl"
+    rows = [json.loads(line) for line in write_pairs(data, 10).read_text().splitlines()]
+    data.write_text("".join(json.dumps(row | {"strength": float(n % 5 > 0)}) + "\n" for n, row in enumerate(rows)))
+    config = config_for(base_model, data, tmp_path / "run", steps=10, batch_size=1, strength_as="weight")
+    with pytest.raises(DataError, match=r"(?s)zero_weight: 2 .*weighted.jsonl:1: .*--max-drop-fraction 0.2"):
+        train(config)
+    train(replace(config, max_drop_fraction=0.2))
+    (report,) = json.loads((tmp_path / "run/manifest.json").read_text())["data"]["train"]
+    assert (report["kept"], report["dropped"]) == (8, {"zero_weight": 2})

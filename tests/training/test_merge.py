@@ -1,0 +1,92 @@
+"""What is saved after LoRA is the base model's own weights plus the update, whatever dtype they were held in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+import rewardlab.model.load as load_module
+import rewardlab.training.run as run_module
+from rewardlab.core.errors import ModelError
+from rewardlab.model.lora import merged_state
+from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.run import train
+
+
+@pytest.fixture(autouse=True)
+def _verify_in_this_process(monkeypatch):
+    """The clean process is tested elsewhere; here the same check runs where it is quick."""
+    from rewardlab.serve.verify import verify
+
+    monkeypatch.setattr(run_module, "verify_in_clean_process", verify)
+
+
+def config_for(base_model, data, folder) -> RewardTrainerConfig:
+    return RewardTrainerConfig(
+        model=str(base_model),
+        dataset=(str(data),),
+        output_dir=folder,
+        steps=2,
+        batch_size=8,
+        lr=1e-2,
+        max_seq_len=128,
+        precision="bf16",
+        eval_fraction=0.0,
+        lora=True,
+        lora_rank=2,
+        lora_target_modules=("q_proj", "down_proj"),
+    )
+
+
+def count_reads(monkeypatch) -> list[str]:
+    reads, real = [], load_module.read_classifier
+
+    def counted(disk_class, name, *arguments, **more):
+        reads.append(name)
+        return real(disk_class, name, *arguments, **more)
+
+    monkeypatch.setattr(load_module, "read_classifier", counted)
+    return reads
+
+
+@pytest.mark.parametrize("on_the_grid", [False, True], ids=["float32 base", "bf16 base"])
+def test_a_bf16_run_saves_the_original_weights_plus_the_update(
+    base_model, pairs_file, tmp_path, monkeypatch, on_the_grid
+):
+    if on_the_grid:
+        AutoModelForCausalLM.from_pretrained(base_model, dtype=torch.bfloat16).save_pretrained(base_model)
+    reads = count_reads(monkeypatch)
+    folder = train(config_for(base_model, pairs_file, tmp_path / "run")).last
+    assert len(reads) == (1 if on_the_grid else 2), "the base is read again only where rounding lost something"
+    base = {name: tensor.float() for name, tensor in load_file(base_model / "model.safetensors").items()}
+    saved = load_file(folder / "model.safetensors")
+    adapter = load_file(folder / "adapter/adapter_model.safetensors")
+    num_adapted = 0
+    for name, tensor in saved.items():
+        if name == "score.weight":
+            continue
+        stem = f"base_model.model.{name.removesuffix('.weight')}"
+        if f"{stem}.lora_A.weight" in adapter:
+            num_adapted += 1
+            update = 32 / 2 * adapter[f"{stem}.lora_B.weight"] @ adapter[f"{stem}.lora_A.weight"]
+            assert update.abs().max() > 1e-3
+            assert torch.allclose(tensor, base[name] + update, rtol=0, atol=1e-7), name
+        else:
+            assert torch.equal(tensor, base[name]), name
+    assert num_adapted == 4
+
+
+def test_a_base_that_changed_meanwhile_is_not_merged_into(base_model, pairs_file, tmp_path):
+    config = config_for(base_model, pairs_file, tmp_path / "run")
+    model = load_module.load_reward_model(
+        str(base_model), config, seed=0, layout="shared", device=torch.device("cpu"), log=print
+    )
+    assert set(merged_state(model)) > {"head.weight"}
+    other = AutoModelForCausalLM.from_pretrained(base_model)
+    with torch.no_grad():
+        other.model.norm.weight.add_(1.0)
+    other.save_pretrained(base_model)
+    with pytest.raises(ModelError, match=r"backbone.norm.weight of the base model is not what the run started from"):
+        merged_state(model)
