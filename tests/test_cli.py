@@ -66,6 +66,8 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--use-chat-template", {"chat_template": "template"}),
     ("--no-chat-template", {"chat_template": "plain"}),
     ("--chat-template plain", {"chat_template": "plain"}),
+    ("--chat-template concat", {"chat_template": "concat"}),
+    ("--overlong drop", {"overlong": "drop"}),
     ("--system-prompt 'Be kind.'", {"system_prompt": "Be kind."}),
     ("--system-prompt=-x", {"system_prompt": "-x"}),
     ("--system-prompt ''", {"system_prompt": ""}),

@@ -329,7 +329,11 @@ def _tokenize(
         if not preferences:
             return []
         groups, reports[name] = tokenize(
-            preferences, renderer, max_drop_fraction=config.max_drop_fraction, name=f"{name} data"
+            preferences,
+            renderer,
+            max_drop_fraction=config.max_drop_fraction,
+            name=f"{name} data",
+            overlong=config.overlong,
         )
         report = reports[name]
         logger.info(
@@ -341,6 +345,9 @@ def _tokenize(
             report.longest,
             report.truncated_replies,
         )
+        if report.dropped:
+            causes = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items())
+            logger.info("tokens: %s: %d preferences left out: %s", name, report.preferences - report.kept, causes)
         return groups
 
     train_groups = weigh(groups_of(prepared.train.preferences, "training"), by=config.kwise_weight)
