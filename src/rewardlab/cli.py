@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import io
 import logging
 import math
@@ -12,15 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from rewardlab.core.config import did_you_mean, from_mapping, read_config_file, require
+from rewardlab.core.config import did_you_mean, field_texts, from_mapping, read_settings, require
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.data.config import DataConfig
@@ -238,7 +234,7 @@ def _parse(
     of them, so that a mistake gets the same words wherever it was made.
     """
     path, flags = _split_config(_expand(arguments))
-    in_file = _read_file(path) if path is not None else {}
+    in_file = read_settings(path) if path is not None else {}
     rooms = rooms or {command: settings_type}
     hints = {name: hint for part in rooms.values() for name, hint in get_type_hints(part, include_extras=True).items()}
     twins = {room: _in_words(part, hints, in_file) for room, part in rooms.items()}
@@ -295,19 +291,9 @@ def _split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     return (Path(paths[0]) if paths else None), rest
 
 
-def _read_file(path: Path) -> dict[str, object]:
-    """The settings in a file, by the names of their fields."""
-    settings: dict[str, object] = {}
-    for name, value in read_config_file(path).items():
-        if (key := name.replace("-", "_")) in settings:
-            raise ConfigError(f"--config {path}: {key} is there twice, with dashes and with underscores.")
-        settings[key] = value
-    return settings
-
-
 def _in_words(part: type, hints: Mapping[str, Any], in_file: Mapping[str, object]) -> Any:
     """`part` as tyro gets it: its names and help, with words in place of values (but for switches)."""
-    texts = _field_texts(part)
+    texts = field_texts(part)
     fields: list[tuple[str, Any, Any]] = []
     for field in dataclasses.fields(part):
         hint, default = hints[field.name], in_file.get(field.name, field.default)
@@ -321,18 +307,6 @@ def _in_words(part: type, hints: Mapping[str, Any], in_file: Mapping[str, object
         explained = tyro.conf.arg(help=texts[field.name], metavar=metavar, help_behavior_hint=_shown(default))
         fields.append((field.name, Annotated[kind, explained], dataclasses.field(default=unset)))
     return dataclasses.make_dataclass(part.__name__, fields, frozen=True, kw_only=True)
-
-
-@cache
-def _field_texts(part: type) -> dict[str, str]:
-    """The text under each field of a dataclass, on one line."""
-    (definition,) = ast.parse(inspect.getsource(part)).body
-    assert isinstance(definition, ast.ClassDef)
-    return {
-        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
-        for field, text in pairwise(definition.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
 
 
 def _metavar(hint: Any) -> str:
