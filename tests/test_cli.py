@@ -94,6 +94,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--center-lambda 0.02", {"center_lambda": 0.02}),
     ("--kwise-loss plackett-luce", {"kwise_loss": "plackett-luce"}),
     ("--kwise-weight comparison", {"kwise_weight": "comparison"}),
+    ("--compat none", {"compat": "none"}),
     ("--output-dir runs/x", {"output_dir": Path("runs/x")}),
     ("--overwrite", {"overwrite": True}),
     ("--steps 30", {"steps": 30}),

@@ -21,6 +21,7 @@ from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.data.config import DataConfig
 from rewardlab.model.config import ModelConfig
+from rewardlab.training.compat import Conventions
 from rewardlab.training.config import EvalConfig, LossConfig, RewardTrainerConfig, TrainerConfig
 
 Settings = TypeVar("Settings")
@@ -118,7 +119,7 @@ def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
 
     Raises ConfigError for anything that does not resolve.
     """
-    config = _parse(RewardTrainerConfig, arguments, "train", ROOMS)
+    config = _parse(RewardTrainerConfig, arguments, "train", ROOMS, Conventions())
     modules = tuple(name for names in config.lora_target_modules for name in names.split(",") if name)
     return dataclasses.replace(config, lora_target_modules=modules)
 
@@ -226,7 +227,11 @@ def _log_on_stdout() -> Iterator[None]:
 
 
 def _parse(
-    settings_type: type[Settings], arguments: Sequence[str], command: str, rooms: Mapping[str, type] | None = None
+    settings_type: type[Settings],
+    arguments: Sequence[str],
+    command: str,
+    rooms: Mapping[str, type] | None = None,
+    conventions: Conventions | None = None,
 ) -> Settings:
     """Flags over the configuration file over defaults; `--help` shows them by `rooms`.
 
@@ -235,6 +240,8 @@ def _parse(
     """
     path, flags = _split_config(_expand(arguments))
     in_file = read_settings(path) if path is not None else {}
+    if conventions is not None:
+        in_file = conventions.translate(in_file, f"--config {path}")
     rooms = rooms or {command: settings_type}
     hints = {name: hint for part in rooms.values() for name, hint in get_type_hints(part, include_extras=True).items()}
     twins = {room: _in_words(part, hints, in_file) for room, part in rooms.items()}
@@ -260,7 +267,9 @@ def _parse(
         for field in dataclasses.fields(twin)
         if (value := getattr(getattr(parsed, room), field.name)) != field.default
     }
-    values = {**in_file, **given}
+    values: dict[str, object] = {**in_file, **given}
+    if conventions is not None:
+        values = conventions.complete(values)
     for field in dataclasses.fields(settings_type):  # type: ignore[arg-type]  # all settings are dataclasses
         if field.default is dataclasses.MISSING and field.name not in values:
             raise ConfigError(f"{_flag(field.name, hints)} is missing; see `rewardlab {command} --help`.")

@@ -9,7 +9,7 @@ import logging
 import re
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,10 +33,11 @@ from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
 from rewardlab.data.loader import TokenReport, steps_per_epoch, tokenize, weigh
 from rewardlab.data.pack import require_fit
-from rewardlab.data.sources import LoadedPreferences, load_preferences, shared_prompts, split_by_prompt
+from rewardlab.data.sources import LoadedPreferences, first_rows, load_preferences, shared_prompts, split_by_prompt
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config, resolve_precision
 from rewardlab.model.reward import Layout
+from rewardlab.training.compat import settle_reading
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, evaluate_groups, write_evaluation
 from rewardlab.training.records import Records
@@ -97,6 +98,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     Raises RewardlabError for anything the user can mend; nothing of an earlier run is overwritten unless asked.
     """
     _claim_folder(config)
+    config = settle_reading(config, _first_rows(config))
     prepared = _load_data(config)
     path = resolve_model_name(config.model, logger.info)
     model_config = read_config(path, trust_remote_code=config.trust_remote_code)
@@ -240,6 +242,18 @@ def _clear_folder(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name in RUN_FILES or re.fullmatch(r"step_\d+|\.(best|step_\d+)\.(tmp|old)-\d+", path.name):
             remove(path)
+
+
+def _first_rows(config: RewardTrainerConfig) -> Sequence[tuple[str, Mapping[str, object]]]:
+    """Of all data that are named, where conventions depend on it."""
+    if config.compat == "none":
+        return ()
+    named = (
+        (config.dataset, config.hf_split),
+        (config.eval_dataset, config.eval_split or "test"),
+        (config.test_dataset, config.test_split or "test"),
+    )
+    return [row for names, split in named if names for row in first_rows(names, split)]
 
 
 def _load_data(config: RewardTrainerConfig) -> _Prepared:
