@@ -265,6 +265,7 @@ def test_the_data_page_gives_every_cause_and_extension() -> None:
     assert first_cells(page, "Why a row is dropped") == [
         *CAUSES,
         "template_refuses",
+        "overlong",
         "reply_too_long",
         "identical_tokens",
     ]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import inspect
 import io
 import logging
 import math
@@ -12,19 +10,18 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
-from rewardlab.core.config import did_you_mean, from_mapping, read_config_file, require
+from rewardlab.core.config import did_you_mean, field_texts, from_mapping, read_settings, require
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.data.config import SelectionConfig
 from rewardlab.model.config import ModelConfig
+from rewardlab.training.compat import Conventions
 from rewardlab.training.config import EvalConfig, LossConfig, ProbeConfig, RewardTrainerConfig, TrainerConfig
 
 Settings = TypeVar("Settings")
@@ -122,7 +119,7 @@ def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
 
     Raises ConfigError for anything that does not resolve.
     """
-    config = _parse(RewardTrainerConfig, arguments, "train", ROOMS)
+    config = _parse(RewardTrainerConfig, arguments, "train", ROOMS, Conventions())
     modules = tuple(name for names in config.lora_target_modules for name in names.split(",") if name)
     return dataclasses.replace(config, lora_target_modules=modules)
 
@@ -250,7 +247,11 @@ def _log_on_stdout() -> Iterator[None]:
 
 
 def _parse(
-    settings_type: type[Settings], arguments: Sequence[str], command: str, rooms: Mapping[str, type] | None = None
+    settings_type: type[Settings],
+    arguments: Sequence[str],
+    command: str,
+    rooms: Mapping[str, type] | None = None,
+    conventions: Conventions | None = None,
 ) -> Settings:
     """Flags over the configuration file over defaults; `--help` shows them by `rooms`.
 
@@ -258,7 +259,9 @@ def _parse(
     of them, so that a mistake gets the same words wherever it was made.
     """
     path, flags = _split_config(_expand(arguments))
-    in_file = _read_file(path) if path is not None else {}
+    in_file = read_settings(path) if path is not None else {}
+    if conventions is not None:
+        in_file = conventions.translate(in_file, f"--config {path}")
     rooms = rooms or {command: settings_type}
     hints = {name: hint for part in rooms.values() for name, hint in get_type_hints(part, include_extras=True).items()}
     twins = {room: _in_words(part, hints, in_file) for room, part in rooms.items()}
@@ -284,7 +287,9 @@ def _parse(
         for field in dataclasses.fields(twin)
         if (value := getattr(getattr(parsed, room), field.name)) != field.default
     }
-    values = {**in_file, **given}
+    values: dict[str, object] = {**in_file, **given}
+    if conventions is not None:
+        values = conventions.complete(values)
     for field in dataclasses.fields(settings_type):  # type: ignore[arg-type]  # all settings are dataclasses
         if field.default is dataclasses.MISSING and field.name not in values:
             raise ConfigError(f"{_flag(field.name, hints)} is missing; see `rewardlab {command} --help`.")
@@ -315,19 +320,9 @@ def _split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     return (Path(paths[0]) if paths else None), rest
 
 
-def _read_file(path: Path) -> dict[str, object]:
-    """The settings in a file, by the names of their fields."""
-    settings: dict[str, object] = {}
-    for name, value in read_config_file(path).items():
-        if (key := name.replace("-", "_")) in settings:
-            raise ConfigError(f"--config {path}: {key} is there twice, with dashes and with underscores.")
-        settings[key] = value
-    return settings
-
-
 def _in_words(part: type, hints: Mapping[str, Any], in_file: Mapping[str, object]) -> Any:
     """`part` as tyro gets it: its names and help, with words in place of values (but for switches)."""
-    texts = _field_texts(part)
+    texts = field_texts(part)
     fields: list[tuple[str, Any, Any]] = []
     for field in dataclasses.fields(part):
         hint, default = hints[field.name], in_file.get(field.name, field.default)
@@ -341,20 +336,6 @@ def _in_words(part: type, hints: Mapping[str, Any], in_file: Mapping[str, object
         explained = tyro.conf.arg(help=texts[field.name], metavar=metavar, help_behavior_hint=_shown(default))
         fields.append((field.name, Annotated[kind, explained], dataclasses.field(default=unset)))
     return dataclasses.make_dataclass(part.__name__, fields, frozen=True, kw_only=True)
-
-
-@cache
-def _field_texts(part: type) -> dict[str, str]:
-    """The text under each field of a dataclass, those it inherits included, on one line."""
-    inherited = [_field_texts(base) for base in part.__bases__ if base is not object]
-    (definition,) = ast.parse(inspect.getsource(part)).body
-    assert isinstance(definition, ast.ClassDef)
-    own = {
-        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
-        for field, text in pairwise(definition.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
-    return {name: text for texts in [*inherited, own] for name, text in texts.items()}
 
 
 def _metavar(hint: Any) -> str:

@@ -6,13 +6,17 @@ says which room uses it; the names never clash, so a file or a saved `config.jso
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import difflib
+import inspect
 import json
 import math
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -56,6 +60,33 @@ def read_config_file(path: Path) -> dict[str, object]:
     if not isinstance(values, dict):
         raise ConfigError(f"--config {path}: expected `name: value` lines, got a {type(values).__name__}.")
     return {str(name): value for name, value in values.items()}
+
+
+def read_settings(path: Path) -> dict[str, object]:
+    """`read_config_file` by the names of fields: dashes become underscores.
+
+    Raises ConfigError also for a name that is there in both spellings.
+    """
+    settings: dict[str, object] = {}
+    for name, value in read_config_file(path).items():
+        if (key := name.replace("-", "_")) in settings:
+            raise ConfigError(f"--config {path}: {key} is there twice, with dashes and with underscores.")
+        settings[key] = value
+    return settings
+
+
+@cache
+def field_texts(part: type) -> dict[str, str]:
+    """The text under each field of a dataclass, those it inherits included, on one line."""
+    inherited = [field_texts(base) for base in part.__bases__ if base is not object]
+    (definition,) = ast.parse(inspect.getsource(part)).body
+    assert isinstance(definition, ast.ClassDef)
+    own = {
+        ast.unparse(field.target): " ".join(ast.literal_eval(text.value).split())
+        for field, text in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
+    return {name: text for texts in [*inherited, own] for name, text in texts.items()}
 
 
 def from_mapping(config_type: type[Config], values: Mapping[str, object], *, where: str) -> Config:

@@ -32,7 +32,7 @@ class RendererSpec:
     chat_template: str
     """Jinja text, as saved with the tokenizer."""
     template_source: str
-    """`tokenizer` for the model's own template, `plain` for the built-in transcript format."""
+    """`tokenizer` for the model's own template, `plain` for the built-in transcript format, `concat` for bare texts."""
     template_arguments: dict[str, object] = field(default_factory=dict)
     """Keyword arguments frozen into every rendering."""
     system_prompt: str | None = None

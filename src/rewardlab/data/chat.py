@@ -37,6 +37,13 @@ PLAIN_TEMPLATE: Final = (
     "{%- if add_generation_prompt -%}{{ 'Assistant: ' }}{%- endif -%}"
 )
 
+CONCAT_TEMPLATE: Final = (
+    "{{ bos }}"
+    "{%- for message in messages -%}{{ message['content'] }}{%- endfor -%}"
+    "{%- if not add_generation_prompt and not messages[-1]['content'].endswith(eos) -%}{{ eos }}{%- endif -%}"
+)
+"""Texts as they are, the way TRL joins plain-text rows: prompt, reply, and EOS unless the reply ends in it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
@@ -227,7 +234,7 @@ def build_renderer(tokenizer: Any, config: DataConfig) -> Renderer:
     Raises RenderError if a template is asked for that does not exist, or that writes more than one BOS.
     """
     template, source = _choose_template(tokenizer, config.chat_template)
-    arguments = _plain_arguments(tokenizer) if source == "plain" else {}
+    arguments = _plain_arguments(tokenizer) if source != "tokenizer" else {}
     draft = RendererSpec(
         chat_template=_bake(template, arguments, config.system_prompt),
         template_source=source,
@@ -237,6 +244,8 @@ def build_renderer(tokenizer: Any, config: DataConfig) -> Renderer:
         bos_token_id=tokenizer.bos_token_id,
         num_bos=0,
     )
+    if source == "concat":
+        _require_bare_texts(Renderer(tokenizer, replace(draft, chat_template=_bake(template, arguments, None))))
     endings, num_bos = _probe(Renderer(tokenizer, draft))
     if num_bos > 1:
         raise RenderError(
@@ -300,6 +309,10 @@ def _choose_template(tokenizer: Any, wanted: str) -> tuple[str, str]:
         own = own.get("default")
     if wanted == "plain" or (wanted == "auto" and not own):
         return PLAIN_TEMPLATE, "plain"
+    if wanted == "concat":
+        if not tokenizer.eos_token:
+            raise RenderError("--chat-template concat: this tokenizer has no EOS to end a reply with. Use plain.")
+        return CONCAT_TEMPLATE, "concat"
     if not own:
         raise RenderError(
             "--use-chat-template: this tokenizer has no chat template. Use --no-chat-template for a plain "
@@ -313,6 +326,18 @@ def _plain_arguments(tokenizer: Any) -> dict[str, str]:
     first = tokenizer("a")["input_ids"][:1]
     adds_bos = tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]
     return {"bos": tokenizer.bos_token if adds_bos else "", "eos": tokenizer.eos_token or ""}
+
+
+def _require_bare_texts(renderer: Renderer) -> None:
+    """Raise RenderError unless joining texts gives the very tokens that the tokenizer gives the joined text."""
+    tokenizer = renderer.tokenizer
+    for probe in PROBES:
+        ours = renderer.token_ids((Message("user", "Hello "), Message("assistant", probe)))
+        if ours.tolist() != list(tokenizer("Hello " + probe + tokenizer.eos_token)["input_ids"]):
+            raise RenderError(
+                "--chat-template concat: this tokenizer adds tokens of its own around a text, besides BOS, which no "
+                "template can repeat. Use --chat-template plain."
+            )
 
 
 def _bake(template: str, arguments: Mapping[str, str], system_prompt: str | None) -> str:

@@ -39,10 +39,14 @@ class DataConfig:
     strength_as: Literal["none", "weight", "margin", "soft"] = "none"
     """What the `strength` of a row does: nothing, weight in the loss, margin in logits, or the label itself."""
     max_seq_len: int = 1024
-    """Tokens a conversation may have; the oldest turns are cut first, never the reply."""
-    chat_template: Literal["auto", "template", "plain"] = "auto"
-    """The tokenizer's chat template or a plain transcript; `auto` takes the template if there is one
-    (`--use-chat-template` and `--no-chat-template` say `template` and `plain`)."""
+    """Tokens a conversation may have; `--overlong` says what happens to longer ones."""
+    overlong: Literal["truncate", "drop"] = "truncate"
+    """Conversations above `--max-seq-len`: the oldest turns are cut, never the reply, or the row is left out and
+    counted. Scoring always cuts."""
+    chat_template: Literal["auto", "template", "plain", "concat"] = "auto"
+    """The tokenizer's chat template, a plain transcript, or the texts as they are, one after the other, and EOS;
+    `auto` takes the template if there is one (`--use-chat-template` and `--no-chat-template` say `template` and
+    `plain`)."""
     system_prompt: str | None = None
     """System turn for conversations that have none; an empty text is an explicit empty turn."""
 

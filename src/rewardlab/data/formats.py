@@ -30,6 +30,7 @@ from rewardlab.data.rows import (
     require_reply,
     require_text,
     show,
+    split_texts,
     text_key,
     to_float,
 )
@@ -150,8 +151,13 @@ def _read_explicit(row: Row, place: str, rules: Rules) -> ParsedRow:
 def _read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
     """chosen + rejected as whole conversations (messages, or HH transcripts): the prompt is what they share."""
     sides = [row["chosen"], row["rejected"]]
-    if all(isinstance(side, str) for side in sides):
-        chosen, rejected = (parse_transcript(str(side)) for side in sides)
+    texts = [side for side in sides if isinstance(side, str)]
+    if len(texts) == 2 and rules.config.chat_template == "concat":
+        text, *rest = split_texts(*texts)
+        prompt = read_prompt(text)
+        return _pair(prompt, (read_reply(rest[0], prompt), read_reply(rest[1], prompt)), row, place, rules)
+    if len(texts) == 2:
+        chosen, rejected = (parse_transcript(text) for text in texts)
     else:
         chosen, rejected = (read_conversation(side) for side in sides)
     shared = 0

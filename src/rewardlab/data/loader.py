@@ -18,6 +18,9 @@ from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.chat import Renderer
 
+OVERLONG = "overlong"
+"""Cause of what `--overlong drop` leaves out."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenReport:
@@ -57,14 +60,17 @@ def tokenize(
     max_drop_fraction: float,
     name: str,
     own_limit: bool = False,
+    overlong: str = "truncate",
 ) -> tuple[list[TokenGroup], TokenReport]:
     """Render every preference; what cannot be used is counted by cause.
 
-    Causes: `template_refuses` (the chat template raises, for example at a role), and those of `Renderer.group`.
+    Causes: `template_refuses` (the chat template raises, for example at a role), `overlong` (a reply does not fit
+    the limit with its whole prompt, if `overlong` is `drop`), and those of `Renderer.group`.
 
     `own_limit` says that the length limit came with a model and no flag can raise it.
 
-    Raises DataError if nothing is left, or if more than `max_drop_fraction` was dropped.
+    Raises DataError if nothing is left, or if more than `max_drop_fraction` was dropped; rows that `--overlong drop`
+    asks to leave out are counted, but do not count towards that.
     """
     groups: list[TokenGroup] = []
     dropped: Counter[str] = Counter()
@@ -76,6 +82,8 @@ def tokenize(
             group = renderer.group(preference)
         except RenderError as error:
             group, place = "template_refuses", str(error)
+        if overlong == "drop" and _is_overlong(group, preference):
+            group = OVERLONG
         if isinstance(group, str):
             dropped[group] += 1
             examples.setdefault(group, []).append(place)
@@ -101,9 +109,16 @@ def tokenize(
     return groups, report
 
 
+def _is_overlong(group: TokenGroup | str, preference: Preference) -> bool:
+    """Whether a reply lost tokens of its prompt, or was itself left out."""
+    if isinstance(group, str):
+        return group == "reply_too_long"
+    return any(group.truncated_tokens) or group.num_replies < len(preference.replies)
+
+
 def _require_enough(report: TokenReport, max_drop_fraction: float, name: str, max_length: int, own_limit: bool) -> None:
     num_dropped = report.preferences - report.kept
-    if report.kept and num_dropped <= max_drop_fraction * report.preferences:
+    if report.kept and num_dropped - report.dropped.get(OVERLONG, 0) <= max_drop_fraction * report.preferences:
         return
     causes = "; ".join(
         f"{cause}: {count} (such as {report.dropped_ids[cause][0]})" for cause, count in report.dropped.items()

@@ -41,6 +41,7 @@ CAUSES: Mapping[str, str] = {
 ROLES = {name: name for name in ("system", "user", "assistant", "tool")}
 SHAREGPT_ROLES = {**ROLES, "human": "user", "gpt": "assistant"}
 SHOWN_CHARACTERS = 60
+_REPLY_MARK = "\n\nAssistant:"
 _TRANSCRIPT_TURN = re.compile(r"\n\n(Human|Assistant):")
 
 
@@ -74,6 +75,22 @@ def parse_transcript(text: str) -> Conversation:
 def is_open_transcript(value: object) -> bool:
     """Whether a prompt is a transcript that leaves the reply to be said: from `Human:` to a bare `Assistant:`."""
     return isinstance(value, str) and value.lstrip().startswith("Human:") and value.rstrip().endswith("\n\nAssistant:")
+
+
+def split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
+    """(prompt, reply, other reply) of two whole transcripts, every character kept: `prompt + reply` is the text.
+
+    The prompt ends after the last `Assistant:` that both have in common.
+
+    Raises UnusableRowError if there is none.
+    """
+    pairs = enumerate(zip(chosen, rejected, strict=False))
+    num_shared = next((n for n, (a, b) in pairs if a != b), min(len(chosen), len(rejected)))
+    end = chosen[:num_shared].rfind(_REPLY_MARK)
+    if end < 0:
+        raise UnusableRowError("no_prompt", f"the texts share no Assistant turn: {show(chosen)}")
+    end += len(_REPLY_MARK)
+    return chosen[:end], chosen[end:], rejected[end:]
 
 
 def read_prompt(value: object) -> Conversation:

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 
 import numpy as np
 
@@ -103,6 +103,17 @@ def load_preferences(
         preferences=tuple(chain.from_iterable(preferences for preferences, _ in loaded)),
         reports=tuple(report for _, report in loaded),
     )
+
+
+def first_rows(names: Sequence[str], split: str) -> list[tuple[str, Row]]:
+    """(name, first row) of every dataset that has one.
+
+    Raises DataError as `load_preferences` does for what cannot be found or read.
+    """
+    found = []
+    for source in find_sources(names, split):
+        found += [(source.label, row) for _, row in islice(read_source(source), 1)]
+    return found
 
 
 def split_by_prompt(

@@ -39,7 +39,7 @@ class ModelConfig(BackboneConfig):
     lora_dropout: float = 0.0
     """Dropout on adapter inputs; above 0, prompts are no longer shared, since that would not be exact."""
     lora_target_modules: tuple[str, ...] = ("all-linear",)
-    """Names of layers to adapt, or `all-linear`."""
+    """Names of layers to adapt, `all-linear`, or `peft-default` for PEFT's own choice for the architecture."""
     rslora: bool = False
     """Scale by alpha / sqrt(r) instead."""
 

@@ -30,6 +30,7 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
     """
     backbone.requires_grad_(False)
     targets = list(config.lora_target_modules)
+    special: dict[str, str | None] = {"all-linear": "all-linear", "peft-default": None}
     try:
         inject_adapter_in_model(
             LoraConfig(
@@ -37,7 +38,7 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
                 r=config.lora_rank,
                 lora_alpha=config.lora_alpha,
                 lora_dropout=config.lora_dropout,
-                target_modules=targets[0] if targets == ["all-linear"] else targets,
+                target_modules=special[targets[0]] if len(targets) == 1 and targets[0] in special else targets,
                 use_rslora=config.rslora,
             ),
             backbone,

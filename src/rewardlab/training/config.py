@@ -51,6 +51,8 @@ class LossConfig:
 class TrainerConfig:
     """Steps, optimiser, cadence and output; knows nothing of rewards."""
 
+    compat: Literal["none", "trl"] = "none"
+    """Whose defaults hold for what flags and file leave out: rewardlab's, or those of TRL's RewardTrainer."""
     output_dir: Path = Path("runs/reward-model")
     """Run folder: configuration, metrics, samples and the saved models."""
     overwrite: bool = False

@@ -10,6 +10,7 @@ from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
 from rewardlab.artifact.load import load
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import finite_or_none, provenance, require_writable_folder, write_json, write_jsonl
+from rewardlab.core.spec import read_spec
 from rewardlab.core.types import ScoreRow, TokenGroup, join_comparisons
 from rewardlab.data.config import DataConfig
 from rewardlab.data.loader import TokenReport, tokenize
@@ -84,8 +85,10 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
     """
     config.require_complete()
     require_writable_folder(config.output_dir, "--output-dir")
+    joins_texts = read_spec(Path(config.model)).renderer.template_source == "concat"
     data = DataConfig(
         dataset=config.dataset,
+        chat_template="concat" if joins_texts else "auto",
         max_drop_fraction=config.max_drop_fraction,
         incomplete_pairs=config.incomplete_pairs,
         ties=config.ties,

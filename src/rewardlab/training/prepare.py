@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, SelectionConfig
 from rewardlab.data.loader import TokenReport, tokenize, weigh
-from rewardlab.data.sources import LoadedPreferences, load_preferences, shared_prompts, split_by_prompt
+from rewardlab.data.sources import LoadedPreferences, first_rows, load_preferences, shared_prompts, split_by_prompt
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.config import BackboneConfig
 from rewardlab.model.load import disk_class_of, read_config
@@ -70,6 +70,16 @@ def open_base(model: BackboneConfig, data: DataConfig) -> Base:
     render_canaries(renderer)
     choose_pad(renderer, config.get_text_config().vocab_size)
     return Base(path=path, config=config, disk_class=disk_class, renderer=renderer)
+
+
+def first_rows_of(config: SelectionConfig) -> Sequence[tuple[str, Mapping[str, object]]]:
+    """(dataset, its first row) of all data that are named."""
+    named = (
+        (config.dataset, config.hf_split),
+        (config.eval_dataset, config.eval_split or "test"),
+        (config.test_dataset, config.test_split or "test"),
+    )
+    return [row for names, split in named if names for row in first_rows(names, split)]
 
 
 def load_data(config: DataConfig, *, seed: int, kwise_loss: str = "pairs") -> Prepared:
@@ -170,7 +180,13 @@ def token_groups(
 
     Raises DataError if too many rows cannot be used.
     """
-    groups, report = tokenize(preferences, renderer, max_drop_fraction=config.max_drop_fraction, name=f"{name} data")
+    groups, report = tokenize(
+        preferences,
+        renderer,
+        max_drop_fraction=config.max_drop_fraction,
+        name=f"{name} data",
+        overlong=config.overlong,
+    )
     logger.info(
         "tokens: %s: %d preferences, %d tokens, %.2f times fewer than without sharing; longest %d, cut %d",
         name,
@@ -180,6 +196,9 @@ def token_groups(
         report.longest,
         report.truncated_replies,
     )
+    if report.dropped:
+        causes = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items())
+        logger.info("tokens: %s: %d preferences left out: %s", name, report.preferences - report.kept, causes)
     return groups, report
 
 

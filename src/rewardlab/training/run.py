@@ -32,9 +32,10 @@ from rewardlab.model.load import choose_layout, load_reward_model, resolve_preci
 from rewardlab.model.reward import Layout
 from rewardlab.report.tables import format_estimate
 from rewardlab.training.baselines import fit_baselines
+from rewardlab.training.compat import settle_reading
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, evaluate_groups, write_evaluation
-from rewardlab.training.prepare import Prepared, load_data, open_base, tokenize_all
+from rewardlab.training.prepare import Prepared, first_rows_of, load_data, open_base, tokenize_all
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 from rewardlab.training.run_folder import claim_folder, clear_folder
@@ -86,6 +87,8 @@ def train(config: RewardTrainerConfig) -> TrainResult:
         (config.model, *config.dataset, *config.eval_dataset, *config.test_dataset),
         overwrite=config.overwrite,
     )
+    if config.compat != "none":
+        config = settle_reading(config, first_rows_of(config))
     prepared = load_data(config, seed=config.seed, kwise_loss=config.kwise_loss)
     base = open_base(config, config)
     renderer, path = base.renderer, base.path

@@ -1,0 +1,124 @@
+"""Another project's conventions as defaults (`--compat trl`), and its configuration files.
+
+What flags and files say wins over a convention; what a convention changes, and what it cannot match, is printed.
+Needs nothing but the standard library, since the command line reads it before anything else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Final
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.trl_file import flag, is_trl_file, show, translate
+
+logger = logging.getLogger("rewardlab")
+
+TRL: Final[Mapping[str, object]] = {
+    "max_seq_len": 1024,
+    "overlong": "drop",
+    "lora_rank": 16,
+    "lora_alpha": 32.0,
+    "lora_dropout": 0.0,  # 0.05 in name only: disable_dropout, on by default, sets the adapters' dropout to 0 too
+    "lora_target_modules": ("peft-default",),
+    "label_smoothing": 0.0,
+    "epochs": 3.0,
+    "batch_size": 8,
+    "lr": 1e-4,
+    "weight_decay": 0.0,
+    "max_grad_norm": 1.0,
+    "seed": 42,
+    "log_every": 10,
+}
+"""Defaults of TRL 1.16's RewardConfig and ModelConfig, by our names."""
+
+NOT_MATCHED: Final[Mapping[str, str]] = {
+    "learning rate": "TRL's falls linearly to 0, ours is constant; the mean of TRL's is half of it",
+    "precision": "TRL computes in bf16; --precision auto does so where the processor has it",
+    "evaluation": "TRL evaluates nothing unless asked; here 5 % of the prompts are held out to choose the checkpoint "
+    "(--eval-fraction 0 trains on all)",
+    "gradient checkpointing": "TRL computes activations twice; here they are kept: more memory, the same numbers",
+    "draws": "head and order of the rows come from other generators, and a new head is drawn with variance "
+    "1 / (width + 1)",
+    "pad": "in TRL the embedding of the pad token gets no gradient, and a score is read before EOS where EOS pads",
+}
+"""Topic -> where a run with TRL's defaults still differs from TRL's own."""
+
+DECIDES_EVALUATION: Final = ("eval_dataset", "eval_split", "eval_fraction")
+OURS: Final = tuple(field.name for field in fields(RewardTrainerConfig))
+
+
+class Conventions:
+    """Reads one configuration: first the file, then everything together."""
+
+    def __init__(self) -> None:
+        self.settled: set[str] = set()
+        """Topics of NOT_MATCHED on which the file has decided."""
+
+    def translate(self, values: Mapping[str, object], where: str) -> dict[str, object]:
+        """A file by our names; one of TRL's is recognised by a key that only TRL has, and then implies `compat`.
+
+        Raises ConfigError for what cannot be translated.
+        """
+        if not is_trl_file(values, OURS):
+            return dict(values)
+        made = translate(values, OURS, where=where)
+        logger.info("%s is a TRL configuration:", where)
+        for line in made.lines:
+            logger.info("  %s", line)
+        self.settled |= made.settled
+        return {"compat": "trl", **made.settings}
+
+    def complete(self, values: Mapping[str, object]) -> dict[str, object]:
+        """The settings with the conventions they ask for filled in."""
+        if values.get("compat") != "trl":
+            return dict(values)
+        default = {field.name: field.default for field in fields(RewardTrainerConfig)}
+        filled = {name: value for name, value in TRL.items() if name not in values}
+        changed = [
+            f"{flag(name, value)} (not {show(default[name])})"
+            for name, value in filled.items()
+            if value != default[name] and not (name.startswith("lora_") and not values.get("lora"))
+        ]
+        logger.info("compat trl: %s", ", ".join(changed) or "every setting is given")
+        settled = {*self.settled, *(["evaluation"] if any(name in values for name in DECIDES_EVALUATION) else [])}
+        settled |= {"precision"} if "precision" in values else set()
+        for topic, text in NOT_MATCHED.items():
+            if topic not in settled:
+                logger.info("compat trl: not matched: %s: %s", topic, text)
+        return {**values, **filled}
+
+
+def settle_reading(
+    config: RewardTrainerConfig, rows: Sequence[tuple[str, Mapping[str, object]]]
+) -> RewardTrainerConfig:
+    """With `compat trl`, what TRL decides by the rows: the chat template for messages, bare texts otherwise; margins.
+
+    `rows` holds the first row of every dataset, with the dataset's name. Explicit settings stay.
+
+    Raises ConfigError if some datasets hold texts and others messages.
+    """
+    if config.compat != "trl" or not rows:
+        return config
+    decided: dict[str, str] = {}
+    if config.chat_template == "auto":
+        kinds = {"template" if _has_messages(row) else "concat": name for name, row in rows}
+        if len(kinds) > 1:
+            raise ConfigError(
+                f"--compat trl: {kinds['concat']} holds texts and {kinds['template']} messages, which TRL renders in "
+                f"two ways; a reward model has one. Choose --chat-template template or concat."
+            )
+        decided["chat_template"] = next(iter(kinds))
+    has_margin = all(isinstance(row.get("margin"), (int, float)) for _, row in rows)
+    if has_margin and config.margin_column is None and config.strength_as != "margin":
+        decided["margin_column"] = "margin"
+    for name, value in decided.items():
+        logger.info("compat trl: by the rows: %s", flag(name, value))
+    return replace(config, **decided)  # type: ignore[arg-type]  # both settings are texts
+
+
+def _has_messages(row: Mapping[str, object]) -> bool:
+    return any(isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping) for value in row.values())

@@ -1,0 +1,165 @@
+"""The keys of TRL's configuration files: what they are called here, or what is said about them.
+
+Every key of TRL 1.16's `ScriptArguments`, `DatasetMixtureConfig`, `ModelConfig` and `RewardConfig` is in one of these
+tables; a test holds them against TRL where it is installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+RENAMED: Final[Mapping[str, str]] = {
+    "model_name_or_path": "model",
+    "trust_remote_code": "trust_remote_code",
+    "output_dir": "output_dir",
+    "overwrite_output_dir": "overwrite",
+    "learning_rate": "lr",
+    "num_train_epochs": "epochs",
+    "weight_decay": "weight_decay",
+    "max_grad_norm": "max_grad_norm",
+    "seed": "seed",
+    "use_peft": "lora",
+    "lora_r": "lora_rank",
+    "lora_alpha": "lora_alpha",
+    "use_rslora": "rslora",
+    "center_rewards_coefficient": "center_lambda",
+}
+"""Keys whose values mean here what they mean in TRL; null leaves TRL's default."""
+
+OLDER_NAMES: Final[Mapping[str, str]] = {
+    "evaluation_strategy": "eval_strategy",
+    "torch_dtype": "dtype",
+    "warmup_ratio": "warmup_steps",
+    "activation_checkpointing": "gradient_checkpointing",
+    "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
+}
+"""Names that other versions of transformers and TRL have for a key, and the key."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remark:
+    """Keys that become no setting, what is said about them, and the values about which nothing need be said."""
+
+    keys: tuple[str, ...]
+    text: str
+    harmless: tuple[object, ...] = (None, False, 0, "", "none")
+
+
+def _named(*lines: str) -> tuple[str, ...]:
+    """The words of all lines."""
+    return tuple(word for line in lines for word in line.split())
+
+
+REMARKS: Final[Sequence[Remark]] = (
+    Remark(
+        keys=_named(
+            "dataset_num_proc dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers",
+            "dataloader_prefetch_factor dataloader_in_order dataloader_multiprocessing_context",
+            "per_device_eval_batch_size eval_accumulation_steps eval_do_concat_batches eval_use_gather_object",
+            "pad_to_multiple_of remove_unused_columns length_column_name label_names prediction_loss_only",
+            "batch_eval_metrics include_for_metrics include_num_input_tokens_seen skip_memory_metrics",
+            "torch_empty_cache_steps use_cache attn_implementation bf16_full_eval fp16_full_eval tf32",
+            "do_train do_eval do_predict eval_on_start log_level log_level_replica log_on_each_node",
+            "logging_first_step logging_nan_inf_filter logging_dir disable_tqdm run_name project",
+            "greater_is_better save_only_model save_on_each_node ignore_data_skip debug local_rank",
+            "restore_callback_states_from_checkpoint use_liger_kernel liger_kernel_config torch_compile",
+            "torch_compile_backend torch_compile_mode auto_find_batch_size ignore_bias_buffers",
+            "average_tokens_across_devices gradient_checkpointing_kwargs optim_args",
+        ),
+        text="about speed, display or evaluation in TRL; nothing to set here",
+        harmless=(None,),
+    ),
+    Remark(
+        keys=("label_smoothing_factor",), text="TRL's RewardTrainer does not use it; --label-smoothing would be used"
+    ),
+    Remark(
+        keys=("gradient_checkpointing", "activation_offloading"),
+        text="activations are kept: more memory, the same numbers. If memory runs out, lower --micro-token-budget",
+    ),
+    Remark(
+        keys=("report_to", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+        text="the record of a run is metrics.csv and metrics.jsonl in its folder; send them on from there",
+        harmless=(None, "none", [], ["none"]),
+    ),
+    Remark(
+        keys=_named("push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision"),
+        text="nothing is uploaded; the folder best/ can be uploaded as it is",
+    ),
+    Remark(keys=("save_total_limit",), text="nothing is deleted; --save-every decides how many are kept"),
+    Remark(
+        keys=("resume_from_checkpoint", "enable_jit_checkpoint"),
+        text="a run cannot be resumed; to go on from a saved model, name it with --model",
+    ),
+    Remark(keys=("data_seed",), text="one seed decides everything; set --seed"),
+    Remark(keys=("full_determinism",), text="runs on one CPU thread repeat bit for bit anyway; a GPU is not promised"),
+    Remark(keys=("use_cpu", "no_cuda"), text="the first CUDA device is used if there is one; hide it to use the CPU"),
+    Remark(
+        keys=_named(
+            "deepspeed fsdp fsdp_config parallelism_config accelerator_config ddp_backend ddp_timeout",
+            "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph",
+        ),
+        text="a run uses one process and one device",
+    ),
+    Remark(
+        keys=("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"),
+        text="weights are not quantised; --lora with --precision bf16 holds the frozen ones in bf16",
+    ),
+    Remark(
+        keys=("use_dora", "lora_target_parameters", "neftune_noise_alpha", "optim_target_modules"),
+        text="not offered; the run goes on without it",
+    ),
+    Remark(
+        keys=("eos_token", "pad_token", "chat_template_path"),
+        text="tokenizer and template are taken from the model's folder; change them there",
+    ),
+    Remark(
+        keys=("model_revision",),
+        text="the main revision is used; download another one and name its folder with --model",
+        harmless=(None, "main"),
+    ),
+    Remark(keys=("model_init_kwargs",), text="not passed on; see --precision, --attention and --trust-remote-code"),
+    Remark(
+        keys=("dtype",),
+        text="weights that train are float32; --precision is about arithmetic, --save-dtype about the saved folder",
+        harmless=(None, "float32", "auto"),
+    ),
+    Remark(keys=("streaming", "dataset_streaming"), text="a dataset is held in memory; --limit uses fewer of its rows"),
+    Remark(keys=("dataloader_drop_last",), text="the last, smaller batch of an epoch is used too"),
+    Remark(
+        keys=("train_sampling_strategy", "group_by_length"),
+        text="the order is always drawn with --seed; inside a step, rows of like length are put together",
+        harmless=(None, False, "random"),
+    ),
+    Remark(
+        keys=("optim",),
+        text="the optimiser is AdamW",
+        harmless=(None, "adamw_torch", "adamw_torch_fused"),
+    ),
+    Remark(keys=("adam_beta1",), text="it is 0.9", harmless=(None, 0.9)),
+    Remark(keys=("adam_beta2",), text="it is 0.999", harmless=(None, 0.999)),
+    Remark(keys=("adam_epsilon",), text="it is 1e-8", harmless=(None, 1e-8, "1e-8")),
+    Remark(
+        keys=("warmup_steps", "lr_scheduler_kwargs"),
+        text="the learning rate is constant, from the first step; set --lr with that in mind",
+        harmless=(None, 0, 0.0, {}),
+    ),
+    Remark(keys=("lora_task_type",), text="nothing to choose: the head is always trained and saved", harmless=(None,)),
+    Remark(keys=("eval_delay",), text="step 0 is always evaluated, to have a bar that the model must beat"),
+    Remark(keys=("env",), text="set environment variables in the shell", harmless=(None, {})),
+    Remark(keys=("logging_strategy",), text="--log-every counts steps", harmless=(None, "steps")),
+)
+
+HANDLED: Final = frozenset(
+    _named(
+        "per_device_train_batch_size gradient_accumulation_steps max_steps max_length logging_steps",
+        "dataset_name dataset_config dataset_train_split dataset_test_split datasets test_split_size",
+        "eval_strategy eval_steps load_best_model_at_end metric_for_best_model save_strategy save_steps",
+        "bf16 fp16 lr_scheduler_type lora_dropout disable_dropout lora_target_modules lora_modules_to_save",
+    )
+)
+"""Keys with a rule of their own, in trl_file."""
+
+KEYS: Final = frozenset({*RENAMED, *OLDER_NAMES, *HANDLED, *(key for remark in REMARKS for key in remark.keys)})
+"""Every key that TRL knows."""
