@@ -291,6 +291,37 @@ def test_dropped_position_settings_are_named_for_every_kind_of_scaling(tmp_path,
         assert fault.endswith("(dropped_rope_scaling)")
 
 
+@pytest.mark.parametrize(
+    ("kind", "older"),
+    [
+        ("yarn", {"rope_theta": 1e6, "rope_scaling": YARN}),
+        ("longrope", {"rope_theta": 1e4, "rope_scaling": {**LONG, "type": "longrope"}}),
+        (
+            "one for each kind of layer",
+            {
+                "rope_theta": 5e5,
+                "rope_local_base_freq": 3e3,
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+        ),
+    ],
+)
+def test_older_names_of_position_settings_say_the_same_and_change_nothing_here(tmp_path, kind, older):
+    config = SCALED[kind][0]
+    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
+    save_reward_model(
+        tmp_path / "rm", make_model(config=config), renderer, beta=1.0, save_dtype=torch.float32, provenance={}
+    )
+    written = json.loads((tmp_path / "rm/config.json").read_text())
+    if kind == "longrope":
+        older["rope_scaling"].pop("rope_type")
+        assert written["original_max_position_embeddings"] == 256
+    assert {name: written[name] for name in older} == older
+    read = AutoConfig.from_pretrained(tmp_path / "rm").rope_parameters
+    own = config.rope_parameters
+    assert {name: read[name] for name in own} == own
+
+
 def test_default_position_settings_have_no_decoy(tmp_path):
     renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
     for family in ("llama", "gemma3"):

@@ -257,7 +257,7 @@ def test_a_non_finite_gradient_stops_before_the_update(tmp_path):
 def test_no_weight_at_all_is_an_error(tmp_path):
     group = make_groups(1)[0]
     nothing = replace(group, comparisons=(replace(group.comparisons[0], weight=0.0),))
-    with pytest.raises(NonFiniteError, match="add up to 0"):
+    with pytest.raises(NonFiniteError, match=r"add up to 0.0. Examples: row 0. Leave out rows of weight 0"):
         trainer_on([nothing], tmp_path).fit()
 
 

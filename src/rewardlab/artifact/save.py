@@ -231,11 +231,21 @@ def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -
 def _rope_for_older_transformers(config: Mapping[str, Any]) -> dict[str, Any]:
     """The names under which transformers 4 looks for the position settings; it silently drops those it cannot find."""
     rope = config.get("rope_parameters")
+    older: dict[str, Any] = {}
+    if isinstance(rope, dict) and isinstance(rope.get("full_attention"), dict):  # one for each kind of layer: Gemma 3
+        local = rope.get("sliding_attention") or {}
+        older |= {"rope_local_base_freq": local["rope_theta"]} if "rope_theta" in local else {}
+        rope = rope["full_attention"]
     if not isinstance(rope, dict) or "rope_theta" not in rope:
-        return {}
-    older: dict[str, Any] = {"rope_theta": rope["rope_theta"]}
+        return older
+    older["rope_theta"] = rope["rope_theta"]
     if rope.get("rope_type", "default") != "default":
-        older["rope_scaling"] = {name: value for name, value in rope.items() if name != "rope_theta"}
+        scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
+        if config.get("model_type") == "phi3":  # refuses every field but three
+            scaling["type"] = scaling.pop("rope_type")
+            for name in ("original_max_position_embeddings", "partial_rotary_factor"):
+                scaling.pop(name, None)  # stands at the top level
+        older["rope_scaling"] = scaling
     if "partial_rotary_factor" in rope:
         older |= {"partial_rotary_factor": rope["partial_rotary_factor"], "rotary_pct": rope["partial_rotary_factor"]}
         older["rotary_emb_base"] = rope["rope_theta"]

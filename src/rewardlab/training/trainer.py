@@ -139,7 +139,10 @@ class Trainer(ABC, Generic[MicroBatch]):
         # Known before any backward: each micro-batch's share depends on all the others.
         total_weight = sum(self._weight(batch) for batch in batches)
         if not total_weight > 0:
-            raise NonFiniteError(f"step {self.step + 1}: the weights of its comparisons add up to {total_weight}.")
+            raise NonFiniteError(
+                f"step {self.step + 1}: the weights of its comparisons add up to {total_weight}. Examples: "
+                f"{'; '.join(map(self._describe, batches))}. Leave out rows of weight 0, or raise --batch-size."
+            )
         losses, statistics = [], []
         for batch in batches:
             loss, counted = self._forward(batch)
