@@ -32,6 +32,7 @@ from rewardlab.core.files import sha256_file, write_json
 from rewardlab.core.types import Message
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.config import DataConfig
+from rewardlab.training.compat import TRL
 from rewardlab.training.config import EvalConfig, RewardTrainerConfig
 
 BASE = ["--model", "base", "--dataset", "pairs.jsonl"]
@@ -39,6 +40,7 @@ DEFAULTS = RewardTrainerConfig(model="base", dataset=("pairs.jsonl",))
 ROW = {"prompt": "How do I keep basil?", "chosen": "Water it.", "rejected": "No."}
 
 FLAGS: list[tuple[str, dict[str, object]]] = [
+    ("--compat trl", {"compat": "trl"} | {n: value for n, value in TRL.items() if value != getattr(DEFAULTS, n)}),
     ("--model other", {"model": "other"}),
     ("--dataset a.jsonl", {"dataset": ("a.jsonl",)}),
     ("--dataset a.jsonl b.jsonl", {"dataset": ("a.jsonl", "b.jsonl")}),
@@ -94,7 +96,6 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--center-lambda 0.02", {"center_lambda": 0.02}),
     ("--kwise-loss plackett-luce", {"kwise_loss": "plackett-luce"}),
     ("--kwise-weight comparison", {"kwise_weight": "comparison"}),
-    ("--compat none", {"compat": "none"}),
     ("--output-dir runs/x", {"output_dir": Path("runs/x")}),
     ("--overwrite", {"overwrite": True}),
     ("--steps 30", {"steps": 30}),
@@ -402,8 +403,8 @@ def test_the_help_of_train_lists_every_flag_in_its_room_and_fits_the_terminal(co
 
 def test_the_help_says_type_meaning_and_default_of_a_flag(capsys, tmp_path):
     text = " ".join(help_text(capsys, "train").split())
-    assert "--max-seq-len INT Tokens a conversation may have; the oldest turns are cut first" in text
-    assert "never the reply. (default: 1024)" in text
+    assert "--max-seq-len INT Tokens a conversation may have; `--overlong` says what happens to" in text
+    assert "to longer ones. (default: 1024)" in text
     assert "--lr FLOAT Learning rate; by default 5e-6 for full fine-tuning and 5e-5 for LoRA. --weight-decay" in text
     assert re.search(r"--kwise-loss \{pairs,plackett-luce\} For K > 2: [^()]* \(default: pairs\)", text)
     assert "--center-lambda FLOAT c of the centring regulariser" in text
@@ -416,7 +417,7 @@ def test_the_help_says_type_meaning_and_default_of_a_flag(capsys, tmp_path):
 def test_the_help_shows_what_the_file_says_as_defaults(capsys, tmp_path):
     (tmp_path / "run.yaml").write_text("max-seq-len: 77\nlora: true\ndataset: [a.jsonl, b.jsonl]\n")
     text = " ".join(help_text(capsys, "train", "--config", str(tmp_path / "run.yaml")).split())
-    assert "never the reply. (default: 77)" in text
+    assert "to longer ones. (default: 77)" in text
     assert "--lora, --no-lora Train low-rank adapters and the head instead of every weight. (default: True)" in text
     assert "(also `--hf-dataset`). (default: a.jsonl b.jsonl)" in text
 

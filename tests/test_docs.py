@@ -198,7 +198,10 @@ def known_flags() -> set[str]:
     return {flag(field.name) for field in fields} | switches | {*cli.SHORTHANDS, "--config", "--help", "--version"}
 
 
-@pytest.mark.parametrize("page", ["docs/training.md", "docs/data.md", "docs/artifact.md", "docs/api.md", "README.md"])
+@pytest.mark.parametrize(
+    "page",
+    [*("docs/training.md", "docs/data.md", "docs/artifact.md", "docs/api.md", "docs/coming-from-trl.md"), "README.md"],
+)
 def test_every_flag_that_a_page_names_exists(page: str) -> None:
     text = OTHER_PROGRAMS.sub("", (ROOT / page).read_text(encoding="utf-8"))
     assert sorted(set(FLAG.findall(text)) - known_flags()) == []

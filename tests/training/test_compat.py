@@ -114,7 +114,7 @@ def test_every_key_of_a_rule_has_a_case():
 
 REMARKS: list[tuple[dict[str, Any], str]] = [
     ({"lr_scheduler_type": "cosine"}, "lr_scheduler_type: cosine -> no setting: the learning rate is constant"),
-    ({"warmup_ratio": 0.1}, "warmup_steps: 0.1 -> no setting: the learning rate is constant"),
+    ({"warmup_ratio": 0.1}, "warmup_ratio: 0.1 -> no setting: the learning rate is constant"),
     ({"fp16": True}, "fp16: true -> no setting: not offered; --precision"),
     ({"gradient_checkpointing": True}, "gradient_checkpointing: true -> no setting: activations are kept"),
     ({"report_to": "wandb"}, "report_to: wandb -> no setting: the record of a run is metrics.csv"),

@@ -44,6 +44,11 @@ def test_twenty_steps_are_those_of_trl(parity_trl, tmp_path, name, kind):
     assert parity.update_distance <= 1e-3
 
 
+def test_the_page_lists_what_was_switched_off(parity_trl):
+    page = (SCRIPT.parents[1] / "docs" / "coming-from-trl.md").read_text(encoding="utf-8")
+    assert [row for row in parity_trl.SWITCHES if f"| {' | '.join(row)} |" not in page] == []
+
+
 def test_a_difference_would_be_noticed(parity_trl):
     weights = {"w": torch.ones(3)}
     moved = {"w": torch.tensor([2.0, 1.0, 1.0])}

@@ -10,7 +10,7 @@ from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
 from rewardlab.artifact.load import load
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import finite_or_none, provenance, require_writable_folder, write_json, write_jsonl
-from rewardlab.core.spec import read_spec
+from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.core.types import ScoreRow, TokenGroup, join_comparisons
 from rewardlab.data.config import DataConfig
 from rewardlab.data.loader import TokenReport, tokenize
@@ -78,6 +78,11 @@ def jsonable(values: Mapping[str, object]) -> dict[str, object]:
     return {name: finite_or_none(value) if isinstance(value, float) else value for name, value in values.items()}
 
 
+def _joins_texts(folder: Path) -> bool:
+    """Whether transcripts stay the texts they are; a folder without a spec is refused when it is loaded."""
+    return (folder / SPEC_FILE).is_file() and read_spec(folder).renderer.template_source == "concat"
+
+
 def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
     """`rewardlab eval`: score a dataset with a saved reward model and write scores and metrics.
 
@@ -85,10 +90,9 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
     """
     config.require_complete()
     require_writable_folder(config.output_dir, "--output-dir")
-    joins_texts = read_spec(Path(config.model)).renderer.template_source == "concat"
     data = DataConfig(
         dataset=config.dataset,
-        chat_template="concat" if joins_texts else "auto",
+        chat_template="concat" if _joins_texts(Path(config.model)) else "auto",
         max_drop_fraction=config.max_drop_fraction,
         incomplete_pairs=config.incomplete_pairs,
         ties=config.ties,

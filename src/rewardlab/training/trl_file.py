@@ -22,17 +22,20 @@ class Translation:
 
     settings: dict[str, object] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    """Of the keys, as the file writes them where it uses an older name."""
     settled: set[str] = field(default_factory=set)
     """Topics of compat.NOT_MATCHED that the file itself decided."""
 
     def set(self, setting: str, value: object, key: str, value_there: object, remark: str = "") -> None:
         """A key that becomes a setting."""
         self.settings[setting] = value
+        key = self.names.get(key, key)
         self.lines.append(f"{key}: {show(value_there)} -> {flag(setting, value)}{remark and f' ({remark})'}")
 
     def say(self, key: str, value_there: object, text: str) -> None:
         """A key that becomes none."""
-        self.lines.append(f"{key}: {show(value_there)} -> no setting: {text}")
+        self.lines.append(f"{self.names.get(key, key)}: {show(value_there)} -> no setting: {text}")
 
 
 def flag(setting: str, value: object) -> str:
@@ -65,7 +68,7 @@ def translate(values: Values, ours: Sequence[str], *, where: str) -> Translation
     """
     own = {key: value for key, value in values.items() if key in ours and key not in KEYS}
     file = _by_current_names({key: value for key, value in values.items() if key not in own}, ours, where)
-    made = Translation()
+    made = Translation(names={new: old for old, new in OLDER_NAMES.items() if old in values})
     for key, setting in RENAMED.items():
         if file.get(key) is not None:
             made.set(setting, file[key], key, file[key])
