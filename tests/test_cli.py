@@ -57,6 +57,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--test-split test", {"test_split": "test"}),
     ("--limit 100", {"limit": 100}),
     ("--eval-limit 50", {"eval_limit": 50}),
+    ("--no-baselines", {"baselines": False}),
     ("--train-eval-limit 20", {"train_eval_limit": 20}),
     ("--max-drop-fraction 0.5", {"max_drop_fraction": 0.5}),
     ("--incomplete-pairs error", {"incomplete_pairs": "error"}),

@@ -28,8 +28,10 @@ from rewardlab.data.formats import LAYOUTS
 from rewardlab.data.readers import EXTENSIONS
 from rewardlab.data.rows import CAUSES
 from rewardlab.data.sources import load_preferences
-from rewardlab.training.config import FULL_LR, LORA_LR, EvalConfig, RewardTrainerConfig
+from rewardlab.model.config import BackboneConfig
+from rewardlab.training.config import FULL_LR, LORA_LR, EvalConfig, ProbeConfig, RewardTrainerConfig
 from rewardlab.training.records import COLUMNS
+from rewardlab.training.run_folder import PROBE_FILES, RUN_FILES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -193,14 +195,20 @@ def flag(name: str) -> str:
 def known_flags() -> set[str]:
     """Every flag of every command."""
     others = [item for item in vars(cli).values() if isinstance(item, type) and dataclasses.is_dataclass(item)]
-    fields = [field for part in [RewardTrainerConfig, EvalConfig, *others] for field in dataclasses.fields(part)]
+    fields = [
+        field for part in [RewardTrainerConfig, EvalConfig, ProbeConfig, *others] for field in dataclasses.fields(part)
+    ]
     switches = {f"--no-{flag(field.name)[2:]}" for field in fields if isinstance(field.default, bool)}
     return {flag(field.name) for field in fields} | switches | {*cli.SHORTHANDS, "--config", "--help", "--version"}
 
 
 @pytest.mark.parametrize(
     "page",
-    [*("docs/training.md", "docs/data.md", "docs/artifact.md", "docs/api.md", "docs/coming-from-trl.md"), "README.md"],
+    [
+        *("docs/training.md", "docs/data.md", "docs/artifact.md", "docs/api.md", "docs/coming-from-trl.md"),
+        "docs/probe.md",
+        "README.md",
+    ],
 )
 def test_every_flag_that_a_page_names_exists(page: str) -> None:
     text = OTHER_PROGRAMS.sub("", (ROOT / page).read_text(encoding="utf-8"))
@@ -239,6 +247,14 @@ def test_the_training_page_has_every_setting_once_by_room_with_its_default() -> 
     assert list(printed) == in_order, "the rooms and their fields, in the order of the code"
 
 
+def test_the_probe_page_has_every_setting_of_its_own_with_its_default() -> None:
+    printed = {cells[0].strip("`"): cells[1].strip("`") for cells in table_rows(read("probe.md"))}
+    elsewhere = {field.name for part in (DataConfig, BackboneConfig) for field in dataclasses.fields(part)}
+    own = [field for field in dataclasses.fields(ProbeConfig) if field.name not in elsewhere]
+    assert printed == {flag(field.name): shown(field.default) for field in own}
+    assert [name for name in PROBE_FILES if name not in first_cells(read("probe.md"), "The run folder")] == []
+
+
 def test_the_two_learning_rates_are_those_of_the_code() -> None:
     (row,) = [cells for cells in table_rows(read("training.md")) if cells[0] == "`--lr`"]
     full, lora = (float(number) for number in re.findall(r"\d\.?\d*e-\d", row[2])[:2])
@@ -259,7 +275,7 @@ def first_cells(page: str, heading: str) -> list[str]:
 
 def test_the_training_page_lists_the_files_of_a_run_and_the_columns_of_its_metrics() -> None:
     listed = [name.rstrip("/") for name in first_cells(read("training.md"), "The run folder")]
-    assert [name for name in run_module.RUN_FILES if name not in listed] == []
+    assert [name for name in RUN_FILES if name not in listed] == []
     assert sorted(name for name in listed if name in COLUMNS) == sorted(COLUMNS)
 
 

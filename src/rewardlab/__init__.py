@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from rewardlab.core.types import Comparison, Estimate, Message, Preference, ScoreRow, Sums
     from rewardlab.score import Scorer
     from rewardlab.serve.verify import verify
-    from rewardlab.training.config import EvalConfig, RewardTrainerConfig
+    from rewardlab.training.config import EvalConfig, ProbeConfig, RewardTrainerConfig
     from rewardlab.training.evaluate import evaluate_folder
     from rewardlab.training.losses import bradley_terry, centering, margin_regularizer, plackett_luce, score_regularizer
+    from rewardlab.training.probe import ProbeResult, probe
     from rewardlab.training.reward_trainer import RewardTrainer
     from rewardlab.training.run import TrainResult, train
 
@@ -28,6 +29,8 @@ _HOME = {
     "EvalConfig": "training.config",
     "Message": "core.types",
     "Preference": "core.types",
+    "ProbeConfig": "training.config",
+    "ProbeResult": "training.probe",
     "RewardTrainer": "training.reward_trainer",
     "RewardTrainerConfig": "training.config",
     "RewardlabError": "core.errors",
@@ -42,6 +45,7 @@ _HOME = {
     "load": "artifact.load",
     "margin_regularizer": "training.losses",
     "plackett_luce": "training.losses",
+    "probe": "training.probe",
     "score_regularizer": "training.losses",
     "train": "training.run",
     "verify": "serve.verify",
@@ -53,6 +57,8 @@ __all__ = [
     "EvalConfig",
     "Message",
     "Preference",
+    "ProbeConfig",
+    "ProbeResult",
     "RewardTrainer",
     "RewardTrainerConfig",
     "RewardlabError",
@@ -67,6 +73,7 @@ __all__ = [
     "load",
     "margin_regularizer",
     "plackett_luce",
+    "probe",
     "score_regularizer",
     "train",
     "verify",

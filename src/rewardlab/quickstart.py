@@ -70,22 +70,15 @@ def quickstart_config(
 
 
 def closing_report(result: TrainResult, pairs: tuple[SyntheticPair, ...], best: Ceiling, *, minutes: float) -> str:
-    """Before and after on the same test pairs, beside the best possible."""
-    assert result.test is not None
-    assert result.test_baseline is not None
-    table = comparison_table(
-        {
-            "before": result.test_baseline.overall,
-            "after": result.test.overall,
-            "best possible": truth(pairs),
-        },
-        first="model",
-    )
+    """Baselines, before and after on the same test pairs, beside the best possible."""
+    judged = {name: found.overall for name, found in result.compared("test").items()}
+    table = comparison_table({**judged, "ceiling": truth(pairs)}, first="model")
     return "\n".join(
         [
             "",
             table,
-            f"Over other draws of the label noise the best possible accuracy is {best.bayes_accuracy:.3f} on average.",
+            "length only, bag of words: linear models fitted on the same training pairs.",
+            f"ceiling: the true utilities; over other draws of the label noise, {best.bayes_accuracy:.3f} on average.",
             f"Training took {result.train_seconds / 60:.1f} minutes, everything {minutes:.1f}.",
             "",
             f"Run folder:    {result.output_dir}",

@@ -240,3 +240,17 @@ def test_keys_that_do_not_match_the_values_are_refused() -> None:
     for clusters in (["a"], ["a", "a", "a"]):
         with pytest.raises(AssertionError, match="one key a value"):
             stats.mean([1.0, 2.0], clusters)
+
+
+def test_the_interval_of_a_difference_is_newcombe_s_for_two_wilson_intervals():
+    # Newcombe (1998), Statistics in Medicine 17, 873-890, Table II, method 10: 56/70 against 48/80.
+    found = stats.difference(stats.wilson(56, 70), stats.wilson(48, 80))
+    assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
+
+
+def test_a_difference_has_an_interval_only_if_both_have_one():
+    without = stats.mean([1.0])
+    found = stats.difference(stats.wilson(5, 10), without)
+    assert found.value == -0.5
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)

@@ -50,6 +50,15 @@ class Rules:
     kwise_loss: str = "pairs"
     """`pairs` or `plackett-luce`; the latter needs strict rankings."""
 
+    @property
+    def bare(self) -> bool:
+        """Whether texts are taken as they are, and nothing in them is a turn."""
+        return self.config.chat_template == "concat"
+
+    def before_reply(self, prompt: object) -> object:
+        """The prompt of a row as `read_reply` wants it."""
+        return None if self.bare else prompt
+
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedRow:
@@ -143,8 +152,10 @@ def seeded_generator(seed: int, name: str) -> np.random.Generator:
 
 def _read_explicit(row: Row, place: str, rules: Rules) -> ParsedRow:
     """prompt + chosen + rejected, each text or messages."""
-    prompt = read_prompt(row["prompt"])
-    chosen, rejected = (read_reply(row[side], prompt, after=row["prompt"]) for side in ("chosen", "rejected"))
+    prompt = read_prompt(row["prompt"], bare=rules.bare)
+    chosen, rejected = (
+        read_reply(row[side], prompt, after=None if rules.bare else row["prompt"]) for side in ("chosen", "rejected")
+    )
     return _pair(prompt, (chosen, rejected), row, place, rules)
 
 
@@ -152,9 +163,9 @@ def _read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
     """chosen + rejected as whole conversations (messages, or HH transcripts): the prompt is what they share."""
     sides = [row["chosen"], row["rejected"]]
     texts = [side for side in sides if isinstance(side, str)]
-    if len(texts) == 2 and rules.config.chat_template == "concat":
+    if len(texts) == 2 and rules.bare:
         text, *rest = split_texts(*texts)
-        prompt = read_prompt(text)
+        prompt = read_prompt(text, bare=True)
         return _pair(prompt, (read_reply(rest[0], prompt), read_reply(rest[1], prompt)), row, place, rules)
     if len(texts) == 2:
         chosen, rejected = (parse_transcript(text) for text in texts)
@@ -176,12 +187,13 @@ def _read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 def _read_shp(row: Row, place: str, rules: Rules) -> ParsedRow:
     """Stanford Human Preferences: `labels` 1 means reply A, `score_ratio` is votes of the preferred to the other."""
-    prompt = read_prompt(row["history"])
+    prompt = read_prompt(row["history"], bare=rules.bare)
     preferred_a = read_number(row, "labels", "bad_label")
     if preferred_a not in (0.0, 1.0):
         raise UnusableRowError("bad_label", f"labels is {preferred_a}, wanted 1 (A is preferred) or 0 (B is)")
     names = ("human_ref_A", "human_ref_B") if preferred_a else ("human_ref_B", "human_ref_A")
-    preferred, other = (read_reply(row[name], prompt, after=row["history"]) for name in names)
+    after = rules.before_reply(row["history"])
+    preferred, other = (read_reply(row[name], prompt, after=after) for name in names)
     ratio = read_number(row, "score_ratio", "bad_strength", low=1.0)
     share = None if ratio is None else ratio / (1 + ratio)
     judged = {**row, "label": None, "strength": share}
@@ -190,12 +202,13 @@ def _read_shp(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 def _read_kwise(row: Row, place: str, rules: Rules) -> ParsedRow:
     """prompt + responses + scores or ranking: every pair with different scores is a comparison."""
-    prompt = read_prompt(row["prompt"])
+    prompt = read_prompt(row["prompt"], bare=rules.bare)
     responses = row["responses"]
     if not isinstance(responses, (list, tuple)):
         raise UnusableRowError("reply_not_text", f"responses is {show(responses)}, wanted a list of replies")
     scores = _scores(row, len(responses))
-    replies = [read_reply(response, prompt, after=row["prompt"]) for response in responses]
+    after = rules.before_reply(row["prompt"])
+    replies = [read_reply(response, prompt, after=after) for response in responses]
     kept = _drawn_replies(len(replies), place, rules)
     return _compare_all([replies[k] for k in kept], [scores[k] for k in kept], prompt, row, place, rules)
 

@@ -93,9 +93,9 @@ def split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
     return chosen[:end], chosen[end:], rejected[end:]
 
 
-def read_prompt(value: object) -> Conversation:
-    """A text is one user turn, but an open transcript is its turns."""
-    if is_open_transcript(value):
+def read_prompt(value: object, *, bare: bool = False) -> Conversation:
+    """A text is one user turn, but an open transcript is its turns, unless texts are taken as they are (`bare`)."""
+    if not bare and is_open_transcript(value):
         return require_text(parse_transcript(str(value))[:-1])
     if isinstance(value, str):
         return require_text((_message("user", value),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.core.types import Estimate
@@ -11,6 +11,7 @@ from rewardlab.report.run import Judged, comparison_table, judged_table
 from rewardlab.report.tables import format_count, format_estimate, interval_note, text_table
 
 
+@runtime_checkable
 class Layer(Protocol):
     """A head on one layer, such as training.heads.LayerFit."""
 
@@ -31,6 +32,7 @@ class Layer(Protocol):
         """Of the held-out scores."""
 
 
+@runtime_checkable
 class Point(Protocol):
     """A point of a learning curve, such as training.heads.CurvePoint."""
 
@@ -47,6 +49,7 @@ class Point(Protocol):
         """On held-out prompts."""
 
 
+@runtime_checkable
 class Spread(Protocol):
     """What bootstrap heads say, such as training.heads.Uncertainty."""
 
@@ -99,7 +102,7 @@ def _held_out(chosen: Layer) -> str:
     if len(rows) != 1:
         rows["all"] = chosen.result.overall
     table = comparison_table(rows, first="source")
-    edge = " It is the last one tried, so a better one may lie beyond." if chosen.at_edge else ""
+    edge = "\nThat is the last penalty tried, so a better one may lie beyond." if chosen.at_edge else ""
     title = f"Layer {chosen.layer}, on held-out training prompts (penalty {chosen.penalty:.2g} by cross-validation):"
     return f"{title}{edge}\n{table}"
 

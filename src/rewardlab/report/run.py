@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -49,7 +50,8 @@ def comparison_table(
             "scores not finite (never compared)": evaluation.sums.non_finite,
         }
         notes += [f"{name}: {count} {what}" for what, count in counts.items() if count]
-    return "\n".join([text_table([first, *columns, "pairs"], rows), *(note for note in notes if note)])
+    foot = [line for note in notes for line in textwrap.wrap(note, width=100)]
+    return "\n".join([text_table([first, *columns, "pairs"], rows), *foot])
 
 
 @runtime_checkable

@@ -188,7 +188,7 @@ def token_groups(
         overlong=config.overlong,
     )
     logger.info(
-        "tokens: %s: %d preferences, %d tokens, %.2f times fewer than without sharing; longest %d, cut %d",
+        "tokens: %s: %d preferences, %d tokens, %.2f times fewer than unshared; longest %d, cut %d",
         name,
         report.kept,
         report.tokens,

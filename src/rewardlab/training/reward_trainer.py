@@ -153,7 +153,7 @@ class RewardTrainer(Trainer[PackedBatch]):
         self.records.add_distribution(self.step, distributions(result.rows))
         write_evaluation(self.folder / "evals", f"step_{self.step}", result)
         logger.info(
-            "step %d/%d  EVAL  accuracy %s  loss %s  margin %+.3f  %d pairs",
+            "step %d/%d  EVAL  acc %s  loss %s  margin %+.3f  %d pairs",
             self.step,
             self.num_steps,
             format_estimate(accuracy),
@@ -191,7 +191,7 @@ class RewardTrainer(Trainer[PackedBatch]):
             }
         accuracy = seen.estimates["eval_accuracy"]
         logger.info(
-            "step %d/%d  GAP   accuracy %s on %d training rows, %s more than on held-out rows",
+            "step %d/%d  GAP   acc %s on %d training rows, above the evaluation by %s",
             self.step,
             self.num_steps,
             format_estimate(accuracy),

@@ -19,10 +19,11 @@ RUN_FILES = (
     "report.txt",
     "evals",
     "best",
-    "probe.json",
-    "heads.npz",
 )
-"""What a run writes, beside its `step_N/` folders."""
+"""What a training run writes, beside its `step_N/` folders."""
+PROBE_FILES = ("probe.json", "heads.npz")
+"""What only a probe writes."""
+OWN = (*RUN_FILES, *PROBE_FILES)
 
 
 def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool) -> None:
@@ -35,12 +36,12 @@ def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool) -> Non
         path = Path(name)
         if path.exists() and any(
             (folder / own).resolve() in (path.resolve(), *path.resolve().parents)
-            for own in (*RUN_FILES, *(p.name for p in folder.glob("step_*")))
+            for own in (*OWN, *(p.name for p in folder.glob("step_*")))
         ):
             raise ConfigError(
                 f"{name} lies in the run that --output-dir {folder} would replace. Choose another folder."
             )
-    if not any((folder / name).exists() for name in RUN_FILES) and not list(folder.glob("step_*")):
+    if not any((folder / name).exists() for name in OWN) and not list(folder.glob("step_*")):
         return
     if not overwrite:
         raise ConfigError(f"{folder} already holds a run. Choose another --output-dir, or replace it with --overwrite.")
@@ -50,5 +51,5 @@ def clear_folder(folder: Path) -> None:
     """Remove an earlier run, and what an interrupted save left; other files stay."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.iterdir():
-        if path.name in RUN_FILES or re.fullmatch(r"step_\d+|\.(best|step_\d+)\.(tmp|old)-\d+", path.name):
+        if path.name in OWN or re.fullmatch(r"step_\d+|\.(best|step_\d+)\.(tmp|old)-\d+", path.name):
             remove(path)

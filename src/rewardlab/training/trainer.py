@@ -186,7 +186,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         self.records.add(self.step, values)
         remaining = (self.num_steps - self.step) * values["seconds"] / window.num_steps
         logger.info(
-            "step %d/%d  loss %.4f  accuracy %.3f  margin %+.3f  grad %.2f  %.1f pairs/s  %.0f tok/s  %s left",
+            "step %d/%d  loss %.4f  acc %.3f  margin %+.3f  grad %.2f  %.1f pairs/s  %.0f tok/s  %s left",
             self.step,
             self.num_steps,
             values["train_loss"],

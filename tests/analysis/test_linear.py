@@ -1,0 +1,174 @@
+"""Convex Bradley–Terry fits: the one answer, whatever the company; penalties, folds and samples by prompt."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.sparse import csr_matrix
+from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
+
+from conftest import make_groups
+from rewardlab.analysis.linear import (
+    Comparisons,
+    bootstrap_weights,
+    compare,
+    cross_validate,
+    fit,
+    fold_of_prompts,
+    nested_subsets,
+    nll_of,
+)
+
+
+def make_data(count=120, features=6, *, prompts=None, seed=0, noise=1.0) -> Comparisons:
+    draw = np.random.default_rng(seed)
+    differences = draw.normal(size=(count, features)) * np.geomspace(3, 0.1, features)
+    logits = differences @ draw.normal(size=features) / noise
+    labels = (draw.random(count) < expit(logits)).astype(float)
+    numbers = np.arange(count) if prompts is None else draw.integers(0, prompts, count)
+    numbers[: numbers.max() + 1] = np.arange(numbers.max() + 1)
+    return Comparisons(
+        differences=differences,
+        labels=labels,
+        margins=np.zeros(count),
+        weights=draw.uniform(0.2, 2.0, count),
+        prompts=numbers,
+        prompt_keys=tuple(map(str, range(numbers.max() + 1))),
+    )
+
+
+def one(data: Comparisons, penalty: float) -> np.ndarray:
+    return fit(data, data.weights[:, None], np.array([penalty]))[:, 0]
+
+
+def test_the_fit_is_that_of_logistic_regression_without_intercept():
+    data = make_data()
+    penalty = 0.03
+    reference = LogisticRegression(C=1 / (penalty * data.weights.sum()), fit_intercept=False, tol=1e-10, max_iter=5000)
+    reference.fit(data.differences, data.labels, sample_weight=data.weights)
+    np.testing.assert_allclose(one(data, penalty), reference.coef_[0], atol=2e-4)
+
+
+def test_soft_labels_ties_and_margins_follow_the_formula():
+    data = make_data()
+    draw = np.random.default_rng(3)
+    data = Comparisons(
+        differences=data.differences,
+        labels=draw.choice([0.0, 0.2, 0.5, 0.8, 1.0], len(data.labels)),
+        margins=draw.choice([0.0, 0.7], len(data.labels)),
+        weights=data.weights,
+        prompts=data.prompts,
+        prompt_keys=data.prompt_keys,
+    )
+
+    def objective(theta):
+        total = 0.0
+        for difference, y, m, w in zip(data.differences @ theta, data.labels, data.margins, data.weights, strict=True):
+            if y < 0.5:
+                difference, y = -difference, 1 - y
+            margin = 0.0 if y == 0.5 else m
+            total += w * (y * np.log1p(np.exp(margin - difference)) + (1 - y) * np.log1p(np.exp(difference - margin)))
+        return total / data.weights.sum() + 0.05 * theta @ theta
+
+    found = one(data, 0.1)
+    best = minimize(objective, np.zeros(6), tol=1e-12)
+    np.testing.assert_allclose(found, best.x, atol=1e-3)
+    assert objective(found) <= best.fun + 1e-8
+
+
+def test_each_column_is_what_it_would_be_alone_and_the_start_does_not_matter():
+    data = make_data()
+    weights = np.stack([data.weights, data.weights * (data.prompts % 2 == 0), np.ones(len(data.labels))], axis=1)
+    penalties = np.array([0.001, 0.1, 1.0])
+    together = fit(data, weights, penalties)
+    for column in range(3):
+        alone = fit(data, weights[:, [column]], penalties[[column]], start_FB=np.full((6, 1), 3.0))
+        np.testing.assert_allclose(together[:, column], alone[:, 0], atol=2e-3)
+    assert not np.allclose(together[:, 0], together[:, 1], atol=0.05)
+
+
+def test_a_sparse_matrix_gives_the_same_fit():
+    data = make_data()
+    sparse = Comparisons(
+        differences=csr_matrix(data.differences),
+        labels=data.labels,
+        margins=data.margins,
+        weights=data.weights,
+        prompts=data.prompts,
+        prompt_keys=data.prompt_keys,
+    )
+    np.testing.assert_allclose(one(sparse, 0.01), one(data, 0.01), atol=1e-9)
+
+
+def test_separable_data_have_an_answer_because_of_the_penalty():
+    data = make_data(noise=1e-6)
+    theta = one(data, 1e-4)
+    assert np.isfinite(theta).all()
+    assert ((data.differences @ theta > 0) == (data.labels == 1)).mean() > 0.95
+
+
+def test_cross_validation_never_scores_a_prompt_by_a_fit_that_saw_it():
+    data = make_data(200, prompts=40, noise=2.0)
+    found = cross_validate(data, num_folds=5, seed=1)
+    assert found.num_folds == 5
+    fold = found.fold_P[data.prompts]
+    for column in range(5):
+        alone = fit(data, (data.weights * (fold != column))[:, None], np.array([found.penalty]))
+        np.testing.assert_allclose(found.theta_FK[:, column], alone[:, 0], atol=2e-2)
+    own = sum(
+        (data.weights * nll_of(data.labels, data.differences @ found.theta_FK[:, column]))[fold == column].sum()
+        for column in range(5)
+    )
+    assert found.losses[found.penalty] == pytest.approx(own / data.weights.sum())
+    assert found.losses[found.penalty] == min(found.losses.values())
+
+
+def test_noise_wants_a_stronger_penalty_than_signal():
+    clear, noisy = make_data(400, noise=0.2), make_data(60, features=30, noise=50.0)
+    assert cross_validate(clear).penalty < cross_validate(noisy).penalty
+    assert cross_validate(clear, penalties=[0.5, 1.0]).at_edge
+
+
+def test_folds_are_even_and_fewer_prompts_than_folds_are_a_fold_each():
+    folds = fold_of_prompts(23, 5, seed=0)
+    assert sorted(np.bincount(folds)) == [4, 4, 5, 5, 5]
+    assert sorted(fold_of_prompts(3, 5, seed=0)) == [0, 1, 2]
+    assert (fold_of_prompts(23, 5, seed=0) != fold_of_prompts(23, 5, seed=1)).any()
+    with pytest.raises(ValueError, match="at least two prompts"):
+        fold_of_prompts(1, 5, seed=0)
+
+
+def test_a_bootstrap_sample_takes_whole_prompts_as_many_as_there_are():
+    data = make_data(90, prompts=30)
+    drawn = bootstrap_weights(data, num_draws=50, seed=0) / data.weights[:, None]
+    for column in drawn.T:
+        counts = {prompt: set(column[data.prompts == prompt].round(9)) for prompt in range(30)}
+        assert all(len(values) == 1 for values in counts.values())
+        assert sum(values.pop() for values in counts.values()) == pytest.approx(30)
+    assert len({tuple(column) for column in drawn.T}) == 50
+
+
+def test_smaller_subsets_lie_within_larger_ones():
+    small, half, whole = nested_subsets(40, [0.1, 0.5, 1.0], seed=0)
+    assert (small.sum(), half.sum(), whole.sum()) == (4, 20, 40)
+    assert (small <= half).all()
+    assert next(nested_subsets(40, [0.001], seed=0)).sum() == 1
+
+
+def test_comparisons_of_groups_keep_their_order_labels_and_prompts():
+    groups = make_groups(7, replies=4)
+    features = np.random.default_rng(0).normal(size=(sum(group.num_replies for group in groups), 3))
+    data = compare(groups, features)
+    row = offset = 0
+    for number, group in enumerate(groups):
+        for comparison in group.comparisons:
+            first, second = features[offset + comparison.first], features[offset + comparison.second]
+            np.testing.assert_array_equal(data.differences[row], first - second)
+            judged = (comparison.label, comparison.margin, comparison.weight)
+            assert (data.labels[row], data.margins[row], data.weights[row]) == judged
+            assert data.prompt_keys[data.prompts[row]] == str(number)
+            row += 1
+        offset += group.num_replies
+    assert row == len(data.labels)
