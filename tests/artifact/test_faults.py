@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from conftest import CHATML, GROUPED, SIZES, make_model, make_tokenizer, write_pairs
-from rewardlab.artifact.canaries import ROPE_SETTINGS, name_fault
+from rewardlab.artifact.canaries import name_fault
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
@@ -36,6 +36,16 @@ from rewardlab.data.chat import build_renderer
 from rewardlab.data.config import DataConfig
 from rewardlab.serve.verify import verify
 
+ROPE_SETTINGS = (
+    "rope_parameters",
+    "rope_theta",
+    "rope_scaling",
+    "rope_local_base_freq",
+    "partial_rotary_factor",
+    "rotary_pct",
+    "rotary_emb_base",
+)
+"""Where a configuration, of any version of transformers, keeps its position settings."""
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 5e5,

@@ -88,8 +88,9 @@ def test_whole_transcripts_keep_every_character(tmp_path):
     (parsed,) = preferences_of(HH_ROWS, tmp_path)
     assert len(parsed.prompt) == 3, "elsewhere a transcript becomes turns"
     longer = HH_ROWS[0]["chosen"] + "\n\nHuman: x\n\nAssistant: y"
-    (one_in_the_other,) = preferences_of([HH_ROWS[0] | {"rejected": longer}], tmp_path, chat_template="concat")
-    assert one_in_the_other.replies[0][0].content == " So."
+    for sides in ({"rejected": longer}, {"chosen": longer, "rejected": HH_ROWS[0]["chosen"]}):
+        (one_in_the_other,) = preferences_of([HH_ROWS[0] | sides], tmp_path, chat_template="concat")
+        assert [reply[0].content[:4] for reply in one_in_the_other.replies] == [" So.", " So."]
     with pytest.raises(DataError, match="no_prompt: 1 .*share no Assistant turn"):
         preferences_of([{"chosen": "good", "rejected": "bad"}], tmp_path, chat_template="concat")
 

@@ -75,11 +75,6 @@ CONVERSATIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
         ),
     ),
 )
-ROPE_SETTINGS: Final = (
-    "rope_parameters", "rope_theta", "rope_scaling", "rope_local_base_freq",
-    "partial_rotary_factor", "rotary_pct", "rotary_emb_base",
-)  # fmt: skip
-"""Where a configuration, of any version of transformers, keeps its position settings."""
 
 
 def score_tokens(model: RewardModel, sequences: Sequence[IntArray], *, before_end: int = 0) -> list[float]:
@@ -213,8 +208,7 @@ def rope_faults(config: Any) -> dict[str, dict[str, Any]]:
     own = getattr(config, "rope_parameters", None)
     if not isinstance(own, dict) or not own:
         return {}
-    bare = {name: value for name, value in config.to_dict().items() if name not in ROPE_SETTINGS}
-    defaults = type(config)(**bare).rope_parameters
+    defaults = getattr(type(config)(), "rope_parameters", None) or {}
     if "rope_type" not in own:  # one set of settings for each kind of layer that turns its heads at all
         turning = {kind: values for kind, values in own.items() if isinstance(values, dict)}
         dropped = own | {kind: _like(values, defaults.get(kind) or {}) for kind, values in turning.items()}
@@ -234,7 +228,7 @@ def _like(own: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_rope(model: RewardModel, parameters: dict[str, Any]) -> RewardModel | None:
-    """The same weights under other position settings; None for a model that keeps them elsewhere."""
+    """The same weights under other position settings; None for a model that keeps none there or cannot have these."""
     rotary: Any = getattr(model.backbone, "rotary_emb", None)
     if rotary is None:
         return None
@@ -244,8 +238,10 @@ def _with_rope(model: RewardModel, parameters: dict[str, Any]) -> RewardModel | 
     changed._modules = dict(model._modules)
     changed.backbone = copy.copy(model.backbone)
     changed.backbone._modules = dict(model.backbone._modules)
-    changed.backbone.rotary_emb = type(rotary)(config=config).to(model.device)
-    return changed
+    turned: Any = type(rotary)(config=config).to(model.device)
+    changed.backbone.rotary_emb = turned
+    own, other = ({name: buffer.shape for name, buffer in part.named_buffers()} for part in (rotary, turned))
+    return changed if own == other else None
 
 
 def separated(canaries: Sequence[Canary], *, tolerance: float) -> dict[str, bool]:

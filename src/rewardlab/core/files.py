@@ -93,10 +93,7 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
                         f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}. "
                         f"Fix or remove this line; each line must be one JSON object."
                     ) from error
-                except (
-                    ValueError,
-                    RecursionError,
-                ) as error:  # a number of thousands of digits, brackets by the thousand
+                except (ValueError, RecursionError) as error:  # thousands of digits in a number, or of brackets
                     raise DataError(f"{path}:{number}: cannot be read ({error}). Fix or remove this line.") from error
                 if not isinstance(row, dict):
                     raise DataError(
