@@ -14,7 +14,7 @@ from rewardlab.analysis.metrics import Evaluation, evaluate
 from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.core.types import ScoreRow
 from rewardlab.data.synthetic import Ceiling, SyntheticPair, ceiling, generate, write_dataset
-from rewardlab.report.run import comparison_table
+from rewardlab.report.run import command, comparison_table
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import TrainResult, train
 
@@ -85,7 +85,7 @@ def closing_report(result: TrainResult, pairs: tuple[SyntheticPair, ...], best: 
             f"Reward model:  {result.model}",
             "",
             "Next, on your own preferences (JSONL rows with prompt, chosen, rejected):",
-            f"  rewardlab train --model {MODEL} --dataset YOUR_PAIRS.jsonl --lora --output-dir runs/mine",
+            f"  {command(f'train --model {MODEL} --dataset YOUR_PAIRS.jsonl --lora --output-dir runs/mine')}",
         ]
     )
 

@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.core.types import Estimate
-from rewardlab.report.run import Judged, comparison_table, judged_table
+from rewardlab.report.run import Judged, comparison_table, judged_table, next_steps
 from rewardlab.report.tables import format_count, format_estimate, interval_note, text_table
 
 
@@ -85,7 +85,7 @@ def probe_report(
         )
     if spread is not None:
         blocks.append(_spread(spread))
-    blocks.append(f"Reward model: {model}\nNext: rewardlab eval --model {model} --dataset YOUR_PAIRS.jsonl")
+    blocks.append(next_steps(model))
     return "\n\n".join(["", *blocks])
 
 

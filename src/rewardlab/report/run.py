@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from rewardlab.analysis.metrics import Evaluation
@@ -67,6 +70,23 @@ class Judged(Protocol):
         """By source."""
 
 
+def command(arguments: str) -> str:
+    """`rewardlab ARGUMENTS` as it can be typed here: by its path where the name alone is not found.
+
+    After `make quickstart` the environment is not active, so the name alone would not do.
+    """
+    own = Path(sys.argv[0])
+    if own.name != "rewardlab" or shutil.which("rewardlab") is not None:
+        return f"rewardlab {arguments}"
+    near = own.absolute().is_relative_to(Path.cwd())
+    return f"{own.absolute().relative_to(Path.cwd()) if near else own.absolute()} {arguments}"
+
+
+def next_steps(model: str) -> str:
+    """The last lines of a report: where the model is, and what to do with it."""
+    return f"Reward model: {model}\nNext: {command(f'eval --model {model} --dataset YOUR_PAIRS.jsonl')}"
+
+
 def train_report(*, selection: Mapping[str, Judged], test: Mapping[str, Judged], chosen: str) -> str:
     """The closing tables of a training run.
 
@@ -79,7 +99,7 @@ def train_report(*, selection: Mapping[str, Judged], test: Mapping[str, Judged],
     ):
         if judged:
             blocks.append(f"{title}\n{judged_table(judged)}")
-    blocks.append(f"Reward model: {chosen}\nNext: rewardlab eval --model {chosen} --dataset YOUR_PAIRS.jsonl")
+    blocks.append(next_steps(chosen))
     return "\n\n".join(["", *blocks])
 
 
