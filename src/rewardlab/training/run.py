@@ -260,7 +260,11 @@ def _write_run_start(
     )
     write_text(folder / "samples.txt", _samples(data.train[: config.log_samples], renderer))
     shown = ", ".join(f"{name}={value}" for name, value in to_mapping(config).items() if value not in (None, [], False))
-    logger.info(textwrap.fill(f"configuration {config_hash(config)}: {shown}", width=100, subsequent_indent="  "))
+    logger.info(
+        textwrap.fill(
+            f"configuration {config_hash(config)}: {shown}", width=100, subsequent_indent="  ", break_on_hyphens=False
+        )
+    )
 
 
 def _samples(groups: Sequence[TokenGroup], renderer: Renderer) -> str:
