@@ -63,7 +63,7 @@ def compute_groups(
     return [found[index] for index in range(len(groups))]
 
 
-def score_rows(groups: Sequence[TokenGroup], scores: Sequence[FloatArray]) -> list[ScoreRow]:
+def score_rows(groups: Sequence[TokenGroup], scores: Sequence[npt.NDArray[np.floating]]) -> list[ScoreRow]:
     """One row a reply, with the comparisons in which it comes first."""
     return [
         ScoreRow(

@@ -254,3 +254,12 @@ def test_a_difference_has_an_interval_only_if_both_have_one():
     assert found.value == -0.5
     assert math.isnan(found.low)
     assert math.isnan(found.high)
+
+
+def test_a_share_of_means_stays_inside_and_is_the_proportion_for_plain_outcomes():
+    outcomes = [1.0, 0.5, 0.0, 1.0, 1.0]
+    assert stats.mean_share(outcomes) == stats.proportion(outcomes)
+    high = stats.mean_share([1.0] * 19 + [2 / 3])
+    assert high.value < high.high <= 1
+    same = stats.mean_share([1 / 3] * 20)
+    assert same.low < 1 / 3 < same.high

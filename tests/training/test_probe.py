@@ -9,10 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
+from transformers import AutoModelForCausalLM, OPTConfig
 
+import rewardlab.training.heads as heads_module
 import rewardlab.training.probe as probe_module
 import rewardlab.training.states as states_module
-from conftest import make_groups, make_model, write_base_model, write_pairs
+from conftest import make_groups, make_model, make_tokenizer, write_base_model, write_pairs
+from rewardlab.analysis.linear import compare
 from rewardlab.artifact.load import load
 from rewardlab.cli import main
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
@@ -21,7 +25,7 @@ from rewardlab.core.types import Comparison, ScoreRow
 from rewardlab.score import score_groups
 from rewardlab.serve.verify import verify
 from rewardlab.training.config import ProbeConfig
-from rewardlab.training.heads import fit_heads, fit_layer, learning_curve, uncertainty
+from rewardlab.training.heads import Features, fit_heads, fit_layer, learning_curve, uncertainty
 from rewardlab.training.probe import probe
 from rewardlab.training.states import fingerprint, states_of
 
@@ -72,53 +76,155 @@ def planted(count: int, *, width: int = 12, seed: int = 0, noise: float = 0.5, r
 # --- heads ---------------------------------------------------------------------------------------------------
 
 
+def fitted(groups, states, *, num_folds=5, num_draws=0, seed=0):
+    """(layer fit, heads, features)."""
+    features = Features.of(groups, states)
+    found = fit_layer(features, layer=7, num_folds=num_folds, seed=seed)
+    return found, fit_heads(features, found, num_draws=num_draws, seed=seed), features
+
+
+def cosine(a, b):
+    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
 def test_a_planted_head_is_found_and_its_scores_are_held_out():
     groups, states, truth = planted(400, replies=3)
-    found = fit_layer(groups, states, layer=7, num_folds=5, seed=0)
-    heads = fit_heads(groups, states, penalty=found.penalty, num_draws=40, seed=0)
-    cosine = heads.head_W @ truth / np.linalg.norm(heads.head_W) / np.linalg.norm(truth)
-    assert cosine > 0.97
+    found, heads, _ = fitted(groups, states)
+    assert cosine(heads.head_W, truth) > 0.97
     assert found.result.overall.sums.accuracy > 0.85
     shuffled = [
         replace(group, comparisons=tuple(replace(c, label=float(flip)) for c in group.comparisons))
         for group, flip in zip(groups, np.random.default_rng(1).integers(0, 2, len(groups)), strict=True)
     ]
-    blind = fit_layer(shuffled, np.random.default_rng(2).normal(size=(len(states), 300)), layer=1, num_folds=5, seed=0)
+    blind, _, _ = fitted(shuffled, np.random.default_rng(2).normal(size=(len(states), 300)))
     assert 0.4 < blind.result.overall.sums.accuracy < 0.6, "300 features of noise learn nothing that is held out"
 
 
-def test_bootstrap_heads_spread_as_the_data_do():
-    spread = []
-    for count in (60, 600):
-        groups, states, _ = planted(count)
-        heads = fit_heads(groups, states, penalty=0.1, num_draws=60, seed=0)
-        assert heads.bootstrap_WB.shape == (12, 60)
-        spread.append((heads.bootstrap_WB.std(1) / np.abs(heads.head_W).mean()).mean())
-    assert spread[0] > 1.5 * spread[1]
+def test_the_head_is_that_of_a_direct_fit_on_the_states():
+    groups, states, _ = planted(200)
+    groups = [
+        replace(group, comparisons=tuple(replace(c, weight=3.0 if n % 2 else 0.5) for c in group.comparisons))
+        for n, group in enumerate(groups)
+    ]
+    found, heads, _ = fitted(groups, states)
+    scale = np.sqrt((compare(groups, states).differences ** 2).mean(0))
+    data = compare(groups, states / scale)
+    sign = 2 * data.labels - 1
+
+    def objective(theta):
+        losses = np.logaddexp(0, -sign * (data.differences @ theta))
+        return (data.weights * losses).sum() / data.weights.sum() + found.penalty * 0.8 / 2 * theta @ theta
+
+    best = minimize(objective, np.zeros(12), tol=1e-12)
+    np.testing.assert_allclose(heads.head_W * scale, best.x, atol=5e-3)
+    unweighted = [replace(g, comparisons=tuple(replace(c, weight=1.0) for c in g.comparisons)) for g in groups]
+    other = fit_heads(Features.of(unweighted, states), found, num_draws=0, seed=0)
+    assert np.abs(other.head_W - heads.head_W).max() > 0.02 * np.abs(heads.head_W).max()
+
+
+def test_a_dimension_that_differs_by_rounding_alone_is_left_out():
+    groups, states, _ = planted(200)
+    noise = np.random.default_rng(4).normal(size=len(states))
+    states[:, 3] = (3000 + 1e-4 * noise).astype(np.float32)
+    states[:, 5] = 1.0
+    _, heads, _ = fitted(groups, states)
+    assert heads.head_W[3] == heads.head_W[5] == 0.0
+    assert np.isfinite(heads.head_W).all()
+
+
+def test_far_from_zero_scores_are_not_rounded_to_ties():
+    groups, states, _ = planted(200)
+    far = states + 1e5
+    one, other = (fitted(groups, of)[0].result.overall for of in (states, far))
+    assert other.sums.score_ties == 0
+    assert other.sums.accuracy == one.sums.accuracy
+
+
+def test_bootstrap_heads_spread_as_fresh_samples_do():
+    def accuracy(groups, states, heads):
+        return uncertainty(groups, states, heads).over_heads.value
+
+    test, test_states, _ = planted(1500, width=60, seed=1000, noise=3.0)
+    chosen = replace(fitted(*planted(150, width=60, noise=3.0)[:2])[0], penalty=0.2)
+    fresh, ranges = [], []
+    for seed in range(12):
+        groups, states, _ = planted(150, width=60, seed=seed, noise=3.0)
+        heads = fit_heads(Features.of(groups, states), chosen, num_draws=60, seed=0)
+        fresh.append(accuracy(test, test_states, heads))
+        found = uncertainty(test, test_states, heads)
+        assert found.over_heads.low < found.over_heads.value < found.over_heads.high
+        assert found.bias < 0, "each bootstrap head has seen fewer prompts"
+        ranges.append(found.over_heads.high - found.over_heads.low)
+    assert 0.5 < np.mean(ranges) / (2 * 1.96 * np.std(fresh)) < 2
 
 
 def test_the_curve_rises_and_its_end_is_the_cross_validation():
     groups, states, _ = planted(400, width=30)
-    found = fit_layer(groups, states, layer=1, num_folds=5, seed=0)
-    curve = learning_curve(groups, states, penalty=found.penalty, num_folds=5, seed=0)
+    weighted = [replace(g, comparisons=tuple(replace(c, weight=2.0) for c in g.comparisons)) for g in groups]
+    found, _, features = fitted(groups, states)
+    curve = learning_curve(features, found, seed=0)
     assert [point.share for point in curve] == [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0]
     assert [point.loss.value for point in curve] == sorted((point.loss.value for point in curve), reverse=True)
-    assert curve[-1].accuracy.value == pytest.approx(found.result.overall.sums.accuracy, abs=0.004)
-    assert curve[-1].loss.value == pytest.approx(found.result.overall.sums.mean_nll, abs=2e-3)
+    end, judged = curve[-1].accuracy, found.result.overall.estimates["eval_accuracy"]
+    assert (end.value, end.low, end.high) == pytest.approx((judged.value, judged.low, judged.high), abs=1e-9)
+    assert curve[-1].loss.value == pytest.approx(found.result.overall.sums.mean_nll, abs=1e-4)
     assert curve[-1].comparisons == pytest.approx(0.8 * sum(len(group.comparisons) for group in groups))
+    again = learning_curve(Features.of(weighted, states), found, seed=0)
+    assert [point.loss.value for point in again] == pytest.approx([point.loss.value for point in curve], abs=1e-4)
+
+
+def test_the_small_ends_of_the_curve_are_means_over_different_draws(monkeypatch):
+    groups, states, _ = planted(120, width=30)
+    found, _, features = fitted(groups, states)
+    three = learning_curve(features, found, seed=0)
+    monkeypatch.setattr("rewardlab.training.heads.DRAWS", 1)
+    one = learning_curve(features, found, seed=0)
+    assert one[0].accuracy.value != three[0].accuracy.value
+    assert one[-1] == three[-1]
+    assert 0 <= one[0].accuracy.low < one[0].accuracy.high <= 1
+
+
+def test_a_smaller_share_is_fitted_with_a_stronger_penalty_of_the_mean(monkeypatch):
+    seen = []
+    groups, states, _ = planted(120)
+    found, _, features = fitted(groups, states)
+    original = heads_module.fit
+    monkeypatch.setattr(
+        heads_module,
+        "fit",
+        lambda data, weights, penalties: (seen.append(penalties), original(data, weights, penalties))[1],
+    )
+    learning_curve(features, found, seed=0)
+    means = [penalties.mean() for penalties in seen]
+    assert means == sorted(means, reverse=True)
+    assert means[-1] == pytest.approx(found.penalty, rel=0.05)
+    assert means[0] == pytest.approx(16 * found.penalty, rel=0.3)
 
 
 def test_where_the_heads_agree_the_head_is_more_often_right():
     groups, states, _ = planted(300, noise=2.0)
-    heads = fit_heads(groups, states, penalty=0.1, num_draws=100, seed=0)
+    _, heads, _ = fitted(groups, states, num_draws=100)
     test, test_states, _ = planted(400, seed=5, noise=2.0)
     found = uncertainty(test, test_states, heads)
     assert found.sure.value > found.unsure.value + 0.1
-    assert found.sure.n + found.unsure.n == found.over_heads.n == 400
-    assert found.over_heads.low < found.over_heads.value + 0.02
-    assert found.over_heads.high > found.over_heads.value - 0.02
-    assert len(found.comparisons) == 400
-    assert {row["heads_that_agree"] for row in found.comparisons} != {1.0}
+    assert found.num_sure + found.num_unsure == found.over_heads.n == 400
+    offset = np.cumsum([0, *(group.num_replies for group in test)])
+    difference = np.array([test_states[n] - test_states[n + 1] for n in offset[:-1]])
+    margins = difference @ heads.bootstrap_WB
+    own = difference @ heads.head_W
+    rows = found.comparisons
+    np.testing.assert_allclose([row["margin"] for row in rows], own, atol=1e-9)
+    np.testing.assert_allclose([row["margin_sd"] for row in rows], margins.std(1), rtol=1e-9)
+    agree = (np.sign(margins) == np.sign(own)[:, None]).mean(1)
+    np.testing.assert_allclose([row["heads_that_agree"] for row in rows], agree)
+    assert found.num_sure == (agree >= 0.95).sum()
+
+
+def test_ties_alone_say_nothing_about_certainty():
+    groups, states, _ = planted(30)
+    tied = [replace(g, comparisons=tuple(replace(c, label=0.5) for c in g.comparisons)) for g in groups]
+    _, heads, _ = fitted(groups, states, num_draws=10)
+    assert uncertainty(tied, states, heads) is None
 
 
 # --- states --------------------------------------------------------------------------------------------------
@@ -175,6 +281,28 @@ def test_an_interrupted_computation_leaves_nothing_that_looks_whole(tmp_path, mo
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.parametrize("damage", [lambda data: data[:-40], lambda data: b"", lambda data: b"nonsense" + data])
+def test_damaged_states_are_computed_again(tmp_path, caplog, damage):
+    model, groups = make_model(), make_groups(9)
+    settings = {"budget": 64, "cache": tmp_path, "name": "training"}
+    before = np.array(states_of(model, groups, [2], **settings)[2])
+    (path,) = tmp_path.rglob("layer_2.npy")
+    path.write_bytes(damage(path.read_bytes()))
+    left_over = path.with_name(".layer_2.999999999.npy")
+    left_over.write_bytes(b"half")
+    np.testing.assert_array_equal(states_of(model, groups, [2], **settings)[2], before)
+    assert "is damaged; its states are computed again" in caplog.text
+    assert not left_over.exists()
+
+
+def test_groups_of_other_sizes_name_another_folder():
+    a, b = make_groups(2)
+    tokens = [a.shared, *a.suffixes, b.shared, *b.suffixes]
+    first = [replace(a, suffixes=tuple(tokens[1:4])), replace(b, shared=tokens[4], suffixes=(tokens[5],))]
+    second = [replace(a, suffixes=(tokens[1],)), replace(b, shared=tokens[2], suffixes=tuple(tokens[3:6]))]
+    assert fingerprint(make_model(), first) != fingerprint(make_model(), second)
+
+
 # --- the whole -----------------------------------------------------------------------------------------------
 
 
@@ -229,9 +357,46 @@ def test_one_prompt_is_too_few_and_a_folder_with_other_scores_is_refused(base_mo
     lone.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataError, match="one prompt; cross-validation needs at least two"):
         probe(config_for(base_model, lone, tmp_path / "run"))
-    monkeypatch.setattr(probe_module, "score_groups", lambda model, groups, budget: [np.ones(2) for _ in groups])
+    original = probe_module.score_groups
+    monkeypatch.setattr(
+        probe_module,
+        "score_groups",
+        lambda model, groups, budget: [
+            scores + np.array([0, 0.1]) for scores in original(model, groups, budget=budget)
+        ],
+    )
     with pytest.raises(ArtifactError, match="away from the head on the states it was fitted to"):
         probe(config_for(base_model, write_pairs(tmp_path / "pairs.jsonl", 40), tmp_path / "other"))
+
+
+def test_a_failure_leaves_the_run_that_would_be_replaced(base_model, pairs_file, tmp_path, monkeypatch):
+    first = probe(config_for(base_model, pairs_file, tmp_path / "run"))
+    monkeypatch.setattr(probe_module, "learning_curve", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        probe(config_for(base_model, pairs_file, tmp_path / "run", overwrite=True))
+    assert (first.output_dir / "probe.json").is_file()
+    verify(first.model)
+
+
+@pytest.mark.parametrize("changes", [{"save_dtype": "bfloat16"}, {"precision": "bf16"}])
+def test_where_something_is_rounded_the_saved_folder_is_what_is_judged(base_model, pairs_file, tmp_path, changes):
+    test = write_pairs(tmp_path / "test.jsonl", 20, offset=100)
+    result = probe(config_for(base_model, pairs_file, tmp_path / "run", test_dataset=(str(test),), **changes))
+    scorer = load(result.model)
+    row = json.loads(test.read_text().splitlines()[0])
+    scores = scorer.score_replies([{"role": "user", "content": row["prompt"]}], [row["chosen"], row["rejected"]])
+    assert [found.score for found in result.test.rows[:2]] == pytest.approx(scores, abs=1e-4)
+
+
+def test_a_nested_backbone_is_probed_too(tmp_path):
+    torch.manual_seed(0)
+    config = OPTConfig(vocab_size=384, hidden_size=32, ffn_dim=48, num_hidden_layers=3, num_attention_heads=4,
+                       max_position_embeddings=512, word_embed_proj_dim=32)  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    make_tokenizer().save_pretrained(tmp_path / "base")
+    pairs = write_pairs(tmp_path / "pairs.jsonl", 40)
+    result = probe(config_for(tmp_path / "base", pairs, tmp_path / "run", layers=("2", "last"), bootstrap=5))
+    assert load(result.model).model.config.num_hidden_layers == result.chosen.layer
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "gemma3"])

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import expit, log_expit
 
+from rewardlab.core.errors import DataError
 from rewardlab.core.types import TokenGroup
 
 FloatArray = npt.NDArray[np.float64]
@@ -24,15 +25,15 @@ Matrix = Any
 """A dense array or a scipy.sparse matrix: what `@`, `.T` and elementwise squares are defined for."""
 
 TOLERANCE = 1e-9
-"""Fitting stops where the loss can fall by no more than about this, in nats a comparison."""
-ROUGH = 1e-6
+"""Fitting stops where the objective is certainly within this of its minimum, in nats a comparison."""
+ROUGH = 1e-4
 """Enough to compare penalties by."""
-MAX_ITERATIONS = 1000
+MAX_ITERATIONS = 5000
 MEMORY = 8
 """Pairs of steps and gradient changes that L-BFGS keeps."""
 SUFFICIENT = 1e-4
 """Share of the predicted decrease that a step must reach (Armijo's rule)."""
-PENALTIES = tuple(float(penalty) for penalty in np.geomspace(1e-4, 1e2, 13))
+PENALTIES = tuple(float(penalty) for penalty in np.geomspace(1e-3, 1e2, 11))
 """Candidates of the cross-validation, for features whose differences have mean square 1."""
 MAX_ENTRIES = 20_000_000
 """Comparisons × columns computed at a time."""
@@ -116,8 +117,10 @@ def fit(
     ℓ is the Bradley–Terry loss with margin (docs/design.md, section 5) at β = 1. The problem is strictly convex for
     penalties above 0; columns are computed apart from each other, so their company changes nothing but rounding.
 
-    Raises FloatingPointError if a column does not converge.
+    Raises DataError if a column has no weight at all, or does not converge.
     """
+    if not (weights_CB.sum(0) > 0).all():
+        raise DataError("no comparison has any weight, so there is nothing to fit. Look at the weights of the data.")
     num_columns = weights_CB.shape[1]
     found = np.zeros((data.differences.shape[1], num_columns))
     block = max(1, MAX_ENTRIES // max(len(data.labels), 1))
@@ -167,8 +170,8 @@ def _lbfgs(objective: _Objective, theta_FB: FloatArray, tolerance: float) -> Flo
     value_B, gradient_FB = objective(theta_FB)
     steps: list[tuple[FloatArray, FloatArray]] = []
     for _ in range(MAX_ITERATIONS):
-        # Half the squared gradient in the metric of the curvature: the decrease that one Newton step would bring.
-        done_B = 0.5 * (gradient_FB**2 / objective.curvature_FB).sum(0) <= tolerance
+        # The penalty makes the objective strongly convex, which bounds the distance to the minimum.
+        done_B = (gradient_FB**2).sum(0) / (2 * objective.penalty_B) <= tolerance
         if done_B.any():
             found_FB[:, remaining[done_B]] = theta_FB[:, done_B]
             going = ~done_B
@@ -183,7 +186,10 @@ def _lbfgs(objective: _Objective, theta_FB: FloatArray, tolerance: float) -> Flo
         moved_FB, new_value_B, new_gradient_FB = _search(objective, theta_FB, value_B, gradient_FB, direction_FB)
         steps = [*steps[-(MEMORY - 1) :], (moved_FB - theta_FB, new_gradient_FB - gradient_FB)]
         theta_FB, value_B, gradient_FB = moved_FB, new_value_B, new_gradient_FB
-    raise FloatingPointError(f"a linear model did not converge in {MAX_ITERATIONS} iterations")
+    raise DataError(
+        f"a linear model did not converge in {MAX_ITERATIONS} iterations; its features may lie too many orders of "
+        f"magnitude apart."
+    )
 
 
 def _direction(
@@ -246,15 +252,19 @@ def cross_validate(
     logits_CG = np.empty((len(data.labels), len(penalties)))
     for fold in folds:
         logits_CG[fold_C == fold] = data.differences[fold_C == fold] @ theta_FKG[:, fold]
-    total = data.weights.sum()
-    losses = {
-        penalty: float((data.weights * nll_of(data.labels, logits_CG[:, column])).sum() / total)
-        for column, penalty in enumerate(penalties)
-    }
+
+    def held_out_loss(logits_C: FloatArray) -> float:
+        return float((data.weights * nll_of(data.labels, logits_C)).sum() / data.weights.sum())
+
+    losses = {penalty: held_out_loss(logits_CG[:, column]) for column, penalty in enumerate(penalties)}
     best = min(losses, key=lambda penalty: (losses[penalty], -penalty))
-    return CrossValidation(
-        penalty=best, losses=losses, theta_FK=theta_FKG[:, :, list(penalties).index(best)], fold_P=fold_P
-    )
+    start_FK = theta_FKG[:, :, list(penalties).index(best)]
+    theta_FK = fit(data, train_CK, np.full(len(folds), best), start_FB=start_FK)
+    logits_C = np.empty(len(data.labels))
+    for fold in folds:
+        logits_C[fold_C == fold] = data.differences[fold_C == fold] @ theta_FK[:, fold]
+    losses[best] = held_out_loss(logits_C)
+    return CrossValidation(penalty=best, losses=losses, theta_FK=theta_FK, fold_P=fold_P)
 
 
 def nll_of(labels: FloatArray, logits: FloatArray) -> FloatArray:
@@ -274,11 +284,15 @@ def fold_of_prompts(num_prompts: int, num_folds: int, seed: int) -> npt.NDArray[
 
 
 def bootstrap_weights(data: Comparisons, *, num_draws: int, seed: int) -> FloatArray:
-    """[C, B] weights under which each column is one bootstrap sample of the prompts."""
+    """[C, B] weights under which each column is one bootstrap sample of the prompts.
+
+    A sample without any weight, possible with very few prompts, is the whole data instead.
+    """
     generator = np.random.default_rng((seed, 2))
     num_prompts = len(data.prompt_keys)
     counts_PB = generator.multinomial(num_prompts, np.full(num_prompts, 1 / num_prompts), size=num_draws).T
-    return data.weights[:, None] * counts_PB[data.prompts]
+    weights_CB = data.weights[:, None] * counts_PB[data.prompts]
+    return np.where(weights_CB.sum(0) > 0, weights_CB, data.weights[:, None])
 
 
 def nested_subsets(num_prompts: int, shares: Sequence[float], *, seed: int) -> Iterator[npt.NDArray[np.bool_]]:

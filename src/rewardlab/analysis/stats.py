@@ -64,12 +64,27 @@ def proportion(
     """
     values = _values(outcomes, clusters)
     assert np.isin(values, (0.0, 0.5, 1.0)).all(), "an outcome is 0, ½ or 1"
+    halves = "score interval, ties one half" if (values == 0.5).any() else "Wilson"
+    return _share(values, clusters, halves, level=level, seed=seed)
+
+
+def mean_share(
+    shares: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95, seed: int = 0
+) -> Estimate:
+    """`proportion` of outcomes that are themselves means, anywhere in [0, 1]; of plain outcomes it is the same."""
+    values = _values(shares, clusters)
+    assert ((values >= 0) & (values <= 1)).all(), "a share lies between 0 and 1"
+    if np.isin(values, (0.0, 0.5, 1.0)).all():
+        return proportion(values, clusters, level=level, seed=seed)
+    return _share(values, clusters, "score interval", level=level, seed=seed)
+
+
+def _share(values: FloatArray, clusters: Sequence[str] | None, method: str, *, level: float, seed: int) -> Estimate:
     if values.size == 0:
         return _without_interval(math.nan, 0, "no data", level)
     if clusters is None or not has_repeats(clusters):
         share = float(values.mean())
         variance = max(float(np.square(values).mean()) - share**2, 0.0)
-        method = "score interval, ties one half" if (values == 0.5).any() else "Wilson"
         return _score_interval(share, variance, values.size, level=level, method=method)
     estimate = ratio_of_sums(*_sums_and_sizes(values, clusters), level=level, seed=seed)
     if estimate.high - estimate.low < _NO_SPREAD:

@@ -68,9 +68,11 @@ def layer_states(model: RewardModel, batch: PackedBatch, layers: Sequence[int]) 
     finally:
         for hook in hooks:
             hook.remove()
-    norm = _final_norm(model.backbone)
+    norm = final_norm(model.backbone)
     difference = (norm(read[len(stack)]) - final_RW).abs().max()
-    if not difference <= SAME * final_RW.abs().max().clamp(min=1) * (1 if model.compute_dtype.itemsize >= 4 else 1e3):
+    if final_RW.isfinite().all() and not difference <= SAME * final_RW.abs().max().clamp(min=1) * (
+        1 if model.compute_dtype.itemsize >= 4 else 1e3
+    ):
         raise ModelError(
             f"{type(model.backbone).__name__}: its output is not its final norm over its last layer, so earlier layers "
             f"cannot be read. Use --layers last."
@@ -80,9 +82,9 @@ def layer_states(model: RewardModel, batch: PackedBatch, layers: Sequence[int]) 
 
 def cut_off(model: RewardModel, num_layers: int) -> None:
     """Make the model end after `num_layers` layers, in place."""
-    stack = decoder_layers(model.backbone)
-    if num_layers == len(stack):
+    if num_layers == model.config.num_hidden_layers:
         return
+    stack = decoder_layers(model.backbone)
     del stack[num_layers:]
     config = model.config
     total, config.num_hidden_layers = config.num_hidden_layers, num_layers
@@ -91,20 +93,46 @@ def cut_off(model: RewardModel, num_layers: int) -> None:
             setattr(config, name, value[:num_layers])
 
 
+def require_readable(model: RewardModel) -> None:
+    """Raise ModelError unless layers before the last can be read, as far as can be told without a forward pass."""
+    decoder_layers(model.backbone)
+    final_norm(model.backbone)
+
+
 def decoder_layers(backbone: nn.Module) -> nn.ModuleList:
     """The list of decoder layers.
 
     Raises ModelError if there is not exactly one list of that length.
     """
-    count = backbone.config.get_text_config().num_hidden_layers  # type: ignore[operator,union-attr]  # nn.Module says Tensor
-    found = [module for module in backbone.children() if isinstance(module, nn.ModuleList) and len(module) == count]
-    if len(found) != 1:
-        raise ModelError(f"{type(backbone).__name__}: no single list of {count} layers. Use --layers last.")
-    return found[0]
+    return _decoder(backbone)[1]
 
 
-def _final_norm(backbone: nn.Module) -> nn.Module:
+def final_norm(backbone: nn.Module) -> nn.Module:
+    """The norm after the last layer, which stands beside the list of layers.
+
+    Raises ModelError if there is none of a known name.
+    """
+    holder = _decoder(backbone)[0]
     for name in FINAL_NORMS:
-        if isinstance(module := getattr(backbone, name, None), nn.Module):
+        if isinstance(module := getattr(holder, name, None), nn.Module):
             return module
-    raise ModelError(f"{type(backbone).__name__}: no final norm is known, so earlier layers cannot be read.")
+    raise ModelError(
+        f"{type(backbone).__name__}: no final norm is known, so earlier layers cannot be read. Use --layers last."
+    )
+
+
+def _decoder(backbone: nn.Module) -> tuple[nn.Module, nn.ModuleList]:
+    """(the module that holds the list of decoder layers, the list)."""
+    count = backbone.config.get_text_config().num_hidden_layers  # type: ignore[operator,union-attr]  # nn.Module says Tensor
+    found = [
+        (module, child)
+        for module in backbone.modules()
+        for child in module.children()
+        if isinstance(child, nn.ModuleList) and len(child) == count
+    ]
+    if len(found) != 1:
+        raise ModelError(
+            f"{type(backbone).__name__}: {len(found)} lists of {count} layers, so earlier layers cannot be read. "
+            f"Use --layers last."
+        )
+    return found[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -58,12 +59,24 @@ class Spread(Protocol):
         """Accuracy over heads."""
 
     @property
+    def bias(self) -> float:
+        """Their mean accuracy minus that of the head."""
+
+    @property
     def sure(self) -> Estimate:
         """Accuracy where the heads agree."""
 
     @property
+    def num_sure(self) -> int:
+        """Comparisons behind it."""
+
+    @property
     def unsure(self) -> Estimate:
         """Accuracy elsewhere."""
+
+    @property
+    def num_unsure(self) -> int:
+        """Comparisons behind it."""
 
 
 def probe_report(
@@ -123,10 +136,11 @@ def _curve(curve: Sequence[Point]) -> str:
 
 def _spread(spread: Spread) -> str:
     low, high = spread.over_heads.low, spread.over_heads.high
-    return "\n".join(
-        [
-            f"Another sample of training prompts: accuracy {low:.3f} to {high:.3f} ({spread.over_heads.method}).",
-            f"Where 95% of them agree: accuracy {format_estimate(spread.sure)} on {spread.sure.n}; "
-            f"elsewhere {format_estimate(spread.unsure)} on {spread.unsure.n}.",
-        ]
+    than = f"{abs(spread.bias):.3f} {'worse' if spread.bias < 0 else 'better'}"
+    lines = (
+        f"Another sample of training prompts would move the accuracy within {low:.3f} to {high:.3f} (bootstrap heads, "
+        f"moved to the head: each sees fewer prompts, and they are {than} on average).",
+        f"Where 95% of them agree: accuracy {format_estimate(spread.sure)} on {format_count(spread.num_sure)} pairs; "
+        f"elsewhere {format_estimate(spread.unsure)} on {format_count(spread.num_unsure)}.",
     )
+    return "\n".join(textwrap.fill(line, width=100) for line in lines)

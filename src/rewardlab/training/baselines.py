@@ -15,6 +15,7 @@ import numpy as np
 from scipy.sparse import csr_matrix
 
 from rewardlab.analysis.linear import PENALTIES, Matrix, compare, cross_validate, fit
+from rewardlab.core.errors import DataError
 from rewardlab.core.types import TokenGroup
 from rewardlab.score import score_rows
 from rewardlab.training.evaluate import EvalResult, judge
@@ -37,9 +38,10 @@ def fit_baselines(
     `judged` sets without a preference are left out.
     """
     if len(train) > MAX_GROUPS:
+        logger.info("baselines: fitted on %d of the %d training preferences", MAX_GROUPS, len(train))
         chosen = np.random.default_rng((seed, 4)).permutation(len(train))[:MAX_GROUPS]
         train = [train[index] for index in sorted(chosen)]
-    if len({group.prompt_key for group in train}) < 2:
+    if len({group.prompt_key for group in train if group.comparisons}) < 2:
         logger.warning("no baselines: they need training preferences on at least two prompts")
         return {}
     vocabulary = _vocabulary(train)
@@ -47,9 +49,13 @@ def fit_baselines(
         "length only": (_lengths, PENALTIES),
         "bag of words": (lambda groups: _counts(groups, vocabulary), WORD_PENALTIES),
     }
-    return {
-        name: _evaluate(train, judged, featurize, penalties, seed) for name, (featurize, penalties) in kinds.items()
-    }
+    found = {}
+    for name, (featurize, penalties) in kinds.items():
+        try:
+            found[name] = _evaluate(train, judged, featurize, penalties, seed)
+        except DataError as error:  # a table beside the run is no reason to end it
+            logger.warning("no baseline %r: %s", name, error)
+    return found
 
 
 def _evaluate(
@@ -67,7 +73,7 @@ def _evaluate(
     results = {}
     for name, groups in judged.items():
         if groups:
-            scores = np.asarray(_divide(featurize(groups), scale) @ theta, dtype=np.float32)
+            scores = np.asarray(_divide(featurize(groups), scale) @ theta, dtype=np.float64)
             sizes = np.cumsum([group.num_replies for group in groups])[:-1]
             results[name] = judge(score_rows(groups, np.split(scores, sizes)), beta=1.0)
     return results

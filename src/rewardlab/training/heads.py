@@ -31,6 +31,8 @@ CURVE = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Shares of the training prompts in the learning curve."""
 DRAWS = 3
 """Nested draws of prompts that the points of the curve are averaged over."""
+ROUNDING = 4 * float(np.finfo(np.float32).eps)
+"""Differences below this share of a dimension's largest state are rounding."""
 SURE = 0.95
 """Share of the bootstrap heads that must agree for a comparison to count as sure."""
 
@@ -73,38 +75,54 @@ class Uncertainty:
     """What the bootstrap heads say about the judged comparisons."""
 
     over_heads: Estimate
-    """Accuracy of the head; from, to: over the bootstrap heads, so how far another training sample would move it."""
+    """Accuracy of the head, and how far another sample of training prompts would move it: the central range of the
+    bootstrap heads' accuracies, moved from their mean to the head's. (Each bootstrap head sees about 63 % of the
+    prompts, so they are worse than the head by `bias`.)"""
+    bias: float
+    """Mean accuracy of the bootstrap heads minus that of the head."""
     sure: Estimate
     """Accuracy where at least `SURE` of the heads agree with the head."""
+    num_sure: int
+    """Comparisons behind it."""
     unsure: Estimate
     """Accuracy elsewhere."""
+    num_unsure: int
     comparisons: Sequence[Mapping[str, object]]
     """One row a comparison: who is compared, the margin, its standard deviation over heads, the share that agrees."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Features:
+class Features:
     """States as they are fitted: centred, divided by the root mean square of their differences, turned to their axes.
 
     The turn changes neither the answer nor the penalty; it makes the curvature at zero diagonal, so a fit takes few
-    steps.
+    steps. Dimensions whose differences are no more than float32 rounding of the states are left out.
     """
 
+    groups: Sequence[TokenGroup]
     data: Comparisons
     features_RF: FloatArray
     axes_WF: FloatArray
     scale_W: FloatArray
 
     @classmethod
-    def of(cls, groups: Sequence[TokenGroup], states_RW: Any) -> _Features:
+    def of(cls, groups: Sequence[TokenGroup], states_RW: Any) -> Features:
+        """Features of the states of all replies, in the order of the groups."""
         states_RW = np.asarray(states_RW, dtype=np.float64)
         differences_CW = compare(groups, states_RW).differences
-        scale_W = np.sqrt((differences_CW**2).mean(0))
-        scale_W = np.where(scale_W > 0, scale_W, 1.0)
+        spread_W = np.sqrt((differences_CW**2).mean(0))
+        rounding_W = ROUNDING * np.abs(states_RW).max(0, initial=0.0)
+        scale_W = np.where(spread_W > rounding_W, spread_W, np.inf)
         scaled_CW = differences_CW / scale_W
         axes_WF = np.linalg.eigh(scaled_CW.T @ scaled_CW)[1]
-        features_RF = (states_RW / scale_W) @ axes_WF
-        return cls(data=compare(groups, features_RF), features_RF=features_RF, axes_WF=axes_WF, scale_W=scale_W)
+        features_RF = ((states_RW - states_RW.mean(0)) / scale_W) @ axes_WF
+        return cls(
+            groups=groups,
+            data=compare(groups, features_RF),
+            features_RF=features_RF,
+            axes_WF=axes_WF,
+            scale_W=scale_W,
+        )
 
     def heads(self, theta_FB: FloatArray) -> FloatArray:
         """[W, B] the same heads on the states themselves."""
@@ -112,13 +130,15 @@ class _Features:
         return heads
 
 
-def fit_layer(groups: Sequence[TokenGroup], states_RW: Any, *, layer: int, num_folds: int, seed: int) -> LayerFit:
+def fit_layer(features: Features, *, layer: int, num_folds: int, seed: int) -> LayerFit:
     """Choose the penalty and judge the held-out scores."""
-    features = _Features.of(groups, states_RW)
+    groups = features.groups
     found = cross_validate(features.data, num_folds=num_folds, seed=seed)
     number = {key: index for index, key in enumerate(features.data.prompt_keys)}
     fold_R = np.array(
-        [found.fold_P[number[group.prompt_key]] for group in groups for _ in range(group.num_replies)], dtype=np.intp
+        # A group without comparisons is judged by nothing, whatever its fold.
+        [found.fold_P[number.get(group.prompt_key, 0)] for group in groups for _ in range(group.num_replies)],
+        dtype=np.intp,
     )
     scores_R = np.take_along_axis(features.features_RF @ found.theta_FK, fold_R[:, None], axis=1)[:, 0]
     return LayerFit(
@@ -130,10 +150,13 @@ def fit_layer(groups: Sequence[TokenGroup], states_RW: Any, *, layer: int, num_f
     )
 
 
-def fit_heads(groups: Sequence[TokenGroup], states_RW: Any, *, penalty: float, num_draws: int, seed: int) -> Heads:
-    """The head on all data and `num_draws` on samples of the prompts drawn with replacement."""
-    features = _Features.of(groups, states_RW)
+def fit_heads(features: Features, chosen: LayerFit, *, num_draws: int, seed: int) -> Heads:
+    """The head on all data and `num_draws` on samples of the prompts drawn with replacement.
+
+    The penalty keeps its weight against the sum of the losses (see `learning_curve`).
+    """
     data = features.data
+    penalty = chosen.penalty * (1 - 1 / chosen.num_folds)
     theta_F1 = fit(data, data.weights[:, None], np.array([penalty]))
     theta_FB = np.zeros((len(theta_F1), 0))
     if num_draws:
@@ -142,17 +165,14 @@ def fit_heads(groups: Sequence[TokenGroup], states_RW: Any, *, penalty: float, n
     return Heads(head_W=features.heads(theta_F1)[:, 0], bootstrap_WB=features.heads(theta_FB))
 
 
-def learning_curve(
-    groups: Sequence[TokenGroup], states_RW: Any, *, penalty: float, num_folds: int, seed: int
-) -> list[CurvePoint]:
+def learning_curve(features: Features, chosen: LayerFit, *, seed: int) -> list[CurvePoint]:
     """Accuracy and loss on held-out prompts by the share of the other prompts that a head was fitted on.
 
     The penalty keeps its weight against the sum of the losses, as one prior belief does whatever the data. Shares too
-    small to leave a comparison in every fold are left out.
+    small to leave a weighted comparison in every fold are left out.
     """
-    features = _Features.of(groups, states_RW)
     data = features.data
-    fold_C = fold_of_prompts(len(data.prompt_keys), num_folds, seed)[data.prompts]
+    fold_C = fold_of_prompts(len(data.prompt_keys), chosen.num_folds, seed)[data.prompts]
     folds = range(fold_C.max() + 1)
     keys = [data.prompt_keys[prompt] for prompt in data.prompts]
     reference = data.weights.sum() * (1 - 1 / len(folds))  # what the penalty was chosen with
@@ -164,7 +184,7 @@ def learning_curve(
         totals_B = weights_CB.sum(0)
         if not (totals_B > 0).all():
             continue
-        theta_FB = fit(data, weights_CB, penalty * reference / totals_B)
+        theta_FB = fit(data, weights_CB, chosen.penalty * reference / totals_B)
         logits_DC = np.stack(
             [(data.differences * theta_FB[:, draw * len(folds) + fold_C].T).sum(1) for draw in range(len(kept))]
         )
@@ -175,7 +195,7 @@ def learning_curve(
 def _curve_point(
     share: float, data: Comparisons, logits_DC: FloatArray, comparisons: float, keys: Sequence[str]
 ) -> CurvePoint:
-    """Means over D draws for each comparison, and intervals over prompts."""
+    """Means over D draws for each comparison, and intervals over the prompts that judge, not over what was drawn."""
     sign_C = np.where(data.labels >= 0.5, 1.0, -1.0)
     decided = data.labels != 0.5
     right_C = np.heaviside(logits_DC * sign_C, 0.5).mean(0)
@@ -183,40 +203,49 @@ def _curve_point(
     return CurvePoint(
         share=share,
         comparisons=float(comparisons),
-        accuracy=stats.mean(right_C[decided], [key for key, kept in zip(keys, decided, strict=True) if kept]),
+        accuracy=stats.mean_share(right_C[decided], [key for key, kept in zip(keys, decided, strict=True) if kept]),
         loss=stats.mean(losses_C, keys),
     )
 
 
-def uncertainty(groups: Sequence[TokenGroup], states_RW: Any, heads: Heads) -> Uncertainty:
+def uncertainty(groups: Sequence[TokenGroup], states_RW: Any, heads: Heads) -> Uncertainty | None:
     """How sure the head is of each judged comparison, and whether it is right to be.
 
-    Label ties are left out.
+    Label ties are left out; None if nothing else is there.
     """
     data = compare(groups, np.asarray(states_RW, dtype=np.float64))
     named = [(group, comparison) for group in groups for comparison in group.comparisons]
     decided = data.labels != 0.5
+    if not decided.any():
+        return None
     sign_C = np.where(data.labels >= 0.5, 1.0, -1.0)
     margin_C = (data.differences @ heads.head_W) * sign_C
     margins_CB = (data.differences @ heads.bootstrap_WB) * sign_C[:, None]
     agree_C = (np.sign(margins_CB) == np.sign(margin_C)[:, None]).mean(1)
     right_C = np.heaviside(margin_C, 0.5)
-    low, high = np.quantile(np.heaviside(margins_CB[decided], 0.5).mean(0), [0.025, 0.975])
     keys = np.array([group.prompt_key for group, _ in named])
+    accuracy = float(right_C[decided].mean())
+    over_heads_B = np.heaviside(margins_CB[decided], 0.5).mean(0)
+    bias = float(over_heads_B.mean()) - accuracy
+    low, high = np.quantile(over_heads_B, [0.025, 0.975]) - bias
+    sure, unsure = decided & (agree_C >= SURE), decided & (agree_C < SURE)
 
-    def accuracy(which: Any) -> Estimate:
+    def judged(which: Any) -> Estimate:
         return stats.proportion(right_C[which], keys[which].tolist())
 
     return Uncertainty(
         over_heads=Estimate(
-            value=float(right_C[decided].mean()),
-            low=float(low),
-            high=float(high),
+            value=accuracy,
+            low=max(float(low), 0.0),
+            high=min(float(high), 1.0),
             n=int(decided.sum()),
-            method=f"range over {margins_CB.shape[1]} bootstrap heads",
+            method=f"range over {margins_CB.shape[1]} bootstrap heads, moved to the head",
         ),
-        sure=accuracy(decided & (agree_C >= SURE)),
-        unsure=accuracy(decided & (agree_C < SURE)),
+        bias=bias,
+        sure=judged(sure),
+        num_sure=int(sure.sum()),
+        unsure=judged(unsure),
+        num_unsure=int(unsure.sum()),
         comparisons=[
             {
                 "preference_id": group.preference_id,
@@ -238,4 +267,4 @@ def uncertainty(groups: Sequence[TokenGroup], states_RW: Any, heads: Heads) -> U
 def judge_scores(groups: Sequence[TokenGroup], scores_R: Any) -> EvalResult:
     """Evaluation of one score a reply, at β = 1."""
     sizes = np.cumsum([group.num_replies for group in groups])[:-1]
-    return judge(score_rows(groups, np.split(np.asarray(scores_R, dtype=np.float32), sizes)), beta=1.0)
+    return judge(score_rows(groups, np.split(np.asarray(scores_R, dtype=np.float64), sizes)), beta=1.0)

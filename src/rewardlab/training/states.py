@@ -48,15 +48,17 @@ def states_of(
 
     Raises DataError for a state that is not finite.
     """
+    shape = (sum(group.num_replies for group in groups), model.head.in_features)
     if cache is None:
         with tempfile.TemporaryDirectory() as scratch:
-            _compute(model, groups, layers, Path(scratch), budget, name)
+            _compute(model, groups, layers, Path(scratch), budget, name, shape)
             return {layer: np.load(_file(Path(scratch), layer)) for layer in layers}
     folder = cache / "states" / fingerprint(model, groups)
-    missing = [layer for layer in layers if not _file(folder, layer).is_file()]
+    missing = [layer for layer in layers if not _is_whole(_file(folder, layer), shape)]
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
-        _compute(model, groups, missing, folder, budget, name)
+        _remove_left_over(folder)
+        _compute(model, groups, missing, folder, budget, name, shape)
     logger.info(
         "states: %s: layers %s %s %s",
         name,
@@ -76,6 +78,7 @@ def fingerprint(model: RewardModel, groups: Sequence[TokenGroup]) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
     for group in groups:
+        digest.update(group.num_replies.to_bytes(4, "little"))
         for part in (group.shared, *group.suffixes):
             digest.update(len(part).to_bytes(4, "little"))
             digest.update(part.astype(np.int32).tobytes())
@@ -83,16 +86,18 @@ def fingerprint(model: RewardModel, groups: Sequence[TokenGroup]) -> str:
 
 
 def _compute(
-    model: RewardModel, groups: Sequence[TokenGroup], layers: Sequence[int], folder: Path, budget: int, name: str
+    model: RewardModel,
+    groups: Sequence[TokenGroup],
+    layers: Sequence[int],
+    folder: Path,
+    budget: int,
+    name: str,
+    shape: tuple[int, int],
 ) -> None:
-    """Write the layers, each under its name only when it is whole."""
-    num_replies, width = sum(group.num_replies for group in groups), model.head.in_features
+    """Write the layers, each under its name only when it is whole; OSError if the disk is full."""
     unfinished = {layer: folder / f".layer_{layer}.{os.getpid()}.npy" for layer in layers}
-    arrays = {
-        layer: np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(num_replies, width))
-        for layer, path in unfinished.items()
-    }
     try:
+        arrays = {layer: _new_array(path, shape) for layer, path in unfinished.items()}
         row = 0
         for start in range(0, len(groups), CHUNK):
             part = groups[start : start + CHUNK]
@@ -115,6 +120,37 @@ def _compute(
             unfinished[layer].replace(_file(folder, layer))
     finally:
         for path in unfinished.values():
+            path.unlink(missing_ok=True)
+
+
+def _new_array(path: Path, shape: tuple[int, int]) -> np.memmap:
+    """An array on the disk whose whole space is taken now: without space, a write to a mapped file ends the process."""
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return array
+
+
+def _is_whole(path: Path, shape: tuple[int, int]) -> bool:
+    """Whether the file holds states of this shape; one that does not is said to be computed again."""
+    if not path.is_file():
+        return False
+    try:
+        array = np.load(path, mmap_mode="r")
+    except (ValueError, EOFError, OSError):
+        array = None
+    if array is not None and array.shape == shape and array.dtype == np.float32:
+        return True
+    logger.warning("%s is damaged; its states are computed again", path)
+    return False
+
+
+def _remove_left_over(folder: Path) -> None:
+    """Delete what processes that are no more did not finish."""
+    for path in folder.glob(".layer_*.*.npy"):
+        process = path.name.split(".")[2]
+        if process.isdecimal() and not Path(f"/proc/{process}").exists() and Path("/proc/self").exists():
             path.unlink(missing_ok=True)
 
 

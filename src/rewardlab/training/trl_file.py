@@ -274,7 +274,7 @@ def _adapters(file: Values, made: Translation, where: str) -> None:
             *("lora_target_modules", targets),
         )
     modules = file.get("lora_modules_to_save") or []
-    if others := [name for name in ([modules] if isinstance(modules, str) else list(modules)) if name != "score"]:  # type: ignore[call-overload]  # a list in any file that TRL reads
+    if others := [name for name in (modules if isinstance(modules, (list, tuple)) else [modules]) if name != "score"]:
         made.say("lora_modules_to_save", others, "with --lora only adapters and the head train")
 
 
