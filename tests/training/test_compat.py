@@ -184,7 +184,12 @@ def test_a_mixture_of_datasets_becomes_names(tmp_path):
     [
         ({"learning_rat": 1}, r"'learning_rat' is a key neither of TRL nor of rewardlab. Did you mean 'learning_rate'"),
         ({"label_smothing": 0.1}, r"'label_smothing' is a key neither .* Did you mean 'label_smoothing'"),
-        ({"learning_rate": 1e-4, "lr": 1e-5}, r"lr is set under TRL's name and under ours. Keep one"),
+        (
+            {"compat": "trl", "learning_rate": 1e-4, "lr": 1e-5},
+            r"lr is set under TRL's name and under ours. Keep one",
+        ),
+        ({"kwise_loss": "pairs"}, r"is a key of TRL's and kwise_loss one of rewardlab's. Add `compat: trl`"),
+        ({"lora_target_modules": ["q"], "lora_modules_to_save": 3, "lr": 1}, r"Add `compat: trl`"),
         (
             {"eval_strategy": "no", "evaluation_strategy": "no"},
             r"eval_strategy is there twice, also under another name",
@@ -216,8 +221,23 @@ def test_a_file_of_ours_stays_what_it_is(tmp_path, log):
         parse_train(["--config", str(path)])
 
 
+def test_modules_to_save_that_are_no_list_are_said_too(tmp_path, log):
+    parsed(tmp_path, {"lora_modules_to_save": 3})
+    assert any("lora_modules_to_save" in record.getMessage() for record in log.records)
+
+
+def test_the_held_out_prompts_are_mentioned_unless_the_file_decides(tmp_path, log):
+    parsed(tmp_path, {"eval_strategy": "no", "test_split_size": 100})
+    assert any("not matched: evaluation" in record.getMessage() for record in log.records)
+    log.clear()
+    parsed(tmp_path, {"eval_strategy": "no"})
+    assert not any("not matched: evaluation" in record.getMessage() for record in log.records)
+
+
 def test_our_own_settings_may_stand_beside_those_of_trl(tmp_path):
-    config = parsed(tmp_path, {"label_smoothing": 0.1, "chat_template": "plain", "learning_rate": 1e-5})
+    config = parsed(
+        tmp_path, {"compat": "trl", "label_smoothing": 0.1, "chat_template": "plain", "learning_rate": 1e-5}
+    )
     assert (config.label_smoothing, config.chat_template, config.lr) == (0.1, "plain", 1e-5)
 
 

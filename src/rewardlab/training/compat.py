@@ -14,6 +14,7 @@ from typing import Final
 from rewardlab.core.errors import ConfigError
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.trl_file import flag, is_trl_file, show, translate
+from rewardlab.training.trl_keys import KEYS
 
 logger = logging.getLogger("rewardlab")
 
@@ -65,6 +66,13 @@ class Conventions:
         """
         if not is_trl_file(values, OURS):
             return dict(values)
+        own = [key for key in values if key in OURS and key not in KEYS]
+        if own and "compat" not in values:
+            theirs = [key for key in values if key in KEYS and key not in OURS]
+            raise ConfigError(
+                f"{where}: {theirs[0]} is a key of TRL's and {own[0]} one of rewardlab's. Add `compat: trl` to read the "
+                f"file with TRL's defaults, or write rewardlab's names throughout (docs/coming-from-trl.md has both)."
+            )
         made = translate(values, OURS, where=where)
         logger.info("%s is a TRL configuration:", where)
         for line in made.lines:

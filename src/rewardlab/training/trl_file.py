@@ -211,8 +211,6 @@ def _evaluation(file: Values, made: Translation, where: str) -> None:
         made.set("eval_fraction", share, "test_split_size", share, "of the prompts, with all their rows")
     elif share is not None:
         made.say("test_split_size", share, "a number of rows; hold out a share of the prompts with --eval-fraction")
-    if strategy is not None:
-        made.settled.add("evaluation")
     if strategy == "no" and share is None:
         made.set("eval_fraction", 0.0, "eval_strategy", "no", "nothing is evaluated; the last step is the model")
     elif strategy in ("steps", "epoch"):
@@ -224,6 +222,8 @@ def _evaluation(file: Values, made: Translation, where: str) -> None:
         else:
             key = "eval_steps" if file.get("eval_steps") is not None else "logging_steps"
             _steps(file.get(key) or 10, key, "eval_every", made)
+    if {"eval_fraction", "eval_split"} & made.settings.keys():
+        made.settled.add("evaluation")
     _best(file, made)
 
 
