@@ -20,7 +20,7 @@ from rewardlab.core.config import did_you_mean, field_texts, from_mapping, read_
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.data.config import SelectionConfig
-from rewardlab.model.config import ModelConfig
+from rewardlab.model.config import ComputeConfig, ModelConfig
 from rewardlab.training.compat import Conventions
 from rewardlab.training.config import EvalConfig, LossConfig, ProbeConfig, RewardTrainerConfig, TrainerConfig
 
@@ -46,7 +46,7 @@ class VerifyArguments:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoreArguments:
+class ScoreArguments(ComputeConfig):
     """Settings of `rewardlab score`."""
 
     model: str
@@ -197,6 +197,7 @@ def _score(arguments: Sequence[str]) -> None:
         settings.output,
         precision=settings.precision,
         token_budget=settings.micro_token_budget,
+        compute=settings,
     )
     print(f"{count} replies scored: {settings.output}")
 

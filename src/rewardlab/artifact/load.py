@@ -16,11 +16,13 @@ from rewardlab.core.files import read_json, sha256_file
 from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec, read_spec
 from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.model import attention
-from rewardlab.model.config import ModelConfig
+from rewardlab.model.compute import apply_compute, choose_compute
+from rewardlab.model.config import ComputeConfig, ModelConfig
 from rewardlab.model.load import PRECISION, choose_layout, disk_class_of, read_classifier, read_config, wrap
 from rewardlab.model.reward import HEAD_ON_DISK, Layout
 from rewardlab.score import Scorer
 
+DEFAULT_COMPUTE: Final = ComputeConfig()
 REMEDY: Final = "Restore the folder from where it was saved, or save the model again."
 
 
@@ -32,11 +34,13 @@ def load(
     attention: str = "auto",
     check: bool = True,
     trust_remote_code: bool = False,
+    compute: ComputeConfig = DEFAULT_COMPUTE,
 ) -> Scorer:
     """The reward model in `folder`, ready to score.
 
     With ``precision="fp32"`` its scores are the canonical ones. `check` compares files, tokens and canary scores
-    with those recorded when the model was saved. `trust_remote_code` runs Python code that lies in the folder.
+    with those recorded when the model was saved. `trust_remote_code` runs Python code that lies in the folder;
+    `compute` names kernels.
 
     Raises ArtifactError if anything that decides a score is missing, changed or different.
     """
@@ -48,14 +52,29 @@ def load(
     if check:
         require_files(path, spec)
     where = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
-    scorer = assemble(path, spec, device=where, precision=precision, attention_mode=attention, trust=trust_remote_code)
+    scorer = assemble(
+        path,
+        spec,
+        device=where,
+        precision=precision,
+        attention_mode=attention,
+        trust=trust_remote_code,
+        compute=compute,
+    )
     if check:
         require_canaries(scorer, spec, where=str(path))
     return scorer
 
 
 def assemble(
-    path: Path, spec: RewardSpec, *, device: torch.device, precision: str, attention_mode: str, trust: bool = False
+    path: Path,
+    spec: RewardSpec,
+    *,
+    device: torch.device,
+    precision: str,
+    attention_mode: str,
+    trust: bool = False,
+    compute: ComputeConfig = DEFAULT_COMPUTE,
 ) -> Scorer:
     """Build the Scorer from the files, without comparing canaries; `trust` runs code that lies among them.
 
@@ -80,7 +99,10 @@ def assemble(
         raise ArtifactError(f"{path}: {error}") from error
     if missing:
         raise ArtifactError(f"{path}: weights are missing: {', '.join(sorted(missing)[:5])}. {REMEDY}")
-    model = wrap(classifier, layout=layout, compute_dtype=PRECISION[precision]).to(device).eval()
+    dtype = PRECISION[precision]
+    model = wrap(classifier, layout=layout, compute_dtype=dtype).to(device).eval()
+    chosen = choose_compute(compute, model.config, device=device, dtype=dtype, train=False, log=lambda line: None)
+    apply_compute(model, replace(compute, **chosen))
     tokenizer = load_tokenizer(str(path), trust_remote_code=trust)
     _require_template(path, tokenizer, spec)
     return Scorer(model, Renderer(tokenizer, spec.renderer), beta=spec.beta)

@@ -11,14 +11,14 @@ Legend: H query heads, T packed tokens, D head width.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import MODEL_MAPPING, AttentionInterface, PretrainedConfig
+
+from rewardlab.model.attention_backends import BACKENDS, PromptLayout
 
 NAME: Final = "rewardlab_shared_prompt"
 LAYOUT_ARGUMENT: Final = "prompt_layout"
@@ -39,29 +39,6 @@ HARMLESS_ARGUMENTS: Final = frozenset(
 )
 
 
-class PromptLayout:
-    """Which stretch of the packed row attends to what, and how many layers have asked.
-
-    ``groups`` as in PackedBatch: (shared tokens, tokens of each reply).
-    """
-
-    def __init__(self, groups: Sequence[tuple[int, tuple[int, ...]]]) -> None:
-        self.segments = [
-            (num_shared, length, reply == 0) for num_shared, suffixes in groups for reply, length in enumerate(suffixes)
-        ]
-        self.sizes = [shared + length if first else length for shared, length, first in self.segments]
-        self.num_calls = 0
-        self._masks: dict[tuple[int, int], Bool[Tensor, "r s"]] = {}
-
-    def mask(self, num_shared: int, length: int, device: torch.device) -> Bool[Tensor, "r s"]:
-        """Who a later reply sees: the whole shared part and its own past. [length, num_shared + length]"""
-        key = (num_shared, length)
-        if key not in self._masks:
-            ones = torch.ones(length, num_shared + length, dtype=torch.bool, device=device)
-            self._masks[key] = ones.tril(num_shared)
-        return self._masks[key]
-
-
 def shared_prompt_attention(
     module: nn.Module,
     query: Float[Tensor, "1 H T D"],
@@ -72,10 +49,10 @@ def shared_prompt_attention(
     dropout: float = 0.0,
     **arguments: Any,
 ) -> tuple[Float[Tensor, "1 T H _"], None]:
-    """Attention of one packed row, segment by segment.
+    """Attention of one packed row: a reply sees the shared part of its group and its own past.
 
-    The first reply of a group is one causal stretch with its shared part; every further reply attends to the same
-    shared keys and values and to itself. Raises TypeError for anything it would have to ignore.
+    Opaque to torch.compile, which compiles around it: what it does depends on the layout of each row. Raises
+    TypeError for anything it would have to ignore.
     """
     layout: PromptLayout | None = arguments.pop(LAYOUT_ARGUMENT, None)
     softcap: float | None = arguments.pop("softcap", None)
@@ -86,39 +63,12 @@ def shared_prompt_attention(
             f"mask {attention_mask is not None}, dropout {dropout}, unknown arguments {unknown}"
         )
     layout.num_calls += 1
-    repeats = query.shape[1] // key.shape[1]
-    if repeats > 1:
-        key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
-    outputs = []
-    # `split`, not slices: the backward of a slice adds a full-size tensor of zeros for every segment.
-    queries, keys, values = (torch.split(tensor, layout.sizes, 2) for tensor in (query, key, value))
-    for (num_shared, length, first), q, k, v in zip(layout.segments, queries, keys, values, strict=True):
-        if first:
-            shared_k, shared_v = k[:, :, :num_shared], v[:, :, :num_shared]
-            mask = None
-        else:
-            k, v = torch.cat((shared_k, k), 2), torch.cat((shared_v, v), 2)
-            mask = layout.mask(num_shared, length, q.device)
-        outputs.append(_attend(q, k, v, mask, scaling, softcap))
-    return torch.cat(outputs, 2).transpose(1, 2).contiguous(), None
+    attend = BACKENDS[layout.backend]
+    return attend(query, key, value, layout, scaling, softcap).transpose(1, 2).contiguous(), None
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None, softcap: float | None
-) -> Tensor:
-    """Causal attention without a mask, or attention under a boolean mask."""
-    if softcap is None:
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling)
-    if mask is None:
-        mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool, device=query.device).tril()
-    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    logits = torch.tanh(query @ key.transpose(2, 3) * scale / softcap) * softcap
-    at_least_float32 = torch.promote_types(logits.dtype, torch.float32)
-    weights = logits.masked_fill(~mask, float("-inf")).softmax(-1, dtype=at_least_float32)
-    return weights.to(value.dtype) @ value
-
-
-AttentionInterface.register(NAME, shared_prompt_attention)
+opaque: Any = torch.compiler.disable
+AttentionInterface.register(NAME, opaque(shared_prompt_attention))
 
 
 def refusal(config: PretrainedConfig, model_class: Any, max_length: int) -> str | None:

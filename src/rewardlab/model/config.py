@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from rewardlab.core.config import require
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackboneConfig:
+class ComputeConfig:
+    """Which kernels compute; no choice changes a number beyond rounding. `auto` is decided once and written down."""
+
+    attention_backend: Literal["auto", "segments", "mask", "flex", "varlen", "flash"] = "auto"
+    """Kernel of shared-prompt attention. `segments` runs everywhere; on CUDA in bf16 `auto` takes the first that works
+    of `varlen` (PyTorch), `flash` (flash-attn) and `flex` (compiled FlexAttention); `mask` is one dense mask."""
+    linear_backend: Literal["auto", "torch", "onednn"] = "auto"
+    """Linear layers in float32 on the CPU: PyTorch's choice, or oneDNN; `auto` measures both."""
+    allocator: Literal["auto", "system", "keep"] = "auto"
+    """`keep` makes the C library keep freed memory for the next tensor; `auto` does so on the CPU."""
+    compile: bool = False
+    """Compile the decoder layers (a minute at the start; a few percent on the CPU)."""
+
+
+def compute_settings(config: ComputeConfig) -> dict[str, Any]:
+    """The settings of ComputeConfig alone, by name."""
+    return {field.name: getattr(config, field.name) for field in fields(ComputeConfig)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackboneConfig(ComputeConfig):
     """Which model and how it computes."""
 
     model: str = ""
@@ -28,6 +48,10 @@ class BackboneConfig:
 class ModelConfig(BackboneConfig):
     """Which model, how it computes, and what of it trains."""
 
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """Compute activations again in the backward pass, to save memory: of every layer, or all but its matmuls."""
+    liger: bool = False
+    """Use Liger's fused kernels (CUDA; the package `liger-kernel`)."""
     new_head: bool = False
     """Draw a new head even if the model has one."""
     lora: bool = False
@@ -44,6 +68,10 @@ class ModelConfig(BackboneConfig):
     """Scale by alpha / sqrt(r) instead."""
 
     def __post_init__(self) -> None:
+        require(
+            not (self.compile and self.activation_checkpointing == "selective"),
+            "--activation-checkpointing selective: --compile decides by itself what to keep. Use full or none with it.",
+        )
         require(self.lora_rank >= 1, f"--lora-rank {self.lora_rank}: must be at least 1.")
         require(self.lora_alpha > 0, f"--lora-alpha {self.lora_alpha}: must be above 0.")
         require(0 <= self.lora_dropout < 1, f"--lora-dropout {self.lora_dropout}: must be at least 0 and below 1.")

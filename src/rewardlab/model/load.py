@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from rewardlab.core.errors import ModelError
 from rewardlab.model import attention, lora
+from rewardlab.model.compute import apply_compute, choose_compute
 from rewardlab.model.config import BackboneConfig, ModelConfig
 from rewardlab.model.reward import HEAD_ON_DISK, Layout, RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak
@@ -119,6 +121,9 @@ def load_reward_model(
         if lora.half_frozen(model.backbone, precision):
             model.read_originals = partial(_read_state, name, config)
     model.to(device).train()
+    if "auto" in (config.attention_backend, config.linear_backend, config.allocator):
+        config = replace(config, **choose_compute(config, model.config, device=device, dtype=precision, log=log))
+    apply_compute(model, config)
     require_sound_layout(model, log)
     trainable, total = lora.count_parameters(model)
     log(f"parameters: {trainable:,} of {total:,} trained ({trainable / total:.2%})")

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from rewardlab.batch import PackedBatch
 from rewardlab.core.errors import ModelError
-from rewardlab.model.attention import LAYOUT_ARGUMENT, PromptLayout
+from rewardlab.model.attention import LAYOUT_ARGUMENT
+from rewardlab.model.attention_backends import PromptLayout
 
 Layout = Literal["shared", "unshared", "padded"]
 """`shared` and `unshared` take the packed row; `padded` one row a reply."""
@@ -39,6 +40,8 @@ class RewardModel(nn.Module):
         self.disk_class = disk_class
         self.layout: Layout = layout
         self.compute_dtype = compute_dtype
+        self.attention_backend = "segments"
+        """Name of the kernel of shared-prompt attention (model/attention_backends.py)."""
         self.read_originals: Callable[[], Mapping[str, Tensor]] | None = None
         """Reads frozen weights that are held rounded, as they were before, in float32; None if nothing is rounded."""
 
@@ -58,6 +61,18 @@ class RewardModel(nn.Module):
         with torch.autocast(self.device.type, enabled=False):
             return F.linear(hidden_RW.to(self.head.weight.dtype), self.head.weight, self.head.bias).squeeze(-1)
 
+    def row_length(self, num_tokens: int) -> int:
+        """Tokens that a row of `num_tokens` is computed with.
+
+        Kernels that are compiled for one length get a conversation of filler at the end of the row, up to the next of
+        eight steps to each power of two, and of 128: at most an eighth more for long rows, and a program for each
+        step rather than for each length.
+        """
+        if self.layout == "padded" or self.attention_backend != "flex":
+            return num_tokens
+        step = max(128, 1 << max(0, (num_tokens - 1).bit_length() - 4))
+        return -(-num_tokens // step) * step
+
     def final_states(self, batch: PackedBatch) -> Float[Tensor, "R W"]:
         """What the head reads: the backbone's output at the last token of each reply."""
         with self._arithmetic():
@@ -76,10 +91,12 @@ class RewardModel(nn.Module):
         return torch.autocast(self.device.type, dtype=self.compute_dtype if half else None, enabled=half)
 
     def _run_packed(self, batch: PackedBatch) -> Float[Tensor, "1 T W"]:
-        layout = PromptLayout(batch.groups)
+        num_filled = self.row_length(batch.num_tokens) - batch.num_tokens
+        groups = (*batch.groups, (0, (num_filled,))) if num_filled else batch.groups
+        layout = PromptLayout(groups, self.attention_backend, batch.read_at_R)
         output = self.backbone(
-            input_ids=batch.token_ids_T[None],
-            position_ids=batch.positions_T[None],
+            input_ids=F.pad(batch.token_ids_T, (0, num_filled))[None],
+            position_ids=F.pad(batch.positions_T, (0, num_filled))[None],
             use_cache=False,
             **{LAYOUT_ARGUMENT: layout},
         )

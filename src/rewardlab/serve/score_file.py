@@ -6,15 +6,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rewardlab.artifact.load import load
+from rewardlab.artifact.load import DEFAULT_COMPUTE, load
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import read_jsonl, write_jsonl
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import to_messages
 from rewardlab.data.rows import UnusableRowError, is_open_transcript, parse_transcript
+from rewardlab.model.config import ComputeConfig
 
 
-def score_file(model: str, source: Path, target: Path, *, precision: str = "fp32", token_budget: int = 8192) -> int:
+def score_file(
+    model: str,
+    source: Path,
+    target: Path,
+    *,
+    precision: str = "fp32",
+    token_budget: int = 8192,
+    compute: ComputeConfig = DEFAULT_COMPUTE,
+) -> int:
     """Write `source`'s rows to `target` with `score`, or `scores` for several responses; returns how many replies.
 
     Raises DataError naming file and line for a row that holds no conversation.
@@ -25,7 +34,7 @@ def score_file(model: str, source: Path, target: Path, *, precision: str = "fp32
     if not rows:
         raise DataError(f"{source}: no rows to score.")
     conversations = [_conversations(row, where) for where, row in rows]
-    scorer = load(model, precision=precision)
+    scorer = load(model, precision=precision, compute=compute)
     scorer.token_budget = token_budget
     for (where, _), several in zip(rows, conversations, strict=True):
         for conversation in several:

@@ -9,7 +9,7 @@ from typing import Literal
 from rewardlab.core.config import convert_fields, require
 from rewardlab.core.errors import ConfigError
 from rewardlab.data.config import DataConfig, SelectionConfig
-from rewardlab.model.config import BackboneConfig, ModelConfig
+from rewardlab.model.config import BackboneConfig, ComputeConfig, ModelConfig
 
 FULL_LR = 5e-6
 LORA_LR = 5e-5
@@ -165,7 +165,7 @@ class ProbeConfig(BackboneConfig, DataConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig:
+class EvalConfig(ComputeConfig):
     """Every setting of `rewardlab eval`. Template, length limit and β come with the model."""
 
     model: str = ""

@@ -101,7 +101,7 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
         strength_as=config.strength_as,
     )
     loaded = load_preferences(config.dataset, split=config.hf_split, config=data, seed=config.seed, limit=config.limit)
-    scorer = load(config.model, precision=config.precision, attention=config.attention)
+    scorer = load(config.model, precision=config.precision, attention=config.attention, compute=config)
     groups, report = tokenize(
         loaded.preferences,
         scorer.renderer,

@@ -28,7 +28,8 @@ from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
 from rewardlab.data.loader import TokenReport, steps_per_epoch
 from rewardlab.data.pack import require_fit
-from rewardlab.model.load import choose_layout, load_reward_model, resolve_precision
+from rewardlab.model.compute import choose_compute
+from rewardlab.model.load import PRECISION, choose_layout, load_reward_model, resolve_precision
 from rewardlab.model.reward import Layout
 from rewardlab.report.tables import format_estimate
 from rewardlab.training.baselines import fit_baselines
@@ -105,6 +106,10 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     require_fit([*data.train, *data.eval, *test_groups], config.micro_token_budget, layout=layout)
     baselines = _baselines(config, data, test_groups)
     resolved = _resolve(config, num_groups=len(data.train), device=device, layout=layout)
+    compute = choose_compute(
+        resolved, base.config.get_text_config(), device=device, dtype=PRECISION[resolved.precision], log=logger.info
+    )
+    resolved = replace(resolved, **compute)
 
     torch.manual_seed(resolved.seed)
     model = load_reward_model(

@@ -1,0 +1,305 @@
+"""How a model computes: kernels chosen once, at the start, by name, and written into the resolved configuration.
+
+None of it changes what is computed: every choice passes the layout law in its own precision. What is measured or tried
+here is printed, and a run that is taken up again is given the names and chooses nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+import torch.utils.checkpoint
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+from rewardlab.core.errors import ConfigError, ModelError
+from rewardlab.model.attention import LAYOUT_ARGUMENT
+from rewardlab.model.attention_backends import BACKENDS, HALF, PromptLayout, unavailable
+from rewardlab.model.config import ComputeConfig, ModelConfig
+from rewardlab.model.layers import decoder_layers
+from rewardlab.model.linear import MIN_WIDTH, OneDnnLinear, onednn_available, use_onednn
+from rewardlab.model.reward import RewardModel
+
+Log = Callable[[str], None]
+PREFERRED: Final = {True: ("varlen", "flash", "flex", "segments"), False: ("segments",)}
+"""Attention on CUDA in half precision, and everywhere else: the first that works."""
+WORTH_IT: Final = 1.2
+"""How much faster oneDNN must be to be taken: less could be noise, and a choice should be the same tomorrow."""
+TRIAL_GROUPS: Final = ((37, (11, 50, 5)), (0, (29,)), (128, (64, 1)))
+ROUNDING: Final = 2.0
+"""A backend in half precision may err this many times as much as the plain one in the same precision."""
+
+
+def choose_compute(
+    config: ComputeConfig,
+    text_config: Any,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    log: Log,
+    train: bool = True,
+) -> dict[str, Any]:
+    """Settings of ComputeConfig with every `auto` decided, from the model's shape alone.
+
+    Raises ConfigError for a backend that was named and cannot be used here.
+    """
+    attention, why = _choose_attention(config.attention_backend, text_config, device, dtype, train=train)
+    linear, measured = _choose_linear(config.linear_backend, text_config, device, dtype)
+    allocator = config.allocator
+    if allocator == "auto":
+        allocator = "keep" if device.type == "cpu" and _libc_with_mallopt() is not None else "system"
+    log(
+        f"compute: attention {attention}{why}; linear layers {linear}{measured}; allocator {allocator}"
+        + ("; layers compiled" if config.compile else "")
+    )
+    return {"attention_backend": attention, "linear_backend": linear, "allocator": allocator}
+
+
+def apply_compute(model: RewardModel, config: ComputeConfig) -> None:
+    """Make a loaded model compute as a configuration without `auto` says.
+
+    Raises ConfigError or ModelError for what its architecture does not have.
+    """
+    model.attention_backend = config.attention_backend
+    if config.allocator == "keep":
+        keep_freed_memory()
+    if model.device.type == "cpu" and config.linear_backend == "onednn":
+        use_onednn(model.backbone)
+    if isinstance(config, ModelConfig):
+        if config.liger:
+            _use_liger(model)
+        checkpoint_activations(model, config.activation_checkpointing)
+    if model.layout != "padded":
+        read_last_layer_only_where_scored(model)
+    if config.compile:
+        compile_layers(model)
+
+
+def keep_freed_memory() -> bool:
+    """Let the C library keep freed memory for the next tensor instead of giving it back; False if it cannot be told.
+
+    Every freshly mapped page is cleared by the kernel at its first touch, which costs more than writing to it.
+    """
+    libc = _libc_with_mallopt()
+    if libc is None:
+        return False
+    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX of glibc's malloc.h
+    return bool(libc.mallopt(mmap_max, 0)) and bool(libc.mallopt(trim_threshold, 2**31 - 1))
+
+
+def checkpoint_activations(model: RewardModel, mode: str) -> None:
+    """Compute activations again in the backward pass: of every layer (`full`), or all but matmuls (`selective`).
+
+    Raises ModelError if the architecture does not support it.
+    """
+    if mode == "none":
+        return
+    if not getattr(model.backbone, "supports_gradient_checkpointing", False):
+        raise ModelError(f"{type(model.backbone).__name__} has no activation checkpointing. Leave it out.")
+    arguments: dict[str, Any] = {"use_reentrant": False}
+    if mode == "selective":
+        arguments["context_fn"] = _keep_matmuls
+    backbone: Any = model.backbone
+    if hasattr(backbone, "activation_checkpointing_enable"):  # its name since transformers 5.2x
+        backbone.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)
+    else:
+        backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
+
+
+def compile_layers(model: RewardModel) -> None:
+    """Compile the decoder layers one by one: they share one program, whatever the number of tokens.
+
+    The last one is left out where it computes only what is read (see `read_last_layer_only_where_scored`).
+    """
+    for layer in decoder_layers(model.backbone):
+        if not any(part._forward_pre_hooks for part in layer.children()):
+            layer.compile(dynamic=True)
+
+
+def compiled_programs() -> int:
+    """Programs that torch.compile has made in this process so far; a number that keeps growing is a fault."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+def read_last_layer_only_where_scored(model: RewardModel) -> None:
+    """In the last layer, run the feed-forward part only for the tokens at which a score is read.
+
+    Nothing else looks at its output, so nothing changes; it saves three quarters of one layer. Models whose layers have
+    no plain feed-forward module named `mlp` are left as they are.
+    """
+    try:
+        last = decoder_layers(model.backbone)[-1]
+    except ModelError:
+        return
+    mlp = getattr(last, "mlp", None)
+    attention = getattr(last, "self_attn", getattr(last, "attention", None))
+    if not isinstance(mlp, nn.Module) or not isinstance(attention, nn.Module) or not _is_plain(mlp):
+        return
+    reading: list[Tensor | None] = [None]
+    num_tokens = [0]
+
+    def enter(_attention: nn.Module, _inputs: Any, keywords: dict[str, Any]) -> None:
+        layout: PromptLayout | None = keywords.get(LAYOUT_ARGUMENT)
+        reading[0] = layout.read_at_R if layout is not None else None
+
+    def select(_mlp: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
+        (hidden,) = inputs
+        num_tokens[0] = hidden.shape[1]
+        return inputs if reading[0] is None else (hidden[:, reading[0]],)
+
+    def spread(_mlp: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        if reading[0] is None:
+            return output
+        return output.new_zeros(1, num_tokens[0], output.shape[-1]).index_copy(1, reading[0], output)
+
+    # On the attention, not on the layer: hooks of a checkpointed layer do not run when it is computed again.
+    attention.register_forward_pre_hook(enter, with_kwargs=True)
+    mlp.register_forward_pre_hook(select)
+    mlp.register_forward_hook(spread)
+
+
+def _choose_attention(
+    wanted: str, text_config: Any, device: torch.device, dtype: torch.dtype, *, train: bool
+) -> tuple[str, str]:
+    """(backend, what to say about it)."""
+    softcap = getattr(text_config, "attn_logit_softcapping", None)
+    if wanted != "auto":
+        reason = unavailable(wanted, device=device, dtype=dtype, softcap=softcap, train=train)
+        if reason:
+            raise ConfigError(f"--attention-backend {wanted}: {reason}. Use auto, or segments, which always works.")
+        return wanted, ""
+    passed_over: list[tuple[str, str]] = []
+    for name in PREFERRED[device.type == "cuda" and dtype in HALF]:
+        reason = unavailable(name, device=device, dtype=dtype, softcap=softcap, train=train) or trial(
+            name, text_config, device=device, dtype=dtype, train=train
+        )
+        if not reason:
+            return name, "".join(f" (not {other}: {reason})" for other, reason in passed_over)
+        passed_over.append((name, reason))
+    raise AssertionError("segments works everywhere")
+
+
+def trial(name: str, text_config: Any, *, device: torch.device, dtype: torch.dtype, train: bool) -> str:
+    """Why a backend does not give, forward and backward, what the plain one gives in float32; empty if it does."""
+    if name == "segments":
+        return ""
+    exact = _attend_once("segments", text_config, device, torch.float32, train=train)
+    plain = _attend_once("segments", text_config, device, dtype, train=train)
+    try:
+        found = _attend_once(name, text_config, device, dtype, train=train)
+    except Exception as error:  # kernels, compilers and drivers raise what they like; another backend takes over
+        return f"it failed here, {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    for part, truth, reference, tensor in zip(("output", "dq", "dk", "dv"), exact, plain, found, strict=False):
+        distance, allowed = _distance(tensor, truth), ROUNDING * _distance(reference, truth) + 1e-6
+        if not distance <= allowed:
+            return f"its {part} is off by {distance:.1e}, where {allowed:.1e} would be rounding"
+    return ""
+
+
+def _attend_once(name: str, text_config: Any, device: torch.device, dtype: torch.dtype, *, train: bool) -> list[Tensor]:
+    """Output, and gradients of query, key and value, of a small random row in the shape of the model's heads."""
+    heads = text_config.num_attention_heads
+    grouped = getattr(text_config, "num_key_value_heads", None) or heads
+    width = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
+    layout = PromptLayout(TRIAL_GROUPS, name)
+    draw = torch.Generator().manual_seed(0)
+    query, key, value = (
+        # Rounded once, so that every precision starts from the same numbers.
+        torch.randn(1, count, layout.num_tokens, width, generator=draw)
+        .bfloat16()
+        .to(device, dtype)
+        .requires_grad_(train)
+        for count in (heads, grouped, grouped)
+    )
+    softcap = getattr(text_config, "attn_logit_softcapping", None)
+    output = BACKENDS[name](query, key, value, layout, None, softcap)
+    if not train:
+        return [output]
+    weights = torch.randn(output.shape, generator=draw).bfloat16().to(device, dtype)
+    return [output.detach(), *torch.autograd.grad(output, (query, key, value), weights)]
+
+
+def _distance(found: Tensor, truth: Tensor) -> float:
+    return float((found.double() - truth.double()).norm() / truth.double().norm())
+
+
+def _choose_linear(wanted: str, text_config: Any, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    """(backend, what to say about it)."""
+    possible = device.type == "cpu" and dtype is torch.float32 and onednn_available()
+    if wanted == "onednn" and not possible:
+        raise ConfigError(
+            "--linear-backend onednn: it is for float32 on the CPU, with a PyTorch that has oneDNN. Use auto or torch."
+        )
+    if wanted != "auto" or not possible:
+        return ("torch" if wanted == "auto" else wanted), ""
+    inner = getattr(text_config, "intermediate_size", None) or 4 * text_config.hidden_size
+    if min(text_config.hidden_size, inner) < MIN_WIDTH:
+        return "torch", ""
+    ratio = onednn_speed(text_config.hidden_size, inner)
+    return ("onednn" if ratio >= WORTH_IT else "torch"), f" (oneDNN is {ratio:.2f} times as fast)"
+
+
+def onednn_speed(num_inputs: int, num_outputs: int, *, repeats: int = 5) -> float:
+    """How many times as fast as PyTorch's own linear layer oneDNN is, forward and backward; a fraction of a second."""
+    num_rows = max(32, min(1024, int(1e9 / (num_inputs * num_outputs))))
+    draw = torch.Generator().manual_seed(0)
+    input = torch.randn(num_rows, num_inputs, generator=draw).requires_grad_()
+    gradient = torch.randn(num_rows, num_outputs, generator=draw)
+    with torch.random.fork_rng(devices=[]):
+        layers = [kind(num_inputs, num_outputs, bias=False) for kind in (nn.Linear, OneDnnLinear)]
+    best = [float("inf"), float("inf")]
+    for _ in range(repeats + 1):  # interleaved, so that both meet the same neighbours; the first warms up
+        for number, layer in enumerate(layers):
+            started = time.perf_counter()
+            layer(input).backward(gradient)
+            best[number] = min(best[number], time.perf_counter() - started)
+            input.grad = layer.weight.grad = None
+    return best[0] / best[1]
+
+
+def _libc_with_mallopt() -> Any:
+    if not sys.platform.startswith("linux"):
+        return None
+    libc = ctypes.CDLL(None)
+    return libc if hasattr(libc, "mallopt") and hasattr(libc, "gnu_get_libc_version") else None
+
+
+def _keep_matmuls() -> Any:
+    """Contexts for torch.utils.checkpoint: products and attention are kept, everything between is computed again."""
+    kept = [
+        torch.ops.aten.mm.default,
+        torch.ops.aten.addmm.default,
+        torch.ops.aten.bmm.default,
+        torch.ops.rewardlab.onednn_linear.default,
+        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+        torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    ]
+    if hasattr(torch.ops.torch_attn, "_varlen_attn"):
+        kept.append(torch.ops.torch_attn._varlen_attn.default)
+    make: Any = torch.utils.checkpoint.create_selective_checkpoint_contexts
+    return make(kept)
+
+
+def _use_liger(model: RewardModel) -> None:
+    """Let Liger's fused kernels take the place of norms, feed-forward parts and rotary embeddings."""
+    if model.device.type != "cuda":
+        raise ConfigError("--liger: its kernels are for CUDA. Leave it out here.")
+    try:
+        liger: Any = importlib.import_module("liger_kernel.transformers")
+    except ImportError as error:
+        raise ConfigError("--liger needs the package liger-kernel: pip install 'rewardlab[liger]'.") from error
+    liger._apply_liger_kernel_to_instance(model=model.backbone)
+
+
+def _is_plain(mlp: nn.Module) -> bool:
+    """Whether a feed-forward part is made of linear layers alone, one token at a time: no experts, no routing."""
+    owners = [module for module in mlp.modules() if next(module.parameters(recurse=False), None) is not None]
+    return all(isinstance(module, nn.Linear) for module in owners) and "Moe" not in type(mlp).__name__

@@ -1,0 +1,87 @@
+"""Linear layers by oneDNN in float32, for processors on which PyTorch's own choice (MKL) is slow.
+
+On AMD, MKL reaches some 40 % of what oneDNN does with the same cores; on Intel the two are level. Which is the case is
+measured at the start of a run (model/compute.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+MIN_WIDTH: Final = 64
+"""Narrower layers, such as the two halves of an adapter, stay with PyTorch: there a call costs more than its work."""
+
+
+@torch.library.custom_op(
+    "rewardlab::onednn_linear",
+    mutates_args=(),
+    schema="(Tensor input, Tensor weight, Tensor? bias) -> Tensor",
+)
+def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`F.linear` of float32 [N, in] by [out, in], computed by oneDNN."""
+    output: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
+    return output
+
+
+@onednn_linear.register_fake
+def _(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return input.new_empty(input.shape[0], weight.shape[0])
+
+
+def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    input, weight, _ = inputs
+    needs_input, needs_weight = ctx.needs_input_grad[:2]
+    # A frozen weight needs no input kept for it, and the first trained layer no weight.
+    ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    input, weight = ctx.saved_tensors
+    needs_input, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+    return (
+        onednn_linear(gradient, weight.t(), None) if needs_input else None,
+        onednn_linear(gradient.t(), input.t(), None) if needs_weight else None,
+        gradient.sum(0) if needs_bias else None,
+    )
+
+
+onednn_linear.register_autograd(_backward, setup_context=_remember)
+
+
+class OneDnnLinear(nn.Linear):
+    """An nn.Linear, with the same parameters and the same names, that computes float32 through oneDNN."""
+
+    def forward(self, input: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
+        """As nn.Linear; other dtypes and autocast take PyTorch's path."""
+        if (
+            input.dtype is not torch.float32
+            or self.weight.dtype is not torch.float32
+            or torch.is_autocast_enabled("cpu")
+        ):
+            return F.linear(input, self.weight, self.bias)
+        flat = input.reshape(-1, self.in_features)
+        output: Tensor = onednn_linear(flat, self.weight, self.bias)
+        return output.view(*input.shape[:-1], self.out_features)
+
+
+def use_onednn(module: nn.Module) -> int:
+    """Let every wide nn.Linear inside compute through oneDNN, in place; returns how many do."""
+    found = [
+        child
+        for child in module.modules()
+        if type(child) is nn.Linear and min(child.in_features, child.out_features) >= MIN_WIDTH
+    ]
+    for child in found:
+        child.__class__ = OneDnnLinear
+    return len(found)
+
+
+def onednn_available() -> bool:
+    """Whether this build of PyTorch has oneDNN and its linear operator."""
+    available: Any = torch.backends.mkldnn.is_available
+    return bool(available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
