@@ -162,7 +162,7 @@ def set_layout(model: RewardModel, layout: Layout) -> RewardModel:
     """The same weights under another layout."""
     model.layout = layout
     name = attention.padded_implementation(model.config) if layout == "padded" else attention.NAME
-    model.backbone.set_attn_implementation(name)  # type: ignore[operator]
+    model.backbone.set_attn_implementation(name)
     return model
 
 

@@ -138,7 +138,7 @@ def only_message(stderr: str) -> str:
 def in_process(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
     """`python -m rewardlab` as a shell would run it."""
     command = [sys.executable, "-m", "rewardlab", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def write_rows(path: Path, *rows: object) -> Path:
