@@ -13,6 +13,7 @@ from jaxtyping import install_import_hook
 hook = install_import_hook("rewardlab", "typecheck.beartype")
 
 import json
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -54,6 +55,22 @@ CORPUS = [
 def _seeded() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last check of a run, made in this process, where it is quick, and not in a clean one."""
+    import rewardlab
+
+    for command in ("run", "probe"):
+        monkeypatch.setattr(f"rewardlab.training.{command}.verify_in_clean_process", rewardlab.verify)
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What rewardlab says, from INFO up."""
+    caplog.set_level(logging.INFO, logger="rewardlab")
+    return caplog
 
 
 class Exact(TorchFunctionMode):
