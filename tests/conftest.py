@@ -12,6 +12,11 @@ from jaxtyping import install_import_hook
 # Before anything of the package is imported, so that its annotations are enforced.
 hook = install_import_hook("rewardlab", "typecheck.beartype")
 
+import pytest
+
+# Helpers that stand beside the tests: their asserts show what was compared, as those of tests do.
+pytest.register_assert_rewrite("command_line", "loading", "parsing", "runs")
+
 import json
 import logging
 from collections.abc import Callable
@@ -20,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from transformers import (

@@ -28,6 +28,9 @@ MESSAGES = {
 }
 
 
+# --- what they fill in ---------------------------------------------------------------------------------------
+
+
 def test_conventions_fill_in_what_was_not_said_and_print_it(log):
     config = parse_train(["--model", "m", "--dataset", "d", "--compat", "trl", "--lr", "1e-5"])
     assert (config.lr, config.batch_size, config.epochs, config.seed) == (1e-5, 8, 3.0, 42)
@@ -70,6 +73,9 @@ def test_texts_beside_messages_are_refused():
     config = RewardTrainerConfig(model="m", dataset=("d",), compat="trl")
     with pytest.raises(ConfigError, match="a.jsonl holds texts and b.jsonl messages"):
         settle_reading(config, [("a.jsonl", TEXTS), ("b.jsonl", MESSAGES)])
+
+
+# --- runs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("verified_here")
@@ -149,6 +155,9 @@ def test_reading_conventions_needs_no_torch():
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[]"
+
+
+# --- TRL itself ----------------------------------------------------------------------------------------------
 
 
 def defaults_of_trl() -> dict[str, Any]:

@@ -21,7 +21,7 @@ from rewardlab.training.run import train
 from runs import rows_of
 
 pytestmark = pytest.mark.usefixtures("verified_here")
-config_for = partial(runs.config_for, steps=6, log_every=2, eval_every=3)
+config_for = partial(runs.config_for, steps=6, log_every=2, eval_every=3, save_dtype="float32")
 
 
 def test_unknown_target_modules_are_named(base_model, pairs_file, tmp_path):

@@ -26,7 +26,7 @@ from rewardlab.training.run import train
 from runs import rows_of
 
 pytestmark = pytest.mark.usefixtures("verified_here")
-config_for = partial(runs.config_for, steps=6, log_every=2, eval_every=3)
+config_for = partial(runs.config_for, steps=6, log_every=2, eval_every=3, save_dtype="float32")
 
 
 @pytest.mark.parametrize("lora", [False, True])
