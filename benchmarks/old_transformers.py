@@ -35,6 +35,7 @@ from transformers import (
     StableLmConfig,
 )
 
+from parts import tiny
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.spec import SCORE_TOLERANCE
 from rewardlab.data.chat import build_renderer
@@ -42,30 +43,11 @@ from rewardlab.data.config import DataConfig
 from rewardlab.model.attention import padded_implementation
 from rewardlab.model.load import disk_class_of, wrap
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 384,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-    "pad_token_id": None,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.3,  # large weights, so that lost position settings show
-}
-GROUPED: dict[str, Any] = SIZES | {"num_key_value_heads": 2}
+SIZES = tiny.SIZES
+GROUPED = SIZES | tiny.GROUPED
 GEMMA: dict[str, Any] = GROUPED | {"head_dim": 8, "sliding_window": 64}
 BOTH_KINDS = {"layer_types": ["sliding_attention", "full_attention"]}
 PLAIN = {"rope_type": "default", "rope_theta": 777.0}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 128}
 LONG = {
     "rope_type": "longrope",
@@ -80,7 +62,7 @@ GEMMA3 = {
 }
 MODELS: dict[str, Callable[[], Any]] = {
     "Llama, another base": lambda: LlamaConfig(**GROUPED, rope_parameters=dict(PLAIN)),
-    "Llama 3 scaling": lambda: LlamaConfig(**GROUPED, rope_parameters=dict(LLAMA3)),
+    "Llama 3 scaling": lambda: LlamaConfig(**GROUPED, rope_parameters=dict(tiny.LLAMA3)),
     "Llama, linear scaling": lambda: LlamaConfig(
         **GROUPED, rope_parameters=PLAIN | {"rope_type": "linear", "factor": 4}
     ),
@@ -160,28 +142,9 @@ def save(folder: Path, config: Any) -> Any:
     classifier = disk_class_of(config)._from_config(config, dtype=torch.float32, attn_implementation=implementation)
     model = wrap(classifier, layout="padded", compute_dtype=torch.float32).eval()
     torch.nn.init.normal_(model.head.weight, std=0.3)
-    renderer = build_renderer(tokenizer(), DataConfig(max_seq_len=256))
+    tokenizer = tiny.byte_tokenizer([], vocab_size=260, pad="<|endoftext|>")
+    renderer = build_renderer(tokenizer, DataConfig(max_seq_len=256))
     return save_reward_model(folder, model, renderer, beta=1.0, save_dtype=torch.float32, provenance={})
-
-
-def tokenizer() -> Any:
-    """Bytes, four special tokens and ChatML."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unused|>"]
-    words = [*special, *pre_tokenizers.ByteLevel.alphabet()]
-    core = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=[]))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    core.add_special_tokens(special)
-    template = (
-        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
-        "{{ message['content'] + '<|im_end|>\n' }}{% endfor %}"
-        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-    )
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token=special[1], eos_token=special[2], pad_token=special[0], chat_template=template
-    )
 
 
 if __name__ == "__main__":

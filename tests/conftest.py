@@ -12,16 +12,20 @@ from jaxtyping import install_import_hook
 # Before anything of the package is imported, so that its annotations are enforced.
 hook = install_import_hook("rewardlab", "typecheck.beartype")
 
+import pytest
+
+# Helpers that stand beside the tests: their asserts show what was compared, as those of tests do.
+pytest.register_assert_rewrite("command_line", "loading", "parsing", "runs")
+
 import json
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.overrides import TorchFunctionMode
 from transformers import (
     AutoModelForCausalLM,
@@ -34,6 +38,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from parts.tiny import CHATML, GROUPED, SIZES, byte_tokenizer
 from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
 from rewardlab.data.chat import Renderer, build_renderer
 from rewardlab.data.config import DataConfig
@@ -43,10 +48,6 @@ from rewardlab.model.reward import Layout, RewardModel
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
-CHATML = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 CORPUS = [
     "How do I keep basil alive indoors? Water it when the soil is dry and give it light.",
     "What is the capital of France? The capital of France is Paris. system user assistant\n",
@@ -58,6 +59,22 @@ CORPUS = [
 def _seeded() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last check of a run, made in this process, where it is quick, and not in a clean one."""
+    import rewardlab
+
+    for command in ("run", "probe"):
+        monkeypatch.setattr(f"rewardlab.training.{command}.verify_in_clean_process", rewardlab.verify)
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """What rewardlab says, from INFO up."""
+    caplog.set_level(logging.INFO, logger="rewardlab")
+    return caplog
 
 
 class Exact(TorchFunctionMode):
@@ -84,27 +101,7 @@ def arithmetic(dtype: torch.dtype) -> AbstractContextManager:
 
 def make_tokenizer(template: str | None = CHATML, *, pad: str = "<|im_end|>") -> PreTrainedTokenizerFast:
     """A byte-level tokenizer of some 350 tokens; its pad is, by default, the token that ends a turn."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unused|>"]
-    tokenizer.train_from_iterator(
-        CORPUS,
-        trainers.BpeTrainer(
-            vocab_size=350,
-            special_tokens=special,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-            show_progress=False,
-        ),
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        bos_token="<|im_start|>",
-        eos_token="<|im_end|>",
-        pad_token=pad,
-        unk_token="<|endoftext|>",
-        chat_template=template,
-    )
+    return byte_tokenizer(CORPUS, vocab_size=350, template=template, pad=pad)
 
 
 @pytest.fixture
@@ -119,20 +116,6 @@ def renderer(tokenizer: PreTrainedTokenizerFast) -> Renderer:
     return build_renderer(tokenizer, DataConfig(max_seq_len=128))
 
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 384,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-    "pad_token_id": None,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    # Large weights, so that scores differ enough for a mistake to show.
-    "initializer_range": 0.3,
-}
-GROUPED: dict[str, Any] = {"num_key_value_heads": 2}
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaConfig(**SIZES, **GROUPED),
     "qwen2": lambda: Qwen2Config(**SIZES, **GROUPED),
@@ -162,7 +145,7 @@ def set_layout(model: RewardModel, layout: Layout) -> RewardModel:
     """The same weights under another layout."""
     model.layout = layout
     name = attention.padded_implementation(model.config) if layout == "padded" else attention.NAME
-    model.backbone.set_attn_implementation(name)  # type: ignore[operator]
+    model.backbone.set_attn_implementation(name)
     return model
 
 

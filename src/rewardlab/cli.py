@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 
 import tyro
 
-from rewardlab.core.config import did_you_mean, field_texts, from_mapping, read_settings, require
+from rewardlab.core.config import did_you_mean, field_texts, fields_of, from_mapping, read_settings, require
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.data.config import SelectionConfig
@@ -291,7 +291,7 @@ def _parse(
     values: dict[str, object] = {**in_file, **given}
     if conventions is not None:
         values = conventions.complete(values)
-    for field in dataclasses.fields(settings_type):  # type: ignore[arg-type]  # all settings are dataclasses
+    for field in fields_of(settings_type):
         if field.default is dataclasses.MISSING and field.name not in values:
             raise ConfigError(f"{_flag(field.name, hints)} is missing; see `rewardlab {command} --help`.")
     return from_mapping(settings_type, values, where=f"--config {path}")

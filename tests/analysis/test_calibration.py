@@ -48,7 +48,7 @@ def test_ece_is_the_definition_over_symmetrised_pairs(pairs: Pairs, bins: int) -
 @given(pairs=pair_lists, swaps=st.randoms(use_true_random=False))
 def test_swapping_the_order_of_any_comparison_changes_nothing(pairs: Pairs, swaps: object) -> None:
     p, y = (np.array(column) for column in zip(*pairs, strict=True))
-    swapped = np.array([swaps.random() < 0.5 for _ in pairs])  # type: ignore[attr-defined]
+    swapped = np.array([swaps.random() < 0.5 for _ in pairs])
     other_p, other_y = np.where(swapped, 1 - p, p), np.where(swapped, 1 - y, y)
     first, second = calibrate(p, y, draws=50), calibrate(other_p, other_y, draws=50)
     assert second.ece == pytest.approx(first.ece, abs=1e-12)

@@ -24,7 +24,8 @@ from transformers import (
     Qwen2Config,
 )
 
-from conftest import CHATML, GROUPED, SIZES, make_model, make_tokenizer, write_pairs
+from conftest import make_model, make_tokenizer, write_pairs
+from parts.tiny import CHATML, GROUPED, LLAMA3, SIZES
 from rewardlab.artifact.canaries import name_fault
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
@@ -46,14 +47,6 @@ ROPE_SETTINGS = (
     "rotary_emb_base",
 )
 """Where a configuration, of any version of transformers, keeps its position settings."""
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
 SECOND_BOS = "a second BOS token in front of the conversation (double_bos)"
 EARLY = "the score read one token before the end"
 BARE = (

@@ -3,62 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from parsing import KWISE, PAIR, PROMPT, assistant, cause, preference, read, replies, turns, user
 from rewardlab.core.errors import DataError
-from rewardlab.core.types import Conversation, Message, Preference
+from rewardlab.core.types import Conversation, Message
 from rewardlab.data.config import DataConfig
-from rewardlab.data.formats import LAYOUTS, ParsedRow, Rules, group_pairs, read_rows, recognise
+from rewardlab.data.formats import LAYOUTS, Rules, read_rows, recognise
 from rewardlab.data.rows import CAUSES, SHOWN_CHARACTERS, UnusableRowError
 
-Row = Mapping[str, object]
-
-
-def user(text: str) -> Message:
-    return Message("user", text)
-
-
-def assistant(text: str) -> Message:
-    return Message("assistant", text)
-
-
-def turns(*messages: Message) -> list[dict[str, str]]:
-    return [message.as_dict() for message in messages]
-
-
-def read(
-    *rows: Row, seed: int = 0, kwise_loss: str = "pairs", place: str = "rows.jsonl:7", **settings: Any
-) -> ParsedRow:
-    rules = Rules(source="rows", config=DataConfig(**settings), seed=seed, kwise_loss=kwise_loss)
-    return read_rows(rows, layout=recognise(rows[0], place), place=place, rules=rules)
-
-
-def preference(*rows: Row, **settings: Any) -> Preference:
-    return read(*rows, **settings).preference
-
-
-def cause(*rows: Row, **settings: Any) -> str:
-    with pytest.raises(UnusableRowError) as caught:
-        read(*rows, **settings)
-    assert caught.value.detail
-    return caught.value.cause
-
-
-PROMPT = (user("Why?"),)
-PAIR = {"prompt": "Why?", "chosen": "Because.", "rejected": "No."}
-KWISE = {"prompt": "Why?", "responses": ["a", "b", "c"], "scores": [1, 3, 2]}
 SHP = {"history": "Why?", "human_ref_A": "a", "human_ref_B": "b", "labels": 1, "score_ratio": 3.0}
-
-
-def long_form(role: str, text: str, **columns: object) -> dict[str, object]:
-    return {"pair_id": 1, "role": role, "prompt": "Why?", "response": text, **columns}
-
-
-def replies(row: Preference) -> list[str]:
-    return [reply[-1].content for reply in row.replies]
 
 
 class TestPairs:
@@ -292,175 +248,6 @@ class TestSHP:
     @pytest.mark.parametrize("ratio", [0.5, -1, math.inf])
     def test_a_ratio_below_1_contradicts_the_label(self, ratio: float) -> None:
         assert cause({**SHP, "score_ratio": ratio}) == "bad_strength"
-
-
-def compared(row: Preference) -> set[tuple[int, int, float]]:
-    return {(c.first, c.second, c.label) for c in row.comparisons}
-
-
-class TestKwise:
-    def test_every_pair_with_different_scores_is_compared_the_better_first(self) -> None:
-        row = preference(KWISE)
-        assert row.prompt == PROMPT
-        assert replies(row) == ["a", "b", "c"]
-        assert compared(row) == {(1, 0, 1.0), (2, 0, 1.0), (1, 2, 1.0)}
-        assert row.ranking == (1, 2, 0)
-
-    def test_a_ranking_means_the_scores_it_comes_from(self) -> None:
-        ranked = {"prompt": "Why?", "responses": KWISE["responses"], "ranking": [1, 2, 0]}
-        assert preference(ranked) == preference(KWISE) == preference({**KWISE, "ranking": [1, 2, 0]})
-
-    def test_responses_may_be_messages(self) -> None:
-        sides = [turns(assistant("a")), turns(user("Why?"), assistant("b")), "c"]
-        assert preference({**KWISE, "responses": sides}) == preference(KWISE)
-
-    @pytest.mark.parametrize(
-        ("ties", "expected", "skipped"),
-        [
-            ("auto", {(2, 0, 1.0), (2, 1, 1.0)}, 1),
-            ("skip", {(2, 0, 1.0), (2, 1, 1.0)}, 1),
-            ("half", {(0, 1, 0.5), (2, 0, 1.0), (2, 1, 1.0)}, 0),
-        ],
-    )
-    def test_ties_are_skipped_or_compared_as_asked(
-        self, ties: str, expected: set[tuple[int, int, float]], skipped: int
-    ) -> None:
-        parsed = read({**KWISE, "scores": [1, 1, 2]}, ties=ties)
-        assert compared(parsed.preference) == expected
-        assert parsed.preference.ranking is None
-        assert parsed.skipped_ties == skipped
-
-    @pytest.mark.parametrize(
-        ("ties", "kwise_loss"),
-        [("error", "pairs"), ("error", "plackett-luce"), ("auto", "plackett-luce"), ("half", "plackett-luce")],
-    )
-    def test_a_forbidden_tie_is_an_error_with_the_row_and_the_flag(self, ties: str, kwise_loss: str) -> None:
-        with pytest.raises(DataError, match=r"^rows\.jsonl:7: two replies have the same score 1.*--ties skip"):
-            read({**KWISE, "scores": [1, 1, 2]}, ties=ties, kwise_loss=kwise_loss)
-
-    def test_plackett_luce_drops_tied_rows_when_ties_are_skipped(self) -> None:
-        assert cause({**KWISE, "scores": [1, 1, 2]}, ties="skip", kwise_loss="plackett-luce") == "tied_ranking"
-        assert preference(KWISE, ties="auto", kwise_loss="plackett-luce").ranking == (1, 2, 0)
-
-    def test_identical_replies_are_not_compared(self) -> None:
-        parsed = read({**KWISE, "responses": ["a", "b", "a "]})
-        assert compared(parsed.preference) == {(1, 0, 1.0), (1, 2, 1.0)}
-        assert parsed.skipped_identical == 1
-        assert parsed.preference.ranking is None
-
-    def test_a_row_of_identical_replies_is_dropped(self) -> None:
-        assert cause({**KWISE, "responses": ["a", "a", " a"]}) == "identical_replies"
-        assert cause({**KWISE, "responses": ["a", "b", "a"]}, kwise_loss="plackett-luce") == "identical_replies"
-
-    def test_a_row_that_decides_nothing_is_dropped(self) -> None:
-        assert cause({**KWISE, "scores": [1, 1, 1]}) == "no_comparison"
-        assert cause({**KWISE, "responses": ["a"], "scores": [1]}) == "no_comparison"
-        assert cause({**KWISE, "responses": [], "scores": []}) == "no_comparison"
-
-    @pytest.mark.parametrize(
-        "columns",
-        [
-            {"scores": [1, 2]},
-            {"scores": [1, 2, math.nan]},
-            {"scores": [1, 2, None]},
-            {"scores": 3},
-            {"ranking": [0, 1, 1], "scores": None},
-            {"ranking": [1, 2, 3], "scores": None},
-            {"ranking": [0, 1], "scores": None},
-            {"ranking": "0,1,2", "scores": None},
-            {"ranking": [0.5, 1, 2], "scores": None},
-            {"ranking": [0, 1, 2]},
-        ],
-    )
-    def test_scores_that_do_not_fit_the_replies_are_dropped(self, columns: Row) -> None:
-        assert cause({**KWISE, **columns}) == "bad_scores"
-
-    def test_other_faults_have_their_cause(self) -> None:
-        assert cause({**KWISE, "responses": "abc"}) == "reply_not_text"
-        assert cause({**KWISE, "responses": ["a", "b", 3]}) == "reply_not_text"
-        assert cause({**KWISE, "responses": ["a", "b", ""]}) == "empty_reply"
-        assert cause({**KWISE, "scores": None}) == "missing_field"
-        assert cause({**KWISE, "prompt": " "}) == "empty_prompt"
-
-    def test_max_replies_draws_by_seed_and_row_in_the_order_of_the_data(self) -> None:
-        row = {"prompt": "Why?", "responses": [f"r{k:02}" for k in range(30)], "scores": list(range(30))}
-
-        def drawn(seed: int, place: str) -> list[str]:
-            kept = preference(row, max_replies=4, seed=seed, place=place)
-            assert kept.ranking == (3, 2, 1, 0)
-            assert len(kept.comparisons) == 6
-            return replies(kept)
-
-        first = drawn(0, "f:1")
-        assert first == sorted(first)
-        assert drawn(0, "f:1") == first
-        assert len({tuple(drawn(seed, place)) for seed in (0, 1) for place in ("f:1", "f:2")}) == 4
-
-    def test_max_replies_leaves_smaller_rows_alone(self) -> None:
-        assert preference(KWISE, max_replies=3) == preference(KWISE)
-
-    def test_the_margin_column_is_for_every_comparison_but_ties(self) -> None:
-        row = preference({**KWISE, "scores": [1, 1, 2], "gap": 0.5}, margin_column="gap", ties="half")
-        assert {(c.label, c.margin) for c in row.comparisons} == {(1.0, 0.5), (0.5, 0.0)}
-
-
-class TestLongForm:
-    def test_two_rows_are_a_pair_in_any_order(self) -> None:
-        rows = (long_form("rejected", "No."), long_form("chosen", "Because."))
-        assert preference(*rows) == preference(*reversed(rows)) == preference(PAIR)
-
-    @pytest.mark.parametrize("column", ["response", "completion", "text", "content"])
-    def test_the_text_is_in_any_of_four_columns(self, column: str) -> None:
-        rows = [
-            {"pair_id": 1, "role": role, "prompt": "Why?", column: text}
-            for role, text in [("chosen", "Because."), ("rejected", "No.")]
-        ]
-        assert preference(*rows) == preference(PAIR)
-
-    def test_messages_are_whole_conversations(self) -> None:
-        rows = [
-            {"pair_id": 1, "role": role, "messages": turns(user("Why?"), assistant(text))}
-            for role, text in [("chosen", "Because."), ("rejected", "No.")]
-        ]
-        assert preference(*rows) == preference(PAIR)
-        assert preference(*({**row, "prompt": turns(user("Why?"))} for row in rows)) == preference(PAIR)
-
-    def test_label_and_strength_may_stand_on_either_or_on_both_sides(self) -> None:
-        expected = preference({**PAIR, "label": 0.7, "strength": 2, "gap": 1}, margin_column="gap")
-        one, two = {"label": 0.7}, {"strength": 2, "gap": 1}
-        for first, second in [(one, two), (two, one), ({**one, **two}, {**one, **two})]:
-            rows = (long_form("chosen", "Because.", **first), long_form("rejected", "No.", **second))
-            assert preference(*rows, margin_column="gap") == expected
-
-    @pytest.mark.parametrize(
-        ("column", "expected"), [("label", "bad_label"), ("strength", "bad_strength"), ("gap", "bad_margin")]
-    )
-    def test_sides_that_contradict_each_other_are_dropped(self, column: str, expected: str) -> None:
-        rows = (long_form("chosen", "a", **{column: 1}), long_form("rejected", "b", **{column: 0}))
-        assert cause(*rows, margin_column="gap") == expected
-
-    @pytest.mark.parametrize(
-        "roles", [["chosen"], ["rejected"], ["chosen", "chosen"], ["chosen", "rejected", "chosen"]]
-    )
-    def test_a_pair_without_exactly_two_sides_is_dropped_or_an_error(self, roles: Sequence[str]) -> None:
-        rows = [long_form(role, f"r{k}") for k, role in enumerate(roles)]
-        assert cause(*rows) == "incomplete_pair"
-        with pytest.raises(DataError, match=r"^rows\.jsonl:7: pair 1 .*--incomplete-pairs drop"):
-            read(*rows, incomplete_pairs="error")
-
-    def test_other_faults_have_their_cause(self) -> None:
-        good = long_form("rejected", "No.")
-        assert cause(long_form("better", "a"), good) == "bad_roles"
-        assert cause(long_form("chosen", "a", prompt="How?"), good) == "prompt_differs"
-        assert cause({**long_form("chosen", "a"), "response": None}, good) == "missing_field"
-        assert cause({**long_form("chosen", "a"), "pair_id": None}) == "missing_field"
-        assert cause({**long_form("chosen", "a"), "prompt": None}, {**good, "prompt": None}) == "no_prompt"
-        assert cause(long_form("chosen", ""), good) == "empty_reply"
-
-    def test_rows_are_grouped_by_pair_wherever_they_stand(self) -> None:
-        rows: list[Row] = [{"pair_id": pair_id} for pair_id in (1, "b", None, 1, "", "b", None)]
-        groups = [(number, len(group)) for number, group in group_pairs(enumerate(rows, start=1))]
-        assert groups == [(1, 2), (2, 2), (3, 1), (5, 1), (7, 1)]
 
 
 class TestRecognition:

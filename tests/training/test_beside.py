@@ -12,15 +12,11 @@ from conftest import write_pairs
 from rewardlab.analysis.stats import difference
 from rewardlab.cli import main
 from rewardlab.core.types import ScoreRow
-from rewardlab.serve.verify import verify
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import judge
 from rewardlab.training.run import train
 
-
-@pytest.fixture(autouse=True)
-def _verify_in_this_process(monkeypatch):
-    monkeypatch.setattr(run_module, "verify_in_clean_process", verify)
+pytestmark = pytest.mark.usefixtures("verified_here")
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from transformers import (
     MptConfig,
 )
 
-import rewardlab.training.run as run_module
 from conftest import make_tokenizer, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.core.spec import read_spec
@@ -62,10 +61,8 @@ WITHOUT_SDPA: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("family", WITHOUT_SDPA)
 @pytest.mark.parametrize("lora", [False, True])
-def test_families_without_sdpa_train_and_load_back(tmp_path: Path, monkeypatch, caplog, family: str, lora: bool):
-    from rewardlab.serve.verify import verify
-
-    monkeypatch.setattr(run_module, "verify_in_clean_process", verify)
+@pytest.mark.usefixtures("verified_here")
+def test_families_without_sdpa_train_and_load_back(tmp_path: Path, caplog, family: str, lora: bool):
     config = WITHOUT_SDPA[family]()
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")

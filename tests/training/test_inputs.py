@@ -7,19 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-import rewardlab.training.run as run_module
 from conftest import write_pairs
 from rewardlab.core.errors import DataError
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import train
 
-
-@pytest.fixture(autouse=True)
-def _verify_in_this_process(monkeypatch):
-    """The clean process is tested elsewhere; here the same check runs where it is quick."""
-    from rewardlab.serve.verify import verify
-
-    monkeypatch.setattr(run_module, "verify_in_clean_process", verify)
+pytestmark = pytest.mark.usefixtures("verified_here")
 
 
 def config_for(base_model, data, folder, **changes) -> RewardTrainerConfig:

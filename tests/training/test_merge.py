@@ -8,19 +8,12 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import rewardlab.model.load as load_module
-import rewardlab.training.run as run_module
 from rewardlab.core.errors import ModelError
 from rewardlab.model.lora import merged_state
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import train
 
-
-@pytest.fixture(autouse=True)
-def _verify_in_this_process(monkeypatch):
-    """The clean process is tested elsewhere; here the same check runs where it is quick."""
-    from rewardlab.serve.verify import verify
-
-    monkeypatch.setattr(run_module, "verify_in_clean_process", verify)
+pytestmark = pytest.mark.usefixtures("verified_here")
 
 
 def config_for(base_model, data, folder) -> RewardTrainerConfig:

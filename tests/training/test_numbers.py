@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GPTNeoXConfig
 
 import rewardlab.training.reward_trainer as reward_trainer_module
-import rewardlab.training.run as run_module
+import runs
 from conftest import SIZES, make_groups, make_model, make_tokenizer, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack
@@ -26,42 +26,18 @@ from rewardlab.data.loader import macro_batch
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.load import load_reward_model
 from rewardlab.score import score_groups
-from rewardlab.training.config import EvalConfig, RewardTrainerConfig
+from rewardlab.training.config import EvalConfig
 from rewardlab.training.evaluate import evaluate_folder
 from rewardlab.training.run import train
 
+pytestmark = pytest.mark.usefixtures("verified_here")
+config_for = partial(runs.config_for, steps=4, log_every=1)
 TIMED = {"seconds", "tokens_per_second", "pairs_per_second"}
-
-
-@pytest.fixture(autouse=True)
-def _verify_in_this_process(monkeypatch):
-    """The clean process is tested elsewhere; here the same check runs where it is quick."""
-    from rewardlab.serve.verify import verify
-
-    monkeypatch.setattr(run_module, "verify_in_clean_process", verify)
-
-
-def config_for(base_model: Path, data: Path, folder: Path, **changes) -> RewardTrainerConfig:
-    settings = {
-        "model": str(base_model),
-        "dataset": (str(data),),
-        "output_dir": folder,
-        "steps": 4,
-        "batch_size": 8,
-        "lr": 3e-3,
-        "log_every": 1,
-        "eval_fraction": 0.2,
-        "max_seq_len": 128,
-        "precision": "fp32",
-        "micro_token_budget": 256,
-    }
-    return RewardTrainerConfig(**{**settings, **changes})
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:
     """metrics.csv without what a clock decides."""
-    with (folder / "metrics.csv").open() as file:
-        return [{name: row[name] for name in row if name not in TIMED} for row in csv.DictReader(file)]
+    return [{name: row[name] for name in row if name not in TIMED} for row in runs.rows_of(folder)]
 
 
 def judged_rows() -> tuple[list[dict], list[dict]]:

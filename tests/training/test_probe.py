@@ -31,9 +31,8 @@ from rewardlab.training.states import fingerprint, states_of
 
 
 @pytest.fixture(autouse=True)
-def _here(monkeypatch, tmp_path):
+def _here(verified_here, monkeypatch, tmp_path):
     """Verify in this process, and keep states in a folder of the test."""
-    monkeypatch.setattr(probe_module, "verify_in_clean_process", verify)
     monkeypatch.setenv("REWARDLAB_CACHE", str(tmp_path / "cache"))
 
 

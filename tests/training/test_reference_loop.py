@@ -18,12 +18,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
-import rewardlab.training.run as run_module
 from conftest import CONFIGS, arithmetic, make_groups, make_model, make_tokenizer, write_pairs
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.loader import weigh
 from rewardlab.model.reward import disk_state
-from rewardlab.serve.verify import verify
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
@@ -144,9 +142,9 @@ def test_five_steps_over_uneven_kwise_groups_equal_a_plain_padded_loop(family, d
         assert gap <= (1e-9 if exact else 1e-3) * moved, name
 
 
-def test_a_run_from_rows_to_folder_equals_a_plain_loop_over_the_same_rows(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("verified_here")
+def test_a_run_from_rows_to_folder_equals_a_plain_loop_over_the_same_rows(tmp_path):
     """From JSONL to saved weights: reading, rendering, weighing by prompt, three steps, saving."""
-    monkeypatch.setattr(run_module, "verify_in_clean_process", verify)
     base, tokenizer = tmp_path / "base", make_tokenizer(pad="<|unused|>")
     config = CONFIGS["llama"]()
     config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id

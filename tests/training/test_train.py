@@ -1,65 +1,32 @@
-"""`train` from data to a verified artifact, on a tiny model; laws 6 (head), 8 (stop), 9 (repeatable), 10 (baseline)."""
+"""`train` from data to a verified artifact, on a tiny model; laws 6 (head), 9 (repeatable), 10 (baseline)."""
 
 from __future__ import annotations
 
-import csv
 import json
 import math
-import os
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
-import rewardlab.training.run as run_module
+import runs
 from conftest import make_groups, make_model, write_base_model, write_pairs
 from rewardlab.analysis.metrics import Evaluation
-from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load
-from rewardlab.core.errors import ArtifactError, ConfigError, DataError, ModelError, NonFiniteError
 from rewardlab.core.types import Sums
 from rewardlab.score import score_groups
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import judge
-from rewardlab.training.optimizer import build_optimizer
 from rewardlab.training.records import COLUMNS, Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer, is_better
 from rewardlab.training.run import train
+from runs import rows_of
 
-
-@pytest.fixture(autouse=True)
-def _verify_in_this_process(monkeypatch):
-    """The clean process is tested once, below; elsewhere the same check runs here, where it is quick."""
-    from rewardlab.serve.verify import verify
-
-    monkeypatch.setattr(run_module, "verify_in_clean_process", verify)
-
-
-def config_for(base_model: Path, pairs_file: Path, folder: Path, **changes) -> RewardTrainerConfig:
-    settings = {
-        "model": str(base_model),
-        "dataset": (str(pairs_file),),
-        "output_dir": folder,
-        "steps": 6,
-        "batch_size": 8,
-        "lr": 3e-3,
-        "log_every": 2,
-        "eval_every": 3,
-        "eval_fraction": 0.2,
-        "max_seq_len": 128,
-        "save_dtype": "float32",
-        "precision": "fp32",
-        "micro_token_budget": 256,
-    }
-    return RewardTrainerConfig(**{**settings, **changes})
-
-
-def rows_of(folder: Path) -> list[dict[str, str]]:
-    with (folder / "metrics.csv").open() as file:
-        return list(csv.DictReader(file))
+pytestmark = pytest.mark.usefixtures("verified_here")
+config_for = partial(runs.config_for, steps=6, log_every=2, eval_every=3, save_dtype="float32")
 
 
 @pytest.mark.parametrize("lora", [False, True])
@@ -229,50 +196,6 @@ def test_prompts_on_both_sides_are_reported(base_model, pairs_file, tmp_path, ca
     assert json.loads((tmp_path / "run/manifest.json").read_text())["data"]["prompts_shared_with_evaluation"] == 40
 
 
-def trainer_on(groups, tmp_path, **changes):
-    config = RewardTrainerConfig(model="x", dataset=("y",), batch_size=4, lr=1e-3, micro_token_budget=40, **changes)
-    model = make_model("llama").train()
-    return RewardTrainer(
-        config, model, Datasets(train=groups), num_steps=3, records=Records(tmp_path), save=lambda folder: None
-    )
-
-
-def test_a_non_finite_loss_stops_before_the_update_and_names_the_examples(tmp_path):
-    groups = make_groups(4)
-    bad = replace(groups[2], comparisons=(replace(groups[2].comparisons[0], weight=float("inf")),))
-    trainer = trainer_on([*groups[:2], bad, groups[3]], tmp_path)
-    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    with pytest.raises(NonFiniteError, match=r"step 1, rank 0: .*row 2"):
-        trainer.fit()
-    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
-
-
-def test_a_non_finite_gradient_stops_before_the_update(tmp_path):
-    trainer = trainer_on(make_groups(4), tmp_path)
-    trainer.reward_model.head.weight.register_hook(lambda gradient: gradient * float("nan"))
-    with pytest.raises(NonFiniteError, match="gradient norm nan"):
-        trainer.train_step(trainer._plan(0))
-
-
-def test_no_weight_at_all_is_an_error(tmp_path):
-    group = make_groups(1)[0]
-    nothing = replace(group, comparisons=(replace(group.comparisons[0], weight=0.0),))
-    with pytest.raises(NonFiniteError, match=r"add up to 0.0. Examples: row 0. Leave out rows of weight 0"):
-        trainer_on([nothing], tmp_path).fit()
-
-
-def test_weight_decay_leaves_norms_biases_and_narrow_weights_are_refused():
-    model = make_model("gpt_neox")
-    exempt = set(model.decay_exempt())
-    assert all("norm" in name or name.endswith("bias") for name in exempt)
-    assert {name for name, p in model.named_parameters() if p.ndim > 1}.isdisjoint(exempt)
-    optimizer = build_optimizer(model, lr=1e-3, weight_decay=0.1, decay_exempt=exempt)
-    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    assert {name for name, p in model.named_parameters() if decays[id(p)] == 0.0} == exempt
-    with pytest.raises(ModelError, match="must be float32"):
-        build_optimizer(model.to(torch.bfloat16), lr=1e-3, weight_decay=0.1, decay_exempt=exempt)
-
-
 def test_bf16_compute_keeps_float32_masters_head_and_scores(base_model, pairs_file, tmp_path):
     result = train(
         config_for(base_model, pairs_file, tmp_path / "run", precision="bf16", steps=3, lr=1e-5, save_dtype="float32")
@@ -342,11 +265,6 @@ def test_lora_always_trains_and_saves_the_head(base_model, pairs_file, tmp_path,
     assert any(tensor.abs().max() > 0 for name, tensor in lora_a.items() if "lora_B" in name)
 
 
-def test_unknown_target_modules_are_named(base_model, pairs_file, tmp_path):
-    with pytest.raises(ModelError, match=r"--lora-target-modules nosuch: .*Layers of this model: .*q_proj"):
-        train(config_for(base_model, pairs_file, tmp_path / "run", lora=True, lora_target_modules=("nosuch",)))
-
-
 def test_adapter_dropout_turns_sharing_off_with_a_line(base_model, pairs_file, tmp_path, caplog):
     with caplog.at_level("INFO", logger="rewardlab"):
         train(config_for(base_model, pairs_file, tmp_path / "run", lora=True, lora_dropout=0.1, steps=1))
@@ -361,37 +279,6 @@ def test_sliding_windows_train_on_the_padded_path_and_load_back(pairs_file, tmp_
         )
     assert "attention: padded, because its sliding window of 256 tokens is shorter" in caplog.text
     assert load(result.last).model.layout == "padded"
-
-
-def test_an_earlier_run_is_kept_unless_overwriting_is_asked_for(base_model, pairs_file, tmp_path):
-    config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
-    train(config)
-    (tmp_path / "run/notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="already holds a run. Choose another --output-dir"):
-        train(config)
-    train(replace(config, overwrite=True, steps=2))
-    assert (tmp_path / "run/notes.txt").exists()
-    assert not (tmp_path / "run/step_1").exists()
-
-
-def test_an_earlier_run_outlives_bad_input_to_the_run_that_would_replace_it(base_model, pairs_file, tmp_path):
-    config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
-    train(config)
-    with pytest.raises(DataError):
-        train(replace(config, overwrite=True, dataset=("nosuch.jsonl",)))
-    assert load(tmp_path / "run/step_1")
-    assert json.loads((tmp_path / "run/config.json").read_text())["overwrite"] is False
-
-
-def test_a_run_cannot_replace_the_model_it_starts_from(base_model, pairs_file, tmp_path):
-    config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
-    result = train(config)
-    with pytest.raises(ConfigError, match="lies in the run that --output-dir .* would replace"):
-        train(replace(config, model=str(result.last), overwrite=True))
-    (tmp_path / "run/config.json").unlink()
-    with pytest.raises(ConfigError, match="already holds a run"):
-        train(config)
-    assert load(result.last)
 
 
 @pytest.mark.parametrize("system_prompt", ["", "Be 'brief'."])
@@ -409,108 +296,7 @@ def test_plain_transformers_renders_the_system_prompt_of_the_run(base_model, pai
     assert load(result.last).score([messages]) == pytest.approx([plain], abs=1e-5)
 
 
-def test_a_split_of_a_lone_file_is_refused(base_model, pairs_file, tmp_path):
-    for kind in ("eval", "test"):
-        with pytest.raises(ConfigError, match=f"--{kind}-split: .*pairs.jsonl is one file .*--{kind}-dataset"):
-            train(config_for(base_model, pairs_file, tmp_path / "run", **{f"{kind}_split": "test"}))
-
-
-def test_a_limit_above_the_models_positions_is_refused(base_model, pairs_file, tmp_path):
-    with pytest.raises(ConfigError, match="--max-seq-len 1024 is above the 512 positions of this model"):
-        train(config_for(base_model, pairs_file, tmp_path / "run", max_seq_len=1024))
-
-
 def test_too_few_evaluation_rows_are_warned_about(base_model, pairs_file, tmp_path, caplog):
     with caplog.at_level("WARNING", logger="rewardlab"):
         train(config_for(base_model, pairs_file, tmp_path / "run", steps=1, eval_fraction=0.1))
     assert "only 4 evaluation rows" in caplog.text
-
-
-def test_a_damaged_adapter_is_noticed(base_model, pairs_file, tmp_path):
-    result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1, lora=True))
-    with (result.last / "adapter/adapter_model.safetensors").open("ab") as file:
-        file.write(b"x")
-    with pytest.raises(ArtifactError, match="adapter/adapter_model.safetensors was changed"):
-        load(result.last)
-
-
-def test_a_full_disk_during_a_save_loses_nothing_of_the_previous_checkpoint(
-    base_model, pairs_file, tmp_path, monkeypatch
-):
-    config = config_for(base_model, pairs_file, tmp_path / "run", steps=4, save_every=2)
-    real, calls = save_module.save_file, []
-
-    def full_on_the_second_step(tensors, filename, metadata=None):
-        if "step_4" in str(filename):
-            Path(filename).write_bytes(b"half a file")
-            raise OSError(28, "No space left on device")
-        calls.append(filename)
-        real(tensors, filename, metadata=metadata)
-
-    monkeypatch.setattr(save_module, "save_file", full_on_the_second_step)
-    with pytest.raises(OSError, match="No space left"):
-        train(config)
-    folder = tmp_path / "run"
-    assert not (folder / "step_4").exists()
-    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
-    assert load(folder / "step_2")
-    assert rows_of(folder)
-
-
-def test_replacing_best_keeps_the_old_one_until_the_new_one_is_whole(base_model, pairs_file, tmp_path, monkeypatch):
-    result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1))
-    scorer = load(result.last)
-    digest = (result.last / "model.safetensors").read_bytes()
-    monkeypatch.setattr(
-        save_module, "make_canaries", lambda model, renderer: (_ for _ in ()).throw(OSError(28, "full"))
-    )
-    with pytest.raises(OSError, match="full"):
-        save_module.save_reward_model(
-            result.last, scorer.model, scorer.renderer, beta=1.0, save_dtype=torch.float32, provenance={}
-        )
-    assert (result.last / "model.safetensors").read_bytes() == digest
-    assert load(result.last)
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"dataset": ("nosuch.jsonl",)}, DataError, "nosuch.jsonl"),
-        ({"model": "nosuch/folder/anywhere"}, ModelError, "no model at 'nosuch/folder/anywhere'"),
-        ({"max_seq_len": 20}, DataError, "cannot be used with --max-seq-len 20 .*Raise --max-seq-len"),
-        ({"micro_token_budget": 16}, ConfigError, "above --micro-token-budget 16. Raise the budget to at least"),
-        ({"eval_dataset": ("missing.jsonl",)}, DataError, "missing.jsonl"),
-    ],
-)
-def test_bad_input_is_refused_before_the_model_is_loaded(
-    base_model, pairs_file, tmp_path, monkeypatch, changes, error, message
-):
-    monkeypatch.setattr(run_module, "load_reward_model", lambda *a, **k: pytest.fail("the model was loaded"))
-    with pytest.raises(error, match=message):
-        train(config_for(base_model, pairs_file, tmp_path / "run", **changes))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere; the next test covers the message")
-def test_a_folder_without_write_permission_is_refused(base_model, pairs_file, tmp_path):
-    (tmp_path / "locked").mkdir(mode=0o500)
-    with pytest.raises(ValueError, match="cannot write to .*--output-dir"):
-        train(config_for(base_model, pairs_file, tmp_path / "locked/run"))
-
-
-def test_an_output_folder_that_is_a_file_is_refused(base_model, pairs_file, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="cannot write to .*Choose another place with --output-dir"):
-        train(config_for(base_model, pairs_file, tmp_path / "file/run"))
-
-
-def test_a_reward_model_without_its_head_cannot_be_continued(base_model, pairs_file, tmp_path):
-    from safetensors.torch import save_file
-
-    result = train(config_for(base_model, pairs_file, tmp_path / "a", steps=1))
-    weights = load_file(result.last / "model.safetensors")
-    del weights["score.weight"]
-    save_file(weights, result.last / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"hold no score.weight, so its rewards are lost"):
-        train(config_for(result.last, pairs_file, tmp_path / "b", steps=1))
-    with pytest.raises(ArtifactError, match="the head, and so every reward, is lost"):
-        load(result.last)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -13,19 +12,13 @@ import torch
 
 pytest.importorskip("trl", reason='TRL is not installed (pip install "rewardlab[bench]")')
 
-SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "parity_trl.py"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from-trl.md"
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
 def parity_trl() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("parity_trl", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["parity_trl"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("parity_trl")
 
 
 @pytest.mark.parametrize("kind", ["full", "lora"])
@@ -45,7 +38,7 @@ def test_twenty_steps_are_those_of_trl(parity_trl, tmp_path, name, kind):
 
 
 def test_the_page_lists_what_was_switched_off(parity_trl):
-    page = (SCRIPT.parents[1] / "docs" / "coming-from-trl.md").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
     assert [row for row in parity_trl.SWITCHES if f"| {' | '.join(row)} |" not in page] == []
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from rewardlab.artifact.canaries import FAULTS, name_fault, name_token_fault, score_tokens
-from rewardlab.core.config import require
+from rewardlab.core.config import from_mapping, require
 from rewardlab.core.errors import ArtifactError, ModelError, RenderError
 from rewardlab.core.files import read_json, sha256_file
 from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec, read_spec
@@ -87,7 +87,7 @@ def assemble(
     layout: Layout = choose_layout(
         model_config,
         disk_class,
-        ModelConfig(attention=attention_mode),  # type: ignore[arg-type]  # checked there
+        from_mapping(ModelConfig, {"attention": attention_mode}, where=str(path)),
         max_length=spec.renderer.max_length,
         share=True,
         log=lambda line: None,
@@ -136,10 +136,9 @@ def require_head(path: Path) -> None:
     for file in sorted(path.glob("*.safetensors")):
         try:
             with safe_open(file, framework="pt") as weights:
+                names = weights.keys()  # what `safe_open` gives has no iterator
                 shapes |= {
-                    key: weights.get_slice(key).get_shape()
-                    for key in weights.keys()  # noqa: SIM118  # no iterator there
-                    if key.startswith(f"{HEAD_ON_DISK}.")
+                    name: weights.get_slice(name).get_shape() for name in names if name.startswith(f"{HEAD_ON_DISK}.")
                 }
         except Exception as error:  # safetensors has its own error type, raised for any damage
             raise ArtifactError(f"{file}: damaged ({error}). {REMEDY}") from error

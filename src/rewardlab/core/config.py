@@ -75,6 +75,11 @@ def read_settings(path: Path) -> dict[str, object]:
     return settings
 
 
+def fields_of(config: Any) -> tuple[dataclasses.Field[Any], ...]:
+    """The fields of a dataclass or of an instance of one, for types that do not say that they are dataclasses."""
+    return dataclasses.fields(config)
+
+
 @cache
 def field_texts(part: type) -> dict[str, str]:
     """The text under each field of a dataclass, those it inherits included, on one line."""
@@ -95,7 +100,7 @@ def from_mapping(config_type: type[Config], values: Mapping[str, object], *, whe
     Raises ConfigError for an unknown name (with the nearest known one) and for a value of the wrong type.
     """
     hints = get_type_hints(config_type)
-    settable = {field.name: hints[field.name] for field in dataclasses.fields(config_type) if field.init}  # type: ignore[arg-type]  # all are dataclasses
+    settable = {field.name: hints[field.name] for field in fields_of(config_type) if field.init}
     converted: dict[str, Any] = {}
     for name, value in values.items():
         key = name.replace("-", "_")
@@ -113,7 +118,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def to_mapping(config: object) -> dict[str, object]:
     """The flat JSON mapping of a configuration, in the order of its fields."""
-    return {field.name: _plain(getattr(config, field.name)) for field in dataclasses.fields(config)}  # type: ignore[arg-type]  # a dataclass
+    return {field.name: _plain(getattr(config, field.name)) for field in fields_of(config)}
 
 
 def config_hash(config: object) -> str:
@@ -127,7 +132,7 @@ def convert_fields(config: object, *, where: str) -> None:
     For configurations built in Python: `dataset="a.jsonl"` becomes `("a.jsonl",)`, a wrong choice is a ConfigError.
     """
     hints = get_type_hints(type(config))
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]  # called by dataclasses only
+    for field in fields_of(config):
         value = _convert(getattr(config, field.name), hints[field.name], f"{where}: {field.name}")
         object.__setattr__(config, field.name, value)
 
@@ -168,7 +173,7 @@ def _convert(value: object, hint: Any, where: str) -> object:
     return plain
 
 
-def _convert_plain(value: object, hint: Any) -> object | None:
+def _convert_plain(value: Any, hint: Any) -> object | None:
     """A path, number, switch or text; None if the value is none of the kind."""
     if hint is Path:
         return Path(value) if isinstance(value, (str, Path)) else None
@@ -176,7 +181,7 @@ def _convert_plain(value: object, hint: Any) -> object | None:
         return None
     if hint is float:
         try:
-            number = float(value)  # type: ignore[arg-type]  # what cannot be a number raises
+            number = float(value)
         except (TypeError, ValueError):
             return None
         return number if math.isfinite(number) else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -226,12 +227,12 @@ class ScoreRow:
         return row
 
     @classmethod
-    def from_dict(cls, row: Mapping[str, object]) -> ScoreRow:
+    def from_dict(cls, row: Mapping[str, Any]) -> ScoreRow:
         """Inverse of `as_dict`."""
         values = dict(row)
-        values["score"] = float(values["score"])  # type: ignore[arg-type]  # "nan" and "inf" parse
-        values["comparisons"] = tuple(Comparison(**entry) for entry in values["comparisons"])  # type: ignore[attr-defined]  # JSON
-        return cls(**values)  # type: ignore[arg-type]  # JSON, written by as_dict
+        values["score"] = float(values["score"])  # "nan" and "inf" parse
+        values["comparisons"] = tuple(Comparison(**entry) for entry in values["comparisons"])
+        return cls(**values)
 
 
 _ROW_FIELDS = tuple(field.name for field in fields(ScoreRow))

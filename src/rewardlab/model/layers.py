@@ -123,7 +123,8 @@ def final_norm(backbone: nn.Module) -> nn.Module:
 
 def _decoder(backbone: nn.Module) -> tuple[nn.Module, nn.ModuleList]:
     """(the module that holds the list of decoder layers, the list)."""
-    count = backbone.config.get_text_config().num_hidden_layers  # type: ignore[operator,union-attr]  # nn.Module says Tensor
+    config: Any = backbone.config  # nn.Module says Tensor
+    count = config.get_text_config().num_hidden_layers
     found = [
         (module, child)
         for module in backbone.modules()

@@ -48,7 +48,8 @@ class RewardModel(nn.Module):
     @property
     def config(self) -> Any:
         """Configuration of the text backbone."""
-        return self.backbone.config.get_text_config()  # type: ignore[operator,union-attr]  # nn.Module says Tensor
+        config: Any = self.backbone.config  # nn.Module says Tensor
+        return config.get_text_config()
 
     @property
     def device(self) -> torch.device:

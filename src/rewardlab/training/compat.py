@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Final
+from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.training.config import RewardTrainerConfig
@@ -111,7 +111,7 @@ def settle_reading(
     """
     if config.compat != "trl" or not rows:
         return config
-    decided: dict[str, str] = {}
+    decided: dict[str, Any] = {}
     if config.chat_template == "auto":
         kinds = {"template" if _has_messages(row) else "concat": name for name, row in rows}
         if len(kinds) > 1:
@@ -125,7 +125,7 @@ def settle_reading(
         decided["margin_column"] = "margin"
     for name, value in decided.items():
         logger.info("compat trl: by the rows: %s", flag(name, value))
-    return replace(config, **decided)  # type: ignore[arg-type]  # both settings are texts
+    return replace(config, **decided)
 
 
 def _has_messages(row: Mapping[str, object]) -> bool:

@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -72,8 +73,9 @@ def states_of(
 def fingerprint(model: RewardModel, groups: Sequence[TokenGroup]) -> str:
     """Sixteen hex digits that change with the weights, the configuration, the arithmetic or any token."""
     digest = hashlib.sha256()
-    config = model.backbone.config.to_json_string(use_diff=False)  # type: ignore[operator,union-attr]  # nn.Module says Tensor
-    digest.update(f"{FORMAT} {model.compute_dtype} {model.layout} {config}".encode())
+    config: Any = model.backbone.config  # nn.Module says Tensor
+    settings = config.to_json_string(use_diff=False)
+    digest.update(f"{FORMAT} {model.compute_dtype} {model.layout} {settings}".encode())
     for name, tensor in sorted(model.backbone.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())

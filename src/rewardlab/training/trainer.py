@@ -146,7 +146,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         losses, statistics = [], []
         for batch in batches:
             loss, counted = self._forward(batch)
-            (loss / total_weight).backward()  # type: ignore[no-untyped-call]  # torch
+            torch.autograd.backward(loss / total_weight)
             losses.append(loss.detach().double())
             statistics.append(counted)
         head_norm = _norm(self._head().parameters())

@@ -1,0 +1,70 @@
+"""What tiny models and their tokenizers are made from, for benchmarks and tests alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 384,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "pad_token_id": None,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    # Large weights, so that scores differ enough for a mistake to show.
+    "initializer_range": 0.3,
+}
+GROUPED: dict[str, Any] = {"num_key_value_heads": 2}
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+"""Positions scaled as in Llama 3."""
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|unused|>")
+
+
+def byte_tokenizer(
+    texts: Iterable[str],
+    *,
+    vocab_size: int,
+    template: str | None = CHATML,
+    pad: str = "<|im_end|>",
+    special: Sequence[str] = SPECIAL,
+) -> PreTrainedTokenizerFast:
+    """`special`, the 256 bytes, and pairs merged on `texts` up to `vocab_size`; pads, by default, with its EOS."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.train_from_iterator(
+        texts,
+        trainers.BpeTrainer(
+            vocab_size=vocab_size,
+            special_tokens=list(special),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        ),
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token=pad,
+        unk_token="<|endoftext|>",
+        chat_template=template,
+    )

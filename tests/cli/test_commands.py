@@ -1,0 +1,287 @@
+"""train, eval, score, verify and quickstart from their command lines to their files."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from command_line import refusal, short_run, write_rows
+from conftest import make_model, make_tokenizer, write_pairs
+from rewardlab import cli
+from rewardlab.artifact.load import load
+from rewardlab.artifact.save import save_reward_model
+from rewardlab.cli import main
+from rewardlab.core.files import sha256_file
+from rewardlab.core.types import Message
+from rewardlab.data.chat import build_renderer
+from rewardlab.data.config import DataConfig
+from rewardlab.training.config import EvalConfig
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny reward model."""
+    folder = tmp_path_factory.mktemp("cli") / "reward"
+    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
+    save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    return folder
+
+
+@pytest.fixture
+def copy(saved: Path, tmp_path: Path) -> Path:
+    """A copy to be damaged."""
+    return Path(shutil.copytree(saved, tmp_path / "copy"))
+
+
+def test_what_train_saves_can_be_judged_scored_and_verified(base_model, pairs_file, tmp_path, capsys):
+    test_data = write_pairs(tmp_path / "held-out.jsonl", 12, offset=100)
+    flags = [*short_run(base_model, tmp_path / "run"), "--dataset", pairs_file, "--test-dataset", test_data]
+    main([str(flag) for flag in flags])
+    printed = capsys.readouterr().out
+    folder = re.search(r"^Reward model: (.*)$", printed, re.MULTILINE)[1]
+    judged_on_test = printed.split("Test data (they chose nothing)")[1]
+    assert re.search(r"^before +\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]", judged_on_test, re.MULTILINE)
+    assert "step 2/2" in printed
+
+    main(["verify", folder])
+    assert capsys.readouterr().out.startswith(f"{folder}: verified. ")
+
+    out = tmp_path / "judged"
+    main(["eval", "--model", folder, "--dataset", str(test_data), "--output-dir", str(out)])
+    printed = capsys.readouterr().out
+    assert re.match(r"held-out\[.+\]: 12 rows read, 12 kept, dropped none\n", printed)
+    judged = json.loads((tmp_path / "run/evals/test.metrics.json").read_text())
+    metrics = json.loads((out / "eval.metrics.json").read_text())
+    assert metrics["all"]["sums"] == pytest.approx(judged["all"]["sums"])
+    accuracy = metrics["all"]["estimates"]["eval_accuracy"]
+    interval = f"{accuracy['value']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}]"
+    assert re.search(rf"^held-out +{re.escape(interval)} ", printed, re.MULTILINE)
+    assert "95% intervals: " in printed
+    assert len((out / "eval.scores.jsonl").read_text().splitlines()) == 24
+
+
+def test_eval_takes_a_seeded_limit_and_says_where_the_numbers_are(saved, pairs_file, tmp_path, capsys):
+    main(["eval", "--model", str(saved), "--dataset", str(pairs_file), "--limit", "5", "--output-dir", str(tmp_path)])
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1] == f"scores and metrics: {tmp_path}"
+    rows = [json.loads(line) for line in (tmp_path / "eval.scores.jsonl").read_text().splitlines()]
+    assert len(rows) == 10
+    assert all(isinstance(row["score"], float) for row in rows)
+    assert json.loads((tmp_path / "manifest.json").read_text())["data"][0]["unused_by_limit"] == 35
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("eval", "--model is missing: name a reward-model folder"),
+        ("eval --model m", "--dataset is missing"),
+        ("eval --limit 0", "--limit 0: must be at least 1"),
+        ("eval --model nosuch --dataset nosuch.jsonl", "dataset 'nosuch.jsonl', split 'test': no such file"),
+        ("score --input a --output b", "--model is missing; see `rewardlab score --help`"),
+        ("score --model m --output b", "--input is missing"),
+        ("score --model m --input a", "--output is missing"),
+        ("score --model m --input a --output b --precision fp64", "--precision fp64: must be one of fp32, bf16"),
+        ("score --model m --input a --output b --micro-token-budget 0", "--micro-token-budget 0: must be at least 16"),
+        ("score --model m --input a --output .", "--output .: is a folder. Name the file to write"),
+        ("score --model m --input nosuch.jsonl --output b", "nosuch.jsonl: no such file"),
+        ("verify", "FOLDER is missing; see `rewardlab verify --help`"),
+        ("verify a b", "FOLDER a b: takes one value"),
+        ("verify nosuch", "nosuch: no reward_spec.json, so this is not a rewardlab reward model"),
+        ("quickstart --steps 0", "--steps 0: must be at least 1"),
+        ("quickstart --test-pairs -1", "--test-pairs -1: must be at least 1"),
+    ],
+)
+def test_other_commands_refuse_in_the_same_words(line, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert refusal(capsys, *line.split()).startswith(message)
+
+
+def test_eval_has_the_flags_of_its_configuration():
+    line = (
+        "--model m --hf-dataset=a.jsonl b.jsonl --hf-split dev --limit 3 --output-dir out --precision bf16 "
+        "--attention padded --micro-token-budget 64 --max-drop-fraction 0.5 --incomplete-pairs error --ties half "
+        "--max-replies 3 --margin-column gap --strength-as soft --seed 7"
+    )
+    wanted = EvalConfig(
+        model="m",
+        dataset=("a.jsonl", "b.jsonl"),
+        hf_split="dev",
+        limit=3,
+        output_dir=Path("out"),
+        precision="bf16",
+        attention="padded",
+        micro_token_budget=64,
+        max_drop_fraction=0.5,
+        incomplete_pairs="error",
+        ties="half",
+        max_replies=3,
+        margin_column="gap",
+        strength_as="soft",
+        seed=7,
+    )
+    unset = [field.name for field in dataclasses.fields(EvalConfig) if getattr(wanted, field.name) == field.default]
+    assert unset == []
+    assert cli._parse(EvalConfig, line.split(), "eval") == wanted
+
+
+def test_eval_uses_strengths_and_margins_as_training_does(saved, tmp_path, capsys):
+    rows = [
+        {"prompt": f"How {n}?", "chosen": "So.", "rejected": "no", "strength": strength, "gap": 0.5}
+        for n, strength in enumerate([0.6, 0.7, 0.9])
+    ]
+    data = write_rows(tmp_path / "rows.jsonl", *rows)
+    line = ["eval", "--model", str(saved), "--dataset", str(data), "--output-dir", str(tmp_path / "out")]
+    main([*line, "--strength-as", "soft", "--margin-column", "gap"])
+    judged = [json.loads(row) for row in (tmp_path / "out/eval.scores.jsonl").read_text().splitlines()]
+    found = [comparison for row in judged for comparison in row["comparisons"]]
+    assert [comparison["label"] for comparison in found] == [0.6, 0.7, 0.9]
+    assert [comparison["margin"] for comparison in found] == [0.5, 0.5, 0.5]
+    assert "no 'nosuch', which --margin-column names" in refusal(capsys, *line, "--margin-column", "nosuch")
+
+
+def test_score_adds_scores_and_keeps_the_rows(saved, tmp_path, capsys):
+    prompt = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Why?"}]
+    rows = [
+        {"id": 7, "prompt": "How?", "response": "So.", "note": {"a": [1, "ü"]}},
+        {"prompt": "How?", "responses": ["So.", "Not at all.", "So."]},
+        {"prompt": prompt, "response": "Because."},
+        {"messages": [*prompt, {"role": "assistant", "content": "Because."}], "id": None},
+    ]
+    out = tmp_path / "new/scored.jsonl"
+    data = write_rows(tmp_path / "rows.jsonl", rows[0], "", *rows[1:])
+    main(["score", "--model", str(saved), "--input", str(data), "--output", str(out), "--micro-token-budget", "64"])
+    assert capsys.readouterr().out == f"6 replies scored: {out}\n"
+    how, why = [Message("user", "How?")], [Message(**turn) for turn in prompt]
+    ends = [(how, "So."), (how, "Not at all."), (why, "Because.")]
+    so, not_at_all, because = load(saved).score([[*turns, Message("assistant", reply)] for turns, reply in ends])
+    scored = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [list(row) for row in scored] == [[*row, "scores" if "responses" in row else "score"] for row in rows]
+    assert [{name: row[name] for name in given} for row, given in zip(scored, rows, strict=True)] == rows
+    assert scored[1]["scores"] == pytest.approx([so, not_at_all, so], abs=1e-5)
+    assert [scored[n]["score"] for n in (0, 2, 3)] == pytest.approx([so, because, because], abs=1e-5)
+    assert len({round(score, 3) for score in (so, not_at_all, because)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"response": "So."}, r"rows\.jsonl:2: cannot be scored .*Wanted `messages`, or `prompt` and `response`"),
+        ({"prompt": "How?"}, r"rows\.jsonl:2: cannot be scored"),
+        ({"prompt": "How?", "response": 3}, r"rows\.jsonl:2: cannot be scored \(a response is not text\)"),
+        ({"prompt": "How?", "responses": []}, r"rows\.jsonl:2: cannot be scored"),
+        ('{"prompt": ', r"rows\.jsonl:2: not valid JSON"),
+        ({"messages": [{"role": "user", "content": "How?"}]}, r"must end with an assistant turn"),
+        ({"prompt": "How?", "response": "So. " * 300}, r"above the limit of 256"),
+        ({"prompt": [{"role": "robot", "content": "a"}], "response": "b"}, r"rows\.jsonl:2: .*unknown role 'robot'"),
+        (
+            {"prompt": [{"role": "user", "content": "a", "tool_calls": [{"id": 1}]}], "response": "b"},
+            r"rows\.jsonl:2: .*a message has tool_calls",
+        ),
+        ({"prompt": "Human: a\n\nHuman: b\n\nAssistant:", "response": 3}, r"a response is not text"),
+    ],
+)
+def test_a_row_that_cannot_be_scored_is_named_and_nothing_is_written(saved, tmp_path, capsys, row, message):
+    data = write_rows(tmp_path / "rows.jsonl", {"prompt": "How?", "response": "So."}, row)
+    out = tmp_path / "scored.jsonl"
+    assert re.search(message, refusal(capsys, "score", "--model", saved, "--input", data, "--output", out))
+    assert not out.exists()
+
+
+def test_a_transcript_in_a_prompt_is_scored_as_its_turns(saved, tmp_path):
+    turns = [
+        {"role": role, "content": text} for role, text in [("user", "Hi"), ("assistant", "Yes?"), ("user", "How?")]
+    ]
+    prompts = ["\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: How?\n\nAssistant:", turns]
+    replies = [" So.", "So."]
+    rows = [{"prompt": prompt, "response": reply} for prompt, reply in zip(prompts, replies, strict=True)]
+    data = write_rows(tmp_path / "rows.jsonl", *rows)
+    main(["score", "--model", str(saved), "--input", str(data), "--output", str(tmp_path / "out.jsonl")])
+    first, second = [json.loads(line)["score"] for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert first == pytest.approx(second, abs=1e-6)
+
+
+def test_eval_does_not_name_a_flag_that_it_lacks(saved, tmp_path, capsys):
+    rows = [{"prompt": "How?", "chosen": "So. " * 300, "rejected": "no"}] + [
+        {"prompt": f"How {n}?", "chosen": "So.", "rejected": "no"} for n in range(6)
+    ]
+    data = write_rows(tmp_path / "rows.jsonl", *rows)
+    line = ["eval", "--model", str(saved), "--dataset", str(data), "--output-dir", str(tmp_path / "out")]
+    said = refusal(capsys, *line)
+    assert "1 of 7 preferences cannot be used with the model's limit of 256 tokens (reply_too_long: 1 " in said
+    assert "Leave them out, or train with more --max-seq-len, or allow it with --max-drop-fraction 0.143." in said
+    main([*line, "--max-drop-fraction", "0.143"])
+
+
+def test_verify_says_what_it_checked(saved, capsys):
+    main(["verify", str(saved)])
+    said = capsys.readouterr().out
+    assert re.match(rf"{re.escape(str(saved))}: verified\. \d+ files unchanged, 6 canaries give their scores", said)
+
+
+def damage_weights(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def damage_head(folder: Path) -> None:
+    """A head of zeros that nothing but the scores gives away."""
+    path, spec = folder / "model.safetensors", folder / "reward_spec.json"
+    weights = load_file(path)
+    weights["score.weight"].zero_()
+    save_file(weights, path, metadata={"format": "pt"})
+    values = json.loads(spec.read_text())
+    values["files"]["model.safetensors"] = sha256_file(path)
+    spec.write_text(json.dumps(values))
+
+
+def damage_problem_type(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace('"regression"', '"single_label_classification"'))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_weights, "model.safetensors was changed after the model was saved. Restore the folder"),
+        (damage_head, "What fits: a head that is zero or was never loaded (zero_head). Restore the folder"),
+        (damage_problem_type, "engines would return a probability instead of the score"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
+        (lambda folder: (folder / "reward_spec.json").unlink(), "no reward_spec.json"),
+    ],
+)
+def test_verify_names_the_damage(copy, capsys, damage, message):
+    damage(copy)
+    said = refusal(capsys, "verify", copy)
+    assert str(copy) in said
+    assert message in said
+
+
+def test_a_damaged_model_neither_evaluates_nor_scores(copy, pairs_file, tmp_path, capsys):
+    damage_weights(copy)
+    data = write_rows(tmp_path / "rows.jsonl", {"prompt": "How?", "response": "So."})
+    said = refusal(capsys, "score", "--model", copy, "--input", data, "--output", tmp_path / "scored.jsonl")
+    assert "model.safetensors was changed" in said
+    said = refusal(capsys, "eval", "--model", copy, "--dataset", pairs_file, "--output-dir", tmp_path / "out")
+    assert "model.safetensors was changed" in said
+    assert not (tmp_path / "scored.jsonl").exists()
+    assert not (tmp_path / "out/eval.metrics.json").exists()
+
+
+def test_quickstart_hands_its_flags_on(monkeypatch, tmp_path, capsys):
+    def run(folder, **settings):
+        return f"{folder} {settings}"
+
+    monkeypatch.setattr("rewardlab.quickstart.run_quickstart", run)
+    main(["quickstart"])
+    assert capsys.readouterr().out == "runs/quickstart {'num_steps': None, 'num_test': 300, 'seed': 0}\n"
+    main(["quickstart", "--output-dir", str(tmp_path), "--steps", "3", "--test-pairs=40", "--seed", "1"])
+    assert capsys.readouterr().out == f"{tmp_path} {{'num_steps': 3, 'num_test': 40, 'seed': 1}}\n"

@@ -1,0 +1,181 @@
+"""Every flag resolves to what it says, or is refused in one line that says what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from command_line import BASE, DEFAULTS, refusal
+from rewardlab.cli import parse_train
+from rewardlab.core.config import to_mapping
+from rewardlab.core.files import write_json
+from rewardlab.training.compat import TRL
+from rewardlab.training.config import RewardTrainerConfig
+
+FLAGS: list[tuple[str, dict[str, object]]] = [
+    ("--compat trl", {"compat": "trl"} | {n: value for n, value in TRL.items() if value != getattr(DEFAULTS, n)}),
+    ("--model other", {"model": "other"}),
+    ("--dataset a.jsonl", {"dataset": ("a.jsonl",)}),
+    ("--dataset a.jsonl b.jsonl", {"dataset": ("a.jsonl", "b.jsonl")}),
+    ("--dataset a,b.jsonl", {"dataset": ("a,b.jsonl",)}),  # a file may be called that
+    ("--dataset a.jsonl --seed 7 --dataset b.jsonl", {"dataset": ("a.jsonl", "b.jsonl"), "seed": 7}),
+    ("--hf-dataset a.jsonl b.jsonl", {"dataset": ("a.jsonl", "b.jsonl")}),
+    ("--hf-dataset=a.jsonl", {"dataset": ("a.jsonl",)}),
+    ("--hf-dataset=a.jsonl b.jsonl --hf-dataset c.jsonl", {"dataset": ("a.jsonl", "b.jsonl", "c.jsonl")}),
+    ("--hf-split dev", {"hf_split": "dev"}),
+    ("--eval-dataset a.jsonl b.jsonl", {"eval_dataset": ("a.jsonl", "b.jsonl")}),
+    ("--eval-split validation", {"eval_split": "validation"}),
+    ("--eval-fraction 0", {"eval_fraction": 0.0}),
+    ("--test-dataset a.jsonl b.jsonl", {"test_dataset": ("a.jsonl", "b.jsonl")}),
+    ("--test-split test", {"test_split": "test"}),
+    ("--limit 100", {"limit": 100}),
+    ("--eval-limit 50", {"eval_limit": 50}),
+    ("--no-baselines", {"baselines": False}),
+    ("--train-eval-limit 20", {"train_eval_limit": 20}),
+    ("--max-drop-fraction 0.5", {"max_drop_fraction": 0.5}),
+    ("--incomplete-pairs error", {"incomplete_pairs": "error"}),
+    ("--ties half", {"ties": "half"}),
+    ("--max-replies 4", {"max_replies": 4}),
+    ("--margin-column votes", {"margin_column": "votes"}),
+    ("--strength-as soft", {"strength_as": "soft"}),
+    ("--max-seq-len 512", {"max_seq_len": 512}),
+    ("--use-chat-template", {"chat_template": "template"}),
+    ("--no-chat-template", {"chat_template": "plain"}),
+    ("--chat-template plain", {"chat_template": "plain"}),
+    ("--chat-template concat", {"chat_template": "concat"}),
+    ("--overlong drop", {"overlong": "drop"}),
+    ("--system-prompt 'Be kind.'", {"system_prompt": "Be kind."}),
+    ("--system-prompt=-x", {"system_prompt": "-x"}),
+    ("--system-prompt ''", {"system_prompt": ""}),
+    ("--system-prompt=", {"system_prompt": ""}),
+    ("--attention padded", {"attention": "padded"}),
+    ("--precision bf16", {"precision": "bf16"}),
+    ("--new-head", {"new_head": True}),
+    ("--trust-remote-code", {"trust_remote_code": True}),
+    ("--lora", {"lora": True}),
+    ("--lora-rank 16", {"lora_rank": 16}),
+    ("--lora-alpha 64", {"lora_alpha": 64.0}),
+    ("--lora-dropout 0.1", {"lora_dropout": 0.1}),
+    ("--lora-target-modules q_proj", {"lora_target_modules": ("q_proj",)}),
+    ("--lora-target-modules q_proj k_proj", {"lora_target_modules": ("q_proj", "k_proj")}),
+    ("--lora-target-modules q_proj,k_proj", {"lora_target_modules": ("q_proj", "k_proj")}),
+    ("--lora-target-modules q_proj, k_proj,", {"lora_target_modules": ("q_proj", "k_proj")}),
+    ("--rslora", {"rslora": True}),
+    ("--lora --lora-rank 8 --rslora", {"lora": True, "lora_rank": 8, "rslora": True}),
+    ("--beta 0.5", {"beta": 0.5}),
+    ("--label-smoothing 0", {"label_smoothing": 0.0}),
+    ("--regularization-lambda 0.01", {"regularization_lambda": 0.01}),
+    ("--regularization-type l1", {"regularization_type": "l1"}),
+    ("--score-regularization-lambda 1e-3", {"score_regularization_lambda": 1e-3}),
+    ("--center-lambda 0.02", {"center_lambda": 0.02}),
+    ("--kwise-loss plackett-luce", {"kwise_loss": "plackett-luce"}),
+    ("--kwise-weight comparison", {"kwise_weight": "comparison"}),
+    ("--output-dir runs/x", {"output_dir": Path("runs/x")}),
+    ("--overwrite", {"overwrite": True}),
+    ("--steps 30", {"steps": 30}),
+    ("--steps 30 --steps 40", {"steps": 40}),
+    ("--steps --steps 40", {"steps": 40}),
+    ("--epochs 2", {"epochs": 2.0}),
+    ("--batch-size 32", {"batch_size": 32}),
+    ("--micro-token-budget 4096", {"micro_token_budget": 4096}),
+    ("--lr 5e-6", {"lr": 5e-6}),
+    ("--weight-decay 0.1", {"weight_decay": 0.1}),
+    ("--max-grad-norm 0.5", {"max_grad_norm": 0.5}),
+    ("--seed 7", {"seed": 7}),
+    ("--log-every 1", {"log_every": 1}),
+    ("--eval-every 5", {"eval_every": 5}),
+    ("--save-every 15", {"save_every": 15}),
+    ("--log-samples 0", {"log_samples": 0}),
+    ("--save-dtype bfloat16", {"save_dtype": "bfloat16"}),
+    ("--best-metric eval_loss", {"best_metric": "eval_loss"}),
+]
+
+
+@pytest.mark.parametrize(("line", "changes"), FLAGS, ids=[line for line, _ in FLAGS])
+def test_a_flag_sets_its_setting_and_no_other(line, changes):
+    wanted = replace(DEFAULTS, **changes)
+    assert all(getattr(wanted, name) != getattr(DEFAULTS, name) for name in changes)
+    # Datasets add up, so the one of BASE is left out where a line names its own.
+    assert parse_train([*(BASE[:2] if "dataset" in changes else BASE), *shlex.split(line)]) == wanted
+
+
+def test_a_run_without_flags_has_the_defaults_of_the_configuration():
+    assert parse_train(BASE) == DEFAULTS
+
+
+def test_every_setting_has_a_flag_in_the_table():
+    settings = {field.name for field in dataclasses.fields(RewardTrainerConfig)}
+    assert {name for _, changes in FLAGS for name in changes} == settings
+
+
+@pytest.mark.parametrize("style", ["--{name}={value}", "--{name} {value}", "--{under_name} {value}"])
+def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
+    pairs = {line.split()[0][2:]: line.split()[1] for line, _ in FLAGS if re.fullmatch(r"--[a-z-]+ [\w./-]+", line)}
+    del pairs["kwise-loss"]  # plackett-luce goes with neither soft labels nor margins
+    assert len(pairs) > 35
+    words = [
+        word
+        for name, value in pairs.items()
+        for word in style.format(name=name, under_name=name.replace("-", "_"), value=value).split()
+    ]
+    config = to_mapping(parse_train(words))
+    for name, value in pairs.items():
+        got = config[name.replace("-", "_")]
+        assert got in ([value], value) or float(got) == float(value), name
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "--model is missing: name a hub model"),
+        ("--model base", "--dataset is missing: name a file"),
+        ("--model base --dataset", "--dataset is missing: name a file"),
+        ("--model", "--model: the value is missing. Write one that begins with a dash as --model=VALUE"),
+        ("--model --steps 3", "--model: the value is missing"),
+        ("--model a b", "--model a b: takes one value. Put a value with spaces in quotes"),
+        ("--limit 0", "--limit 0: must be at least 1; leave it out to use every row"),
+        ("--limit 1e3", "--limit 1e3: must be a whole number"),
+        ("--limit 2.0", "--limit 2.0: must be a whole number"),
+        ("--lr fast", "--lr fast: must be a finite number"),
+        ("--lr nan", "--lr nan: must be a finite number"),
+        ("--lr inf", "--lr inf: must be a finite number"),
+        ("--lr -1e-5", "--lr -1e-05: must be above 0"),
+        ("--steps none", "--steps none: must be a whole number"),
+        ("--output-dir ''", "--output-dir '': must be a path"),
+        ("--precision fp8", "--precision fp8: must be one of auto, fp32, bf16"),
+        ("--strength-as weigth", "must be one of none, weight, margin, soft. Did you mean 'weight'?"),
+        ("--lora yes", "unexpected 'yes': values follow their flag; a switch such as --lora takes none"),
+        ("--lora=false", "unexpected 'false': values follow their flag"),
+        ("--use-chat-template=false", "--chat-template template false: takes one value"),
+        ("--model m --dataset d --lora-target-modules ,", "--lora-target-modules: name at least one layer"),
+        ("--max-sequence-len 8", "unknown flag '--max-sequence-len'. Did you mean '--max-seq-len'?"),
+        ("--hf-datset=a", "unknown flag '--hf-datset'. Did you mean '--hf-dataset'?"),
+        ("--no-rlora", "unknown flag '--no-rlora'. Did you mean '--no-rslora'?"),
+        ("--conf a.yaml", "unknown flag '--conf'. Did you mean '--config'?"),
+        ("--zzz", "unknown flag '--zzz'. `rewardlab train --help` lists the flags"),
+        ("--system-prompt '-x y'", "unknown flag '-x y'"),
+        ("--max-seq-len 8", "--max-seq-len 8: must be at least 16"),
+        ("--micro-token-budget 8", "--micro-token-budget 8: must be at least 16"),
+        ("--label-smoothing 0.5", "--label-smoothing 0.5: must be at least 0 and below 0.5"),
+        ("--max-replies 1", "--max-replies 1: must be at least 2"),
+        ("--margin-column m --strength-as margin", "--margin-column and --strength-as margin both set the margin"),
+        ("--config", "--config : takes the name of one YAML or TOML file"),
+        ("--config a.yaml --config=b.yaml", "--config a.yaml b.yaml: takes the name of one"),
+    ],
+)
+def test_a_flag_that_does_not_resolve_is_refused_in_one_plain_line(line, message, capsys):
+    said = refusal(capsys, "train", *shlex.split(line))
+    assert said.startswith(message) or message in said
+    assert said.count("\n") == 1
+
+
+def test_a_saved_configuration_gives_itself(tmp_path):
+    changes = {name: value for _, settings in FLAGS for name, value in settings.items()}
+    config = replace(DEFAULTS, **changes | {"strength_as": "none", "kwise_loss": "pairs"})
+    write_json(tmp_path / "config.json", to_mapping(config))
+    assert parse_train(["--config", str(tmp_path / "config.json")]) == config

@@ -1,0 +1,132 @@
+"""What a user can get wrong with data and folders ends in one message with place and remedy."""
+
+from __future__ import annotations
+
+import errno
+import re
+from pathlib import Path
+
+import pytest
+
+from command_line import BASE, ROW, in_process, only_message, refusal, short_run, write_rows
+from conftest import write_pairs
+from rewardlab.artifact import save as save_module
+from rewardlab.artifact.load import load
+from rewardlab.core import files
+
+
+@pytest.fixture
+def flags(base_model: Path, tmp_path: Path) -> list[object]:
+    """See `short_run`."""
+    return short_run(base_model, tmp_path / "run")
+
+
+MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+OTHER_PROMPT = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "c"}]
+TWO_PROMPTS = {"chosen": MESSAGES, "rejected": OTHER_PROMPT}
+LONG = {"prompt": "a", "chosen": "yes " * 90, "rejected": "no " * 90}
+ALL = "--eval-fraction 0 "
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "message"),
+    [
+        ([{"ask": "a", "good": "b"}], "", r"data\.jsonl:1: the columns 'ask', 'good' are no known layout.*Rename them"),
+        ([], "", r"data\.jsonl: no rows"),
+        ([ROW | {"chosen": ""}] * 3, "", r"none of the 3 rows can be used:\n  empty_reply: 3 .*data\.jsonl:1"),
+        ([TWO_PROMPTS], "", r"prompt_differs: 1 .*data\.jsonl:1: the sides part at turn 1"),
+        ([ROW, ROW | {"rejected": " Water it."}], "", r"1 of 2 rows .*identical_replies: 1 .*data\.jsonl:2"),
+        ([ROW, ROW | {"rejected": " Water it."}], "", r"allow it with --max-drop-fraction 0\.5"),
+        ([ROW, ROW | {"rejected": 7}], "", r"reply_not_text: 1 .*data\.jsonl:2: got 7, wanted text"),
+        ([ROW, '{"prompt": "a", "cho', ROW], "", r"/data\.jsonl:2: not valid JSON: .*Fix or remove this line"),
+        ([ROW, "[1]"], "", r"/data\.jsonl:2: expected a JSON object, got list"),
+        ([ROW] * 2, "", r"holding out 1 of 1 different prompts leaves nothing to train on"),
+        ([ROW], ALL + "--max-seq-len 16", r"--max-seq-len 16 is too small .*Raise it"),
+        (
+            [LONG],
+            ALL + "--max-seq-len 64",
+            r"1 of 1 preferences cannot be used with --max-seq-len 64 .*Raise --max-seq",
+        ),
+        ([ROW], ALL + "--micro-token-budget 16", r"above --micro-token-budget 16\. Raise the budget to at least"),
+        ([ROW], ALL + "--eval-dataset nosuch.jsonl", r"dataset 'nosuch\.jsonl', split 'test': no such file"),
+        ([ROW], ALL + "--strength-as weight", r"missing_strength: 1 .*--strength-as asks for a strength"),
+    ],
+)
+def test_data_that_cannot_be_trained_on_is_refused_with_place_and_remedy(flags, tmp_path, capsys, rows, more, message):
+    data = write_rows(tmp_path / "data.jsonl", *rows)
+    assert re.search(message, refusal(capsys, *flags, "--dataset", data, *more.split()), re.DOTALL)
+    assert not (tmp_path / "run/config.json").exists()
+
+
+def test_a_dataset_that_is_not_there_is_named_with_what_is(flags, tmp_path, capsys):
+    write_pairs(tmp_path / "pairs.jsonl", 4)
+    said = refusal(capsys, *flags, "--dataset", tmp_path / "pair.jsonl")
+    assert said.startswith(f"dataset '{tmp_path / 'pair.jsonl'}', split 'train': no such file")
+    assert str(tmp_path / "pairs.jsonl") in said
+
+
+def test_a_model_that_is_not_there_is_named(flags, pairs_file, tmp_path, capsys):
+    said = refusal(capsys, *flags, "--dataset", pairs_file, "--model", tmp_path / "nosuch")
+    assert said.startswith(f"no model at '{tmp_path / 'nosuch'}'")
+
+
+def test_a_folder_that_already_holds_a_run_is_kept(flags, pairs_file, tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/config.json").write_text("{}")
+    said = refusal(capsys, *flags, "--dataset", pairs_file)
+    assert said == (
+        f"{tmp_path / 'run'} already holds a run. Choose another --output-dir, or replace it with --overwrite.\n"
+    )
+    assert (tmp_path / "run/config.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "score"])
+def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(
+    command, flags, pairs_file, tmp_path, monkeypatch, capsys
+):
+    def denied(path, text):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(files, "write_text", denied)  # root may write anywhere, so the system is played here
+    place = tmp_path / "place"
+    arguments = {
+        "train": [*flags, "--dataset", pairs_file, "--output-dir", place],
+        "eval": ["eval", "--model", tmp_path, "--dataset", pairs_file, "--output-dir", place],
+        "score": ["score", "--model", tmp_path, "--input", pairs_file, "--output", place / "scored.jsonl"],
+    }[command]
+    said = refusal(capsys, *arguments)
+    flag = "--output" if command == "score" else "--output-dir"
+    assert said == (
+        f"cannot write to {place} (Permission denied). Choose another place with {flag}, or make this one writable.\n"
+    )
+
+
+def test_a_folder_below_a_file_is_refused(flags, pairs_file, capsys):
+    said = refusal(capsys, *flags, "--dataset", pairs_file, "--output-dir", pairs_file / "run")
+    assert said.startswith(f"cannot write to {pairs_file / 'run'} (Not a directory)")
+
+
+def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(flags, pairs_file, tmp_path, monkeypatch, capsys):
+    write = save_module.save_file
+
+    def full_at_the_second_step(tensors, filename, metadata=None):
+        if "step_2" in str(filename):
+            raise OSError(errno.ENOSPC, "No space left on device", str(filename))
+        write(tensors, filename, metadata=metadata)
+
+    monkeypatch.setattr(save_module, "save_file", full_at_the_second_step)
+    more = ["--dataset", pairs_file, "--save-every", "1", "--eval-fraction", "0"]
+    said = refusal(capsys, *flags, *more)
+    assert "No space left on device" in said
+    assert said.endswith("What was saved before is still there.\n")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir()) == ["step_1"]
+    assert load(tmp_path / "run/step_1")
+
+
+def test_the_script_itself_exits_with_2_and_no_traceback(tmp_path):
+    answer = in_process("train", *BASE[:2], "--dataset", tmp_path / "nosuch.jsonl", "--output-dir", tmp_path / "run")
+    assert answer.returncode == 2
+    assert only_message(answer.stderr).startswith(f"dataset '{tmp_path / 'nosuch.jsonl'}', split 'train': no such file")
+    answer = in_process("train", "--limit", "0", cwd=tmp_path)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr == "error: --limit 0: must be at least 1; leave it out to use every row.\n"

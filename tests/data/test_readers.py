@@ -1,0 +1,131 @@
+"""Laws of reading files: every format gives the same rows, and what cannot be read is named with its place."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from loading import ALLOW_DROPS, THREE, THREE_CONTENTS, contents, ids, load, pair, write
+from rewardlab.core.errors import DataError
+
+
+class TestFiles:
+    def test_jsonl_ids_are_file_and_line_and_empty_lines_do_not_count(self, tmp_path: Path) -> None:
+        path = tmp_path / "pairs.jsonl"
+        path.write_text(f"{json.dumps(pair(0))}\n\n{json.dumps(pair(1))}\n")
+        loaded = load(path)
+        assert ids(loaded.preferences) == ["pairs.jsonl:1", "pairs.jsonl:3"]
+        assert {row.source for row in loaded.preferences} == {"pairs"}
+
+    def test_every_format_of_file_gives_the_same_rows(self, tmp_path: Path) -> None:
+        write(tmp_path / "a.jsonl", THREE)
+        write(tmp_path / "b.jsonl.gz", THREE)
+        (tmp_path / "c.json").write_text(json.dumps(THREE))
+        (tmp_path / "d.json").write_text(json.dumps({name: [row[name] for row in THREE] for name in THREE[0]}))
+        with (tmp_path / "e.csv").open("w", newline="", encoding="utf-8-sig") as file:
+            writer = csv.DictWriter(file, list(THREE[0]))
+            writer.writeheader()
+            writer.writerows(THREE)
+        for name in ("a.jsonl", "b.jsonl.gz", "c.json", "d.json", "e.csv"):
+            assert contents(load(tmp_path / name)) == THREE_CONTENTS, name
+
+    def test_parquet_gives_the_same_rows(self, tmp_path: Path) -> None:
+        pytest.importorskip("pyarrow")
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in THREE]
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "p.parquet")
+        loaded = load(tmp_path / "p.parquet")
+        assert contents(loaded) == THREE_CONTENTS
+        assert ids(loaded.preferences) == ["p.parquet:1", "p.parquet:2", "p.parquet:3"]
+
+    def test_broken_parquet_is_an_error_with_the_file(self, tmp_path: Path) -> None:
+        pytest.importorskip("pyarrow")
+        (tmp_path / "p.parquet").write_bytes(b"PAR1 no table")
+        with pytest.raises(DataError, match=r"p\.parquet: cannot be read as Parquet"):
+            load(tmp_path / "p.parquet")
+
+    def test_parquet_without_pyarrow_says_what_to_install(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+        (tmp_path / "p.parquet").write_bytes(b"")
+        with pytest.raises(DataError, match=r'needs the package pyarrow.*pip install "rewardlab\[hub\]"'):
+            load(tmp_path / "p.parquet")
+
+    def test_a_broken_json_line_is_an_error_with_file_and_line(self, tmp_path: Path) -> None:
+        path = tmp_path / "pairs.jsonl"
+        path.write_text(json.dumps(pair(0)) + '\n{"prompt": "Why?", "chos\n')
+        with pytest.raises(DataError, match=r"pairs\.jsonl:2: not valid JSON"):
+            load(path, **ALLOW_DROPS)
+
+    def test_json_lines_named_json_are_an_error_with_the_remedy(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "pairs.json", THREE)
+        with pytest.raises(DataError, match=r"pairs\.json: not valid JSON.*rename it to \.jsonl"):
+            load(path)
+
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            ({"prompt": ["a"], "chosen": ["b", "c"]}, r"equal length; got prompt \(1\), chosen \(2\)"),
+            ({"version": 1, "rows": []}, r"got version \(no list\), rows \(0\)"),
+            ("text", "got a JSON str"),
+            ([pair(0), 5], r"f\.json:2: row 2 is int"),
+        ],
+    )
+    def test_json_that_is_no_table_is_an_error(self, tmp_path: Path, value: object, message: str) -> None:
+        (tmp_path / "f.json").write_text(json.dumps(value))
+        with pytest.raises(DataError, match=message):
+            load(tmp_path / "f.json", **ALLOW_DROPS)
+
+    def test_csv_cells_may_hold_line_breaks_and_ids_name_the_first_line(self, tmp_path: Path) -> None:
+        path = tmp_path / "f.csv"
+        path.write_text('prompt,chosen,rejected,label\n"Why,\nthough?",a,b,\nHow?,c,d,0.25\n')
+        loaded = load(path)
+        assert contents(loaded) == [("Why,\nthough?", "a", "b"), ("How?", "c", "d")]
+        assert ids(loaded.preferences) == ["f.csv:2", "f.csv:4"]
+        assert [row.comparisons[0].label for row in loaded.preferences] == [1.0, 0.25]
+
+    def test_csv_cells_may_hold_lists_but_a_reply_in_brackets_is_text(self, tmp_path: Path) -> None:
+        path = tmp_path / "k.csv"
+        path.write_text('prompt,responses,scores\nWhy?,"[""a"", ""b""]","[1, 2]"\n')
+        assert load(path).preferences[0].ranking == (1, 0)
+        path = tmp_path / "f.csv"
+        path.write_text('prompt,chosen,rejected\n"[{""role"": ""user"", ""content"": ""Why?""}]",[1],[x]\n')
+        assert contents(load(path)) == [("Why?", "[1]", "[x]")]
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("prompt,chosen,rejected\na,b,c\na,b,c,d\n", r"f\.csv:3: 4 cells"),
+            ('prompt\n"a" b\n', r"f\.csv:2: not valid"),
+        ],
+    )
+    def test_broken_csv_is_an_error_with_file_and_line(self, tmp_path: Path, text: str, message: str) -> None:
+        (tmp_path / "f.csv").write_text(text)
+        with pytest.raises(DataError, match=message):
+            load(tmp_path / "f.csv", **ALLOW_DROPS)
+
+    def test_a_long_csv_cell_is_read_and_the_limit_of_the_csv_module_restored(self, tmp_path: Path) -> None:
+        before = csv.field_size_limit()
+        (tmp_path / "f.csv").write_text(f"prompt,chosen,rejected\nWhy?,{'x' * (before + 1)},b\n")
+        assert len(load(tmp_path / "f.csv").preferences[0].replies[0][0].content) == before + 1
+        assert csv.field_size_limit() == before
+
+    @pytest.mark.parametrize(
+        ("name", "text"), [("f.jsonl", "\n"), ("f.json", "[]"), ("f.csv", "prompt,chosen\n"), ("g.csv", "")]
+    )
+    def test_a_file_without_rows_is_an_error(self, tmp_path: Path, name: str, text: str) -> None:
+        (tmp_path / name).write_text(text)
+        with pytest.raises(DataError, match=rf"{name}: no rows"):
+            load(tmp_path / name)
+
+    def test_unknown_columns_are_an_error_with_file_line_and_columns(self, tmp_path: Path) -> None:
+        path = write(tmp_path / "f.jsonl", [{"question": "a", "better": "b"}])
+        with pytest.raises(DataError, match=r"f\.jsonl:1: the columns 'question', 'better'.*prompt, chosen, rejected"):
+            load(path)

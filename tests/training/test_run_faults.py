@@ -1,0 +1,161 @@
+"""Runs that cannot be: refused before any work, or ended without harm to what was there before."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rewardlab.training.run as run_module
+import runs
+from rewardlab.artifact import save as save_module
+from rewardlab.artifact.load import load
+from rewardlab.core.errors import ArtifactError, ConfigError, DataError, ModelError
+from rewardlab.training.run import train
+from runs import rows_of
+
+pytestmark = pytest.mark.usefixtures("verified_here")
+config_for = partial(runs.config_for, steps=6, log_every=2, eval_every=3, save_dtype="float32")
+
+
+def test_unknown_target_modules_are_named(base_model, pairs_file, tmp_path):
+    with pytest.raises(ModelError, match=r"--lora-target-modules nosuch: .*Layers of this model: .*q_proj"):
+        train(config_for(base_model, pairs_file, tmp_path / "run", lora=True, lora_target_modules=("nosuch",)))
+
+
+def test_an_earlier_run_is_kept_unless_overwriting_is_asked_for(base_model, pairs_file, tmp_path):
+    config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
+    train(config)
+    (tmp_path / "run/notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="already holds a run. Choose another --output-dir"):
+        train(config)
+    train(replace(config, overwrite=True, steps=2))
+    assert (tmp_path / "run/notes.txt").exists()
+    assert not (tmp_path / "run/step_1").exists()
+
+
+def test_an_earlier_run_outlives_bad_input_to_the_run_that_would_replace_it(base_model, pairs_file, tmp_path):
+    config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
+    train(config)
+    with pytest.raises(DataError):
+        train(replace(config, overwrite=True, dataset=("nosuch.jsonl",)))
+    assert load(tmp_path / "run/step_1")
+    assert json.loads((tmp_path / "run/config.json").read_text())["overwrite"] is False
+
+
+def test_a_run_cannot_replace_the_model_it_starts_from(base_model, pairs_file, tmp_path):
+    config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
+    result = train(config)
+    with pytest.raises(ConfigError, match="lies in the run that --output-dir .* would replace"):
+        train(replace(config, model=str(result.last), overwrite=True))
+    (tmp_path / "run/config.json").unlink()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        train(config)
+    assert load(result.last)
+
+
+def test_a_split_of_a_lone_file_is_refused(base_model, pairs_file, tmp_path):
+    for kind in ("eval", "test"):
+        with pytest.raises(ConfigError, match=f"--{kind}-split: .*pairs.jsonl is one file .*--{kind}-dataset"):
+            train(config_for(base_model, pairs_file, tmp_path / "run", **{f"{kind}_split": "test"}))
+
+
+def test_a_limit_above_the_models_positions_is_refused(base_model, pairs_file, tmp_path):
+    with pytest.raises(ConfigError, match="--max-seq-len 1024 is above the 512 positions of this model"):
+        train(config_for(base_model, pairs_file, tmp_path / "run", max_seq_len=1024))
+
+
+def test_a_damaged_adapter_is_noticed(base_model, pairs_file, tmp_path):
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1, lora=True))
+    with (result.last / "adapter/adapter_model.safetensors").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(ArtifactError, match="adapter/adapter_model.safetensors was changed"):
+        load(result.last)
+
+
+def test_a_full_disk_during_a_save_loses_nothing_of_the_previous_checkpoint(
+    base_model, pairs_file, tmp_path, monkeypatch
+):
+    config = config_for(base_model, pairs_file, tmp_path / "run", steps=4, save_every=2)
+    real, calls = save_module.save_file, []
+
+    def full_on_the_second_step(tensors, filename, metadata=None):
+        if "step_4" in str(filename):
+            Path(filename).write_bytes(b"half a file")
+            raise OSError(28, "No space left on device")
+        calls.append(filename)
+        real(tensors, filename, metadata=metadata)
+
+    monkeypatch.setattr(save_module, "save_file", full_on_the_second_step)
+    with pytest.raises(OSError, match="No space left"):
+        train(config)
+    folder = tmp_path / "run"
+    assert not (folder / "step_4").exists()
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]
+    assert load(folder / "step_2")
+    assert rows_of(folder)
+
+
+def test_replacing_best_keeps_the_old_one_until_the_new_one_is_whole(base_model, pairs_file, tmp_path, monkeypatch):
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1))
+    scorer = load(result.last)
+    digest = (result.last / "model.safetensors").read_bytes()
+    monkeypatch.setattr(
+        save_module, "make_canaries", lambda model, renderer: (_ for _ in ()).throw(OSError(28, "full"))
+    )
+    with pytest.raises(OSError, match="full"):
+        save_module.save_reward_model(
+            result.last, scorer.model, scorer.renderer, beta=1.0, save_dtype=torch.float32, provenance={}
+        )
+    assert (result.last / "model.safetensors").read_bytes() == digest
+    assert load(result.last)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"dataset": ("nosuch.jsonl",)}, DataError, "nosuch.jsonl"),
+        ({"model": "nosuch/folder/anywhere"}, ModelError, "no model at 'nosuch/folder/anywhere'"),
+        ({"max_seq_len": 20}, DataError, "cannot be used with --max-seq-len 20 .*Raise --max-seq-len"),
+        ({"micro_token_budget": 16}, ConfigError, "above --micro-token-budget 16. Raise the budget to at least"),
+        ({"eval_dataset": ("missing.jsonl",)}, DataError, "missing.jsonl"),
+    ],
+)
+def test_bad_input_is_refused_before_the_model_is_loaded(
+    base_model, pairs_file, tmp_path, monkeypatch, changes, error, message
+):
+    monkeypatch.setattr(run_module, "load_reward_model", lambda *a, **k: pytest.fail("the model was loaded"))
+    with pytest.raises(error, match=message):
+        train(config_for(base_model, pairs_file, tmp_path / "run", **changes))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere; the next test covers the message")
+def test_a_folder_without_write_permission_is_refused(base_model, pairs_file, tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    with pytest.raises(ValueError, match="cannot write to .*--output-dir"):
+        train(config_for(base_model, pairs_file, tmp_path / "locked/run"))
+
+
+def test_an_output_folder_that_is_a_file_is_refused(base_model, pairs_file, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="cannot write to .*Choose another place with --output-dir"):
+        train(config_for(base_model, pairs_file, tmp_path / "file/run"))
+
+
+def test_a_reward_model_without_its_head_cannot_be_continued(base_model, pairs_file, tmp_path):
+    from safetensors.torch import save_file
+
+    result = train(config_for(base_model, pairs_file, tmp_path / "a", steps=1))
+    weights = load_file(result.last / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, result.last / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"hold no score.weight, so its rewards are lost"):
+        train(config_for(result.last, pairs_file, tmp_path / "b", steps=1))
+    with pytest.raises(ArtifactError, match="the head, and so every reward, is lost"):
+        load(result.last)
