@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TextIO, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             _run(list(sys.argv[1:] if arguments is None else arguments))
             sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output has left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more at exit
+        _discard_output()  # Python flushes once more at exit
         sys.exit(141)
     except (RewardlabError, OSError) as error:
         remark = ". What was saved before is still there." if isinstance(error, OSError) else ""
@@ -230,10 +230,24 @@ def _overview() -> str:
     return "\n".join([*head, *lines, *foot])
 
 
+def _discard_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Lines(logging.StreamHandler[TextIO]):
+    """Progress on stdout. If whoever read it has left, a run goes on without: its record is in its folder."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if isinstance(sys.exception(), BrokenPipeError):
+            _discard_output()
+        else:
+            super().handleError(record)
+
+
 @contextmanager
 def _log_on_stdout() -> Iterator[None]:
     logger = logging.getLogger("rewardlab")
-    handler, level = logging.StreamHandler(sys.stdout), logger.level
+    handler, level = _Lines(sys.stdout), logger.level
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

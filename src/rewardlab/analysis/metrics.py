@@ -158,14 +158,14 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
     finite, decided = columns.finite, columns.decided
     estimates = {
         "eval_accuracy": stats.proportion(decided.outcome, decided.prompt_keys, seed=seed),
-        "eval_loss": _at_least_zero(stats.mean(finite.nll(beta=beta), finite.prompt_keys, seed=seed)),
+        "eval_loss": at_least_zero(stats.mean(finite.nll(beta=beta), finite.prompt_keys, seed=seed)),
         "eval_margin": stats.mean(decided.difference, decided.prompt_keys, seed=seed),
         "eval_ece": ece_estimate(finite.probability(beta=beta), finite.label, finite.prompt_keys, seed=seed),
     }
     return Evaluation(sums=_sums(columns, beta=beta), estimates=MappingProxyType(estimates))
 
 
-def _at_least_zero(estimate: Estimate) -> Estimate:
+def at_least_zero(estimate: Estimate) -> Estimate:
     """A loss cannot be negative, though the t interval of a few may reach below."""
     return estimate if not estimate.low < 0 else replace(estimate, low=0.0)
 

@@ -48,6 +48,11 @@ class RendererSpec:
     """How many BOS tokens every rendering begins with: 0 or 1."""
 
     @property
+    def joins_texts(self) -> bool:
+        """Whether texts are taken as they are, so that a transcript is a text and not its turns."""
+        return self.template_source == "concat"
+
+    @property
     def template_hash(self) -> str:
         """Hex SHA-256 of the template text."""
         return sha256_text(self.chat_template)

@@ -153,9 +153,8 @@ def seeded_generator(seed: int, name: str) -> np.random.Generator:
 def _read_explicit(row: Row, place: str, rules: Rules) -> ParsedRow:
     """prompt + chosen + rejected, each text or messages."""
     prompt = read_prompt(row["prompt"], bare=rules.bare)
-    chosen, rejected = (
-        read_reply(row[side], prompt, after=None if rules.bare else row["prompt"]) for side in ("chosen", "rejected")
-    )
+    after = rules.before_reply(row["prompt"])
+    chosen, rejected = (read_reply(row[side], prompt, after=after) for side in ("chosen", "rejected"))
     return _pair(prompt, (chosen, rejected), row, place, rules)
 
 

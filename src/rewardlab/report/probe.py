@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.core.types import Estimate
 from rewardlab.report.run import Judged, comparison_table, judged_table, next_steps
-from rewardlab.report.tables import format_count, format_estimate, interval_note, text_table
+from rewardlab.report.tables import column_notes, format_count, format_estimate, text_table
 
 
 @runtime_checkable
@@ -129,9 +129,9 @@ def _curve(curve: Sequence[Point]) -> str:
         ]
         for point in curve
     ]
-    notes = {interval_note([point.accuracy for point in curve]), interval_note([point.loss for point in curve])}
+    notes = column_notes({"accuracy": [point.accuracy for point in curve], "NLL": [point.loss for point in curve]})
     table = text_table(["fitted on", "accuracy", "NLL"], rows)
-    return "\n".join(["Learning curve, on held-out training prompts:", table, *sorted(notes - {""})])
+    return "\n".join(["Learning curve, on held-out training prompts:", table, *notes])
 
 
 def _spread(spread: Spread) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from rewardlab.analysis.metrics import Evaluation
-from rewardlab.report.tables import format_count, format_estimate, interval_note, text_table
+from rewardlab.report.tables import column_notes, format_count, format_estimate, text_table
 
 COLUMNS = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin", "ECE": "eval_ece"}
 DIGITS = {"eval_accuracy": 3, "eval_loss": 2, "eval_margin": 2, "eval_ece": 2}
@@ -41,11 +41,9 @@ def comparison_table(
         ]
         for name, evaluation in evaluations.items()
     ]
-    methods: dict[str, list[str]] = {}
-    for column in columns:
-        note = interval_note(evaluation.estimates[COLUMNS[column]] for evaluation in evaluations.values())
-        methods.setdefault(note, []).append(column)
-    notes = [f"{', '.join(columns)}: {note}" for note, columns in methods.items()]
+    notes = column_notes(
+        {column: [evaluation.estimates[COLUMNS[column]] for evaluation in evaluations.values()] for column in columns}
+    )
     for name, evaluation in evaluations.items():
         counts = {
             "label ties left out of accuracy": evaluation.sums.label_ties,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rewardlab.core.types import Estimate
 
@@ -49,6 +49,14 @@ def interval_note(estimates: Iterable[Estimate]) -> str:
     levels = dict.fromkeys(level for level, _ in kinds)
     lines = [f"{level} intervals: {'; '.join(method for own, method in kinds if own == level)}" for level in levels]
     return "\n".join(lines)
+
+
+def column_notes(columns: Mapping[str, Iterable[Estimate]]) -> list[str]:
+    """`interval_note` of the columns of a table, those that say the same together: ``accuracy, NLL: 95% …``."""
+    named: dict[str, list[str]] = {}
+    for column, estimates in columns.items():
+        named.setdefault(interval_note(estimates), []).append(column)
+    return [f"{', '.join(names)}: {note}" for note, names in named.items() if note]
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, max_width: int = 100) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from rewardlab.artifact.load import DEFAULT_COMPUTE, load
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import read_jsonl, write_jsonl
+from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import to_messages
 from rewardlab.data.rows import UnusableRowError, is_open_transcript, parse_transcript
@@ -33,7 +34,8 @@ def score_file(
     rows = [(f"{source}:{line}", row) for line, row in read_jsonl(source)]
     if not rows:
         raise DataError(f"{source}: no rows to score.")
-    conversations = [_conversations(row, where) for where, row in rows]
+    bare = read_spec(Path(model)).renderer.joins_texts
+    conversations = [_conversations(row, where, bare=bare) for where, row in rows]
     scorer = load(model, precision=precision, compute=compute)
     scorer.token_budget = token_budget
     for (where, _), several in zip(rows, conversations, strict=True):
@@ -51,14 +53,15 @@ def score_file(
     return sum(map(len, conversations))
 
 
-def _prompt(value: Any) -> tuple[Conversation, bool]:
-    """(the turns of a prompt, whether it is an open transcript), read as training reads it."""
-    if is_open_transcript(value):
+def _prompt(value: Any, *, bare: bool) -> tuple[Conversation, bool]:
+    """(the turns of a prompt, whether it is a transcript whose turns they are), read as training reads it."""
+    if not bare and is_open_transcript(value):
         return parse_transcript(value)[:-1], True
     return ((Message("user", value),) if isinstance(value, str) else to_messages(value)), False
 
 
-def _conversations(row: Mapping[str, Any], where: str) -> list[Conversation]:
+def _conversations(row: Mapping[str, Any], where: str, *, bare: bool) -> list[Conversation]:
+    """The conversations that a row asks to score; `bare` models take texts as they are."""
     wanted = "Wanted `messages`, or `prompt` and `response`, or `prompt` and `responses`."
     if "messages" not in row and ("prompt" not in row or not {"response", "responses"} & set(row)):
         raise DataError(f"{where}: cannot be scored (its columns are {', '.join(row) or 'none'}). {wanted}")
@@ -66,7 +69,7 @@ def _conversations(row: Mapping[str, Any], where: str) -> list[Conversation]:
         if "messages" in row:
             conversations = [to_messages(row["messages"])]
         else:
-            turns, open_transcript = _prompt(row["prompt"])
+            turns, open_transcript = _prompt(row["prompt"], bare=bare)
             replies = row["responses"] if "responses" in row else [row["response"]]
             if not isinstance(replies, list) or not replies or not all(isinstance(reply, str) for reply in replies):
                 raise TypeError("a response is not text")

@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.config import FULL_LR, LORA_LR, RewardTrainerConfig
 from rewardlab.training.trl_file import flag, is_trl_file, show, translate
 from rewardlab.training.trl_keys import KEYS
 
@@ -84,7 +84,8 @@ class Conventions:
         """The settings with the conventions they ask for filled in."""
         if values.get("compat") != "trl":
             return dict(values)
-        default = {field.name: field.default for field in fields(RewardTrainerConfig)}
+        default: dict[str, object] = {field.name: field.default for field in fields(RewardTrainerConfig)}
+        default["lr"] = LORA_LR if values.get("lora") else FULL_LR
         filled = {name: value for name, value in TRL.items() if name not in values}
         changed = [
             f"{flag(name, value)} (not {show(default[name])})"
@@ -120,9 +121,16 @@ def settle_reading(
                 f"two ways; a reward model has one. Choose --chat-template template or concat."
             )
         decided["chat_template"] = next(iter(kinds))
-    has_margin = all(isinstance(row.get("margin"), (int, float)) for _, row in rows)
-    if has_margin and config.margin_column is None and config.strength_as != "margin":
-        decided["margin_column"] = "margin"
+    without = [name for name, row in rows if not isinstance(row.get("margin"), (int, float))]
+    if len(without) < len(rows) and config.margin_column is None and config.strength_as != "margin":
+        if without:
+            logger.warning(
+                "compat trl: the margins are not used, since %s has none; --margin-column margin uses them and leaves "
+                "out rows without one",
+                without[0],
+            )
+        else:
+            decided["margin_column"] = "margin"
     for name, value in decided.items():
         logger.info("compat trl: by the rows: %s", flag(name, value))
     return replace(config, **decided)

@@ -80,7 +80,7 @@ def jsonable(values: Mapping[str, object]) -> dict[str, object]:
 
 def _joins_texts(folder: Path) -> bool:
     """Whether transcripts stay the texts they are; a folder without a spec is refused when it is loaded."""
-    return (folder / SPEC_FILE).is_file() and read_spec(folder).renderer.template_source == "concat"
+    return (folder / SPEC_FILE).is_file() and read_spec(folder).renderer.joins_texts
 
 
 def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:

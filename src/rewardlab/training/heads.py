@@ -23,6 +23,7 @@ from rewardlab.analysis.linear import (
     nested_subsets,
     nll_of,
 )
+from rewardlab.analysis.metrics import at_least_zero
 from rewardlab.core.types import Estimate, TokenGroup
 from rewardlab.score import score_rows
 from rewardlab.training.evaluate import EvalResult, judge
@@ -204,7 +205,7 @@ def _curve_point(
         share=share,
         comparisons=float(comparisons),
         accuracy=stats.mean_share(right_C[decided], [key for key, kept in zip(keys, decided, strict=True) if kept]),
-        loss=stats.mean(losses_C, keys),
+        loss=at_least_zero(stats.mean(losses_C, keys)),
     )
 
 

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from rewardlab.model.builtin import cache_folder
 from rewardlab.model.config import ModelConfig, compute_settings
 from rewardlab.model.layers import cut_off, require_readable, resolve_layers
 from rewardlab.model.load import choose_layout, load_reward_model, resolve_precision
-from rewardlab.model.reward import RewardModel
+from rewardlab.model.reward import Layout, RewardModel
 from rewardlab.score import score_groups
 from rewardlab.training.baselines import fit_baselines
 from rewardlab.training.config import ProbeConfig
@@ -87,7 +87,10 @@ def probe(config: ProbeConfig) -> ProbeResult:
     base = open_base(config, config)
     groups, tokens = _tokenize(config, prepared, base)
     layers = resolve_layers(config.layers, base.config.get_text_config().num_hidden_layers)
-    model = _load(config, base, groups)
+    layout = _choose_layout(config, base, groups)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = _resolve(config, device=device, layout=layout)
+    model = _load(config, base, device=device, layout=layout)
     if layers != [model.config.num_hidden_layers]:
         require_readable(model)
     cache = cache_folder(os.environ) if config.cache else None
@@ -172,11 +175,26 @@ def _tokenize(
     return groups, tokens
 
 
-def _load(config: ProbeConfig, base: Base, groups: Mapping[str, Sequence[TokenGroup]]) -> RewardModel:
+def _choose_layout(config: ProbeConfig, base: Base, groups: Mapping[str, Sequence[TokenGroup]]) -> Layout:
     layout = choose_layout(
         base.config, base.disk_class, config, max_length=config.max_seq_len, share=True, log=logger.info
     )
     require_fit([group for part in groups.values() for group in part], config.micro_token_budget, layout=layout)
+    return layout
+
+
+def _resolve(config: ProbeConfig, *, device: torch.device, layout: Layout) -> ProbeConfig:
+    """The configuration with every default decided: what is hashed and saved, and what another probe can repeat."""
+    decided: dict[str, Any] = {
+        "overwrite": False,  # a permission for this run, not part of what it is
+        "precision": resolve_precision(config.precision, device),
+        "attention": "padded" if layout == "padded" else "shared",
+        "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
+    }
+    return replace(config, **decided)
+
+
+def _load(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layout) -> RewardModel:
     return load_reward_model(
         base.path,
         ModelConfig(
@@ -189,7 +207,7 @@ def _load(config: ProbeConfig, base: Base, groups: Mapping[str, Sequence[TokenGr
         ),
         seed=config.seed,
         layout=layout,
-        device=torch.device("cuda" if torch.cuda.is_available() else "cpu"),
+        device=device,
         log=lambda line: None if line.startswith(("head:", "parameters:")) else logger.info(line),
     )
 
@@ -235,7 +253,7 @@ def _judge_folder(
     # Scores may lie far from zero together, and only their differences mean anything.
     distance = float(np.abs((saved - saved.mean()) - (wanted - wanted.mean())).max() / max(wanted.std(), TINY))
     logger.info("one score: the saved folder is %.0e of a standard deviation away from the fitted scores", distance)
-    rounded = config.save_dtype not in ("auto", "float32") or _in_half(config)
+    rounded = config.save_dtype != "float32" or config.precision != "fp32"  # a folder's scores are float32
     if distance > CLOSE and not rounded:
         raise ArtifactError(
             f"{folder} scores {distance:.1e} standard deviations away from the head on the states it was fitted to. "
@@ -249,12 +267,6 @@ def _judge_folder(
     return evaluate_groups(
         scorer.model, test, beta=1.0, budget=config.micro_token_budget, progress="judging the saved folder"
     )
-
-
-def _in_half(config: ProbeConfig) -> bool:
-    """Whether the states were computed in less than float32, which is what a folder's scores are computed in."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return resolve_precision(config.precision, device) != "fp32"
 
 
 def _write_results(result: ProbeResult) -> None:

@@ -9,6 +9,7 @@ Legend: R replies, W hidden width.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import tempfile
@@ -32,6 +33,8 @@ CHUNK = 2048
 """Preferences computed between two writes to disk."""
 FORMAT = 1
 """Changes when what is stored does."""
+SAYS_NOTHING = frozenset({"transformers_version", "_name_or_path"})
+"""Entries of a model's configuration that decide no state."""
 
 
 def states_of(
@@ -73,12 +76,13 @@ def states_of(
 def fingerprint(model: RewardModel, groups: Sequence[TokenGroup]) -> str:
     """Sixteen hex digits that change with the weights, the configuration, the arithmetic or any token."""
     digest = hashlib.sha256()
-    config: Any = model.backbone.config  # nn.Module says Tensor
-    settings = config.to_json_string(use_diff=False)
+    backbone: Any = model.backbone  # nn.Module says that `config` is a Tensor
+    config = backbone.config.to_dict()
+    settings = json.dumps({name: config[name] for name in sorted({*config} - SAYS_NOTHING)}, default=str)
     digest.update(f"{FORMAT} {model.compute_dtype} {model.layout} {settings}".encode())
     for name, tensor in sorted(model.backbone.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     for group in groups:
         digest.update(group.num_replies.to_bytes(4, "little"))
         for part in (group.shared, *group.suffixes):

@@ -181,6 +181,8 @@ def _mixture(mixture: object, made: Translation, where: str) -> None:
         names += _names_of(entry, where)
         if entry.get("fraction") is not None:
             made.say("fraction", f"{entry['fraction']} of {entry['path']}", "every row is used; see --limit")
+        if entry.get("columns"):
+            made.say("columns", entry["columns"], "every column is seen; see --margin-column for a margin among them")
     splits = sorted({str(entry.get("split") or "train") for entry in mixture})
     if len(splits) > 1:
         raise ConfigError(

@@ -1,0 +1,33 @@
+"""What a probe prints."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+
+from rewardlab.analysis.linear import Comparisons
+from rewardlab.core.types import Estimate
+from rewardlab.report.probe import _curve
+from rewardlab.training.heads import _curve_point
+
+
+def test_the_learning_curve_says_of_which_column_an_interval_is():
+    accuracy = Estimate(value=0.9, low=0.8, high=0.95, n=9, method="Wilson")
+    loss = Estimate(value=0.3, low=0.2, high=0.4, n=9, method="t interval")
+    text = _curve([SimpleNamespace(comparisons=9.0, accuracy=accuracy, loss=loss)])
+    assert text.splitlines()[-2:] == ["accuracy: 95% intervals: Wilson", "NLL: 95% intervals: t interval"]
+
+
+def test_no_loss_of_the_curve_is_said_to_lie_below_zero():
+    keys = ("a", "b", "c")
+    data = Comparisons(
+        differences=np.ones((3, 1)),
+        labels=np.ones(3),
+        margins=np.zeros(3),
+        weights=np.ones(3),
+        prompts=np.arange(3),
+        prompt_keys=keys,
+    )
+    point = _curve_point(1.0, data, np.array([[9.0, 9.0, 1.0]]), 3.0, keys)
+    assert point.loss.low == 0.0 < point.loss.value

@@ -1,0 +1,30 @@
+"""What a command prints, and what happens when nobody reads it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+
+def test_a_run_whose_reader_has_left_goes_on_in_silence(tmp_path):
+    """As under `| head`: the lines are lost, neither the run nor its exit status is."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    program = [sys.executable, "-m", "rewardlab", "train", "--compat", "trl", "--model", "m", "--output-dir", "run"]
+    try:
+        answer = subprocess.run(
+            [*program, "--dataset", "missing.jsonl"],
+            cwd=tmp_path,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert answer.returncode == 2
+    assert answer.stderr.startswith("error: ")
+    assert "missing.jsonl" in answer.stderr
+    assert "BrokenPipe" not in answer.stderr
