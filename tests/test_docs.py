@@ -28,7 +28,7 @@ from rewardlab.data.formats import LAYOUTS
 from rewardlab.data.readers import EXTENSIONS
 from rewardlab.data.rows import CAUSES
 from rewardlab.data.sources import load_preferences
-from rewardlab.model.config import BackboneConfig
+from rewardlab.model.config import BackboneConfig, ComputeConfig
 from rewardlab.training.config import FULL_LR, LORA_LR, EvalConfig, ProbeConfig, RewardTrainerConfig
 from rewardlab.training.records import COLUMNS
 from rewardlab.training.run_folder import PROBE_FILES, RUN_FILES
@@ -249,7 +249,9 @@ def test_the_training_page_has_every_setting_once_by_room_with_its_default() -> 
 
 def test_the_probe_page_has_every_setting_of_its_own_with_its_default() -> None:
     printed = {cells[0].strip("`"): cells[1].strip("`") for cells in table_rows(read("probe.md"))}
-    elsewhere = {field.name for part in (DataConfig, BackboneConfig) for field in dataclasses.fields(part)}
+    elsewhere = {
+        field.name for part in (DataConfig, BackboneConfig, ComputeConfig) for field in dataclasses.fields(part)
+    }
     own = [field for field in dataclasses.fields(ProbeConfig) if field.name not in elsewhere]
     assert printed == {flag(field.name): shown(field.default) for field in own}
     assert [name for name in PROBE_FILES if name not in first_cells(read("probe.md"), "The run folder")] == []

@@ -20,7 +20,7 @@ from rewardlab.core.config import did_you_mean, field_texts, fields_of, from_map
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.data.config import SelectionConfig
-from rewardlab.model.config import ComputeConfig, ModelConfig
+from rewardlab.model.config import ComputeConfig, ModelConfig, TrainComputeConfig
 from rewardlab.training.compat import Conventions
 from rewardlab.training.config import EvalConfig, LossConfig, ProbeConfig, RewardTrainerConfig, TrainerConfig
 
@@ -31,7 +31,13 @@ SHORTHANDS: dict[str, list[str]] = {
     "--use-chat-template": ["--chat-template", "template"],
     "--no-chat-template": ["--chat-template", "plain"],
 }
-ROOMS: dict[str, type] = {"data": SelectionConfig, "model": ModelConfig, "loss": LossConfig, "run": TrainerConfig}
+ROOMS: dict[str, type] = {
+    "data": SelectionConfig,
+    "model": ModelConfig,
+    "speed": TrainComputeConfig,
+    "loss": LossConfig,
+    "run": TrainerConfig,
+}
 WANTED: dict[type, str] = {int: "a whole number", float: "a finite number", Path: "a path"}
 Words = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
 """What stands after a flag, once for each time the flag is given."""

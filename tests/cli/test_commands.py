@@ -107,7 +107,8 @@ def test_eval_has_the_flags_of_its_configuration():
     line = (
         "--model m --hf-dataset=a.jsonl b.jsonl --hf-split dev --limit 3 --output-dir out --precision bf16 "
         "--attention padded --micro-token-budget 64 --max-drop-fraction 0.5 --incomplete-pairs error --ties half "
-        "--max-replies 3 --margin-column gap --strength-as soft --seed 7"
+        "--max-replies 3 --margin-column gap --strength-as soft --seed 7 --attention-backend mask "
+        "--linear-backend onednn --allocator system --compile"
     )
     wanted = EvalConfig(
         model="m",
@@ -125,6 +126,10 @@ def test_eval_has_the_flags_of_its_configuration():
         margin_column="gap",
         strength_as="soft",
         seed=7,
+        attention_backend="mask",
+        linear_backend="onednn",
+        allocator="system",
+        compile=True,
     )
     unset = [field.name for field in dataclasses.fields(EvalConfig) if getattr(wanted, field.name) == field.default]
     assert unset == []

@@ -23,7 +23,7 @@ from rewardlab.model.compute import (
     compiled_programs,
     read_last_layer_only_where_scored,
 )
-from rewardlab.model.config import ComputeConfig, ModelConfig
+from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.linear import OneDnnLinear, onednn_linear, use_onednn
 from rewardlab.training.config import LossConfig
 from rewardlab.training.losses import preference_loss, total_weight
@@ -345,11 +345,11 @@ def test_a_named_kernel_that_cannot_run_here_is_an_error(config, flag):
 def test_onednn_in_bf16_and_liger_on_the_cpu_are_errors():
     with pytest.raises(ConfigError, match="--linear-backend onednn"):
         choose(ComputeConfig(linear_backend="onednn"), dtype=torch.bfloat16)
-    settings = ModelConfig(attention_backend="segments", linear_backend="torch", allocator="system", liger=True)
+    settings = TrainComputeConfig(attention_backend="segments", linear_backend="torch", allocator="system", liger=True)
     with pytest.raises(ConfigError, match="--liger"):
         apply_compute(make_model("llama"), settings)
     with pytest.raises(ConfigError, match="selective"):
-        ModelConfig(compile=True, activation_checkpointing="selective")
+        TrainComputeConfig(compile=True, activation_checkpointing="selective")
 
 
 @pytest.mark.parametrize("fault", ["raises", "wrong"])

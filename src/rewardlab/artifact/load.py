@@ -17,12 +17,11 @@ from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec, read_spe
 from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.model import attention
 from rewardlab.model.compute import apply_compute, choose_compute
-from rewardlab.model.config import ComputeConfig, ModelConfig
+from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig, ModelConfig
 from rewardlab.model.load import PRECISION, choose_layout, disk_class_of, read_classifier, read_config, wrap
 from rewardlab.model.reward import HEAD_ON_DISK, Layout
 from rewardlab.score import Scorer
 
-DEFAULT_COMPUTE: Final = ComputeConfig()
 REMEDY: Final = "Restore the folder from where it was saved, or save the model again."
 
 

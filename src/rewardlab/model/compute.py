@@ -21,7 +21,7 @@ from torch._dynamo.utils import counters
 from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.model.attention import LAYOUT_ARGUMENT
 from rewardlab.model.attention_backends import BACKENDS, HALF, PromptLayout, unavailable
-from rewardlab.model.config import ComputeConfig, ModelConfig
+from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.linear import MIN_WIDTH, OneDnnLinear, onednn_available, use_onednn
 from rewardlab.model.reward import RewardModel
@@ -71,7 +71,7 @@ def apply_compute(model: RewardModel, config: ComputeConfig) -> None:
         keep_freed_memory()
     if model.device.type == "cpu" and config.linear_backend == "onednn":
         use_onednn(model.backbone)
-    if isinstance(config, ModelConfig):
+    if isinstance(config, TrainComputeConfig):
         if config.liger:
             _use_liger(model)
         checkpoint_activations(model, config.activation_checkpointing)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Final, Literal
 
 from rewardlab.core.config import require
 
@@ -23,13 +23,27 @@ class ComputeConfig:
     """Compile the decoder layers (a minute at the start; a few percent on the CPU)."""
 
 
-def compute_settings(config: ComputeConfig) -> dict[str, Any]:
-    """The settings of ComputeConfig alone, by name."""
-    return {field.name: getattr(config, field.name) for field in fields(ComputeConfig)}
+@dataclass(frozen=True, kw_only=True)
+class TrainComputeConfig(ComputeConfig):
+    """Kernels of a run that trains, and what it trades for memory."""
+
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """Compute activations again in the backward pass, to save memory: of every layer, or all but its matmuls."""
+    liger: bool = False
+    """Use Liger's fused kernels (CUDA; the package `liger-kernel`)."""
+
+    def __post_init__(self) -> None:
+        require(
+            not (self.compile and self.activation_checkpointing == "selective"),
+            "--activation-checkpointing selective: --compile decides by itself what to keep. Use full or none with it.",
+        )
+
+
+DEFAULT_COMPUTE: Final = ComputeConfig()
 
 
 @dataclass(frozen=True, kw_only=True)
-class BackboneConfig(ComputeConfig):
+class BackboneConfig:
     """Which model and how it computes."""
 
     model: str = ""
@@ -48,10 +62,6 @@ class BackboneConfig(ComputeConfig):
 class ModelConfig(BackboneConfig):
     """Which model, how it computes, and what of it trains."""
 
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """Compute activations again in the backward pass, to save memory: of every layer, or all but its matmuls."""
-    liger: bool = False
-    """Use Liger's fused kernels (CUDA; the package `liger-kernel`)."""
     new_head: bool = False
     """Draw a new head even if the model has one."""
     lora: bool = False
@@ -68,10 +78,6 @@ class ModelConfig(BackboneConfig):
     """Scale by alpha / sqrt(r) instead."""
 
     def __post_init__(self) -> None:
-        require(
-            not (self.compile and self.activation_checkpointing == "selective"),
-            "--activation-checkpointing selective: --compile decides by itself what to keep. Use full or none with it.",
-        )
         require(self.lora_rank >= 1, f"--lora-rank {self.lora_rank}: must be at least 1.")
         require(self.lora_alpha > 0, f"--lora-alpha {self.lora_alpha}: must be above 0.")
         require(0 <= self.lora_dropout < 1, f"--lora-dropout {self.lora_dropout}: must be at least 0 and below 1.")

@@ -20,7 +20,7 @@ from transformers.utils import logging as transformers_logging
 from rewardlab.core.errors import ModelError
 from rewardlab.model import attention, lora
 from rewardlab.model.compute import apply_compute, choose_compute
-from rewardlab.model.config import BackboneConfig, ModelConfig
+from rewardlab.model.config import DEFAULT_COMPUTE, BackboneConfig, ComputeConfig, ModelConfig
 from rewardlab.model.reward import HEAD_ON_DISK, Layout, RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak
 
@@ -99,9 +99,16 @@ def choose_layout(
 
 
 def load_reward_model(
-    name: str, config: ModelConfig, *, seed: int, layout: Layout, device: torch.device, log: Log
+    name: str,
+    config: ModelConfig,
+    compute: ComputeConfig = DEFAULT_COMPUTE,
+    *,
+    seed: int,
+    layout: Layout,
+    device: torch.device,
+    log: Log,
 ) -> RewardModel:
-    """Load, check and prepare a model for training as `config` says.
+    """Load, check and prepare a model for training as `config` says, computing as `compute` says.
 
     Raises ModelError for missing or mismatched weights, or if one reply can see another.
     """
@@ -121,9 +128,9 @@ def load_reward_model(
         if lora.half_frozen(model.backbone, precision):
             model.read_originals = partial(_read_state, name, config)
     model.to(device).train()
-    if "auto" in (config.attention_backend, config.linear_backend, config.allocator):
-        config = replace(config, **choose_compute(config, model.config, device=device, dtype=precision, log=log))
-    apply_compute(model, config)
+    if "auto" in (compute.attention_backend, compute.linear_backend, compute.allocator):
+        compute = replace(compute, **choose_compute(compute, model.config, device=device, dtype=precision, log=log))
+    apply_compute(model, compute)
     require_sound_layout(model, log)
     trainable, total = lora.count_parameters(model)
     log(f"parameters: {trainable:,} of {total:,} trained ({trainable / total:.2%})")

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rewardlab.artifact.load import DEFAULT_COMPUTE, load
+from rewardlab.artifact.load import load
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import read_jsonl, write_jsonl
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import to_messages
 from rewardlab.data.rows import UnusableRowError, is_open_transcript, parse_transcript
-from rewardlab.model.config import ComputeConfig
+from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
 
 
 def score_file(

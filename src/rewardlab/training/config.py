@@ -9,7 +9,7 @@ from typing import Literal
 from rewardlab.core.config import convert_fields, require
 from rewardlab.core.errors import ConfigError
 from rewardlab.data.config import DataConfig, SelectionConfig
-from rewardlab.model.config import BackboneConfig, ComputeConfig, ModelConfig
+from rewardlab.model.config import BackboneConfig, ComputeConfig, ModelConfig, TrainComputeConfig
 
 FULL_LR = 5e-6
 LORA_LR = 5e-5
@@ -102,12 +102,12 @@ class TrainerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardTrainerConfig(TrainerConfig, LossConfig, ModelConfig, SelectionConfig):
+class RewardTrainerConfig(TrainerConfig, LossConfig, TrainComputeConfig, ModelConfig, SelectionConfig):
     """Every setting of `rewardlab train`, by the names of its flags."""
 
     def __post_init__(self) -> None:
         convert_fields(self, where="RewardTrainerConfig")
-        for room in (TrainerConfig, LossConfig, ModelConfig, SelectionConfig):
+        for room in (TrainerConfig, LossConfig, TrainComputeConfig, ModelConfig, SelectionConfig):
             room.__post_init__(self)
         require(self.model != "", "--model is missing: name a hub model, a folder, or smollm2-135m-instruct.")
         require(len(self.dataset) > 0, "--dataset is missing: name a file, a folder or a hub dataset.")
@@ -129,7 +129,7 @@ class RewardTrainerConfig(TrainerConfig, LossConfig, ModelConfig, SelectionConfi
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProbeConfig(BackboneConfig, DataConfig):
+class ProbeConfig(ComputeConfig, BackboneConfig, DataConfig):
     """Every setting of `rewardlab probe`, by the names of its flags."""
 
     output_dir: Path = Path("runs/probe")

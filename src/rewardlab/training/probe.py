@@ -26,7 +26,7 @@ from rewardlab.core.types import TokenGroup
 from rewardlab.data.loader import weigh
 from rewardlab.data.pack import require_fit
 from rewardlab.model.builtin import cache_folder
-from rewardlab.model.config import ModelConfig, compute_settings
+from rewardlab.model.config import ModelConfig
 from rewardlab.model.layers import cut_off, require_readable, resolve_layers
 from rewardlab.model.load import choose_layout, load_reward_model, resolve_precision
 from rewardlab.model.reward import Layout, RewardModel
@@ -203,8 +203,8 @@ def _load(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layo
             precision=config.precision,
             trust_remote_code=config.trust_remote_code,
             new_head=True,
-            **compute_settings(config),
         ),
+        config,
         seed=config.seed,
         layout=layout,
         device=device,

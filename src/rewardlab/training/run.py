@@ -115,6 +115,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     model = load_reward_model(
         path,
         resolved,
+        resolved,
         seed=resolved.seed,
         layout=layout,
         device=device,
