@@ -76,7 +76,8 @@ REMARKS: Final[Sequence[Remark]] = (
     ),
     Remark(
         keys=("gradient_checkpointing", "activation_offloading"),
-        text="activations are kept: more memory, the same numbers. If memory runs out, lower --micro-token-budget",
+        text="activations are kept here: more memory, less time, the same numbers. If memory runs out, lower "
+        "--micro-token-budget, or use --activation-checkpointing full",
     ),
     Remark(
         keys=("report_to", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),

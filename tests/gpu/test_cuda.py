@@ -1,0 +1,137 @@
+"""The kernels of CUDA against the padded path and float32, on a real device. Skipped where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import LlamaConfig
+
+from conftest import make_groups, make_model, set_layout
+from rewardlab.batch import pack
+from rewardlab.model.attention_backends import unavailable
+from rewardlab.model.compute import (
+    checkpoint_activations,
+    choose_compute,
+    compile_layers,
+    compiled_programs,
+    read_last_layer_only_where_scored,
+    trial,
+)
+from rewardlab.model.config import ComputeConfig
+from rewardlab.model.selftest import leak
+from rewardlab.training.config import LossConfig
+from rewardlab.training.losses import preference_loss, total_weight
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+CUDA = torch.device("cuda")
+KERNELS = ["segments", "mask", "varlen", "flash", "flex"]
+
+
+def wide_config() -> LlamaConfig:
+    """Heads of 64, as the kernels like them; grouped."""
+    return LlamaConfig(
+        vocab_size=384,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.1,
+        pad_token_id=None,
+    )
+
+
+def require(backend: str, dtype: torch.dtype) -> None:
+    """Skip where this backend cannot run."""
+    if reason := unavailable(backend, device=CUDA, dtype=dtype, softcap=None, train=True):
+        pytest.skip(f"{backend}: {reason}")
+
+
+def scores_and_gradient(model, groups):
+    batch = pack(groups).to(CUDA)
+    model.zero_grad()
+    rewards = model(batch)
+    (preference_loss(rewards, batch, LossConfig()) / total_weight(batch)).backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return rewards.detach(), gradient
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_in_bf16_no_kernel_errs_more_than_twice_as_much_as_the_padded_path(backend):
+    require(backend, torch.bfloat16)
+    groups = make_groups(24, replies=4, seed=3)
+    model = set_layout(make_model(config=wide_config()).to(CUDA), "padded")
+    truth, true_gradient = scores_and_gradient(model, groups)
+    model.compute_dtype = torch.bfloat16
+    padded, padded_gradient = scores_and_gradient(model, groups)
+    set_layout(model, "shared")
+    model.attention_backend = backend
+    found, gradient = scores_and_gradient(model, groups)
+    assert (found - truth).abs().mean() <= 2 * (padded - truth).abs().mean()
+    assert (found - truth).abs().max() <= 2 * (padded - truth).abs().max()
+    assert (gradient - true_gradient).norm() <= 2 * (padded_gradient - true_gradient).norm()
+
+
+@pytest.mark.parametrize("backend", ["segments", "mask", "flex"])
+def test_in_float32_kernels_agree_with_the_padded_path(backend):
+    require(backend, torch.float32)
+    groups = make_groups(12, replies=4, seed=4)
+    model = set_layout(make_model(config=wide_config()).to(CUDA), "padded")
+    truth, true_gradient = scores_and_gradient(model, groups)
+    set_layout(model, "shared")
+    model.attention_backend = backend
+    found, gradient = scores_and_gradient(model, groups)
+    assert (found - truth).abs().max() <= 1e-5 * max(1, truth.abs().max())
+    assert (gradient - true_gradient).norm() <= 1e-5 * true_gradient.norm()
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_every_kernel_passes_the_trial_at_the_start_of_a_run(backend):
+    require(backend, torch.bfloat16)
+    assert trial(backend, wide_config(), device=CUDA, dtype=torch.bfloat16, train=True) == ""
+
+
+def test_the_first_choice_in_bf16_is_a_ragged_kernel():
+    lines: list[str] = []
+    chosen = choose_compute(ComputeConfig(), wide_config(), device=CUDA, dtype=torch.bfloat16, log=lines.append)
+    assert chosen["attention_backend"] in ("varlen", "flash"), lines
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_siblings_stay_invisible(backend):
+    require(backend, torch.bfloat16)
+    model = make_model(config=wide_config()).to(CUDA)
+    model.compute_dtype = torch.bfloat16
+    model.attention_backend = backend
+    assert leak(model) <= torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize("mode", ["selective", "full"])
+def test_checkpointing_saves_memory_and_changes_no_gradient_beyond_rounding(mode):
+    groups = make_groups(64, replies=4, seed=5)
+    peaks, gradients = [], []
+    for wanted in ("none", mode):
+        model = make_model(config=wide_config()).to(CUDA).train()
+        read_last_layer_only_where_scored(model)
+        checkpoint_activations(model, wanted)
+        torch.cuda.reset_peak_memory_stats()
+        gradients.append(scores_and_gradient(model, groups)[1])
+        peaks.append(torch.cuda.max_memory_allocated())
+    assert peaks[1] < peaks[0]
+    assert (gradients[0] - gradients[1]).norm() <= 1e-5 * gradients[0].norm()
+
+
+def test_compiled_layers_agree_and_do_not_recompile_for_every_length():
+    model = make_model(config=wide_config()).to(CUDA)
+    model.compute_dtype = torch.bfloat16
+    model.attention_backend = "varlen"
+    groups = make_groups(24, replies=4, seed=6)
+    truth, _ = scores_and_gradient(model, groups)
+    compile_layers(model)
+    found, _ = scores_and_gradient(model, groups)
+    assert (found - truth).abs().max() <= 0.05 * max(1, truth.abs().max())
+    made = compiled_programs()
+    for count in (5, 9, 17):
+        scores_and_gradient(model, groups[:count])
+    assert compiled_programs() == made
