@@ -11,7 +11,8 @@ import pytest
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Conversation, Message, Preference
 from rewardlab.data.config import DataConfig
-from rewardlab.data.formats import LAYOUTS, ParsedRow, Rules, group_pairs, read_rows, recognise
+from rewardlab.data.formats import LAYOUTS, ParsedRow, Rules, read_rows, recognise
+from rewardlab.data.pairs import group_pairs
 from rewardlab.data.rows import CAUSES, SHOWN_CHARACTERS, UnusableRowError
 
 Row = Mapping[str, object]
