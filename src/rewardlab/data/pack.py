@@ -113,7 +113,8 @@ def costs(groups: Sequence[TokenGroup], layout: str) -> list[int]:
         found = groups.longest() * groups.num_replies()
     else:
         found = groups.num_tokens() if layout == "shared" else groups.num_unshared_tokens()
-    return found.tolist()
+    costs_G: list[int] = found.tolist()
+    return costs_G
 
 
 def cost(group: TokenGroup, layout: str) -> int:
