@@ -34,11 +34,10 @@ import numpy as np
 from rewardlab.core.files import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results"
-WORDS = (
-    "how do I keep basil alive when the soil is dry and cold in a small garden with little light what should we write "
-    "about rivers bridges numbers letters music bread coffee winter travel give it water every week because plants need "
-    "less than people think never always perhaps certainly first then finally compare explain describe list seven"
-).split()
+TEXT = """how do I keep basil alive when the soil is dry and cold in a small garden with little light what should we
+write about rivers bridges numbers letters music bread coffee winter travel give it water every week because plants
+need less than people think never always perhaps certainly first then finally compare explain describe list seven"""
+WORDS = TEXT.split()
 LIMIT = 1000
 SECOND_START_S = 5.0
 GROWTH = 1.25

@@ -46,6 +46,18 @@ def write_text(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def append_text(path: Path, text: str) -> None:
+    """Append `text` to a file by one write, and flush it to the disk."""
+    content = text.encode()
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        while content:  # more than once only on a full disk, whose error the next write then raises
+            content = content[os.write(handle, content) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def to_json(value: object, *, indent: int | None = 2) -> str:
     """JSON text; NaN and infinity are refused, since no other reader accepts them."""
     return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)

@@ -34,9 +34,7 @@ class _Reply:
     found: Rendered | RenderError | None = None
 
 
-def render_all(
-    preferences: Sequence[Preference], renderer: Renderer, *, overlong: str
-) -> list[TokenGroup | LeftOut]:
+def render_all(preferences: Sequence[Preference], renderer: Renderer, *, overlong: str) -> list[TokenGroup | LeftOut]:
     """What comes of each preference: its group, or why there is none.
 
     Causes: `template_refuses` (the chat template raises, for example at a role), `overlong` (a reply does not fit
@@ -44,9 +42,7 @@ def render_all(
     """
     replies = [[_Reply(preference.prompt, reply) for reply in preference.replies] for preference in preferences]
     _render([reply for siblings in replies for reply in siblings], renderer)
-    return [
-        _outcome(preference, siblings, overlong) for preference, siblings in zip(preferences, replies, strict=True)
-    ]
+    return [_outcome(preference, siblings, overlong) for preference, siblings in zip(preferences, replies, strict=True)]
 
 
 def _render(replies: Sequence[_Reply], renderer: Renderer) -> None:

@@ -82,9 +82,7 @@ class Renderer:
         encoded = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         return [np.asarray(token_ids, dtype=np.int32) for token_ids in encoded]
 
-    def _apply_template(
-        self, conversations: Sequence[Sequence[Message]], *, add_generation_prompt: bool
-    ) -> list[str]:
+    def _apply_template(self, conversations: Sequence[Sequence[Message]], *, add_generation_prompt: bool) -> list[str]:
         try:
             rendered = self.tokenizer.apply_chat_template(
                 [[message.as_dict() for message in messages] for messages in conversations],

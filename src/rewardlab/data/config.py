@@ -69,9 +69,7 @@ class DataConfig:
             self.num_workers is None or self.num_workers >= 0,
             f"--num-workers {self.num_workers}: must be at least 0; leave it out for one a core.",
         )
-        require(
-            self.cache_dir != "", "--cache-dir: the name is empty; give a folder, or none to keep nothing."
-        )
+        require(self.cache_dir != "", "--cache-dir: the name is empty; give a folder, or none to keep nothing.")
         require(
             self.max_seq_len >= 16,
             f"--max-seq-len {self.max_seq_len}: must be at least 16 to hold a chat template and a reply; "

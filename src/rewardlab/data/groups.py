@@ -1,7 +1,7 @@
 """Parts of stored data: which preferences belong to training, evaluation or test, and their groups as a sequence.
 
-A part is an array of numbers into one or several stores; nothing is copied and no row is an object in memory. Groups are
-built when they are asked for, and what is wanted of all of them at once (token counts, prompts) is read from columns.
+A part is an array of numbers into one or several stores; nothing is copied and no row is an object in memory. Groups
+are built when they are asked for, and what is wanted of all of them (token counts, prompts) is read from columns.
 
 Legend: P preferences, G groups.
 """
@@ -44,7 +44,7 @@ class Part:
         """Those at these positions (or where a mask is true)."""
         return Part(self.stores, self.numbers_P[positions])
 
-    def keys(self) -> Keys:
+    def prompt_keys(self) -> Keys:
         """[P] prompt keys as numbers."""
         return self._column("prompt_key")
 
@@ -104,7 +104,7 @@ class Groups(Sequence[TokenGroup]):
         """The same, the weights of a group's comparisons divided by their number."""
         return Groups(self.stores, self.numbers_G, by_prompt=True)
 
-    def keys(self) -> Keys:
+    def prompt_keys(self) -> Keys:
         """[G] prompt keys as numbers."""
         return self._column(lambda store: store.columns["prompt_key"][store.columns["preference"]])
 

@@ -7,7 +7,7 @@ of worker processes. Both run `work`, and both give the same columns in the same
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -96,16 +96,7 @@ def write_store(
                 tally.add(done.tally)
             assert done.columns is not None
             writer.append(done.columns)
-        writer.finish(source=source.name, facts={"label": source.label, "tally": asdict(tally)})
-
-
-def read_tally(facts: object) -> Tally:
-    """The account of a dataset from the facts of its store."""
-    assert isinstance(facts, dict)
-    values = dict(facts["tally"])
-    tally = Tally(**{name: values[name] for name in ("kept", "examples", "skipped_ties", "skipped_identical")})
-    tally.dropped.update(values["dropped"])
-    return tally
+        writer.finish(source=source.name, facts={"dataset": source.label, **tally.as_dict()})
 
 
 def _chunks(job: Job, units: Iterable[Unit], crew: Crew, title: str) -> Iterator[Done]:

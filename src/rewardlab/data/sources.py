@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +72,6 @@ class SourceReport:
             "unused_by_limit": self.unused_by_limit,
             "sha256": self.sha256,
         }
-
 
     def require_usable(self, label: str, max_drop_fraction: float) -> None:
         """Raise DataError if no row is left, or more than the allowed share was dropped."""
@@ -213,6 +213,15 @@ class Tally:
             self.examples[cause] = (self.examples.get(cause, []) + places)[:MAX_EXAMPLES]
         self.skipped_ties += later.skipped_ties
         self.skipped_identical += later.skipped_identical
+
+    def as_dict(self) -> dict[str, object]:
+        """A JSON mapping."""
+        return {name: dict(value) if name == "dropped" else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Tally:
+        """Inverse of `as_dict`; other names are ignored."""
+        return cls(**{name: values[name] for name in vars(cls())} | {"dropped": Counter(values["dropped"])})
 
     def report(self, source: Source, *, used: int, sha256: str | None) -> SourceReport:
         """The account of a dataset of which `used` preferences are used."""

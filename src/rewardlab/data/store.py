@@ -2,8 +2,8 @@
 
 Legend: P preferences, D of them left out, G of them kept (groups), R replies, C comparisons, T tokens.
 
-A folder holds one raw file a column and `store.json`: the format, what the entry is about, and the length and SHA-256 of
-every column. Whoever opens it checks all of that, so a store is whole or it is none.
+A folder holds one raw file a column and `store.json`: the format, what the entry is about, and the length and SHA-256
+of every column. Whoever opens it checks all of that, so a store is whole or it is none.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rewardlab.core.errors import RewardlabError
@@ -104,7 +105,7 @@ class _Worker:
     """One process, and the job that it knows."""
 
     def __init__(self) -> None:
-        path = [entry or os.getcwd() for entry in sys.path]
+        path = [entry or str(Path.cwd()) for entry in sys.path]
         self._process = subprocess.Popen(
             [sys.executable, "-c", MAIN.format(path=path)],
             stdin=subprocess.PIPE,
@@ -116,7 +117,8 @@ class _Worker:
     def run(self, job: bytes, item: Any) -> Any:
         """The result of the job on an item; raises what the job raised."""
         stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
+        assert stdin is not None
+        assert stdout is not None
         try:
             if job is not self._job:
                 pickle.dump(("job", job), stdin)
@@ -136,7 +138,6 @@ class _Worker:
 
     def end(self) -> None:
         """Close its pipe and wait; what it is doing is dropped."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         self._process.terminate()
         self._process.communicate()
 

@@ -22,9 +22,9 @@ from rewardlab.data.config import DataConfig, SelectionConfig
 from rewardlab.data.formats import Rules
 from rewardlab.data.groups import Groups, Part
 from rewardlab.data.loader import TokenReport, report_of, require_enough
-from rewardlab.data.pipeline import read_tally, write_store
+from rewardlab.data.pipeline import write_store
 from rewardlab.data.readers import Source, find_sources, fingerprint, has_lines
-from rewardlab.data.sources import SourceReport, chosen_by_limit, first_rows, held_out_mask, open_units
+from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, first_rows, held_out_mask, open_units
 from rewardlab.data.store import TokenStore
 from rewardlab.data.workers import Crew, available_cores
 from rewardlab.model.builtin import cache_folder, resolve_model_name
@@ -150,7 +150,7 @@ def load_data(config: DataConfig, renderer: Renderer, *, seed: int, kwise_loss: 
     train = parts["train"]
     evaluation, test = (parts.get(purpose, train.take(np.empty(0, np.int64))) for purpose in ("eval", "test"))
     if isinstance(config, SelectionConfig) and "eval" not in parts and config.eval_fraction > 0:
-        mask = held_out_mask(train.keys(), fraction=config.eval_fraction, seed=seed)
+        mask = held_out_mask(train.prompt_keys(), fraction=config.eval_fraction, seed=seed)
         held_out, train = train.take(mask), train.take(~mask)
         evaluation = draw(held_out, config.eval_limit, seed)
         reports["held_out"] = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
@@ -187,9 +187,7 @@ def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer
     cache = Cache(_cache_folder(rules.config.cache_dir) if content else None)
 
     def key(of_limit: int | None) -> str:
-        return key_of(
-            source, content or "", rules=rules, limit=of_limit, renderer=renderer, overlong=overlong
-        )
+        return key_of(source, content or "", rules=rules, limit=of_limit, renderer=renderer, overlong=overlong)
 
     def write(folder: Path) -> None:
         write_store(folder, source, rules=rules, limit=limit, renderer=renderer, overlong=overlong, crew=crew)
@@ -198,7 +196,7 @@ def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer
 
     whole = cache.find(key(None)) if limit is not None else None
     store, made = (whole, False) if whole is not None else cache.make(key(limit), write)
-    tally = read_tally(store.facts)
+    tally = Tally.from_dict(store.facts)
     chosen = chosen_by_limit(rules, tally.kept, limit)
     # A store that was written for a limit holds the chosen preferences alone, in the order of the file.
     numbers = np.argsort(np.argsort(chosen)) if limit is not None and whole is None else chosen
@@ -235,7 +233,7 @@ def _shared_prompts(train: Part, evaluation: Part, test: Part) -> dict[str, int]
         (test, train, "prompts_shared_with_test", "test data are also in the training data"),
         (test, evaluation, "test_prompts_shared_with_evaluation", "test data are also in the evaluation data"),
     ):
-        if common := len(np.intersect1d(other.keys(), data.keys())):
+        if common := len(np.intersect1d(other.prompt_keys(), data.prompt_keys())):
             logger.warning("%d prompts of the %s; its numbers flatter the model", common, what)
             counts[key] = common
     return counts

@@ -157,9 +157,7 @@ def _fit(
     )
 
 
-def _tokenize(
-    config: ProbeConfig, prepared: Prepared, base: Base
-) -> tuple[dict[str, Groups], dict[str, object]]:
+def _tokenize(config: ProbeConfig, prepared: Prepared, base: Base) -> tuple[dict[str, Groups], dict[str, object]]:
     groups: dict[str, Groups] = {}
     tokens: dict[str, object] = {}
     for name, part in (("training", prepared.train), ("test", prepared.test)):
@@ -168,7 +166,7 @@ def _tokenize(
             tokens[name] = report.as_dict()
     if config.kwise_weight == "prompt":
         groups["training"] = groups["training"].weighed()
-    if len(np.unique(groups["training"].keys())) < 2:
+    if len(np.unique(groups["training"].prompt_keys())) < 2:
         raise DataError("the training data have one prompt; cross-validation needs at least two. Name more data.")
     return groups, tokens
 
