@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def _use_own_cache() -> None:
+    """Keep what tests prepare out of the user's cache, subprocesses included; a model converted there is used."""
+    chosen = os.environ.get("REWARDLAB_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "rewardlab")
+    models = Path(chosen).expanduser().absolute() / "models"
+    folder = Path(tempfile.mkdtemp(prefix="rewardlab-tests-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if models.is_dir():
+        (folder / "models").symlink_to(models)
+    os.environ["REWARDLAB_CACHE"] = str(folder)
+
+
+_use_own_cache()
 
 from jaxtyping import install_import_hook
 
@@ -21,7 +39,6 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np

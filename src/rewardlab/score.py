@@ -17,8 +17,9 @@ from tqdm import tqdm
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, TokenGroup
-from rewardlab.data.chat import Rendered, Renderer, lay_out, to_messages
-from rewardlab.data.pack import cost, plan_groups
+from rewardlab.data.chat import Renderer, to_messages
+from rewardlab.data.layout import Rendered, lay_out
+from rewardlab.data.pack import costs, plan_groups
 from rewardlab.model.reward import RewardModel
 
 FloatArray = npt.NDArray[np.float32]
@@ -47,7 +48,7 @@ def compute_groups(
     The model is in evaluation mode meanwhile, and nothing has a gradient.
     """
     layout = model.layout
-    largest = max((cost(group, layout) for group in groups), default=0)
+    largest = max(costs(groups, layout), default=0)
     (plan,) = plan_groups(groups, max(budget, largest), layout=layout)
     found: dict[int, FloatArray] = {}
     was_training = model.training

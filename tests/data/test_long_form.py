@@ -8,7 +8,7 @@ import pytest
 
 from parsing import PAIR, Row, assistant, cause, preference, read, turns, user
 from rewardlab.core.errors import DataError
-from rewardlab.data.formats import group_pairs
+from rewardlab.data.pairs import group_pairs
 
 
 def long_form(role: str, text: str, **columns: object) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Sums
 from rewardlab.data.loader import macro_batch, steps_per_epoch, weigh
-from rewardlab.data.pack import plan_groups, plan_packed, plan_padded
+from rewardlab.data.pack import deal, plan_groups, plan_packed, plan_padded
 from rewardlab.training.config import LossConfig
 from rewardlab.training.losses import STATISTICS, preference_loss, statistics, to_sums, total_weight
 
@@ -99,6 +100,20 @@ def test_a_plan_holds_every_group_once_within_the_budget_and_equally_many_rows_o
     assert ranks == plan_packed(sizes, budget, num_ranks=num_ranks)
 
 
+@given(sizes=st.lists(st.integers(0, 50), max_size=60), budget=st.integers(50, 120), num_ranks=st.integers(1, 3))
+@settings(max_examples=200, deadline=None)
+def test_a_plan_is_that_of_plain_first_fit_decreasing(sizes, budget, num_ranks):
+    rows, loads = [], []
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        row = next((row for row, load in enumerate(loads) if load + sizes[index] <= budget), len(rows))
+        if row == len(rows):
+            rows.append([])
+            loads.append(0)
+        rows[row].append(index)
+        loads[row] += sizes[index]
+    assert plan_packed(sizes, budget, num_ranks=num_ranks) == deal(rows, loads, num_ranks)
+
+
 @given(lengths=st.lists(st.lists(st.integers(1, 20), min_size=2, max_size=4), min_size=1, max_size=30))
 @settings(max_examples=100, deadline=None)
 def test_padded_batches_count_their_padding(lengths):
@@ -146,5 +161,7 @@ def test_every_epoch_sees_every_group_once_in_an_order_of_its_own(num_groups, ba
         for epoch in range(2)
     ]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(num_groups))
+    for epoch, order in enumerate(epochs):
+        assert order == np.random.default_rng((seed, epoch)).permutation(num_groups).tolist()
     if num_groups > 8:
         assert epochs[0] != epochs[1]

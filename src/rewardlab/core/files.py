@@ -46,6 +46,18 @@ def write_text(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def append_text(path: Path, text: str) -> None:
+    """Append `text` to a file by one write, and flush it to the disk."""
+    content = text.encode()
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        while content:  # more than once only on a full disk, whose error the next write then raises
+            content = content[os.write(handle, content) :]
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def to_json(value: object, *, indent: int | None = 2) -> str:
     """JSON text; NaN and infinity are refused, since no other reader accepts them."""
     return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
@@ -79,32 +91,45 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
 
     Raises DataError naming file and line for a line that is not a JSON object.
     """
+    for number, line in read_lines(path):
+        yield number, parse_line(path, number, line)
+
+
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """(line number, line) for every non-empty line of a text file, which may be a .gz file.
+
+    Raises DataError naming file and line where it is damaged or not UTF-8.
+    """
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
         with cast("IO[str]", opener(path, "rt", encoding=UTF8)) as file:
             for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line.strip())
-                except json.JSONDecodeError as error:
-                    raise DataError(
-                        f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}. "
-                        f"Fix or remove this line; each line must be one JSON object."
-                    ) from error
-                except (ValueError, RecursionError) as error:  # thousands of digits in a number, or of brackets
-                    raise DataError(f"{path}:{number}: cannot be read ({error}). Fix or remove this line.") from error
-                if not isinstance(row, dict):
-                    raise DataError(
-                        f"{path}:{number}: expected a JSON object, got {type(row).__name__}. "
-                        f'Each line must look like {{"prompt": …, "chosen": …, "rejected": …}}.'
-                    )
-                yield number, row
+                if line.strip():
+                    yield number, line
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
             f"{path}: cannot be read after line {number} ({error}). Is it UTF-8 text, and complete?"
         ) from error
+
+
+def parse_line(path: Path, number: int, line: str) -> dict[str, object]:
+    """The JSON object in a line; DataError names file and line if it is none."""
+    try:
+        row = json.loads(line.strip())
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}. "
+            f"Fix or remove this line; each line must be one JSON object."
+        ) from error
+    except (ValueError, RecursionError) as error:  # thousands of digits in a number, or of brackets
+        raise DataError(f"{path}:{number}: cannot be read ({error}). Fix or remove this line.") from error
+    if not isinstance(row, dict):
+        raise DataError(
+            f"{path}:{number}: expected a JSON object, got {type(row).__name__}. "
+            f'Each line must look like {{"prompt": …, "chosen": …, "rejected": …}}.'
+        )
+    return row
 
 
 def sha256_file(path: Path) -> str:

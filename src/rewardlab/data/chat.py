@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,6 +18,7 @@ from rewardlab.core.errors import RenderError
 from rewardlab.core.spec import RendererSpec
 from rewardlab.core.types import Conversation, IntArray, Message, Preference, TokenGroup
 from rewardlab.data.config import DataConfig
+from rewardlab.data.layout import Rendered, build_group, common_prefix_length
 from rewardlab.data.rows import ROLES
 
 FROZEN_DATE: Final = {"%d %b %Y": "26 Jul 2024", "%Y-%m-%d": "2024-07-26", "%d %B %Y": "26 July 2024"}
@@ -45,17 +46,6 @@ CONCAT_TEMPLATE: Final = (
 """Texts as they are, the way TRL joins plain-text rows: prompt, reply, and EOS unless the reply ends in it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rendered:
-    """One conversation as tokens."""
-
-    token_ids: IntArray
-    prompt_tokens: int
-    """Tokens before the reply's content."""
-    truncated_tokens: int
-    """Prompt tokens that were cut to fit the limit."""
-
-
 class ReplyTooLong(RenderError):  # a condition that callers count, named for what it is
     """A reply that does not fit the limit even without its prompt."""
 
@@ -76,18 +66,34 @@ class Renderer:
 
         Raises RenderError with the template's own words if it refuses the conversation.
         """
+        return self._apply_template([messages], add_generation_prompt=add_generation_prompt)[0]
+
+    def texts(self, conversations: Sequence[Conversation]) -> list[str]:
+        """`text` of each, for less time a conversation.
+
+        Raises RenderError if the template refuses any of them.
+        """
+        return self._apply_template(conversations, add_generation_prompt=False) if conversations else []
+
+    def encode_all(self, texts: Sequence[str]) -> list[IntArray]:
+        """The tokens of each text, for less time a text."""
+        if not texts:
+            return []
+        encoded = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+        return [np.asarray(token_ids, dtype=np.int32) for token_ids in encoded]
+
+    def _apply_template(self, conversations: Sequence[Sequence[Message]], *, add_generation_prompt: bool) -> list[str]:
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    [message.as_dict() for message in messages],
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    **self.spec.template_arguments,
-                )
+            rendered = self.tokenizer.apply_chat_template(
+                [[message.as_dict() for message in messages] for messages in conversations],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                **self.spec.template_arguments,
             )
         except Exception as error:  # templates raise whatever their authors chose
-            roles = ", ".join(message.role for message in messages)
+            roles = ", ".join(message.role for message in conversations[0])
             raise RenderError(f"the chat template refuses a conversation with roles [{roles}]: {error}") from error
+        return [str(text) for text in rendered]
 
     def token_ids(self, messages: Sequence[Message]) -> IntArray:
         """The whole conversation as tokens, without truncation."""
@@ -102,18 +108,28 @@ class Renderer:
 
         Raises ReplyTooLong if the last turn does not fit even so.
         """
-        conversation = prompt + reply
-        token_ids = self.token_ids(conversation)
-        full_length = len(token_ids)
-        if full_length > self.spec.max_length:
-            conversation, token_ids = self._cut(conversation[:-1], conversation[-1:])
-            num_reply = min(len(reply), sum(message.role != "system" for message in conversation))
-            prompt, reply = conversation[:-num_reply], conversation[-num_reply:]
-        self._require_known_end(token_ids)
+        token_ids = self.token_ids(prompt + reply)
+        if len(token_ids) > self.spec.max_length:
+            return self.render_cut(prompt, reply, full_length=len(token_ids))
+        return self._finish(prompt, reply, token_ids, truncated_tokens=0)
+
+    def render_cut(self, prompt: Conversation, reply: Conversation, *, full_length: int) -> Rendered:
+        """`render` of a conversation that is known to take `full_length` tokens, more than the limit."""
+        conversation, token_ids = self._cut((prompt + reply)[:-1], reply[-1:])
+        num_reply = min(len(reply), sum(message.role != "system" for message in conversation))
+        prompt, reply = conversation[:-num_reply], conversation[-num_reply:]
+        return self._finish(prompt, reply, token_ids, truncated_tokens=full_length - len(token_ids))
+
+    def _finish(
+        self, prompt: Conversation, reply: Conversation, token_ids: IntArray, *, truncated_tokens: int
+    ) -> Rendered:
+        self.require_known_end(token_ids)
+        text, other = self.text(prompt + reply), self.text(with_sentinel(prompt, reply))
+        before = self._encode(common_text(text, other))
         return Rendered(
             token_ids=token_ids,
-            prompt_tokens=self._count_prompt_tokens(prompt, reply, token_ids),
-            truncated_tokens=full_length - len(token_ids),
+            prompt_tokens=common_prefix_length([before, token_ids]),
+            truncated_tokens=truncated_tokens,
         )
 
     def group(self, preference: Preference) -> TokenGroup | str:
@@ -170,62 +186,14 @@ class Renderer:
             return [start for start, _ in encoded["offset_mapping"]]
         return list(range(len(content)))
 
-    def _count_prompt_tokens(self, prompt: Conversation, reply: Conversation, token_ids: IntArray) -> int:
-        """Tokens that end before the reply's content begins, wherever the template puts it.
-
-        The boundary is found by rendering another reply in its place: templates may write more before a reply
-        than their generation prompt says.
-        """
-        text = self.text(prompt + reply)
-        content = reply[0].content
-        sentinel = next(mark for mark in SENTINELS if not content.lstrip().startswith(mark))
-        other = self.text((*prompt, Message(reply[0].role, sentinel), *reply[1:]))
-        before = text[: next((n for n, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), len(text))]
-        return _common_prefix_length([self._encode(before), token_ids])
-
-    def _require_known_end(self, token_ids: IntArray) -> None:
+    def require_known_end(self, token_ids: IntArray) -> None:
+        """Raise RenderError unless the rendering ends as every other does."""
         final = self.spec.final_token_id
         if final is not None and token_ids[-1] != final:
             raise RenderError(
                 f"a rendering ends in token {token_ids[-1]} where every other ends in {final}; the chat template "
                 f"treats this conversation differently, so its score could not be compared."
             )
-
-
-def build_group(preference: Preference, rendered: Mapping[int, Rendered]) -> TokenGroup | str:
-    """Lay out the judged replies that could be rendered, or name the cause why nothing is left to compare."""
-    judged = [c for c in preference.comparisons if c.first in rendered and c.second in rendered]
-    if not judged:
-        return "reply_too_long"
-    comparisons = tuple(
-        c for c in judged if not np.array_equal(rendered[c.first].token_ids, rendered[c.second].token_ids)
-    )
-    if not comparisons:
-        return "identical_tokens"
-    return lay_out(replace(preference, comparisons=comparisons), rendered)
-
-
-def lay_out(preference: Preference, rendered: Mapping[int, Rendered]) -> TokenGroup:
-    """The group of the rendered replies: what all have in common once, at least one token left to each.
-
-    Replies are renumbered where some could not be rendered; comparisons and ranking follow.
-    """
-    kept = sorted(rendered)
-    number = {index: position for position, index in enumerate(kept)}
-    conversations = [rendered[index].token_ids for index in kept]
-    num_shared = min(_common_prefix_length(conversations), min(len(ids) for ids in conversations) - 1)
-    ranking = preference.ranking
-    return TokenGroup(
-        preference_id=preference.id,
-        source=preference.source,
-        prompt_key=preference.key,
-        shared=conversations[0][:num_shared],
-        suffixes=tuple(ids[num_shared:] for ids in conversations),
-        prompt_tokens=tuple(rendered[index].prompt_tokens for index in kept),
-        truncated_tokens=tuple(rendered[index].truncated_tokens for index in kept),
-        comparisons=tuple(replace(c, first=number[c.first], second=number[c.second]) for c in preference.comparisons),
-        ranking=tuple(number[index] for index in ranking if index in number) if ranking is not None else None,
-    )
 
 
 def build_renderer(tokenizer: Any, config: DataConfig) -> Renderer:
@@ -383,12 +351,26 @@ def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
     return exchanges
 
 
-def _common_prefix_length(sequences: Sequence[IntArray]) -> int:
-    """Length of the longest prefix that all sequences share."""
-    length = min(len(sequence) for sequence in sequences)
-    first = sequences[0][:length]
-    for sequence in sequences[1:]:
-        differs = np.flatnonzero(first != sequence[: len(first)])
-        if len(differs):
-            first = first[: differs[0]]
-    return len(first)
+def with_sentinel(prompt: Conversation, reply: Conversation) -> Conversation:
+    """The conversation with another text where the reply's content begins.
+
+    Where the two renderings part, the content begins, wherever the template puts it: templates may write more before
+    a reply than their generation prompt says.
+    """
+    start = reply[0].content.lstrip()
+    sentinel = next(mark for mark in SENTINELS if not start.startswith(mark))
+    return (*prompt, Message(reply[0].role, sentinel), *reply[1:])
+
+
+def common_text(first: str, second: str) -> str:
+    """The beginning that two texts share; all of `first` where it begins with `second`."""
+    if first.startswith(second):
+        return first
+    low, high = 0, min(len(first), len(second))
+    while low < high:  # they share `low` characters, and not more than `high`
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return first[:low]

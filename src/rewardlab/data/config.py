@@ -49,6 +49,10 @@ class DataConfig:
     `plain`)."""
     system_prompt: str | None = None
     """System turn for conversations that have none; an empty text is an explicit empty turn."""
+    num_workers: int | None = None
+    """Processes that read and tokenise large data; by default one a core, and 1 does it all in this process."""
+    cache_dir: str = "auto"
+    """Folder in which prepared data are kept; `auto` is `tokens` in rewardlab's cache, `none` keeps nothing."""
 
     def __post_init__(self) -> None:
         for name in ("limit", "eval_limit"):
@@ -61,6 +65,11 @@ class DataConfig:
             self.max_replies is None or self.max_replies >= 2,
             f"--max-replies {self.max_replies}: must be at least 2, since a comparison needs two replies.",
         )
+        require(
+            self.num_workers is None or self.num_workers >= 0,
+            f"--num-workers {self.num_workers}: must be at least 0; leave it out for one a core.",
+        )
+        require(self.cache_dir != "", "--cache-dir: the name is empty; give a folder, or none to keep nothing.")
         require(
             self.max_seq_len >= 16,
             f"--max-seq-len {self.max_seq_len}: must be at least 16 to hold a chat template and a reply; "

@@ -7,7 +7,7 @@ dataset is recognised by the columns of its first row (`LAYOUTS`), and every lat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -104,21 +104,6 @@ def recognise(columns: Iterable[str], place: str) -> Layout:
         f"{place}: the columns {', '.join(map(repr, names)) or '(none)'} are no known layout of preferences. "
         f"Rename them to one of: {accepted}."
     )
-
-
-def group_pairs(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, tuple[Row, ...]]]:
-    """Rows of long-form data by `pair_id`, numbered and ordered by the first row of each pair.
-
-    A row without a pair_id is a group of its own, so that it is counted. Holds all rows in memory, since the
-    two sides of a pair may be far apart.
-    """
-    groups: dict[object, list[tuple[int, Row]]] = {}
-    for number, row in rows:
-        pair_id = row.get("pair_id")
-        key: object = ("row", number) if is_absent(pair_id) else ("pair", str(pair_id))
-        groups.setdefault(key, []).append((number, row))
-    for group in groups.values():
-        yield group[0][0], tuple(row for _, row in group)
 
 
 def read_rows(rows: Sequence[Row], *, layout: Layout, place: str, rules: Rules) -> ParsedRow:

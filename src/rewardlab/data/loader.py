@@ -7,19 +7,24 @@ can be taken up at any step.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 
-from rewardlab.core.errors import DataError, RenderError
+from rewardlab.core.errors import DataError
 from rewardlab.core.types import Preference, TokenGroup
+from rewardlab.data.bulk import OVERLONG, render_all
 from rewardlab.data.chat import Renderer
+from rewardlab.data.groups import Groups, Part
+from rewardlab.data.store import LEFT_OUT, LeftOut, TokenStore, encode
 
-OVERLONG = "overlong"
-"""Cause of what `--overlong drop` leaves out."""
+CHUNK = 256
+"""Preferences rendered at once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,61 +67,56 @@ def tokenize(
     own_limit: bool = False,
     overlong: str = "truncate",
 ) -> tuple[list[TokenGroup], TokenReport]:
-    """Render every preference; what cannot be used is counted by cause.
-
-    Causes: `template_refuses` (the chat template raises, for example at a role), `overlong` (a reply does not fit
-    the limit with its whole prompt, if `overlong` is `drop`), and those of `Renderer.group`.
+    """Render every preference, all of them in memory; what cannot be used is counted by cause (see `bulk.render_all`).
 
     `own_limit` says that the length limit came with a model and no flag can raise it.
 
-    Raises DataError if nothing is left, or if more than `max_drop_fraction` was dropped; rows that `--overlong drop`
-    asks to leave out are counted, but do not count towards that.
+    Raises DataError as `require_enough` does.
     """
-    groups: list[TokenGroup] = []
-    dropped: Counter[str] = Counter()
-    examples: dict[str, list[str]] = {}
-    lost = [0, 0]
-    for preference in tqdm(preferences, desc=f"tokenising {name}", disable=None, leave=False):
-        place = preference.id
-        try:
-            group = renderer.group(preference)
-        except RenderError as error:
-            group, place = "template_refuses", str(error)
-        if overlong == "drop" and _is_overlong(group, preference):
-            group = OVERLONG
-        if isinstance(group, str):
-            dropped[group] += 1
-            examples.setdefault(group, []).append(place)
-        else:
-            groups.append(group)
-            lost[0] += len(preference.replies) - group.num_replies
-            lost[1] += len(preference.comparisons) - len(group.comparisons)
-    report = TokenReport(
-        preferences=len(preferences),
+    outcomes: list[TokenGroup | LeftOut] = []
+    for start in tqdm(range(0, len(preferences), CHUNK), desc=f"tokenising {name}", disable=None, leave=False):
+        outcomes += render_all(preferences[start : start + CHUNK], renderer, overlong=overlong)
+    store = TokenStore(columns=encode(preferences, outcomes), source=name, facts={})
+    report = report_of(Part([store], np.arange(len(preferences))))
+    require_enough(report, max_drop_fraction, name, renderer.spec.max_length, own_limit=own_limit)
+    return [outcome for outcome in outcomes if isinstance(outcome, TokenGroup)], report
+
+
+def report_of(part: Part) -> TokenReport:
+    """What tokenising did to a part of the data, from the columns of its stores."""
+    causes_P, groups = part.causes(), part.groups()
+    codes, firsts, counts = np.unique(causes_P[causes_P > 0], return_index=True, return_counts=True)
+    in_order = [(LEFT_OUT[codes[n] - 1], codes[n], int(counts[n])) for n in np.argsort(firsts)]
+    return TokenReport(
+        preferences=len(part),
         kept=len(groups),
-        dropped=dict(dropped),
-        dropped_ids={cause: tuple(ids[:3]) for cause, ids in examples.items()},
-        truncated_replies=sum(cut > 0 for group in groups for cut in group.truncated_tokens),
-        replies=sum(group.num_replies for group in groups),
-        lost_replies=lost[0],
-        lost_comparisons=lost[1],
-        prompts_differ_after_cut=sum(len(set(group.truncated_tokens)) > 1 for group in groups),
-        tokens=sum(group.num_tokens for group in groups),
-        unshared_tokens=sum(group.num_unshared_tokens for group in groups),
-        longest=max((max(group.lengths) for group in groups), default=0),
+        dropped={cause: count for cause, _, count in in_order},
+        dropped_ids={
+            cause: tuple(part.place(int(position)) for position in np.flatnonzero(causes_P == code)[:3])
+            for cause, code, _ in in_order
+        },
+        truncated_replies=_total(groups.column("num_truncated")),
+        replies=_total(groups.num_replies()),
+        lost_replies=_total(groups.column("lost_replies")),
+        lost_comparisons=_total(groups.column("lost_comparisons")),
+        prompts_differ_after_cut=_total(groups.column("prompts_differ")),
+        tokens=_total(groups.num_tokens()),
+        unshared_tokens=_total(groups.num_unshared_tokens()),
+        longest=int(groups.longest().max(initial=0)),
     )
-    _require_enough(report, max_drop_fraction, name, renderer.spec.max_length, own_limit)
-    return groups, report
 
 
-def _is_overlong(group: TokenGroup | str, preference: Preference) -> bool:
-    """Whether a reply lost tokens of its prompt, or was itself left out."""
-    if isinstance(group, str):
-        return group == "reply_too_long"
-    return any(group.truncated_tokens) or group.num_replies < len(preference.replies)
+def _total(counts_G: npt.NDArray[Any]) -> int:
+    return int(counts_G.sum(dtype=np.int64))
 
 
-def _require_enough(report: TokenReport, max_drop_fraction: float, name: str, max_length: int, own_limit: bool) -> None:
+def require_enough(
+    report: TokenReport, max_drop_fraction: float, name: str, max_length: int, *, own_limit: bool = False
+) -> None:
+    """Raise DataError if nothing is left, or if more than `max_drop_fraction` was dropped.
+
+    Rows that `--overlong drop` asks to leave out are counted, but do not count towards that.
+    """
     num_dropped = report.preferences - report.kept
     if report.kept and num_dropped - report.dropped.get(OVERLONG, 0) <= max_drop_fraction * report.preferences:
         return
@@ -134,10 +134,12 @@ def _require_enough(report: TokenReport, max_drop_fraction: float, name: str, ma
     )
 
 
-def weigh(groups: Sequence[TokenGroup], *, by: str) -> list[TokenGroup]:
+def weigh(groups: Sequence[TokenGroup], *, by: str) -> Sequence[TokenGroup]:
     """Divide the weights of a prompt's comparisons by their number (`by` = prompt), or leave them (`comparison`)."""
     if by == "comparison":
-        return list(groups)
+        return groups
+    if isinstance(groups, Groups):
+        return groups.weighed()
     return [
         replace(
             group,
@@ -158,5 +160,11 @@ def steps_per_epoch(num_groups: int, batch_size: int) -> int:
 def macro_batch(step: int, *, num_groups: int, batch_size: int, seed: int) -> list[int]:
     """Indices of the groups of macro-batch `step` (from 0)."""
     epoch, position = divmod(step, steps_per_epoch(num_groups, batch_size))
-    order = np.random.default_rng((seed, epoch)).permutation(num_groups)
-    return [int(index) for index in order[position * batch_size : (position + 1) * batch_size]]
+    chosen = _order(seed, epoch, num_groups)[position * batch_size : (position + 1) * batch_size]
+    return [int(index) for index in chosen]
+
+
+@lru_cache(maxsize=1)
+def _order(seed: int, epoch: int, num_groups: int) -> npt.NDArray[np.int64]:
+    """The order of an epoch; the last one asked for is kept."""
+    return np.random.default_rng((seed, epoch)).permutation(num_groups)

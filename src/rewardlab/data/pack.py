@@ -5,10 +5,13 @@ A plan is lists of indices; it decides speed and memory, never a number (law 1: 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import numpy as np
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import TokenGroup
+from rewardlab.data.groups import Groups
 
 Plan = list[list[int]]
 
@@ -21,23 +24,45 @@ def plan_packed(num_tokens: Sequence[int], budget: int, *, num_ranks: int = 1) -
 
     Raises ConfigError if one group is larger than the budget.
     """
+    largest = max(num_tokens, default=0)
+    if largest > budget:
+        raise ConfigError(
+            f"one preference takes {largest} tokens at once, above --micro-token-budget {budget}. "
+            f"Raise the budget to at least {largest}, or lower --max-seq-len or --max-replies."
+        )
+    room = _Room(len(num_tokens), budget)
     rows: Plan = []
     loads: list[int] = []
     for index in sorted(range(len(num_tokens)), key=lambda index: (-num_tokens[index], index)):
-        size = num_tokens[index]
-        if size > budget:
-            raise ConfigError(
-                f"one preference takes {size} tokens at once, above --micro-token-budget {budget}. "
-                f"Raise the budget to at least {size}, or lower --max-seq-len or --max-replies."
-            )
-        row = next((row for row, load in enumerate(loads) if load + size <= budget), None)
-        if row is None:
-            row = len(rows)
+        row = room.take(num_tokens[index])
+        if row == len(rows):
             rows.append([])
             loads.append(0)
         rows[row].append(index)
-        loads[row] += size
+        loads[row] += num_tokens[index]
     return deal(rows, loads, num_ranks)
+
+
+class _Room:
+    """Tokens that still fit each row, as a tree of maxima: the first row with room is found in O(log rows)."""
+
+    def __init__(self, num_rows: int, budget: int) -> None:
+        self._size = 1 << max(num_rows - 1, 0).bit_length()
+        self._most = [budget] * (2 * self._size)
+
+    def take(self, size: int) -> int:
+        """The first row that has room for `size` tokens, which are then taken."""
+        most, node = self._most, 1
+        while node < self._size:
+            node *= 2
+            if most[node] < size:
+                node += 1
+        row = node - self._size
+        most[node] -= size
+        while node > 1:
+            node //= 2
+            most[node] = max(most[2 * node], most[2 * node + 1])
+        return row
 
 
 def plan_padded(lengths: Sequence[Sequence[int]], budget: int, *, num_ranks: int = 1) -> list[Plan]:
@@ -47,11 +72,15 @@ def plan_padded(lengths: Sequence[Sequence[int]], budget: int, *, num_ranks: int
 
     Raises ConfigError if one group is larger than the budget.
     """
+    return _plan_padded([max(of) for of in lengths], [len(of) for of in lengths], budget, num_ranks)
+
+
+def _plan_padded(longest_of: Sequence[int], replies_of: Sequence[int], budget: int, num_ranks: int) -> list[Plan]:
     batches: Plan = []
     loads: list[int] = []
     num_rows = longest = 0
-    for index in sorted(range(len(lengths)), key=lambda index: (-max(lengths[index]), index)):
-        size, replies = max(lengths[index]), len(lengths[index])
+    for index in sorted(range(len(longest_of)), key=lambda index: (-longest_of[index], index)):
+        size, replies = longest_of[index], replies_of[index]
         if size * replies > budget:
             raise ConfigError(
                 f"one preference takes {size * replies} padded tokens at once, above --micro-token-budget {budget}. "
@@ -70,8 +99,22 @@ def plan_padded(lengths: Sequence[Sequence[int]], budget: int, *, num_ranks: int
 def plan_groups(groups: Sequence[TokenGroup], budget: int, *, layout: str, num_ranks: int = 1) -> list[Plan]:
     """The plan for a layout: `shared`, `unshared` (packed, every reply with its own prompt) or `padded`."""
     if layout == "padded":
+        if isinstance(groups, Groups):
+            return _plan_padded(groups.longest().tolist(), groups.num_replies().tolist(), budget, num_ranks)
         return plan_padded([group.lengths for group in groups], budget, num_ranks=num_ranks)
-    return plan_packed([cost(group, layout) for group in groups], budget, num_ranks=num_ranks)
+    return plan_packed(costs(groups, layout), budget, num_ranks=num_ranks)
+
+
+def costs(groups: Sequence[TokenGroup], layout: str) -> list[int]:
+    """Tokens that each group takes when it is computed alone."""
+    if not isinstance(groups, Groups):
+        return [cost(group, layout) for group in groups]
+    if layout == "padded":
+        found = groups.longest() * groups.num_replies()
+    else:
+        found = groups.num_tokens() if layout == "shared" else groups.num_unshared_tokens()
+    costs_G: list[int] = found.tolist()
+    return costs_G
 
 
 def cost(group: TokenGroup, layout: str) -> int:
@@ -81,10 +124,11 @@ def cost(group: TokenGroup, layout: str) -> int:
     return group.num_tokens if layout == "shared" else group.num_unshared_tokens
 
 
-def require_fit(groups: Sequence[TokenGroup], budget: int, *, layout: str) -> None:
-    """Raise ConfigError if any group is larger than the budget."""
-    if groups:
-        plan_groups([max(groups, key=lambda group: cost(group, layout))], budget, layout=layout)
+def require_fit(parts: Iterable[Sequence[TokenGroup]], budget: int, *, layout: str) -> None:
+    """Raise ConfigError if any group of any part is larger than the budget."""
+    largest = [(max(found), part[int(np.argmax(found))]) for part in parts if (found := costs(part, layout))]
+    if largest:
+        plan_groups([max(largest, key=lambda found: found[0])[1]], budget, layout=layout)
 
 
 def deal(rows: Plan, loads: Sequence[int], num_ranks: int) -> list[Plan]:

@@ -11,14 +11,14 @@ import difflib
 import importlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import read_json, read_jsonl
+from rewardlab.core.files import read_json, read_jsonl, sha256_file
 from rewardlab.data.rows import Row
 
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
@@ -73,6 +73,22 @@ def find_sources(names: Sequence[str], split: str) -> tuple[Source, ...]:
     )
 
 
+def fingerprint(source: Source) -> str | None:
+    """What changes with the content of a dataset: of a file its SHA-256; None for hub data that say nothing.
+
+    Raises DataError as `read_source` does.
+    """
+    if source.path is not None:
+        return sha256_file(source.path)
+    found = getattr(_load_hub(source.name, source.split), "_fingerprint", None)
+    return f"hub {found}" if found else None
+
+
+def has_lines(source: Source) -> bool:
+    """Whether every row is a line of JSON, which `read_lines` reads without parsing it."""
+    return source.path is not None and source.path.suffix not in READERS
+
+
 def read_source(source: Source) -> Iterator[tuple[int, Row]]:
     """(line, row) of a dataset; in formats without lines the number of the row, from 1.
 
@@ -80,8 +96,7 @@ def read_source(source: Source) -> Iterator[tuple[int, Row]]:
     """
     if source.path is None:
         return _read_hub(source.name, source.split)
-    reader = {".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}.get(source.path.suffix, read_jsonl)
-    return reader(source.path)
+    return READERS.get(source.path.suffix, read_jsonl)(source.path)
 
 
 # --- finding -------------------------------------------------------------------------------------------------
@@ -256,16 +271,19 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _read_hub(name: str, split: str) -> Iterator[tuple[int, Row]]:
+    yield from enumerate(_load_hub(name, split), start=1)
+
+
+def _load_hub(name: str, split: str) -> Any:
     datasets = _import("datasets", f"dataset {name!r} is no local file or folder, and reading it from the hub")
     hub_name, _, configuration = name.partition(":")
     try:
-        rows = datasets.load_dataset(hub_name, configuration or None, split=split)
+        return datasets.load_dataset(hub_name, configuration or None, split=split)
     except Exception as error:  # the library raises its own, the hub's and the network's errors, with no common base
         raise DataError(
             f"dataset {name!r}, split {split!r}: no local file or folder, and the hub did not give it "
             f"({type(error).__name__}: {_first_line(error)}). Check name, split and network, or give a local path."
         ) from error
-    yield from enumerate(rows, start=1)
 
 
 def _import(module: str, what: str) -> Any:
@@ -285,3 +303,11 @@ def _import(module: str, what: str) -> Any:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0]
+
+
+READERS: Mapping[str, Callable[[Path], Iterator[tuple[int, Row]]]] = {
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".parquet": _read_parquet,
+}
+"""By ending; every other file is JSONL."""

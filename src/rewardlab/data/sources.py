@@ -11,17 +11,23 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import sha256_file
+from rewardlab.core.files import parse_line, read_lines, sha256_file
 from rewardlab.core.types import Preference
 from rewardlab.data.config import DataConfig
-from rewardlab.data.formats import LONG_FORM, ParsedRow, Rules, group_pairs, read_rows, recognise, seeded_generator
-from rewardlab.data.readers import Source, find_sources, read_source
+from rewardlab.data.formats import LONG_FORM, Layout, ParsedRow, Rules, read_rows, recognise, seeded_generator
+from rewardlab.data.pairs import group_pairs
+from rewardlab.data.readers import Source, find_sources, has_lines, read_source
 from rewardlab.data.rows import CAUSES, Row, UnusableRowError
 
+Numbers = npt.NDArray[np.int64]
+Keys = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
 MAX_EXAMPLES = 3
 """Places kept for each cause."""
 
@@ -66,6 +72,26 @@ class SourceReport:
             "unused_by_limit": self.unused_by_limit,
             "sha256": self.sha256,
         }
+
+    def require_usable(self, label: str, max_drop_fraction: float) -> None:
+        """Raise DataError if no row is left, or more than the allowed share was dropped."""
+        causes = "\n".join(
+            f"  {cause}: {count} ({CAUSES[cause]}), for example " + "; ".join(self.examples[cause])
+            for cause, count in self.dropped.items()
+        )
+        if not self.kept:
+            raise DataError(
+                f"{label}: none of the {self.rows_read} rows can be used:\n{causes}\n"
+                f"Fix the data, or the flags that the causes name."
+            )
+        dropped = self.rows_read - self.kept
+        share = dropped / self.rows_read
+        if share > max_drop_fraction:
+            raise DataError(
+                f"{label}: {dropped} of {self.rows_read} rows cannot be used, a share of {share:.3f}, "
+                f"and at most {max_drop_fraction:g} is allowed:\n{causes}\n"
+                f"Fix the data, or allow it with --max-drop-fraction {math.ceil(share * 100) / 100:g}."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,9 +150,17 @@ def split_by_prompt(
     Which prompts are held out depends on the set of prompts and the seed, not on the order of the rows.
     At least one prompt is held out unless the fraction is 0. Raises DataError if none were left to train on.
     """
+    held_out = held_out_mask(keys_of(preferences), fraction=fraction, seed=seed)
+    sides: tuple[list[Preference], list[Preference]] = ([], [])
+    for preference, out in zip(preferences, held_out, strict=True):
+        sides[int(out)].append(preference)
+    return tuple(sides[0]), tuple(sides[1])
+
+
+def held_out_mask(keys_P: Keys, *, fraction: float, seed: int) -> Mask:
+    """[P] whether each preference is held out by `split_by_prompt`, given the keys of their prompts."""
     assert 0 <= fraction <= 1, fraction
-    keys = [preference.key for preference in preferences]
-    prompts = sorted(set(keys))
+    prompts = np.unique(keys_P)
     num_held_out = max(1, round(fraction * len(prompts))) if fraction > 0 else 0
     if num_held_out >= len(prompts) and fraction > 0:
         raise DataError(
@@ -135,12 +169,12 @@ def split_by_prompt(
             f"or lower --eval-fraction (0 turns evaluation off)."
         )
     order = np.random.default_rng(seed).permutation(len(prompts))
-    held_out = {prompts[index] for index in order[:num_held_out]}
-    train: list[Preference] = []
-    evaluation: list[Preference] = []
-    for key, preference in zip(keys, preferences, strict=True):
-        (evaluation if key in held_out else train).append(preference)
-    return tuple(train), tuple(evaluation)
+    return np.isin(keys_P, prompts[order[:num_held_out]])
+
+
+def keys_of(preferences: Sequence[Preference]) -> Keys:
+    """[P] prompt keys as numbers, which sort as their texts do."""
+    return np.array([int(preference.key, 16) for preference in preferences], dtype=np.uint64)
 
 
 def shared_prompts(train: Iterable[Preference], other: Iterable[Preference]) -> set[str]:
@@ -149,88 +183,129 @@ def shared_prompts(train: Iterable[Preference], other: Iterable[Preference]) -> 
 
 
 @dataclass(kw_only=True)
-class _Tally:
+class Tally:
     """What has been read so far."""
 
-    kept: list[ParsedRow] = field(default_factory=list)
+    kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
+    skipped_ties: int = 0
+    skipped_identical: int = 0
+
+    def keep(self, parsed: ParsedRow) -> None:
+        """Count a row that became a preference."""
+        self.kept += 1
+        self.skipped_ties += parsed.skipped_ties
+        self.skipped_identical += parsed.skipped_identical
 
     def drop(self, place: str, unusable: UnusableRowError) -> None:
+        """Count a row that did not."""
         self.dropped[unusable.cause] += 1
         places = self.examples.setdefault(unusable.cause, [])
         if len(places) < MAX_EXAMPLES:
             places.append(f"{place}: {unusable.detail}")
 
-    @property
-    def rows_read(self) -> int:
-        return len(self.kept) + self.dropped.total()
+    def add(self, later: Tally) -> None:
+        """Count the rows that follow."""
+        self.kept += later.kept
+        self.dropped.update(later.dropped)
+        for cause, places in later.examples.items():
+            self.examples[cause] = (self.examples.get(cause, []) + places)[:MAX_EXAMPLES]
+        self.skipped_ties += later.skipped_ties
+        self.skipped_identical += later.skipped_identical
 
-    def causes(self) -> str:
-        """Every cause with its count, meaning and example places, a line each."""
-        return "\n".join(
-            f"  {cause}: {count} ({CAUSES[cause]}), for example " + "; ".join(self.examples[cause])
-            for cause, count in self.dropped.most_common()
+    def as_dict(self) -> dict[str, object]:
+        """A JSON mapping."""
+        return {name: dict(value) if name == "dropped" else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Tally:
+        """Inverse of `as_dict`; other names are ignored."""
+        return cls(**{name: values[name] for name in vars(cls())} | {"dropped": Counter(values["dropped"])})
+
+    def report(self, source: Source, *, used: int, sha256: str | None) -> SourceReport:
+        """The account of a dataset of which `used` preferences are used."""
+        return SourceReport(
+            name=source.name,
+            split=source.split,
+            rows_read=self.kept + self.dropped.total(),
+            kept=self.kept,
+            dropped=dict(self.dropped.most_common()),
+            examples={cause: tuple(self.examples[cause]) for cause, _ in self.dropped.most_common()},
+            skipped_ties=self.skipped_ties,
+            skipped_identical=self.skipped_identical,
+            unused_by_limit=self.kept - used,
+            sha256=sha256,
         )
+
+
+Unit = tuple[int, "str | tuple[Row, ...]"]
+"""What becomes one preference: its number, and a line of JSON or its rows (two in long-form data)."""
+
+
+def open_units(source: Source) -> tuple[Layout, Iterator[Unit]]:
+    """(layout, all units) of a dataset, in order.
+
+    Raises DataError if there are no rows or their layout is unknown, and for what cannot be read.
+    """
+    lines = read_lines(source.path) if source.path and has_lines(source) else None
+    rows = read_source(source) if lines is None else _parsed(source, lines)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{source.label}: no rows. Is it the right file, and written to the end?")
+    layout = recognise(first[1], f"{source.label}:{first[0]}")
+    rows = chain([first], rows)
+    if layout is LONG_FORM:
+        return layout, group_pairs(rows)
+    if lines is None:
+        return layout, ((number, (row,)) for number, row in rows)
+    return layout, chain([(first[0], (first[1],))], lines)
+
+
+def _parsed(source: Source, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, Row]]:
+    assert source.path is not None
+    for number, line in lines:
+        yield number, parse_line(source.path, number, line)
+
+
+def parse_units(
+    units: Iterable[Unit], *, source: Source, layout: Layout, rules: Rules
+) -> tuple[list[Preference | None], Tally]:
+    """(what became of each unit, the account): a preference, or None if it is dropped.
+
+    Raises DataError for a line that is no JSON object, and where a flag forbids dropping a row.
+    """
+    found: list[Preference | None] = []
+    tally = Tally()
+    for number, content in units:
+        place = f"{source.label}:{number}"
+        if isinstance(content, str):
+            assert source.path is not None
+            content = (parse_line(source.path, number, content),)
+        try:
+            parsed = read_rows(content, layout=layout, place=place, rules=rules)
+        except UnusableRowError as unusable:
+            tally.drop(place, unusable)
+            found.append(None)
+        else:
+            tally.keep(parsed)
+            found.append(parsed.preference)
+    return found, tally
+
+
+def chosen_by_limit(rules: Rules, kept: int, limit: int | None) -> Numbers:
+    """Which of the kept preferences are used, in the order in which they are; a smaller limit gives a prefix."""
+    if limit is None:
+        return np.arange(kept)
+    return seeded_generator(rules.seed, rules.source).permutation(kept)[:limit]
 
 
 def _load_source(source: Source, rules: Rules, limit: int | None) -> tuple[tuple[Preference, ...], SourceReport]:
     """The preferences of one dataset and the account of its rows."""
-    tally = _read_tally(read_source(source), source.label, rules)
-    _require_usable(tally, source.label, rules.config.max_drop_fraction)
-    preferences = [parsed.preference for parsed in tally.kept]
-    if limit is not None:
-        order = seeded_generator(rules.seed, source.name).permutation(len(preferences))
-        preferences = [preferences[index] for index in order[:limit]]
-    report = SourceReport(
-        name=source.name,
-        split=source.split,
-        rows_read=tally.rows_read,
-        kept=len(tally.kept),
-        dropped=dict(tally.dropped.most_common()),
-        examples={cause: tuple(tally.examples[cause]) for cause, _ in tally.dropped.most_common()},
-        skipped_ties=sum(parsed.skipped_ties for parsed in tally.kept),
-        skipped_identical=sum(parsed.skipped_identical for parsed in tally.kept),
-        unused_by_limit=len(tally.kept) - len(preferences),
-        sha256=sha256_file(source.path) if source.path else None,
-    )
-    return tuple(preferences), report
-
-
-def _read_tally(rows: Iterator[tuple[int, Row]], label: str, rules: Rules) -> _Tally:
-    """Every row kept or dropped.
-
-    Raises DataError if there are no rows or their layout is unknown.
-    """
-    first = next(rows, None)
-    if first is None:
-        raise DataError(f"{label}: no rows. Is it the right file, and written to the end?")
-    layout = recognise(first[1], f"{label}:{first[0]}")
-    numbered = chain([first], rows)
-    units: Iterable[tuple[int, tuple[Row, ...]]]
-    units = group_pairs(numbered) if layout is LONG_FORM else ((number, (row,)) for number, row in numbered)
-    tally = _Tally()
-    for number, unit in units:
-        place = f"{label}:{number}"
-        try:
-            tally.kept.append(read_rows(unit, layout=layout, place=place, rules=rules))
-        except UnusableRowError as unusable:
-            tally.drop(place, unusable)
-    return tally
-
-
-def _require_usable(tally: _Tally, label: str, max_drop_fraction: float) -> None:
-    """Raise DataError if no row is left, or more than the allowed share was dropped."""
-    if not tally.kept:
-        raise DataError(
-            f"{label}: none of the {tally.rows_read} rows can be used:\n{tally.causes()}\n"
-            f"Fix the data, or the flags that the causes name."
-        )
-    dropped = tally.dropped.total()
-    share = dropped / tally.rows_read
-    if share > max_drop_fraction:
-        raise DataError(
-            f"{label}: {dropped} of {tally.rows_read} rows cannot be used, a share of {share:.3f}, "
-            f"and at most {max_drop_fraction:g} is allowed:\n{tally.causes()}\n"
-            f"Fix the data, or allow it with --max-drop-fraction {math.ceil(share * 100) / 100:g}."
-        )
+    layout, units = open_units(source)
+    found, tally = parse_units(units, source=source, layout=layout, rules=rules)
+    kept = [preference for preference in found if preference is not None]
+    preferences = tuple(kept[index] for index in chosen_by_limit(rules, len(kept), limit))
+    report = tally.report(source, used=len(preferences), sha256=sha256_file(source.path) if source.path else None)
+    report.require_usable(source.label, rules.config.max_drop_fraction)
+    return preferences, report

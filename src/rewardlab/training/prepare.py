@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import logging
+import os
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.save import choose_pad
-from rewardlab.core.errors import ConfigError
-from rewardlab.core.types import Preference, TokenGroup
+from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, SelectionConfig
-from rewardlab.data.loader import TokenReport, tokenize, weigh
-from rewardlab.data.sources import LoadedPreferences, first_rows, load_preferences, shared_prompts, split_by_prompt
-from rewardlab.model.builtin import resolve_model_name
+from rewardlab.data.formats import Rules
+from rewardlab.data.groups import Groups, Part
+from rewardlab.data.loader import TokenReport, report_of, require_enough
+from rewardlab.data.pipeline import write_store
+from rewardlab.data.readers import Source, find_sources, fingerprint, has_lines
+from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, first_rows, held_out_mask, open_units
+from rewardlab.data.store import TokenStore
+from rewardlab.data.workers import Crew, available_cores
+from rewardlab.model.builtin import cache_folder, resolve_model_name
 from rewardlab.model.config import BackboneConfig
 from rewardlab.model.load import disk_class_of, read_config
 from rewardlab.training.config import RewardTrainerConfig
@@ -31,11 +40,11 @@ FEW_EVALUATIONS = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Preferences by what they are for, and what the manifest says of them."""
+    """Data by what they are for, tokenised, and what the manifest says of them."""
 
-    train: LoadedPreferences
-    eval: Sequence[Preference]
-    test: Sequence[Preference]
+    train: Part
+    eval: Part
+    test: Part
     reports: dict[str, Any]
 
 
@@ -82,51 +91,141 @@ def first_rows_of(config: SelectionConfig) -> Sequence[tuple[str, Mapping[str, o
     return [row for names, split in named if names for row in first_rows(names, split)]
 
 
-def load_data(config: DataConfig, *, seed: int, kwise_loss: str = "pairs") -> Prepared:
-    """Read what the configuration names; `eval` stays empty unless it says how a checkpoint is chosen.
+@dataclass(frozen=True, kw_only=True)
+class _Wanted:
+    """Datasets to read for one purpose."""
+
+    purpose: str
+    """`train`, `eval` or `test`."""
+    names: Sequence[str]
+    split: str
+    limit: int | None
+
+
+def _all_wanted(config: DataConfig) -> list[_Wanted]:
+    """What the configuration names. ConfigError for a split of a lone file."""
+    wanted = [_Wanted(purpose="train", names=config.dataset, split=config.hf_split, limit=config.limit)]
+    named = [("test", config.test_dataset, config.test_split)]
+    if isinstance(config, SelectionConfig):
+        named.append(("eval", config.eval_dataset, config.eval_split))
+    for purpose, names, split in named:
+        if names or split:
+            found = names or _with_splits(config.dataset, purpose)
+            wanted.append(_Wanted(purpose=purpose, names=found, split=split or "test", limit=config.eval_limit))
+    return wanted
+
+
+def require_sources(config: DataConfig) -> None:
+    """Raise DataError or ConfigError for what shows at once: a dataset that is not there or has no known layout."""
+    for wanted in _all_wanted(config):
+        for source in find_sources(wanted.names, wanted.split):
+            if has_lines(source):
+                open_units(source)
+
+
+def load_data(config: DataConfig, renderer: Renderer, *, seed: int, kwise_loss: str = "pairs") -> Prepared:
+    """Read and tokenise what the configuration names; `eval` stays empty unless it says how a checkpoint is chosen.
 
     Raises DataError or ConfigError for what cannot be used. Prompts shared with the training data are warned about.
     """
-
-    def read(names: Sequence[str], split: str, limit: int | None) -> LoadedPreferences:
-        return load_preferences(names, split=split, config=config, seed=seed, limit=limit, kwise_loss=kwise_loss)
-
-    train = read(config.dataset, config.hf_split, config.limit)
-    sources = {"train": train.reports}
-    reports: dict[str, Any] = {}
-    evaluation: Sequence[Preference] = ()
-    test: Sequence[Preference] = ()
-    if config.test_dataset or config.test_split:
-        names = config.test_dataset or _with_splits(config.dataset, "test")
-        loaded = read(names, config.test_split or "test", config.eval_limit)
-        test, sources["test"] = loaded.preferences, loaded.reports
-    if isinstance(config, SelectionConfig):
-        if config.eval_dataset or config.eval_split:
-            names = config.eval_dataset or _with_splits(config.dataset, "eval")
-            loaded = read(names, config.eval_split or "test", config.eval_limit)
-            evaluation, sources["eval"] = loaded.preferences, loaded.reports
-        elif config.eval_fraction > 0:
-            kept, held_out = split_by_prompt(train.preferences, fraction=config.eval_fraction, seed=seed)
-            train = replace(train, preferences=kept)
-            evaluation = draw(held_out, config.eval_limit, seed)
-            reports["held_out"] = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
-    reports |= _shared_prompts(train.preferences, evaluation, test)
+    parts: dict[str, Part] = {}
+    reports: dict[str, Any] = {"preparation": []}
+    sources: list[SourceReport] = []
+    with Crew(available_cores() if config.num_workers is None else config.num_workers) as crew:
+        for wanted in _all_wanted(config):
+            prepared = [
+                _prepare(
+                    source,
+                    Rules(source=source.name, config=config, seed=seed, kwise_loss=kwise_loss),
+                    wanted.limit,
+                    renderer,
+                    crew,
+                )
+                for source in find_sources(wanted.names, wanted.split)
+            ]
+            parts[wanted.purpose] = Part.join([(done.store, done.numbers) for done in prepared])
+            reports[wanted.purpose] = [done.report.as_dict() for done in prepared]
+            reports["preparation"] += [done.preparation for done in prepared]
+            sources += [done.report for done in prepared]
+    train = parts["train"]
+    evaluation, test = (parts.get(purpose, train.take(np.empty(0, np.int64))) for purpose in ("eval", "test"))
+    if isinstance(config, SelectionConfig) and "eval" not in parts and config.eval_fraction > 0:
+        mask = held_out_mask(train.prompt_keys(), fraction=config.eval_fraction, seed=seed)
+        held_out, train = train.take(mask), train.take(~mask)
+        evaluation = draw(held_out, config.eval_limit, seed)
+        reports["held_out"] = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
+    reports |= _shared_prompts(train, evaluation, test)
     if 0 < len(evaluation) < FEW_EVALUATIONS:
         logger.warning(
             "only %d evaluation rows: too few to choose a checkpoint by; name more with --eval-dataset or "
             "--eval-fraction",
             len(evaluation),
         )
-    for name, parts in sources.items():
-        reports[name] = [report.as_dict() for report in parts]
-        for report in parts:
-            _log_source(report)
+    for report in sources:
+        _log_source(report)
     return Prepared(train=train, eval=evaluation, test=test, reports=reports)
 
 
-def _shared_prompts(
-    train: Sequence[Preference], evaluation: Sequence[Preference], test: Sequence[Preference]
-) -> dict[str, int]:
+@dataclass(frozen=True, kw_only=True)
+class _Done:
+    """A dataset, prepared."""
+
+    store: TokenStore
+    numbers: npt.NDArray[np.int64]
+    """Of its preferences that are used, in their order."""
+    report: SourceReport
+    preparation: dict[str, object]
+
+
+def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer, crew: Crew) -> _Done:
+    """A dataset from the cache, or read, tokenised and kept there; says how long it took.
+
+    Raises DataError for what cannot be read, and where too many rows would be dropped.
+    """
+    started = time.perf_counter()
+    content, overlong = fingerprint(source), rules.config.overlong
+    cache = Cache(_cache_folder(rules.config.cache_dir) if content else None)
+
+    def key(of_limit: int | None) -> str:
+        return key_of(source, content or "", rules=rules, limit=of_limit, renderer=renderer, overlong=overlong)
+
+    def write(folder: Path) -> None:
+        write_store(folder, source, rules=rules, limit=limit, renderer=renderer, overlong=overlong, crew=crew)
+        if content != fingerprint(source):
+            raise DataError(f"{source.label} changed while it was read. Start again when it is complete.")
+
+    whole = cache.find(key(None)) if limit is not None else None
+    store, made = (whole, False) if whole is not None else cache.make(key(limit), write)
+    tally = Tally.from_dict(store.facts)
+    chosen = chosen_by_limit(rules, tally.kept, limit)
+    # A store that was written for a limit holds the chosen preferences alone, in the order of the file.
+    numbers = np.argsort(np.argsort(chosen)) if limit is not None and whole is None else chosen
+    seconds = time.perf_counter() - started
+    sha256 = content if source.path else None
+    report = tally.report(source, used=len(chosen), sha256=sha256)
+    _log_preparation(source, made, report.rows_read, len(chosen), seconds)
+    report.require_usable(source.label, rules.config.max_drop_fraction)
+    preparation = {"name": source.name, "from_cache": not made, "seconds": round(seconds, 3)}
+    return _Done(store=store, numbers=numbers, report=report, preparation=preparation)
+
+
+def _cache_folder(setting: str) -> Path | None:
+    """Where prepared data are kept; None for nowhere."""
+    if setting == "none":
+        return None
+    return cache_folder(os.environ) / "tokens" if setting == "auto" else Path(setting).expanduser().absolute()
+
+
+def _log_preparation(source: Source, made: bool, num_rows: int, num_used: int, seconds: float) -> None:
+    name = f"{source.name}[{source.split}]"
+    if made:
+        rate = num_used / max(seconds, 1e-9)
+        logger.info("prepared: %s: %d rows in %.1f s, %.0f preferences/s", name, num_rows, seconds, rate)
+    else:
+        logger.info("prepared: %s: read from cache in %.1f s", name, seconds)
+
+
+def _shared_prompts(train: Part, evaluation: Part, test: Part) -> dict[str, int]:
     """Counts, with a warning each, of prompts that two kinds of data have in common."""
     counts = {}
     for data, other, key, what in (
@@ -134,9 +233,9 @@ def _shared_prompts(
         (test, train, "prompts_shared_with_test", "test data are also in the training data"),
         (test, evaluation, "test_prompts_shared_with_evaluation", "test data are also in the evaluation data"),
     ):
-        if common := shared_prompts(other, data):
-            logger.warning("%d prompts of the %s; its numbers flatter the model", len(common), what)
-            counts[key] = len(common)
+        if common := len(np.intersect1d(other.prompt_keys(), data.prompt_keys())):
+            logger.warning("%d prompts of the %s; its numbers flatter the model", common, what)
+            counts[key] = common
     return counts
 
 
@@ -151,14 +250,14 @@ def _with_splits(names: Sequence[str], kind: str) -> Sequence[str]:
     return names
 
 
-Row = TypeVar("Row")
+Rows = TypeVar("Rows", Part, Groups)
 
 
-def draw(rows: Sequence[Row], limit: int | None, seed: int) -> Sequence[Row]:
+def draw(rows: Rows, limit: int | None, seed: int) -> Rows:
     """At most `limit` rows, drawn with the seed, in their own order."""
     if limit is None or limit >= len(rows):
         return rows
-    return [rows[index] for index in sorted(np.random.default_rng((seed, len(rows))).permutation(len(rows))[:limit])]
+    return rows.take(np.sort(np.random.default_rng((seed, len(rows))).permutation(len(rows))[:limit]))
 
 
 def _log_source(report: Any) -> None:
@@ -173,20 +272,13 @@ def _log_source(report: Any) -> None:
     )
 
 
-def token_groups(
-    preferences: Sequence[Preference], renderer: Renderer, config: DataConfig, name: str
-) -> tuple[list[TokenGroup], TokenReport]:
-    """Render and tokenise, and say in one line what came of it.
+def token_groups(part: Part, renderer: Renderer, config: DataConfig, name: str) -> tuple[Groups, TokenReport]:
+    """The groups of a part of the data, and in one line what came of it.
 
     Raises DataError if too many rows cannot be used.
     """
-    groups, report = tokenize(
-        preferences,
-        renderer,
-        max_drop_fraction=config.max_drop_fraction,
-        name=f"{name} data",
-        overlong=config.overlong,
-    )
+    report = report_of(part)
+    require_enough(report, config.max_drop_fraction, f"{name} data", renderer.spec.max_length)
     logger.info(
         "tokens: %s: %d preferences, %d tokens, %.2f times fewer than unshared; longest %d, cut %d",
         name,
@@ -199,23 +291,26 @@ def token_groups(
     if report.dropped:
         causes = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items())
         logger.info("tokens: %s: %d preferences left out: %s", name, report.preferences - report.kept, causes)
-    return groups, report
+    return part.groups(), report
 
 
-def tokenize_all(
+def to_groups(
     config: RewardTrainerConfig, prepared: Prepared, renderer: Renderer
-) -> tuple[Datasets, Sequence[TokenGroup], dict[str, TokenReport]]:
+) -> tuple[Datasets, Groups, dict[str, TokenReport]]:
     """(training and evaluation data, test data, what tokenising did to each)."""
-    groups: dict[str, list[TokenGroup]] = {}
+    groups: dict[str, Groups] = {}
     reports: dict[str, TokenReport] = {}
-    parts = {"training": prepared.train.preferences, "evaluation": prepared.eval, "test": prepared.test}
-    for name, preferences in parts.items():
-        if preferences:
-            groups[name], reports[name] = token_groups(preferences, renderer, config, name)
-    train = weigh(groups["training"], by=config.kwise_weight)
+    parts = {"training": prepared.train, "evaluation": prepared.eval, "test": prepared.test}
+    for name, part in parts.items():
+        if len(part):
+            groups[name], reports[name] = token_groups(part, renderer, config, name)
+    train = groups["training"]
+    if config.kwise_weight == "prompt":
+        train = train.weighed()
+    nothing = train.take(np.empty(0, np.int64))
     data = Datasets(
         train=train,
-        eval=groups.get("evaluation", []),
+        eval=groups.get("evaluation", nothing),
         train_eval=draw(train, config.train_eval_limit, config.seed),
     )
-    return data, groups.get("test", []), reports
+    return data, groups.get("test", nothing), reports

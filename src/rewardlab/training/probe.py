@@ -23,7 +23,7 @@ from rewardlab.core.config import config_hash, to_mapping
 from rewardlab.core.errors import ArtifactError, DataError
 from rewardlab.core.files import provenance, write_json, write_jsonl
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.loader import weigh
+from rewardlab.data.groups import Groups
 from rewardlab.data.pack import require_fit
 from rewardlab.model.builtin import cache_folder
 from rewardlab.model.config import ModelConfig
@@ -46,7 +46,7 @@ from rewardlab.training.heads import (
     learning_curve,
     uncertainty,
 )
-from rewardlab.training.prepare import Base, Prepared, load_data, open_base, token_groups
+from rewardlab.training.prepare import Base, Prepared, load_data, open_base, require_sources, token_groups
 from rewardlab.training.run_folder import claim_folder, clear_folder
 from rewardlab.training.states import states_of
 
@@ -83,8 +83,9 @@ def probe(config: ProbeConfig) -> ProbeResult:
     """
     started = time.perf_counter()
     claim_folder(config.output_dir, (config.model, *config.dataset, *config.test_dataset), overwrite=config.overwrite)
-    prepared = load_data(config, seed=config.seed)
+    require_sources(config)
     base = open_base(config, config)
+    prepared = load_data(config, base.renderer, seed=config.seed)
     groups, tokens = _tokenize(config, prepared, base)
     layers = resolve_layers(config.layers, base.config.get_text_config().num_hidden_layers)
     layout = _choose_layout(config, base, groups)
@@ -159,18 +160,16 @@ def _fit(
     )
 
 
-def _tokenize(
-    config: ProbeConfig, prepared: Prepared, base: Base
-) -> tuple[dict[str, list[TokenGroup]], dict[str, object]]:
-    groups: dict[str, list[TokenGroup]] = {}
+def _tokenize(config: ProbeConfig, prepared: Prepared, base: Base) -> tuple[dict[str, Groups], dict[str, object]]:
+    groups: dict[str, Groups] = {}
     tokens: dict[str, object] = {}
-    for name, preferences in (("training", prepared.train.preferences), ("test", prepared.test)):
-        if preferences:
-            groups[name], report = token_groups(preferences, base.renderer, config, name)
+    for name, part in (("training", prepared.train), ("test", prepared.test)):
+        if len(part):
+            groups[name], report = token_groups(part, base.renderer, config, name)
             tokens[name] = report.as_dict()
-    groups["training"] = weigh(groups["training"], by=config.kwise_weight)
-    num_prompts = len({group.prompt_key for group in groups["training"] if group.comparisons})
-    if num_prompts < 2:
+    if config.kwise_weight == "prompt":
+        groups["training"] = groups["training"].weighed()
+    if len(np.unique(groups["training"].prompt_keys())) < 2:
         raise DataError("the training data have one prompt; cross-validation needs at least two. Name more data.")
     return groups, tokens
 
@@ -179,7 +178,7 @@ def _choose_layout(config: ProbeConfig, base: Base, groups: Mapping[str, Sequenc
     layout = choose_layout(
         base.config, base.disk_class, config, max_length=config.max_seq_len, share=True, log=logger.info
     )
-    require_fit([group for part in groups.values() for group in part], config.micro_token_budget, layout=layout)
+    require_fit(groups.values(), config.micro_token_budget, layout=layout)
     return layout
 
 

@@ -1,4 +1,7 @@
-"""The run folder: metrics as CSV and JSONL, reward distributions, samples. Every file is replaced in one step.
+"""The run folder: metrics as CSV and JSONL, reward distributions, samples.
+
+Every file is replaced in one step, but for a new row of the metrics, which is appended by one write and flushed to the
+disk: a process that is killed leaves whole lines. Only a full disk or a loss of power may leave a torn last line.
 
 config.json                 the resolved configuration
 manifest.json               its hash, rows kept and dropped by cause, token counts, versions
@@ -18,7 +21,7 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 
-from rewardlab.core.files import finite_or_none, to_json, write_json, write_text
+from rewardlab.core.files import append_text, finite_or_none, to_json, write_json, write_text
 
 COLUMNS = (
     "step",
@@ -69,18 +72,22 @@ class Records:
         self.distributions: dict[str, object] = {}
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Merge values into the row of a step and rewrite both metric files.
+        """Merge values into the row of a step; a row behind all others is appended to both metric files.
 
         Raises KeyError for a value that is no column.
         """
         unknown = set(values) - set(COLUMNS)
         if unknown:
             raise KeyError(f"not a column of metrics.csv: {sorted(unknown)}")
+        # The first row replaces what may be there; a row that changes, or comes late, moves what is behind it.
+        files = self.folder / "metrics.csv", self.folder / "metrics.jsonl"
+        is_last = bool(self.rows) and step > max(self.rows) and all(file.is_file() for file in files)
         row = self.rows.setdefault(step, {"step": step})
         row.update({name: finite_or_none(value) for name, value in values.items()})
-        ordered = [self.rows[number] for number in sorted(self.rows)]
-        write_text(self.folder / "metrics.csv", _to_csv(ordered))
-        write_text(self.folder / "metrics.jsonl", "".join(to_json(row, indent=None) + "\n" for row in ordered))
+        rows = [row] if is_last else [self.rows[number] for number in sorted(self.rows)]
+        write = append_text if is_last else write_text
+        write(files[0], _to_csv(rows, header=not is_last))
+        write(files[1], "".join(to_json(row, indent=None) + "\n" for row in rows))
 
     def add_distribution(self, step: int, scores: Mapping[str, list[float]]) -> None:
         """Scores of preferred (`chosen`) and other (`rejected`) replies at an evaluation."""
@@ -90,10 +97,11 @@ class Records:
         write_json(self.folder / "reward_distributions.json", self.distributions)
 
 
-def _to_csv(rows: list[dict[str, float | None]]) -> str:
+def _to_csv(rows: list[dict[str, float | None]], *, header: bool) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=COLUMNS, restval="", lineterminator="\n")
-    writer.writeheader()
+    if header:
+        writer.writeheader()
     for row in rows:
         writer.writerow({name: "" if value is None else value for name, value in row.items()})
     return text.getvalue()

@@ -36,7 +36,7 @@ from rewardlab.training.baselines import fit_baselines
 from rewardlab.training.compat import settle_reading
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, evaluate_groups, write_evaluation
-from rewardlab.training.prepare import Prepared, first_rows_of, load_data, open_base, tokenize_all
+from rewardlab.training.prepare import Prepared, first_rows_of, load_data, open_base, require_sources, to_groups
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 from rewardlab.training.run_folder import claim_folder, clear_folder
@@ -90,10 +90,11 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     )
     if config.compat != "none":
         config = settle_reading(config, first_rows_of(config))
-    prepared = load_data(config, seed=config.seed, kwise_loss=config.kwise_loss)
+    require_sources(config)
     base = open_base(config, config)
     renderer, path = base.renderer, base.path
-    data, test_groups, tokens = tokenize_all(config, prepared, renderer)
+    prepared = load_data(config, renderer, seed=config.seed, kwise_loss=config.kwise_loss)
+    data, test_groups, tokens = to_groups(config, prepared, renderer)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     layout = choose_layout(
         base.config,
@@ -103,7 +104,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
         share=config.shares_prompts,
         log=logger.info,
     )
-    require_fit([*data.train, *data.eval, *test_groups], config.micro_token_budget, layout=layout)
+    require_fit([data.train, data.eval, test_groups], config.micro_token_budget, layout=layout)
     baselines = _baselines(config, data, test_groups)
     resolved = _resolve(config, num_groups=len(data.train), device=device, layout=layout)
     compute = choose_compute(

@@ -1,0 +1,124 @@
+"""Many preferences rendered and tokenised at once, token for token as `Renderer.group` does one.
+
+Nearly all the time goes into the tokenizer, so it is called with lists, which costs less a text and lets it use its own
+threads, and every text is encoded once: siblings share the text before the reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from rewardlab.core.errors import RenderError
+from rewardlab.core.types import Conversation, IntArray, Preference, TokenGroup
+from rewardlab.data.chat import Renderer, ReplyTooLong, common_text, with_sentinel
+from rewardlab.data.layout import Rendered, build_group, common_prefix_length
+from rewardlab.data.store import LeftOut
+
+OVERLONG = "overlong"
+"""Cause of what `--overlong drop` leaves out."""
+
+
+@dataclass(slots=True)
+class _Reply:
+    """One reply on its way to tokens."""
+
+    prompt: Conversation
+    reply: Conversation
+    text: str = ""
+    token_ids: IntArray | None = None
+    before: str = ""
+    """The text before the reply's content."""
+    found: Rendered | RenderError | None = None
+
+
+def render_all(preferences: Sequence[Preference], renderer: Renderer, *, overlong: str) -> list[TokenGroup | LeftOut]:
+    """What comes of each preference: its group, or why there is none.
+
+    Causes: `template_refuses` (the chat template raises, for example at a role), `overlong` (a reply does not fit
+    the limit with its whole prompt, if `overlong` is `drop`), and those of `Renderer.group`.
+    """
+    replies = [[_Reply(preference.prompt, reply) for reply in preference.replies] for preference in preferences]
+    _render([reply for siblings in replies for reply in siblings], renderer)
+    return [_outcome(preference, siblings, overlong) for preference, siblings in zip(preferences, replies, strict=True)]
+
+
+def _render(replies: Sequence[_Reply], renderer: Renderer) -> None:
+    """Fill `found` of every reply with what `Renderer.render` gives or raises."""
+    texts = _texts([reply.prompt + reply.reply for reply in replies], renderer)
+    for reply, text in zip(replies, texts, strict=True):
+        if isinstance(text, RenderError):
+            reply.found = text
+        else:
+            reply.text = text
+    pending = [reply for reply in replies if reply.found is None]
+    for reply, token_ids in zip(pending, renderer.encode_all([reply.text for reply in pending]), strict=True):
+        reply.token_ids = token_ids
+        try:
+            if len(token_ids) > renderer.spec.max_length:
+                reply.found = renderer.render_cut(reply.prompt, reply.reply, full_length=len(token_ids))
+            else:
+                renderer.require_known_end(token_ids)
+        except RenderError as error:
+            reply.found = error
+    _count_prompt_tokens([reply for reply in pending if reply.found is None], renderer)
+
+
+def _count_prompt_tokens(replies: Sequence[_Reply], renderer: Renderer) -> None:
+    """The last step for replies that fit the limit: where their content begins."""
+    others = [with_sentinel(reply.prompt, reply.reply) for reply in replies]
+    distinct = list(dict.fromkeys(others))
+    text_of = dict(zip(distinct, _texts(distinct, renderer), strict=True))
+    for reply, other in zip(replies, others, strict=True):
+        text = text_of[other]
+        if isinstance(text, RenderError):
+            reply.found = text
+        else:
+            reply.before = common_text(reply.text, text)
+    pending = [reply for reply in replies if reply.found is None]
+    beginnings = list(dict.fromkeys(reply.before for reply in pending))
+    tokens_of = dict(zip(beginnings, renderer.encode_all(beginnings), strict=True))
+    for reply in pending:
+        assert reply.token_ids is not None
+        reply.found = Rendered(
+            token_ids=reply.token_ids,
+            prompt_tokens=common_prefix_length([tokens_of[reply.before], reply.token_ids]),
+            truncated_tokens=0,
+        )
+
+
+def _texts(conversations: Sequence[Conversation], renderer: Renderer) -> list[str | RenderError]:
+    """The rendered text of each, or the template's refusal."""
+    try:
+        return list(renderer.texts(conversations))
+    except RenderError:  # one of them, so each has to be asked alone
+        pass
+    found: list[str | RenderError] = []
+    for conversation in conversations:
+        try:
+            found.append(renderer.text(conversation))
+        except RenderError as error:
+            found.append(error)
+    return found
+
+
+def _outcome(preference: Preference, siblings: Sequence[_Reply], overlong: str) -> TokenGroup | LeftOut:
+    rendered: dict[int, Rendered] = {}
+    for index, reply in enumerate(siblings):
+        if isinstance(reply.found, Rendered):
+            rendered[index] = reply.found
+        elif not isinstance(reply.found, ReplyTooLong):
+            return LeftOut("template_refuses", f"{preference.id}: {reply.found}")
+    group = build_group(preference, rendered)
+    if overlong == "drop" and _is_overlong(group, preference):
+        group = OVERLONG
+    return LeftOut(group, preference.id) if isinstance(group, str) else group
+
+
+def _is_overlong(group: TokenGroup | str, preference: Preference) -> bool:
+    """Whether a reply lost tokens of its prompt, or was itself left out."""
+    if isinstance(group, str):
+        return group == "reply_too_long"
+    return bool(np.any(group.truncated_tokens)) or group.num_replies < len(preference.replies)

@@ -1,0 +1,68 @@
+"""Rendered replies -> a TokenGroup: what all have in common once, one suffix a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rewardlab.core.types import IntArray, Preference, TokenGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """One conversation as tokens."""
+
+    token_ids: IntArray
+    prompt_tokens: int
+    """Tokens before the reply's content."""
+    truncated_tokens: int
+    """Prompt tokens that were cut to fit the limit."""
+
+
+def build_group(preference: Preference, rendered: Mapping[int, Rendered]) -> TokenGroup | str:
+    """Lay out the judged replies that could be rendered, or name the cause why nothing is left to compare."""
+    judged = [c for c in preference.comparisons if c.first in rendered and c.second in rendered]
+    if not judged:
+        return "reply_too_long"
+    comparisons = tuple(
+        c for c in judged if not np.array_equal(rendered[c.first].token_ids, rendered[c.second].token_ids)
+    )
+    if not comparisons:
+        return "identical_tokens"
+    return lay_out(replace(preference, comparisons=comparisons), rendered)
+
+
+def lay_out(preference: Preference, rendered: Mapping[int, Rendered]) -> TokenGroup:
+    """The group of the rendered replies: what all have in common once, at least one token left to each.
+
+    Replies are renumbered where some could not be rendered; comparisons and ranking follow.
+    """
+    kept = sorted(rendered)
+    number = {index: position for position, index in enumerate(kept)}
+    conversations = [rendered[index].token_ids for index in kept]
+    num_shared = min(common_prefix_length(conversations), min(len(ids) for ids in conversations) - 1)
+    ranking = preference.ranking
+    return TokenGroup(
+        preference_id=preference.id,
+        source=preference.source,
+        prompt_key=preference.key,
+        shared=conversations[0][:num_shared],
+        suffixes=tuple(ids[num_shared:] for ids in conversations),
+        prompt_tokens=tuple(rendered[index].prompt_tokens for index in kept),
+        truncated_tokens=tuple(rendered[index].truncated_tokens for index in kept),
+        comparisons=tuple(replace(c, first=number[c.first], second=number[c.second]) for c in preference.comparisons),
+        ranking=tuple(number[index] for index in ranking if index in number) if ranking is not None else None,
+    )
+
+
+def common_prefix_length(sequences: Sequence[IntArray]) -> int:
+    """Length of the longest prefix that all sequences share."""
+    length = min(len(sequence) for sequence in sequences)
+    first = sequences[0][:length]
+    for sequence in sequences[1:]:
+        differs = np.flatnonzero(first != sequence[: len(first)])
+        if len(differs):
+            first = first[: differs[0]]
+    return len(first)

@@ -1,0 +1,119 @@
+"""Rows -> preferences -> tokens, a chunk at a time: what is in memory does not grow with the data.
+
+Chunks of small data are worked on in this process, since starting workers takes seconds; those of larger data by a crew
+of worker processes. Both run `work`, and both give the same columns in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from rewardlab.data.bulk import render_all
+from rewardlab.data.chat import Renderer
+from rewardlab.data.formats import LAYOUTS, Rules
+from rewardlab.data.readers import Source
+from rewardlab.data.sources import Mask, Tally, Unit, chosen_by_limit, open_units, parse_units
+from rewardlab.data.store import Columns, StoreWriter, encode
+from rewardlab.data.workers import Crew
+
+CHUNK = 256
+"""Units of a dataset in one piece of work."""
+ALONE = 16
+"""Chunks that this process works on before it starts workers: about two seconds, which is what starting them takes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is to be done with the units of a dataset, the same for all of them."""
+
+    source: Source
+    layout: str
+    """Name of the layout."""
+    rules: Rules
+    renderer: Renderer | None
+    """None: the rows are read and checked, and nothing more."""
+    overlong: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What came of a chunk."""
+
+    tally: Tally
+    kept: Mask
+    """For each unit, whether it became a preference."""
+    columns: Columns | None
+
+
+def work(job: Job, units: tuple[Unit, ...]) -> Done:
+    """A chunk of units as columns. Raises DataError as `parse_units` does."""
+    layout = next(layout for layout in LAYOUTS if layout.name == job.layout)
+    found, tally = parse_units(units, source=job.source, layout=layout, rules=job.rules)
+    columns = None
+    if job.renderer is not None:
+        preferences = [preference for preference in found if preference is not None]
+        columns = encode(preferences, render_all(preferences, job.renderer, overlong=job.overlong))
+    return Done(tally=tally, kept=np.array([preference is not None for preference in found]), columns=columns)
+
+
+def write_store(
+    folder: Path,
+    source: Source,
+    *,
+    rules: Rules,
+    limit: int | None,
+    renderer: Renderer,
+    overlong: str,
+    crew: Crew,
+) -> None:
+    """Read a dataset, tokenise what a limit leaves of it, and write it to an empty folder as a store.
+
+    With a limit the rows are read twice: all of them have to be checked before it is known which are used.
+
+    Raises DataError for what cannot be read or used.
+    """
+    layout, units = open_units(source)
+    job = Job(source=source, layout=layout.name, rules=rules, renderer=renderer, overlong=overlong)
+    tally = Tally()
+    if limit is not None:
+        kept = []
+        for done in _chunks(replace(job, renderer=None), units, crew, f"reading {source.label}"):
+            tally.add(done.tally)
+            kept.append(done.kept)
+        report = tally.report(source, used=0, sha256=None)
+        report.require_usable(source.label, rules.config.max_drop_fraction)
+        units = _chosen(open_units(source)[1], np.concatenate(kept), chosen_by_limit(rules, tally.kept, limit))
+    with StoreWriter(folder) as writer:
+        for done in _chunks(job, units, crew, f"preparing {source.label}"):
+            if limit is None:
+                tally.add(done.tally)
+            assert done.columns is not None
+            writer.append(done.columns)
+        writer.finish(source=source.name, facts={"dataset": source.label, **tally.as_dict()})
+
+
+def _chunks(job: Job, units: Iterable[Unit], crew: Crew, title: str) -> Iterator[Done]:
+    with tqdm(desc=title, unit=" rows", unit_scale=True, disable=None, leave=False) as bar:
+        for done in crew.map(partial(work, job), _chunked(units), alone=ALONE):
+            bar.update(len(done.kept))
+            yield done
+
+
+def _chunked(units: Iterable[Unit]) -> Iterator[tuple[Unit, ...]]:
+    remaining = iter(units)
+    while chunk := tuple(islice(remaining, CHUNK)):
+        yield chunk
+
+
+def _chosen(units: Iterator[Unit], kept: Mask, chosen: np.ndarray) -> Iterator[Unit]:
+    """Those of the units that were kept and then chosen."""
+    wanted = np.zeros(len(kept), dtype=bool)
+    wanted[np.flatnonzero(kept)[chosen]] = True
+    return (unit for unit, is_wanted in zip(units, wanted, strict=True) if is_wanted)

@@ -1,0 +1,299 @@
+"""Token groups on disk: flat columns in one folder, memory-mapped, a TokenGroup built only when it is asked for.
+
+Legend: P preferences, D of them left out, G of them kept (groups), R replies, C comparisons, T tokens.
+
+A folder holds one raw file a column and `store.json`: the format, what the entry is about, and the length and SHA-256
+of every column. Whoever opens it checks all of that, so a store is whole or it is none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from rewardlab.core.errors import DataError
+from rewardlab.core.files import HASH_CHUNK_BYTES, read_json, write_json
+from rewardlab.core.types import Comparison, Preference, TokenGroup
+
+FORMAT: Final = 1
+"""Changes when the columns do."""
+MANIFEST: Final = "store.json"
+LEFT_OUT: Final = ("template_refuses", "overlong", "reply_too_long", "identical_tokens")
+"""Causes for which a preference has no group; column `cause` holds 1 + the place in this list, 0 for those kept."""
+Columns = dict[str, npt.NDArray[Any]]
+
+COLUMNS: Final[Mapping[str, str]] = {
+    # [P], [D]
+    "prompt_key": "<u8",
+    "cause": "<u2",
+    "place_end": "<i8",
+    "place_text": "|u1",
+    # [G]
+    "preference": "<i8",
+    "id_end": "<i8",
+    "id_text": "|u1",
+    "token_end": "<i8",
+    "reply_end": "<i8",
+    "comparison_end": "<i8",
+    "shared": "<i4",
+    "longest": "<i4",
+    "num_truncated": "<i4",
+    "prompts_differ": "|b1",
+    "lost_replies": "<i4",
+    "lost_comparisons": "<i4",
+    "ranked": "|b1",
+    # [R]
+    "suffix": "<i4",
+    "prompt_tokens": "<i4",
+    "truncated_tokens": "<i4",
+    "rank": "<i4",
+    # [C]
+    "first": "<i4",
+    "second": "<i4",
+    "label": "<f8",
+    "weight": "<f8",
+    "margin": "<f8",
+    "strength": "<f8",
+    # [T]
+    "tokens": "<i4",
+}
+"""Name -> type on disk. `X_end` says where the entries of a row end in another column; `rank` holds the replies of a
+ranked group from best to worst; a `strength` of NaN is none."""
+ENDS: Final = {
+    "preference": "cause",
+    "place_end": "place_text",
+    "id_end": "id_text",
+    "token_end": "tokens",
+    "reply_end": "suffix",
+    "comparison_end": "first",
+}
+"""Columns that count entries of another column; those of a chunk count from its own beginning."""
+
+
+class DamagedError(Exception):
+    """A store that is not whole; never reaches the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A preference without a group."""
+
+    cause: str
+    """One of `LEFT_OUT`."""
+    place: str
+    """Its id, or the words of the chat template, which begin with it."""
+
+
+def encode(preferences: Sequence[Preference], outcomes: Sequence[TokenGroup | LeftOut]) -> Columns:
+    """The columns of a chunk: what came of each preference, in order."""
+    lists: dict[str, Any] = {name: [] for name in COLUMNS}
+    texts: dict[str, list[bytes]] = {"id": [], "place": []}
+    pieces: list[npt.NDArray[np.int32]] = []
+    for number, (preference, outcome) in enumerate(zip(preferences, outcomes, strict=True)):
+        if isinstance(outcome, LeftOut):
+            lists["prompt_key"].append(int(preference.key, 16))
+            lists["cause"].append(1 + LEFT_OUT.index(outcome.cause))
+            texts["place"].append(outcome.place.encode())
+            continue
+        lists["prompt_key"].append(int(outcome.prompt_key, 16))
+        lists["cause"].append(0)
+        lists["preference"].append(number)
+        texts["id"].append(outcome.preference_id.encode())
+        pieces += [outcome.shared, *outcome.suffixes]
+        _add_group(lists, outcome)
+        lists["lost_replies"].append(len(preference.replies) - outcome.num_replies)
+        lists["lost_comparisons"].append(len(preference.comparisons) - len(outcome.comparisons))
+    for name, found in texts.items():
+        lists[f"{name}_end"] = np.cumsum([len(text) for text in found], dtype=np.int64)
+        lists[f"{name}_text"] = np.frombuffer(b"".join(found), dtype=np.uint8)
+    for name in ("token_end", "reply_end", "comparison_end"):
+        lists[name] = np.cumsum(lists[name], dtype=np.int64)
+    lists["tokens"] = np.concatenate([np.empty(0, np.int32), *pieces])
+    return {name: np.asarray(lists[name], dtype=kind) for name, kind in COLUMNS.items()}
+
+
+def _add_group(lists: dict[str, Any], group: TokenGroup) -> None:
+    """Append what a group is, counts where the columns want ends."""
+    lists["token_end"].append(group.num_tokens)
+    lists["reply_end"].append(group.num_replies)
+    lists["comparison_end"].append(len(group.comparisons))
+    lists["shared"].append(len(group.shared))
+    lists["longest"].append(max(group.lengths))
+    lists["num_truncated"].append(sum(cut > 0 for cut in group.truncated_tokens))
+    lists["prompts_differ"].append(len(set(group.truncated_tokens)) > 1)
+    lists["ranked"].append(group.ranking is not None)
+    lists["suffix"] += [len(suffix) for suffix in group.suffixes]
+    lists["prompt_tokens"] += group.prompt_tokens
+    lists["truncated_tokens"] += group.truncated_tokens
+    ranking = group.ranking if group.ranking is not None else (-1,) * group.num_replies
+    assert len(ranking) == group.num_replies, "a ranking is of all replies"
+    lists["rank"] += ranking
+    for comparison in group.comparisons:
+        for name in ("first", "second", "label", "weight", "margin"):
+            lists[name].append(getattr(comparison, name))
+        lists["strength"].append(np.nan if comparison.strength is None else comparison.strength)
+
+
+class StoreWriter:
+    """Appends chunks to the columns in an empty folder; `finish` makes a store of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.counts = dict.fromkeys(COLUMNS, 0)
+        self._files: dict[str, IO[bytes]] = {}
+        self._digests = {name: hashlib.sha256() for name in COLUMNS}
+
+    def __enter__(self) -> StoreWriter:
+        self._files = {name: _file(self.folder, name).open("wb") for name in COLUMNS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files.values():
+            file.close()
+
+    def append(self, chunk: Columns) -> None:
+        """Write a chunk of `encode` behind those before it."""
+        moved = {name: chunk[name] + self.counts[ENDS[name]] if name in ENDS else chunk[name] for name in COLUMNS}
+        for name, values in moved.items():
+            content = np.ascontiguousarray(values, dtype=COLUMNS[name]).tobytes()
+            self._files[name].write(content)
+            self._digests[name].update(content)
+            self.counts[name] += len(values)
+
+    def finish(self, *, source: str, facts: Mapping[str, object]) -> None:
+        """Flush the columns to the disk and write the manifest, last."""
+        for file in self._files.values():
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+        columns = {
+            name: {"type": COLUMNS[name], "length": self.counts[name], "sha256": self._digests[name].hexdigest()}
+            for name in COLUMNS
+        }
+        write_json(
+            self.folder / MANIFEST, {"format": FORMAT, "source": source, "facts": dict(facts), "columns": columns}
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenStore:
+    """Columns, read-only; `open_store` maps them from a folder."""
+
+    columns: Columns
+    source: str
+    """Name of the dataset."""
+    facts: Mapping[str, Any]
+    """What the writer wanted to be remembered."""
+
+    @property
+    def num_preferences(self) -> int:
+        """P."""
+        return len(self.columns["cause"])
+
+    @property
+    def num_groups(self) -> int:
+        """G."""
+        return len(self.columns["preference"])
+
+    def group(self, index: int, *, by_prompt: bool = False) -> TokenGroup:
+        """Group `index`; with `by_prompt`, the weights of its comparisons are divided by their number."""
+        columns = self.columns
+        start, end = _span(columns["token_end"], index)
+        replies = slice(*_span(columns["reply_end"], index))
+        shared = int(columns["shared"][index])
+        tokens = columns["tokens"][start:end]
+        borders = np.cumsum(columns["suffix"][replies])
+        key = int(columns["prompt_key"][columns["preference"][index]])
+        return TokenGroup(
+            preference_id=_text(columns, "id", index),
+            source=self.source,
+            prompt_key=f"{key:016x}",
+            shared=tokens[:shared],
+            suffixes=tuple(np.split(tokens[shared:], borders[:-1])),
+            prompt_tokens=tuple(columns["prompt_tokens"][replies].tolist()),
+            truncated_tokens=tuple(columns["truncated_tokens"][replies].tolist()),
+            comparisons=self._comparisons(index, by_prompt=by_prompt),
+            ranking=tuple(columns["rank"][replies].tolist()) if columns["ranked"][index] else None,
+        )
+
+    def place(self, index: int) -> str:
+        """Where preference `index`, which was left out, came from."""
+        return _text(self.columns, "place", int(np.count_nonzero(self.columns["cause"][:index])))
+
+    def _comparisons(self, index: int, *, by_prompt: bool) -> tuple[Comparison, ...]:
+        span = slice(*_span(self.columns["comparison_end"], index))
+        names = ("first", "second", "label", "weight", "margin", "strength")
+        rows = zip(*(self.columns[name][span].tolist() for name in names), strict=True)
+        shares = span.stop - span.start if by_prompt else 1
+        return tuple(
+            Comparison(
+                first=first,
+                second=second,
+                label=label,
+                weight=weight / shares,
+                margin=margin,
+                strength=None if np.isnan(strength) else strength,
+            )
+            for first, second, label, weight, margin, strength in rows
+        )
+
+
+def open_store(folder: Path) -> TokenStore:
+    """The store in a folder, its columns memory-mapped.
+
+    Raises DamagedError unless every column is as it was written.
+    """
+    manifest = _read_manifest(folder)
+    columns = {name: _open_column(_file(folder, name), entry) for name, entry in manifest["columns"].items()}
+    return TokenStore(columns=columns, source=manifest["source"], facts=manifest["facts"])
+
+
+def _span(ends: npt.NDArray[Any], index: int) -> tuple[int, int]:
+    return int(ends[index - 1]) if index else 0, int(ends[index])
+
+
+def _text(columns: Columns, name: str, index: int) -> str:
+    start, end = _span(columns[f"{name}_end"], index)
+    return columns[f"{name}_text"][start:end].tobytes().decode()
+
+
+def _file(folder: Path, column: str) -> Path:
+    return folder / f"{column}.bin"
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    try:
+        manifest: Any = read_json(folder / MANIFEST)
+        types = {name: entry["type"] for name, entry in manifest["columns"].items()}
+        if manifest["format"] != FORMAT or types != COLUMNS:
+            raise DamagedError(f"{MANIFEST} is of another format")
+        manifest["source"], manifest["facts"]
+    except (OSError, DataError, KeyError, TypeError, AttributeError) as error:
+        raise DamagedError(f"{MANIFEST} cannot be read ({error})") from error
+    return dict(manifest)
+
+
+def _open_column(path: Path, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
+    """A column, once its bytes are those that were written.
+
+    They are read through a file: pages of a map that were touched once would count as memory of this process.
+    """
+    digest = hashlib.sha256()
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(HASH_CHUNK_BYTES):
+                digest.update(piece)
+        if digest.hexdigest() != entry["sha256"]:
+            raise DamagedError(f"{path.name} has changed")
+        if path.stat().st_size == 0:
+            return np.empty(0, entry["type"])
+        return np.asarray(np.memmap(path, dtype=entry["type"], mode="r"))
+    except OSError as error:
+        raise DamagedError(f"{path.name} cannot be read ({error.strerror or error})") from error

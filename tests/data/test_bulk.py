@@ -1,0 +1,130 @@
+"""Many preferences at once give, token for token, what one at a time gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import CHATML, make_tokenizer
+from rewardlab.core.errors import RenderError
+from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
+from rewardlab.data.bulk import render_all
+from rewardlab.data.chat import Renderer, ReplyTooLong, build_renderer, common_text
+from rewardlab.data.config import DataConfig
+from rewardlab.data.store import LeftOut
+
+REFUSES = (
+    "{% for m in messages %}{% if 'forbidden' in m['content'] %}{{ raise_exception('no ' + m['role']) }}{% endif %}"
+    "{% endfor %}"
+)
+TRIMS = CHATML.replace("message['content']", "message['content'] | trim")
+ENDS_ODDLY = CHATML + "{% if messages[-1]['content'] == 'odd' %}!{% endif %}"
+
+
+def preferences() -> list[Preference]:
+    """Prompts and replies of every kind, some of which cannot be used."""
+    draw = np.random.default_rng(0)
+    words = ["light", "water", " soil", "\n", "@home", "# title", "Paris ", "forbidden", "é漢🙂", "odd", "", "  "]
+    rows = []
+    for number in range(120):
+
+        def text(most: int) -> str:
+            return " ".join(draw.choice(words[:7] + words[8:9], int(draw.integers(1, most))))
+
+        prompt = [Message("user", text(12)), Message("assistant", text(12)), Message("user", text(40))]
+        prompt = prompt[2 * int(draw.integers(2)) :]
+        if draw.random() < 0.3:
+            prompt.insert(0, Message("system", text(4)))
+        replies = [
+            (Message("assistant", text(int(draw.choice([3, 12, 90])))),) for _ in range(int(draw.integers(2, 5)))
+        ]
+        if number % 7 == 0:
+            replies[0] = (Message("assistant", ""), Message("user", text(5)), Message("assistant", text(30)))
+        if number % 11 == 0:
+            replies[1] = (Message("assistant", words[number // 11]),)
+        if number % 13 == 0:
+            replies[1] = replies[0]
+        pairs = [(i, j) for i in range(len(replies)) for j in range(i + 1, len(replies))]
+        rows.append(
+            Preference(
+                id=f"row {number}",
+                source="s",
+                prompt=tuple(prompt),
+                replies=tuple(replies),
+                comparisons=tuple(Comparison(first=i, second=j) for i, j in pairs),
+            )
+        )
+    return rows
+
+
+def one_at_a_time(preference: Preference, renderer: Renderer, overlong: str) -> TokenGroup | LeftOut:
+    """What `tokenize` did before there was `render_all`."""
+    try:
+        group = renderer.group(preference)
+    except RenderError as error:
+        return LeftOut("template_refuses", str(error))
+    if isinstance(group, str):
+        lost = group == "reply_too_long"
+    else:
+        lost = any(group.truncated_tokens) or group.num_replies < len(preference.replies)
+    if overlong == "drop" and lost:
+        group = "overlong"
+    return LeftOut(group, preference.id) if isinstance(group, str) else group
+
+
+def boundary(renderer: Renderer, prompt: Any, reply: Any, token_ids: list[int]) -> int:
+    """Tokens before the reply's content, found character by character."""
+    text = renderer.text(prompt + reply)
+    mark = next(mark for mark in ("@", "#") if not reply[0].content.lstrip().startswith(mark))
+    other = renderer.text((*prompt, Message(reply[0].role, mark), *reply[1:]))
+    end = next((n for n, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), len(text))
+    before = renderer.tokenizer(text[:end], add_special_tokens=False)["input_ids"]
+    return next((n for n, (a, b) in enumerate(zip(before, token_ids, strict=False)) if a != b), len(before))
+
+
+@pytest.mark.parametrize(
+    "template", [CHATML, TRIMS, REFUSES + CHATML, ENDS_ODDLY, None], ids=["chatml", "trims", "refuses", "odd", "plain"]
+)
+@pytest.mark.parametrize("overlong", ["truncate", "drop"])
+def test_all_at_once_and_one_at_a_time_give_the_same(template: str | None, overlong: str) -> None:
+    renderer = build_renderer(make_tokenizer(template), DataConfig(max_seq_len=120))
+    rows = preferences()
+    found = render_all(rows, renderer, overlong=overlong)
+    wanted = [one_at_a_time(row, renderer, overlong) for row in rows]
+    for row, group, expected in zip(rows, found, wanted, strict=True):
+        if isinstance(expected, LeftOut) or isinstance(group, LeftOut):
+            assert group == expected
+            continue
+        for name in ("preference_id", "prompt_key", "prompt_tokens", "truncated_tokens", "comparisons"):
+            assert getattr(group, name) == getattr(expected, name)
+        assert [group.conversation(n).tolist() for n in range(group.num_replies)] == [
+            expected.conversation(n).tolist() for n in range(expected.num_replies)
+        ]
+        assert len(group.shared) == len(expected.shared)
+        if not any(group.truncated_tokens) and group.num_replies == len(row.replies):
+            assert group.prompt_tokens == tuple(
+                boundary(renderer, row.prompt, reply, group.conversation(n).tolist())
+                for n, reply in enumerate(row.replies)
+            )
+    kinds = {group.cause if isinstance(group, LeftOut) else "kept" for group in found}
+    assert "kept" in kinds
+    assert ("overlong" in kinds) == (overlong == "drop")
+    assert ("template_refuses" in kinds) == (template in (REFUSES + CHATML, ENDS_ODDLY))
+
+
+def test_the_beginning_that_two_texts_share_is_found_where_they_part():
+    draw = np.random.default_rng(0)
+    for _ in range(300):
+        first, second = ("".join(draw.choice(list("ab"), int(draw.integers(0, 9)))) for _ in range(2))
+        end = next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), None)
+        if end is None:
+            end = len(first)
+        assert common_text(first, second) == first[:end]
+
+
+def test_a_reply_that_does_not_fit_is_one_kind_of_refusal():
+    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=40))
+    with pytest.raises(ReplyTooLong):
+        renderer.render((Message("user", "a"),), (Message("assistant", "xyz " * 60),))

@@ -1,0 +1,166 @@
+"""What was prepared is found again if and only if nothing that it depends on has changed, and it is whole."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import make_tokenizer, write_pairs
+from rewardlab.core.errors import RewardlabError
+from rewardlab.data import cache as module
+from rewardlab.data.cache import Cache, hash_of_tokenizer, key_of
+from rewardlab.data.chat import build_renderer
+from rewardlab.data.config import DataConfig
+from rewardlab.data.formats import Rules
+from rewardlab.data.readers import find_sources, fingerprint
+from rewardlab.data.store import StoreWriter
+
+BASE: dict[str, Any] = {"seed": 0, "limit": None, "template": "chat", "label": None, "kwise_loss": "pairs"}
+
+
+def key(folder: Path, *, count: int = 5, **changed: Any) -> str:
+    """The key of a small file, with settings changed."""
+    values = BASE | changed
+    path = write_pairs(folder / "pairs.jsonl", count)
+    (source,) = find_sources([str(path)], "train")
+    source = replace(source, label=values["label"] or source.label)
+    config = DataConfig(**{name: value for name, value in changed.items() if name not in BASE})
+    tokenizer = make_tokenizer()
+    if values["template"] == "other":
+        tokenizer.eos_token = "<|endoftext|>"
+    return key_of(
+        source,
+        fingerprint(source) or "",
+        rules=Rules(source=source.name, config=config, seed=values["seed"], kwise_loss=values["kwise_loss"]),
+        limit=values["limit"],
+        renderer=build_renderer(tokenizer, config),
+        overlong=config.overlong,
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"count": 6},
+        {"limit": 3},
+        {"label": "folder/pairs.jsonl"},
+        {"kwise_loss": "plackett-luce"},
+        {"max_seq_len": 64},
+        {"overlong": "drop"},
+        {"chat_template": "plain"},
+        {"chat_template": "concat"},
+        {"system_prompt": "Be brief."},
+        {"ties": "half"},
+        {"max_replies": 3},
+        {"strength_as": "weight"},
+        {"margin_column": "m"},
+        {"incomplete_pairs": "error"},
+        {"template": "other"},
+    ],
+    ids=str,
+)
+def test_the_key_changes_with_everything_that_decides_the_tokens(tmp_path: Path, changed: dict[str, Any]) -> None:
+    assert key(tmp_path, **changed) != key(tmp_path)
+
+
+def test_the_key_stays_with_what_only_the_run_decides(tmp_path: Path) -> None:
+    own = {"max_drop_fraction": 0.5, "num_workers": 3, "cache_dir": "x", "eval_limit": 7, "seed": 4}
+    assert key(tmp_path, **own) == key(tmp_path)
+    assert key(tmp_path, limit=3, seed=1) != key(tmp_path, limit=3)
+    assert key(tmp_path, max_replies=3, seed=1) != key(tmp_path, max_replies=3)
+
+
+def test_the_key_changes_with_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = key(tmp_path)
+    monkeypatch.setattr(module, "_hash_of_code", lambda: "another")
+    assert key(tmp_path) != before
+
+
+def test_a_tokenizer_in_python_is_hashed_by_what_it_would_save():
+    class Slow:
+        def __init__(self, words: str) -> None:
+            self.words = words
+
+        def save_pretrained(self, folder: str) -> None:
+            Path(folder, "vocab.txt").write_text(self.words)
+
+    assert hash_of_tokenizer(Slow("a b")) == hash_of_tokenizer(Slow("a b")) != hash_of_tokenizer(Slow("a c"))
+
+
+def write(folder: Path) -> None:
+    """A store without rows."""
+    with StoreWriter(folder) as writer:
+        writer.finish(source="s", facts={})
+
+
+def fail(folder: Path) -> None:
+    """What may not be called."""
+    raise AssertionError(f"{folder} is written again")
+
+
+def test_a_damaged_entry_is_said_and_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = Cache(tmp_path)
+    assert cache.find("k") is None
+    assert cache.make("k", write)[1] is True
+    assert cache.make("k", fail)[1] is False
+    assert cache.find("k") is not None
+    assert caplog.text == ""
+    (tmp_path / "k" / "tokens.bin").write_bytes(b"1234")
+    assert cache.make("k", write)[1] is True
+    assert "damaged (tokens.bin has changed); it is prepared again" in caplog.text
+    assert cache.make("k", fail)[1] is False
+
+
+def test_an_interrupted_write_leaves_nothing_and_what_a_killed_one_left_is_removed(tmp_path: Path) -> None:
+    def interrupted(folder: Path) -> None:
+        (folder / "tokens.bin").write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    cache = Cache(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        cache.make("k", interrupted)
+    left_over = tmp_path / ".k.tmp-1"
+    left_over.mkdir()
+    (left_over / "tokens.bin").write_bytes(b"half")
+    assert cache.make("k", write)[1] is True
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".k.lock", "k"]
+
+
+def test_of_several_that_want_the_same_one_writes_and_the_others_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, release, waiting = (threading.Event() for _ in range(3))
+    monkeypatch.setattr(module.logger, "info", lambda line, *_: "another process" in line and waiting.set())
+    made: list[bool] = []
+
+    def slow(folder: Path) -> None:
+        started.set()
+        assert release.wait(60)
+        write(folder)
+
+    first = threading.Thread(target=lambda: made.append(Cache(tmp_path).make("k", slow)[1]))
+    second = threading.Thread(target=lambda: made.append(Cache(tmp_path).make("k", fail)[1]))
+    first.start()
+    assert started.wait(60)
+    second.start()
+    assert waiting.wait(60)
+    release.set()
+    first.join()
+    second.join()
+    assert sorted(made) == [False, True]
+
+
+def test_without_a_folder_nothing_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    store, made = Cache(None).make("k", write)
+    assert (made, store.num_groups, list(tmp_path.iterdir())) == (True, 0, [])
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_that_names_the_flag(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RewardlabError, match="--cache-dir"):
+        Cache(tmp_path / "file").make("k", write)
