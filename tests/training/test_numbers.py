@@ -30,7 +30,7 @@ from rewardlab.training.config import EvalConfig, RewardTrainerConfig
 from rewardlab.training.evaluate import evaluate_folder
 from rewardlab.training.run import train
 
-TIMED = {"seconds", "tokens_per_second", "pairs_per_second"}
+TIMED = {"seconds", "tokens_per_second", "pairs_per_second", "model_tflops_per_second", "mfu", "peak_memory_gib"}
 
 
 @pytest.fixture(autouse=True)

@@ -92,7 +92,7 @@ def search(run: Callable[[int], Trial | None], *, floor: int, ceiling: int, limi
 def _propose(fitting: Sequence[Trial], best: int, too_large: int, *, floor: int, ceiling: int, limit: int) -> int:
     """What to try next: twice as much, then where the line through the trials meets the limit."""
     if not fitting:
-        return max(floor, _round((floor + too_large) // 2) if too_large > 2 * floor else floor)
+        return max(floor, _round((floor + too_large) // 2)) if too_large > 2 * floor else floor
     aim = 2 * best
     if len({trial.tokens for trial in fitting}) > 1:
         tokens, taken = zip(*((trial.tokens, trial.bytes) for trial in fitting), strict=True)
@@ -105,7 +105,7 @@ def _propose(fitting: Sequence[Trial], best: int, too_large: int, *, floor: int,
 
 
 def _round(tokens: int) -> int:
-    return max(STEP, tokens // STEP * STEP)
+    return tokens // STEP * STEP or tokens
 
 
 def _does_not_fit(tokens: int) -> DeviceMemoryError:

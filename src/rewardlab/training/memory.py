@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, TypeVar
 
 import torch
 
@@ -125,7 +125,7 @@ class HighWater:
         self._done = threading.Event()
         self._watch = threading.Thread(target=self._look, daemon=True)
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> HighWater:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)

@@ -16,7 +16,8 @@ from rewardlab.analysis.stats import difference
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.types import Sums, TokenGroup
 from rewardlab.data.loader import macro_batch, steps_per_epoch
-from rewardlab.data.pack import cost, plan_groups
+from rewardlab.data.level import plan_micro_batches
+from rewardlab.data.pack import cost
 from rewardlab.model.reward import RewardModel
 from rewardlab.report.tables import format_estimate
 from rewardlab.training import losses
@@ -99,7 +100,7 @@ class RewardTrainer(Trainer[PackedBatch]):
         config, groups = self.settings, self.data.train
         chosen = macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
         layout = self.reward_model.layout
-        (plan,) = plan_groups([groups[index] for index in chosen], self.token_budget, layout=layout)
+        (plan,) = plan_micro_batches([groups[index] for index in chosen], self.token_budget, layout=layout)
         return [
             pack([groups[chosen[n]] for n in row], share=layout != "unshared", indices=[chosen[n] for n in row])
             for row in plan

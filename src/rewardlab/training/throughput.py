@@ -176,10 +176,11 @@ class Throughput:
 def speed_line(values: Mapping[str, float]) -> str:
     """The rates of `Throughput.values` in at most 74 columns."""
     share = "" if math.isnan(values["mfu"]) else f"  MFU {100 * values['mfu']:.0f} %"
+    ratio = values["sharing_ratio"]
     return (
         f"{short(values['tokens_per_second'])} tok/s  {short(values['pairs_per_second'])} pairs/s  "
-        f"padding {100 * values['padding_share']:.0f} %  sharing {values['sharing_ratio']:.2f}x{share}  "
-        f"{values['peak_memory_gib']:.1f} GiB"
+        f"padding {100 * values['padding_share']:.0f} %  sharing {ratio:.{2 if ratio < 10 else 0}f}x{share}  "
+        f"{short(values['peak_memory_gib'])} GiB"
     )
 
 

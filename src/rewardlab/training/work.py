@@ -17,8 +17,9 @@ def shape_of(model: RewardModel) -> ModelShape:
     weights = {True: 0.0, False: 0.0}
     for parameter, share in _multiplied(model.backbone, _expert_share(config)):
         weights[parameter.requires_grad] += parameter.numel() * share
-    kinds = list(getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers)
     window = getattr(config, "sliding_window", None) or 0
+    every = "sliding_attention" if window and getattr(config, "use_sliding_window", True) else "full_attention"
+    kinds = list(getattr(config, "layer_types", None) or [every] * config.num_hidden_layers)
     windowed = kinds.count("sliding_attention") if window else 0
     heads = config.num_attention_heads
     return ModelShape(
