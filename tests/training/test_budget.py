@@ -211,7 +211,9 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("changes", [{}, {"lora": True, "lora_dropout": 0.3}], ids=["full", "dropout"])
-def test_a_run_with_auto_is_the_run_with_the_number_that_it_chose(base_model, pairs_file, tmp_path, monkeypatch, changes):
+def test_a_run_with_auto_is_the_run_with_the_number_that_it_chose(
+    base_model, pairs_file, tmp_path, monkeypatch, changes
+):
     from rewardlab.serve.verify import verify
 
     monkeypatch.setattr(run_module, "verify_in_clean_process", verify)

@@ -213,6 +213,17 @@ def test_when_another_rank_runs_out_of_memory_this_one_starts_again_too(tmp_path
     assert report.grad_norm == pytest.approx(trainer_on(tmp_path).train_step(trainer_on(tmp_path)._plan(0)).grad_norm)
 
 
+def test_an_optimiser_without_memory_is_an_error_of_its_own(tmp_path, monkeypatch):
+    trainer = trainer_on(tmp_path)
+
+    def full() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(trainer.optimizer, "step", full)
+    with pytest.raises(DeviceMemoryError, match="step 1: out of memory for the optimiser's state.*--lora"):
+        trainer.fit()
+
+
 def test_other_errors_in_a_step_are_not_taken_for_memory(tmp_path):
     trainer = trainer_on(tmp_path)
     fail_on(trainer, {1}, RuntimeError("shapes cannot be multiplied"))

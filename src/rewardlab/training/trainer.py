@@ -181,8 +181,11 @@ class Trainer(ABC, Generic[MicroBatch]):
         host = found.tolist()  # the one synchronisation with the device in a macro-step
         per_batch, rest = host[: len(batches)], host[len(batches) :]
         self._require_finite(batches, per_batch, rest[-2])
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        if unless_out_of_memory(self._update) is None:
+            raise DeviceMemoryError(
+                f"step {self.step + 1}: out of memory for the optimiser's state, two float32 copies of every weight "
+                f"that trains. Train with --lora, or a smaller model; --micro-token-budget does not change this."
+            )
         sums = self._to_sums(math.fsum(per_batch), total_weight, rest[:-2])
         seconds = time.perf_counter() - started
         throughput = Throughput(work=work, comparisons=sums.comparisons, seconds=seconds, steps=1)
@@ -209,6 +212,11 @@ class Trainer(ABC, Generic[MicroBatch]):
 
         found = unless_out_of_memory(compute)
         return None if self._any_rank(found is None) else found
+
+    def _update(self) -> bool:
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return True
 
     def _any_rank(self, flag: bool) -> bool:
         """Whether `flag` holds on any rank, so that all do the same next; there is one."""
