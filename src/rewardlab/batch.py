@@ -55,9 +55,10 @@ class PackedBatch:
         return len(self.read_at_R)
 
     def to(self, device: torch.device) -> PackedBatch:
-        """The same batch with its tensors on `device`."""
+        """The same batch with its tensors on `device`; from pinned memory to a GPU, so that nobody waits for it."""
+        pinned = device.type == "cuda" and self.token_ids_T.device.type == "cpu"
         moved: dict[str, Any] = {
-            field.name: value.to(device, non_blocking=True)
+            field.name: (value.pin_memory() if pinned else value).to(device, non_blocking=True)
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
         }

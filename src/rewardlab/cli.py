@@ -8,11 +8,12 @@ import logging
 import math
 import os
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, Literal, TextIO, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TextIO, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -139,6 +140,7 @@ def _train(arguments: Sequence[str]) -> None:
     report = train_report(
         selection=result.compared("selection"),
         test=result.compared("test"),
+        speed=result.speed,
         chosen=str(result.model),
     )
     write_text(result.output_dir / "report.txt", report.lstrip() + "\n")
@@ -364,7 +366,10 @@ def _metavar(hint: Any) -> str:
         return f"{_metavar(get_args(hint)[0])} ..."
     if get_origin(hint) is Literal:
         return f"{{{','.join(get_args(hint))}}}"
-    return "" if hint is bool else str(_bare(hint).__name__).upper()
+    if hint is bool:
+        return ""
+    kind, *words = _kinds(hint)
+    return "|".join([str(kind.__name__).upper(), *(word for choice in words for word in get_args(choice))])
 
 
 def _shown(default: object) -> str:
@@ -388,10 +393,14 @@ def _read(given: Any, hint: Any, flag: str) -> object:
     if len(times[-1]) > 1:
         raise ConfigError(f"{flag} {' '.join(times[-1])}: takes one value. Put a value with spaces in quotes.")
     (word,) = times[-1]
-    return None if word == "None" and type(None) in get_args(hint) else _read_word(word, _bare(hint), flag)
+    if word == "None" and type(None) in get_args(hint):
+        return None
+    kind, *choices = _kinds(hint)
+    words = [choice for literal in choices for choice in get_args(literal)]
+    return word if word in words else _read_word(word, kind, flag, words)
 
 
-def _read_word(word: str, kind: Any, flag: str) -> object:
+def _read_word(word: str, kind: Any, flag: str, or_else: Sequence[str] = ()) -> object:
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         require(word in choices, f"{flag} {word}: must be one of {', '.join(choices)}.{did_you_mean(word, choices)}")
@@ -401,13 +410,16 @@ def _read_word(word: str, kind: Any, flag: str) -> object:
     except ValueError:
         value = math.nan
     if (isinstance(value, float) and not math.isfinite(value)) or (kind is Path and not word):
-        raise ConfigError(f"{flag} {word or repr(word)}: must be {WANTED[kind]}.")
+        raise ConfigError(f"{flag} {word or repr(word)}: must be {' or '.join([WANTED[kind], *or_else])}.")
     return value
 
 
-def _bare(hint: Any) -> Any:
-    """`int` for `int | None`, `Path` for a positional Path."""
-    return get_args(hint)[0] if {type(None), tyro.conf.Positional} & set(get_args(hint)) else hint
+def _kinds(hint: Any) -> list[Any]:
+    """`int` for `int | None`, `Path` for a positional Path, `int` and `Literal["auto"]` for either of the two."""
+    union = get_origin(hint) in (Union, types.UnionType)
+    if not union and tyro.conf.Positional not in get_args(hint):
+        return [hint]
+    return [kind for kind in get_args(hint) if kind not in (type(None), tyro.conf.Positional)]
 
 
 def _unknown(argument: str, hints: Mapping[str, Any], command: str) -> ConfigError:

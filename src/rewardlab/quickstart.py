@@ -6,6 +6,7 @@ The point of generated data is that the best possible numbers are known, so what
 from __future__ import annotations
 
 import logging
+import textwrap
 import time
 from pathlib import Path
 from typing import Final
@@ -79,6 +80,7 @@ def closing_report(result: TrainResult, pairs: tuple[SyntheticPair, ...], best: 
             table,
             "length only, bag of words: linear models fitted on the same training pairs.",
             f"ceiling: the true utilities; over other draws of the label noise, {best.bayes_accuracy:.3f} on average.",
+            textwrap.fill(result.speed, width=100),
             f"Training took {result.train_seconds / 60:.1f} minutes, everything {minutes:.1f}.",
             "",
             f"Run folder:    {result.output_dir}",

@@ -7,6 +7,7 @@ says which room uses it; the names never clash, so a file or a saved `config.jso
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -157,8 +158,16 @@ def _convert(value: object, hint: Any, where: str) -> object:
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
             return None
-        (inner,) = (argument for argument in arguments if argument is not type(None))
-        return _convert(value, inner, where)
+        kinds = [argument for argument in arguments if argument is not type(None)]
+        if len(kinds) == 1:
+            return _convert(value, kinds[0], where)
+        for kind in kinds:
+            with contextlib.suppress(ConfigError):
+                return _convert(value, kind, where)
+        wanted = " or ".join(
+            " or ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else kind.__name__ for kind in kinds
+        )
+        raise ConfigError(f"{where}: expected {wanted}, got {value!r}.")
     if origin is Literal:
         if value not in arguments:
             wanted = ", ".join(repr(argument) for argument in arguments)

@@ -6,6 +6,7 @@
     ├── RenderError          a conversation that the chat template cannot turn into tokens
     ├── ModelError           a model that is missing, unsuitable or incomplete
     ├── ArtifactError        a reward-model folder that is damaged or does not give its own score
+    ├── DeviceMemoryError    not even the smallest micro-batch fits into memory
     └── NonFiniteError       training produced NaN or infinity and was stopped before the optimiser moved
 
 A message says what happened, what was found, what was wanted, and what to do next.
@@ -36,6 +37,10 @@ class ModelError(RewardlabError):
 
 class ArtifactError(RewardlabError):
     """A reward-model folder that is damaged, incomplete or changed since it was saved."""
+
+
+class DeviceMemoryError(RewardlabError):
+    """Memory ran out, also with the smallest micro-batches that are worth a try."""
 
 
 class NonFiniteError(RewardlabError):

@@ -85,8 +85,8 @@ def next_steps(model: str) -> str:
     return f"Reward model: {model}\nNext: {command(f'eval --model {model} --dataset YOUR_PAIRS.jsonl')}"
 
 
-def train_report(*, selection: Mapping[str, Judged], test: Mapping[str, Judged], chosen: str) -> str:
-    """The closing tables of a training run.
+def train_report(*, selection: Mapping[str, Judged], test: Mapping[str, Judged], speed: str, chosen: str) -> str:
+    """The closing tables of a training run; `speed` is a line about its steps.
 
     Numbers of the evaluation data are labelled as what chose the checkpoint; only the test data judge it.
     """
@@ -97,7 +97,7 @@ def train_report(*, selection: Mapping[str, Judged], test: Mapping[str, Judged],
     ):
         if judged:
             blocks.append(f"{title}\n{judged_table(judged)}")
-    blocks.append(next_steps(chosen))
+    blocks += [textwrap.fill(speed, width=100), next_steps(chosen)]
     return "\n\n".join(["", *blocks])
 
 

@@ -63,8 +63,9 @@ class TrainerConfig:
     """Passes over the training data, when `--steps` is not given."""
     batch_size: int = 16
     """Preferences a step: pairs, or prompts where a prompt has more than two replies."""
-    micro_token_budget: int = 8192
-    """Tokens computed at a time; smaller needs less memory and changes no number."""
+    micro_token_budget: int | Literal["auto"] = 8192
+    """Tokens computed at a time; smaller needs less memory and changes no number. `auto` takes the most that fits, by
+    a trial at the start."""
     lr: float | None = None
     """Learning rate; by default 5e-6 for full fine-tuning and 5e-5 for LoRA."""
     weight_decay: float = 0.01
@@ -90,7 +91,10 @@ class TrainerConfig:
         require(self.steps is None or self.steps >= 1, f"--steps {self.steps}: must be at least 1.")
         require(self.epochs > 0, f"--epochs {self.epochs}: must be above 0.")
         require(self.batch_size >= 1, f"--batch-size {self.batch_size}: must be at least 1.")
-        require(self.micro_token_budget >= 16, f"--micro-token-budget {self.micro_token_budget}: must be at least 16.")
+        require(
+            self.micro_token_budget == "auto" or self.micro_token_budget >= 16,
+            f"--micro-token-budget {self.micro_token_budget}: must be at least 16.",
+        )
         require(self.lr is None or self.lr > 0, f"--lr {self.lr}: must be above 0.")
         require(self.weight_decay >= 0, f"--weight-decay {self.weight_decay}: must be at least 0.")
         require(self.max_grad_norm > 0, f"--max-grad-norm {self.max_grad_norm}: must be above 0.")
@@ -99,6 +103,12 @@ class TrainerConfig:
             value = getattr(self, name)
             require(value is None or value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1.")
         require(self.log_samples >= 0, f"--log-samples {self.log_samples}: must be at least 0.")
+
+    @property
+    def token_budget(self) -> int:
+        """`micro_token_budget` of a configuration in which it is decided."""
+        assert isinstance(self.micro_token_budget, int), "--micro-token-budget auto is decided before training"
+        return self.micro_token_budget
 
 
 @dataclass(frozen=True, kw_only=True)

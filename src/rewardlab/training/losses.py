@@ -125,13 +125,14 @@ def preference_loss(rewards_R: Float[Tensor, " R"], batch: PackedBatch, config: 
 
 
 def _ranking_weights(batch: PackedBatch) -> Float[Tensor, " G"]:
-    """For each ranking, the weights of the comparisons among its replies together."""
-    owner_R = torch.full((batch.num_replies,), -1, dtype=torch.long, device=batch.ranking_GK.device)
-    for number, ranking_K in enumerate(batch.ranking_GK):
-        owner_R[ranking_K[ranking_K >= 0]] = number
-    weights_G = batch.weight_C.new_zeros(len(batch.ranking_GK))
-    owner_C = owner_R[batch.first_C]
-    return weights_G.index_add(0, owner_C[owner_C >= 0], batch.weight_C[owner_C >= 0])
+    """For each ranking, the weights of the comparisons among its replies together; without a sync."""
+    num_rankings, num_replies = len(batch.ranking_GK), batch.num_replies
+    # One place more on both sides, for the −1 that fill and for the replies of no ranking.
+    index_GK = torch.where(batch.ranking_GK >= 0, batch.ranking_GK, num_replies)
+    number_GK = torch.arange(num_rankings, device=index_GK.device)[:, None].expand_as(index_GK)
+    owner_R = index_GK.new_full((num_replies + 1,), num_rankings).index_put((index_GK,), number_GK)
+    weights_G = batch.weight_C.new_zeros(num_rankings + 1)
+    return weights_G.index_add(0, owner_R[batch.first_C], batch.weight_C)[:num_rankings]
 
 
 @torch.no_grad()

@@ -57,6 +57,11 @@ COLUMNS = (
     "tokens",
     "tokens_per_second",
     "pairs_per_second",
+    "padding_share",
+    "sharing_ratio",
+    "model_tflops_per_second",
+    "mfu",
+    "peak_memory_gib",
     "seconds",
     "epoch",
 )

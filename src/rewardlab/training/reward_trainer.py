@@ -15,15 +15,18 @@ from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.stats import difference
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.types import Sums, TokenGroup
+from rewardlab.data.level import plan_micro_batches
 from rewardlab.data.loader import macro_batch, steps_per_epoch
-from rewardlab.data.pack import plan_groups
+from rewardlab.data.pack import cost
 from rewardlab.model.reward import RewardModel
 from rewardlab.report.tables import format_estimate
 from rewardlab.training import losses
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, distributions, evaluate_groups, write_evaluation
 from rewardlab.training.records import Records
+from rewardlab.training.throughput import Peak, Work
 from rewardlab.training.trainer import Trainer
+from rewardlab.training.work import shape_of, work_of
 
 logger = logging.getLogger("rewardlab")
 Save = Callable[[Path], None]
@@ -67,6 +70,7 @@ class RewardTrainer(Trainer[PackedBatch]):
         num_steps: int,
         records: Records,
         save: Save,
+        peak: Peak | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -75,8 +79,10 @@ class RewardTrainer(Trainer[PackedBatch]):
             num_steps=num_steps,
             decay_exempt=model.decay_exempt(),
             records=records,
+            peak=peak,
         )
         self.reward_model = model
+        self._shape = shape_of(model)
         self.settings = config
         self.data = data
         self.save = save
@@ -94,21 +100,26 @@ class RewardTrainer(Trainer[PackedBatch]):
         config, groups = self.settings, self.data.train
         chosen = macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
         layout = self.reward_model.layout
-        (plan,) = plan_groups([groups[index] for index in chosen], config.micro_token_budget, layout=layout)
+        (plan,) = plan_micro_batches([groups[index] for index in chosen], self.token_budget, layout=layout)
         return [
             pack([groups[chosen[n]] for n in row], share=layout != "unshared", indices=[chosen[n] for n in row])
             for row in plan
         ]
 
+    def _least_budget(self) -> int:
+        return max(cost(group, self.reward_model.layout) for group in self.data.train)
+
+    def _move(self, batch: PackedBatch) -> PackedBatch:
+        return batch.to(self.device)
+
     def _weight(self, batch: PackedBatch) -> float:
         return losses.total_weight(batch)
 
     def _forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        moved = batch.to(self.reward_model.device)
-        rewards = self.reward_model(moved)
+        rewards = self.reward_model(batch)
         return (
-            losses.preference_loss(rewards, moved, self.settings),
-            losses.statistics(rewards, moved, beta=self.settings.beta),
+            losses.preference_loss(rewards, batch, self.settings),
+            losses.statistics(rewards, batch, beta=self.settings.beta),
         )
 
     def _to_sums(self, loss: float, weight: float, statistics: list[float]) -> Sums:
@@ -118,11 +129,9 @@ class RewardTrainer(Trainer[PackedBatch]):
         names = [self.data.train[index].preference_id for index in batch.indices]
         return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
-    def _count_tokens(self, batch: PackedBatch) -> int:
-        if self.reward_model.layout != "padded":
-            return batch.num_tokens
-        lengths = [shared + own for shared, suffixes in batch.groups for own in suffixes]
-        return max(lengths) * len(lengths)
+    def _work(self, batch: PackedBatch) -> Work:
+        model = self.reward_model
+        return work_of(batch, self._shape, layout=model.layout, row_tokens=model.row_length(batch.num_tokens))
 
     def _head(self) -> nn.Module:
         return self.reward_model.head
@@ -168,7 +177,7 @@ class RewardTrainer(Trainer[PackedBatch]):
             self.reward_model,
             groups,
             beta=self.settings.beta,
-            budget=self.settings.micro_token_budget,
+            budget=self.token_budget,
             progress=progress,
         )
 

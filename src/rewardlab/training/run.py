@@ -27,19 +27,23 @@ from rewardlab.core.files import provenance, write_json, write_text
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
 from rewardlab.data.loader import TokenReport, steps_per_epoch
-from rewardlab.data.pack import require_fit
+from rewardlab.data.pack import cost, require_fit
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.load import PRECISION, choose_layout, load_reward_model, resolve_precision
-from rewardlab.model.reward import Layout
+from rewardlab.model.reward import Layout, RewardModel
 from rewardlab.report.tables import format_estimate
 from rewardlab.training.baselines import fit_baselines
+from rewardlab.training.budget import choose_budget
 from rewardlab.training.compat import settle_reading
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, evaluate_groups, write_evaluation
-from rewardlab.training.prepare import Prepared, first_rows_of, load_data, open_base, require_sources, to_groups
+from rewardlab.training.peak import peak_of
+from rewardlab.training.prepare import Base, Prepared, first_rows_of, load_data, open_base, require_sources, to_groups
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 from rewardlab.training.run_folder import claim_folder, clear_folder
+from rewardlab.training.throughput import Peak
+from rewardlab.training.work import linear_shapes
 
 logger = logging.getLogger("rewardlab")
 
@@ -64,6 +68,8 @@ class TrainResult:
     baselines: Mapping[str, Mapping[str, EvalResult]]
     """`length only` and `bag of words`, fitted on the training data -> `selection` and `test` -> evaluation."""
     train_seconds: float
+    speed: str
+    """Rates of the training steps and peak memory, in a line."""
 
     @property
     def model(self) -> Path:
@@ -104,14 +110,10 @@ def train(config: RewardTrainerConfig) -> TrainResult:
         share=config.shares_prompts,
         log=logger.info,
     )
-    require_fit([data.train, data.eval, test_groups], config.micro_token_budget, layout=layout)
+    if config.micro_token_budget != "auto":
+        require_fit([data.train, data.eval, test_groups], config.token_budget, layout=layout)
     baselines = _baselines(config, data, test_groups)
-    resolved = _resolve(config, num_groups=len(data.train), device=device, layout=layout)
-    compute = choose_compute(
-        resolved, base.config.get_text_config(), device=device, dtype=PRECISION[resolved.precision], log=logger.info
-    )
-    resolved = replace(resolved, **compute)
-
+    resolved = _resolve(config, base, num_groups=len(data.train), device=device, layout=layout)
     torch.manual_seed(resolved.seed)
     model = load_reward_model(
         path,
@@ -122,7 +124,10 @@ def train(config: RewardTrainerConfig) -> TrainResult:
         device=device,
         log=logger.info,
     )
-    _write_run_start(resolved, renderer, data, prepared, tokens)
+    resolved = _settle_budget(resolved, model, data, test_groups)
+    peak = peak_of(device, model.compute_dtype, linear_shapes(model))
+    logger.info("peak: %s", peak.line())
+    _write_run_start(resolved, renderer, data, prepared, tokens, peak)
     for name, results in baselines.items():
         for on, judged in results.items():
             write_evaluation(resolved.output_dir / "evals", f"{on}_{name.replace(' ', '_')}", judged)
@@ -151,7 +156,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
 
     assert resolved.steps is not None
     trainer = RewardTrainer(
-        resolved, model, data, num_steps=resolved.steps, records=Records(resolved.output_dir), save=save
+        resolved, model, data, num_steps=resolved.steps, records=Records(resolved.output_dir), save=save, peak=peak
     )
     test_baseline = None
     if test_groups:  # nothing is chosen by it: the other half of a before-and-after
@@ -159,15 +164,28 @@ def train(config: RewardTrainerConfig) -> TrainResult:
             model,
             test_groups,
             beta=resolved.beta,
-            budget=resolved.micro_token_budget,
+            budget=resolved.token_budget,
             progress="test data before training",
         )
         write_evaluation(resolved.output_dir / "evals", "test_before_training", test_baseline)
     started = time.perf_counter()
     trainer.fit()
+    seconds, speed = time.perf_counter() - started, trainer.speed()
     trainer.release()
-    result = _finish(resolved, trainer, test_groups, time.perf_counter() - started)
-    return replace(result, test_baseline=test_baseline, baselines=baselines)
+    result = _finish(resolved, trainer, test_groups, seconds)
+    return replace(result, test_baseline=test_baseline, baselines=baselines, speed=speed)
+
+
+def _settle_budget(
+    config: RewardTrainerConfig, model: RewardModel, data: Datasets, test: Sequence[TokenGroup]
+) -> RewardTrainerConfig:
+    """With a number in place of `--micro-token-budget auto`."""
+    if config.micro_token_budget != "auto":
+        return config
+    largest = max(cost(group, model.layout) for group in [*data.train, *data.eval, *test])
+    choice = choose_budget(model, data.train, config, batch_size=config.batch_size, floor=largest)
+    logger.info("micro-token budget: %d by trial (%s)", choice.budget, choice.reason)
+    return replace(config, micro_token_budget=choice.budget)
 
 
 def _baselines(
@@ -211,7 +229,7 @@ def _finish(
                     scorer.model,
                     groups,
                     beta=config.beta,
-                    budget=config.micro_token_budget,
+                    budget=config.token_budget,
                     progress=f"judging on {name} data",
                 )
                 write_evaluation(config.output_dir / "evals", name, result)
@@ -227,21 +245,26 @@ def _finish(
         test=test_result,
         baselines={},
         train_seconds=seconds,
+        speed="",
     )
 
 
 def _resolve(
-    config: RewardTrainerConfig, *, num_groups: int, device: torch.device, layout: Layout
+    config: RewardTrainerConfig, base: Base, *, num_groups: int, device: torch.device, layout: Layout
 ) -> RewardTrainerConfig:
     """The configuration with every default decided: what is printed, hashed, saved and, on resuming, reused."""
     steps = config.steps
     if steps is None:
         steps = max(1, round(config.epochs * steps_per_epoch(num_groups, config.batch_size)))
-    decided: dict[str, Any] = {
+    precision = resolve_precision(config.precision, device)
+    compute = choose_compute(
+        config, base.config.get_text_config(), device=device, dtype=PRECISION[precision], log=logger.info
+    )
+    decided: dict[str, Any] = compute | {
         "overwrite": False,  # a permission for this run, not part of what it is
         "steps": steps,
         "lr": config.learning_rate,
-        "precision": resolve_precision(config.precision, device),
+        "precision": precision,
         "attention": "padded" if layout == "padded" else "shared",
         "eval_every": config.eval_every or max(1, steps // 10),
         "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
@@ -250,7 +273,12 @@ def _resolve(
 
 
 def _write_run_start(
-    config: RewardTrainerConfig, renderer: Renderer, data: Datasets, prepared: Prepared, tokens: dict[str, TokenReport]
+    config: RewardTrainerConfig,
+    renderer: Renderer,
+    data: Datasets,
+    prepared: Prepared,
+    tokens: dict[str, TokenReport],
+    peak: Peak,
 ) -> None:
     folder = config.output_dir
     clear_folder(folder)
@@ -261,6 +289,7 @@ def _write_run_start(
             "config_hash": config_hash(config),
             "data": prepared.reports,
             "tokens": {name: report.as_dict() for name, report in tokens.items()},
+            "peak": {"flops_per_second": peak.flops, "source": peak.source},
             "template_hash": renderer.spec.template_hash,
             "provenance": provenance(),
         },

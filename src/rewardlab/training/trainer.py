@@ -9,7 +9,8 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, final
 
@@ -17,11 +18,13 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from rewardlab.core.errors import NonFiniteError
+from rewardlab.core.errors import DeviceMemoryError, NonFiniteError
 from rewardlab.core.types import Sums
 from rewardlab.training.config import TrainerConfig
+from rewardlab.training.memory import peak_memory, release_cached, unless_out_of_memory
 from rewardlab.training.optimizer import build_optimizer
 from rewardlab.training.records import Records
+from rewardlab.training.throughput import Peak, Throughput, Work, closing_line, speed_line
 
 logger = logging.getLogger("rewardlab")
 MicroBatch = TypeVar("MicroBatch")
@@ -35,8 +38,7 @@ class StepReport:
     grad_norm: float
     """Before clipping."""
     head_grad_norm: float
-    num_tokens: int
-    seconds: float
+    throughput: Throughput
 
 
 class Trainer(ABC, Generic[MicroBatch]):
@@ -51,13 +53,22 @@ class Trainer(ABC, Generic[MicroBatch]):
         num_steps: int,
         decay_exempt: Iterable[str],
         records: Records,
+        peak: Peak | None = None,
     ) -> None:
+        """`peak` is what utilisation is measured against."""
         self.model = model
         self.config = config
         self.num_steps = num_steps
         self.records = records
         self.lr = lr
+        self.peak = peak
         self.step = 0
+        self.token_budget = config.token_budget
+        """Tokens computed at a time: the configuration's, or half of it once memory ran out."""
+        self.total = Throughput()
+        """Of all steps of this process."""
+        self.device = next(model.parameters()).device
+        self._next: tuple[tuple[int, int], list[MicroBatch]] | None = None
         self.optimizer = build_optimizer(
             model, lr=lr, weight_decay=config.weight_decay, decay_exempt=frozenset(decay_exempt)
         )
@@ -67,7 +78,15 @@ class Trainer(ABC, Generic[MicroBatch]):
 
     @abstractmethod
     def _plan(self, step: int) -> list[MicroBatch]:
-        """The micro-batches of macro-step `step` (from 0)."""
+        """The micro-batches of macro-step `step` (from 0), at most `token_budget` tokens each."""
+
+    @abstractmethod
+    def _least_budget(self) -> int:
+        """The smallest `token_budget` with which every step can be planned."""
+
+    @abstractmethod
+    def _move(self, batch: MicroBatch) -> MicroBatch:
+        """The micro-batch on its way to the device, without waiting for it."""
 
     @abstractmethod
     def _weight(self, batch: MicroBatch) -> float:
@@ -75,7 +94,7 @@ class Trainer(ABC, Generic[MicroBatch]):
 
     @abstractmethod
     def _forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """(Σ w·ℓ with its graph, detached statistics) of a micro-batch."""
+        """(Σ w·ℓ with its graph, detached statistics) of a micro-batch that was moved."""
 
     @abstractmethod
     def _to_sums(self, loss: float, weight: float, statistics: list[float]) -> Sums:
@@ -86,8 +105,8 @@ class Trainer(ABC, Generic[MicroBatch]):
         """Which examples a micro-batch holds, for error messages."""
 
     @abstractmethod
-    def _count_tokens(self, batch: MicroBatch) -> int:
-        """Tokens that a micro-batch computes."""
+    def _work(self, batch: MicroBatch) -> Work:
+        """What a micro-batch computes."""
 
     @abstractmethod
     def _head(self) -> nn.Module:
@@ -108,19 +127,22 @@ class Trainer(ABC, Generic[MicroBatch]):
         Raises NonFiniteError before the update of a step whose loss or gradient is not finite.
         """
         self._evaluate()
-        window = _Window()
+        window, since_evaluation = _Window(), Throughput()
         bar = tqdm(total=self.num_steps, desc="training", disable=None, leave=False)
         while self.step < self.num_steps:
-            report = self.train_step(self._plan(self.step))
+            report = self.train_step(self._planned(self.step))
             self.step += 1
             bar.update()
             window.add(report)
+            since_evaluation += report.throughput
             last = self.step == self.num_steps
             due = last or self.step % self.eval_every == 0
             if due or self.step % self.config.log_every == 0:
                 self._log(window)
                 window = _Window()
             if due:
+                self._log_speed(since_evaluation)
+                since_evaluation = Throughput()
                 self._evaluate()
             if last or (self.config.save_every and self.step % self.config.save_every == 0):
                 self._save()
@@ -134,7 +156,10 @@ class Trainer(ABC, Generic[MicroBatch]):
 
     @final
     def train_step(self, batches: Sequence[MicroBatch]) -> StepReport:
-        """Move the weights once, by the mean gradient over every comparison of the batches."""
+        """Move the weights once, by the mean gradient over every comparison of the batches, which `_plan` made.
+
+        If memory runs out the step is planned again with half the budget and computed from its start, once.
+        """
         started = time.perf_counter()
         # Known before any backward: each micro-batch's share depends on all the others.
         total_weight = sum(self._weight(batch) for batch in batches)
@@ -143,28 +168,90 @@ class Trainer(ABC, Generic[MicroBatch]):
                 f"step {self.step + 1}: the weights of its comparisons add up to {total_weight}. Examples: "
                 f"{'; '.join(map(self._describe, batches))}. Leave out rows of weight 0, or raise --batch-size."
             )
-        losses, statistics = [], []
-        for batch in batches:
-            loss, counted = self._forward(batch)
-            torch.autograd.backward(loss / total_weight)
-            losses.append(loss.detach().double())
-            statistics.append(counted)
-        head_norm = _norm(self._head().parameters())
-        grad_norm = nn.utils.clip_grad_norm_(self._trainable(), self.config.max_grad_norm, foreach=True)
-        # The one synchronisation with the device in a macro-step.
-        host = torch.cat(
-            [torch.stack(losses), torch.stack(statistics).sum(0), grad_norm.double()[None], head_norm.double()[None]]
-        ).tolist()
+        found = self._accumulate(batches, total_weight)
+        if found is None:
+            batches = self._with_half_the_budget()
+            found = self._accumulate(batches, total_weight)
+        if found is None:
+            raise self._no_memory()
+        # The host works while the device does.
+        work = sum((self._work(batch) for batch in batches), Work())
+        if self.step + 1 < self.num_steps:
+            self._planned(self.step + 1)
+        host = found.tolist()  # the one synchronisation with the device in a macro-step
         per_batch, rest = host[: len(batches)], host[len(batches) :]
         self._require_finite(batches, per_batch, rest[-2])
+        if unless_out_of_memory(self._update) is None:
+            raise DeviceMemoryError(
+                f"step {self.step + 1}: out of memory for the optimiser's state, two float32 copies of every weight "
+                f"that trains. Train with --lora, or a smaller model; --micro-token-budget does not change this."
+            )
+        sums = self._to_sums(math.fsum(per_batch), total_weight, rest[:-2])
+        seconds = time.perf_counter() - started
+        throughput = Throughput(work=work, comparisons=sums.comparisons, seconds=seconds, steps=1)
+        self.total += throughput
+        return StepReport(sums=sums, grad_norm=rest[-2], head_grad_norm=rest[-1], throughput=throughput)
+
+    def _accumulate(self, batches: Sequence[MicroBatch], total_weight: float) -> Tensor | None:
+        """Clipped gradients of the step; returns, still on the device, the loss of each micro-batch, the summed
+        statistics, the gradient norm and the head's. None if memory ran out on any rank.
+        """
+
+        def compute() -> Tensor:
+            losses, statistics = [], []
+            for batch in ahead(batches, self._move):
+                loss, counted = self._forward(batch)
+                torch.autograd.backward(loss / total_weight)
+                losses.append(loss.detach().double())
+                statistics.append(counted)
+            head_norm = _norm(self._head().parameters())
+            grad_norm = nn.utils.clip_grad_norm_(self._trainable(), self.config.max_grad_norm, foreach=True)
+            return torch.cat(
+                [torch.stack(losses), torch.stack(statistics).sum(0), torch.stack([grad_norm, head_norm]).double()]
+            )
+
+        found = unless_out_of_memory(compute)
+        return None if self._any_rank(found is None) else found
+
+    def _update(self) -> bool:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return StepReport(
-            sums=self._to_sums(math.fsum(per_batch), total_weight, rest[:-2]),
-            grad_norm=rest[-2],
-            head_grad_norm=rest[-1],
-            num_tokens=sum(self._count_tokens(batch) for batch in batches),
-            seconds=time.perf_counter() - started,
+        return True
+
+    def _any_rank(self, flag: bool) -> bool:
+        """Whether `flag` holds on any rank, so that all do the same next; there is one."""
+        return flag
+
+    def _planned(self, step: int) -> list[MicroBatch]:
+        """The micro-batches of a step, made ahead of it or now."""
+        key = (step, self.token_budget)
+        if self._next is None or self._next[0] != key:
+            self._next = (key, self._plan(step))
+        return self._next[1]
+
+    def _with_half_the_budget(self) -> list[MicroBatch]:
+        """Drop what the step has computed, and plan it again: more micro-batches, the same mean."""
+        self.optimizer.zero_grad(set_to_none=True)
+        release_cached(self.device)
+        budget = max(self.token_budget // 2, self._least_budget())
+        if budget >= self.token_budget:
+            raise self._no_memory()
+        logger.warning(
+            "step %d/%d  OUT OF MEMORY at --micro-token-budget %d; from here on %d, so set that",
+            self.step + 1,
+            self.num_steps,
+            self.token_budget,
+            budget,
+        )
+        self.token_budget = budget
+        return self._planned(self.step)
+
+    def _no_memory(self) -> DeviceMemoryError:
+        self.optimizer.zero_grad(set_to_none=True)
+        return DeviceMemoryError(
+            f"step {self.step + 1}: out of memory, also with --micro-token-budget {self.token_budget}. "
+            f"Set a smaller --micro-token-budget (at least {self._least_budget()}, the largest preference), lower "
+            f"--max-seq-len, or turn on --activation-checkpointing. The weights are those of step {self.step}."
         )
 
     def _trainable(self) -> list[nn.Parameter]:
@@ -182,11 +269,11 @@ class Trainer(ABC, Generic[MicroBatch]):
         )
 
     def _log(self, window: _Window) -> None:
-        values = window.values() | {"lr": self.lr}
+        values = window.values(self.peak, peak_memory(self.device)) | {"lr": self.lr}
         self.records.add(self.step, values)
         remaining = (self.num_steps - self.step) * values["seconds"] / window.num_steps
         logger.info(
-            "step %d/%d  loss %.4f  acc %.3f  margin %+.3f  grad %.2f  %.1f pairs/s  %.0f tok/s  %s left",
+            "step %d/%d  loss %.4f  acc %.3f  margin %+.3f  grad %.2f  %.1f pairs/s  %s left",
             self.step,
             self.num_steps,
             values["train_loss"],
@@ -194,9 +281,30 @@ class Trainer(ABC, Generic[MicroBatch]):
             values["train_margin"],
             values["grad_norm"],
             values["pairs_per_second"],
-            values["tokens_per_second"],
             _duration(remaining),
         )
+
+    def _log_speed(self, throughput: Throughput) -> None:
+        values = throughput.values(self.peak, peak_memory(self.device))
+        logger.info("step %d/%d  SPEED  %s", self.step, self.num_steps, speed_line(values))
+
+    @final
+    def speed(self) -> str:
+        """The closing line about all steps, and what memory made of the budget."""
+        line = closing_line(self.total, self.peak, peak_memory(self.device))
+        if self.token_budget != self.config.token_budget:
+            line += f" Out of memory on the way: --micro-token-budget {self.token_budget} at the end."
+        return line
+
+
+def ahead(batches: Iterable[MicroBatch], move: Callable[[MicroBatch], MicroBatch]) -> Iterator[MicroBatch]:
+    """Every batch after `move`, which is called for the next one before the present one is handed out."""
+    moved: deque[MicroBatch] = deque()
+    for batch in batches:
+        moved.append(move(batch))
+        if len(moved) > 1:
+            yield moved.popleft()
+    yield from moved
 
 
 class _Window:
@@ -212,11 +320,10 @@ class _Window:
     def num_steps(self) -> int:
         return len(self.reports)
 
-    def values(self) -> dict[str, Any]:
+    def values(self, peak: Peak | None, peak_memory: int) -> dict[str, Any]:
         """Columns of metrics.csv."""
         sums = sum((report.sums for report in self.reports), Sums())
-        seconds = sum(report.seconds for report in self.reports)
-        tokens = sum(report.num_tokens for report in self.reports)
+        throughput = sum((report.throughput for report in self.reports), Throughput())
         return {
             "train_loss": sums.mean_loss,
             "train_nll": sums.mean_nll,
@@ -225,11 +332,7 @@ class _Window:
             "train_pairs": sums.comparisons,
             "grad_norm": sum(report.grad_norm for report in self.reports) / len(self.reports),
             "head_grad_norm": sum(report.head_grad_norm for report in self.reports) / len(self.reports),
-            "tokens": tokens,
-            "seconds": seconds,
-            "tokens_per_second": tokens / seconds,
-            "pairs_per_second": sums.comparisons / seconds,
-        }
+        } | throughput.values(peak, peak_memory)
 
 
 def _norm(parameters: Iterable[nn.Parameter]) -> Tensor:

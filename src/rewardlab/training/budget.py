@@ -1,0 +1,170 @@
+"""`--micro-token-budget auto`: the largest micro-batch that fits, found by computing some.
+
+Memory grows with the tokens of a micro-batch almost in a straight line, so a few trials say where it ends. The trials
+are forward and backward passes over the run's own longest preferences, as bad as any step can be; nothing of them
+remains: no gradient, no random number drawn, no weight moved.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+
+from rewardlab.batch import PackedBatch, pack
+from rewardlab.core.errors import DeviceMemoryError
+from rewardlab.core.types import TokenGroup
+from rewardlab.data.pack import cost
+from rewardlab.model.reward import RewardModel
+from rewardlab.training import losses
+from rewardlab.training.config import LossConfig
+from rewardlab.training.memory import HighWater, free_memory, in_use, release_cached, unless_out_of_memory
+from rewardlab.training.throughput import GIB
+
+CEILING: Final = {"cpu": 8192, "cuda": 65_536}
+"""Tokens beyond which a device computes no faster, only with more memory."""
+DEFAULT: Final = 8192
+SHARE: Final = 0.85
+"""Of the free memory, what a step may take: allocators waste some, and others use the machine too."""
+MAX_GROWTH: Final = 4
+"""How far beyond the largest trial the line is believed."""
+MAX_TRIALS: Final = 8
+STEP: Final = 256
+"""Budgets are multiples of it, where nothing else decides them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A micro-batch that was computed."""
+
+    tokens: int
+    """Those that it had, at most the budget tried."""
+    bytes: int
+    """The most memory that it took beyond what was taken before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A budget, and why this one."""
+
+    budget: int
+    reason: str
+
+
+def search(run: Callable[[int], Trial | None], *, floor: int, ceiling: int, limit: int) -> Choice:
+    """The largest budget between `floor` and `ceiling` whose trial takes at most `limit` bytes.
+
+    `run(budget)` is a trial, None if memory ran out. The budget chosen was always tried, but for `floor` where it
+    takes more than the limit and still runs: smaller is impossible.
+
+    Raises DeviceMemoryError if memory runs out with `floor`.
+    """
+    fitting: list[Trial] = []
+    best = 0
+    too_large = ceiling + 1
+    budget = max(floor, min(ceiling, _round(ceiling // 8)))
+    for _ in range(MAX_TRIALS):
+        trial = run(budget)
+        if trial is not None and trial.bytes <= limit:
+            fitting.append(trial)
+            best = budget
+            if budget == ceiling:
+                return Choice(budget=best, reason="no micro-batch is larger, or faster")
+        else:
+            too_large = budget
+            if budget == floor:
+                if trial is None:
+                    raise _does_not_fit(floor)
+                return Choice(budget=floor, reason=f"the largest preference; above {SHARE:.0%} of the free memory")
+        proposal = _propose(fitting, best, too_large, floor=floor, ceiling=ceiling, limit=limit)
+        if proposal <= max(best * 1.1, best + 1) and (proposal < ceiling or best == ceiling):
+            break
+        budget = proposal
+    if best == 0:
+        return search(run, floor=floor, ceiling=floor, limit=limit)
+    return Choice(budget=best, reason=f"{fitting[-1].bytes / GIB:.2f} GiB of {limit / GIB:.2f} to be had")
+
+
+def _propose(fitting: Sequence[Trial], best: int, too_large: int, *, floor: int, ceiling: int, limit: int) -> int:
+    """What to try next: twice as much, then where the line through the trials meets the limit."""
+    if not fitting:
+        return max(floor, _round((floor + too_large) // 2)) if too_large > 2 * floor else floor
+    aim = 2 * best
+    if len({trial.tokens for trial in fitting}) > 1:
+        tokens, taken = zip(*((trial.tokens, trial.bytes) for trial in fitting), strict=True)
+        slope, start = np.polyfit(np.array(tokens, float), np.array(taken, float), 1)
+        aim = int((limit - start) / slope) if slope > 0 else MAX_GROWTH * best
+    aim = min(aim, MAX_GROWTH * best)
+    if aim >= too_large and too_large <= ceiling:
+        aim = (best + too_large) // 2
+    return ceiling if aim >= ceiling else max(_round(aim), best)
+
+
+def _round(tokens: int) -> int:
+    return tokens // STEP * STEP or tokens
+
+
+def _does_not_fit(tokens: int) -> DeviceMemoryError:
+    return DeviceMemoryError(
+        f"out of memory with one preference of {tokens} tokens, the largest. Lower --max-seq-len or --max-replies, "
+        f"turn on --activation-checkpointing, or train with --lora."
+    )
+
+
+def choose_budget(
+    model: RewardModel, groups: Sequence[TokenGroup], config: LossConfig, *, batch_size: int, floor: int
+) -> Choice:
+    """The budget for training `model` on `groups`, by trial.
+
+    `floor` is the largest preference of all data. Weights, gradients and random numbers are as they were when this
+    returns. Raises DeviceMemoryError if the largest preference does not fit.
+    """
+    device = model.device
+    worst = heapq.nlargest(batch_size, groups, key=lambda group: cost(group, model.layout))
+    ceiling = max(floor, min(CEILING[device.type], _size(worst, model.layout)))
+    free = free_memory(device)
+    if free is None:
+        budget = min(max(DEFAULT, floor), max(ceiling, floor))
+        return Choice(budget=budget, reason="the default, since this system does not say how much memory is free")
+    before = in_use(device)
+    moments = sum(2 * p.numel() * max(4, p.itemsize) for p in model.parameters() if p.requires_grad)
+
+    def run(budget: int) -> Trial | None:
+        chosen = fill(worst, budget, model.layout)
+        batch = pack(chosen, share=model.layout != "unshared", indices=range(len(chosen)))
+        with HighWater(device) as water:
+            found = unless_out_of_memory(lambda: _compute(model, batch, config))
+        model.zero_grad(set_to_none=True)
+        release_cached(device)
+        taken = water.bytes - before + moments  # the optimiser's two copies come with the first step
+        return None if found is None else Trial(tokens=_size(chosen, model.layout), bytes=taken)
+
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        return search(run, floor=floor, ceiling=ceiling, limit=int(SHARE * free))
+
+
+def _compute(model: RewardModel, batch: PackedBatch, config: LossConfig) -> bool:
+    moved = batch.to(model.device)
+    losses.preference_loss(model(moved), moved, config).backward()  # type: ignore[no-untyped-call]  # torch
+    return True
+
+
+def fill(groups: Sequence[TokenGroup], budget: int, layout: str) -> list[TokenGroup]:
+    """The groups in their order, without those that would exceed the budget."""
+    chosen: list[TokenGroup] = []
+    for group in groups:
+        if _size([*chosen, group], layout) <= budget:
+            chosen.append(group)
+    return chosen
+
+
+def _size(groups: Sequence[TokenGroup], layout: str) -> int:
+    """Tokens computed for groups in one micro-batch."""
+    if layout == "padded":
+        return max(max(group.lengths) for group in groups) * sum(group.num_replies for group in groups)
+    return sum(cost(group, layout) for group in groups)

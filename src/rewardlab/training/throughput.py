@@ -1,0 +1,208 @@
+"""What a run gets out of its machine: work counted, and the rates that follow. Pure arithmetic, no torch.
+
+FLOPs are those of the model, not of the machine: padding, dummies and activations computed a second time count for
+nothing, so a utilisation made from them falls when any of these grows. A multiply-add is two.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+GIB: Final = 2**30
+
+DENSE_PEAK: Final[Mapping[str, Mapping[str, float]]] = {
+    # TFLOP/s without sparsity, half precision accumulated in float32, from NVIDIA's data sheets (A100, A10, L4, L40S,
+    # A40, H100, H200) and its white papers on the GA102 and AD102 chips (RTX cards). Names as the driver gives them,
+    # matched whole: a laptop's, a Ti's or a slice's (MIG) peak is another one, and is measured.
+    r"A100[- ](SXM4|PCIE|PCIe)-\d+GB|A100 \d+GB PCIe": {"bf16": 312, "tf32": 156, "fp32": 19.5},
+    r"H100 80GB HBM3": {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9},
+    r"H100 PCIe": {"bf16": 756, "tf32": 378, "fp32": 51},
+    r"H100 NVL": {"bf16": 835, "tf32": 417, "fp32": 60},
+    r"H200": {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9},
+    r"H200 NVL": {"bf16": 835, "tf32": 417, "fp32": 60},
+    r"L4": {"bf16": 121, "tf32": 60, "fp32": 30.3},
+    r"L40S": {"bf16": 362, "tf32": 183, "fp32": 91.6},
+    r"A10": {"bf16": 125, "tf32": 62.5, "fp32": 31.2},
+    r"A40": {"bf16": 149.7, "tf32": 74.8, "fp32": 37.4},
+    r"RTX A6000": {"bf16": 154.8, "tf32": 77.4, "fp32": 38.7},
+    r"GeForce RTX 3090": {"bf16": 71, "tf32": 35.6, "fp32": 35.6},
+    r"GeForce RTX 4090": {"bf16": 165.2, "tf32": 82.6, "fp32": 82.6},
+}
+
+Groups = Iterable[tuple[int, Sequence[int]]]
+"""(shared tokens, tokens of each reply), as in PackedBatch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The most that a device could do in the arithmetic of the run."""
+
+    flops: float
+    """FLOP/s."""
+    source: str
+    """Where the number is from, in words."""
+
+    def line(self) -> str:
+        """For the log and the report."""
+        return f"{self.flops / 1e12:.3g} TFLOP/s ({self.source})"
+
+
+def known_peak(device_name: str, arithmetic: str) -> float | None:
+    """FLOP/s of a GPU by the driver's name for it, in `bf16`, `tf32` or `fp32`; None if it is not in the table."""
+    name = device_name.removeprefix("NVIDIA ").strip()
+    for pattern, peaks in DENSE_PEAK.items():
+        if re.fullmatch(pattern, name):
+            return peaks[arithmetic] * 1e12
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """What decides how many FLOPs a token takes."""
+
+    frozen_weights: int
+    """Weights of the backbone that a token is multiplied with and that do not train; embeddings are looked up."""
+    trained_weights: int
+    """The same for those that train."""
+    head_weights: int
+    attention_width: int
+    """Query heads times the width of a head."""
+    full_layers: int
+    """Layers in which a token attends to all before it."""
+    windowed_layers: int = 0
+    window: int = 0
+    """Tokens that a token sees in those layers, itself included."""
+
+    def flops(self, groups: Groups) -> int:
+        """Model FLOPs of forward and backward over groups of conversations.
+
+        A weight costs 2 a token forward and 2 backward for its input, and 2 more if it trains; a query-key pair
+        costs 4 a unit of attention width forward and twice that backward; the head is paid where scores are read.
+        """
+        tokens = reads = full = windowed = 0
+        for shared, replies in groups:
+            tokens += shared + sum(replies)
+            reads += len(replies)
+            full += attended_pairs(shared, replies)
+            if self.windowed_layers:
+                windowed += attended_pairs(shared, replies, self.window)
+        linear = tokens * (4 * self.frozen_weights + 6 * self.trained_weights) + 6 * reads * self.head_weights
+        return linear + 12 * self.attention_width * (self.full_layers * full + self.windowed_layers * windowed)
+
+
+def attended_pairs(shared: int, replies: Sequence[int], window: int | None = None) -> int:
+    """Query-key pairs of a group whose shared tokens are computed once: each token sees itself and what is before it
+    in its conversation, at most `window` tokens.
+    """
+    window = window or shared + max(replies)
+    return _causal(shared, window) + sum(_causal(shared + own, window) - _causal(shared, window) for own in replies)
+
+
+def _causal(length: int, window: int) -> int:
+    """Pairs of one row of `length` tokens."""
+    whole = min(length, window)
+    return whole * (whole + 1) // 2 + (length - whole) * window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What was computed; the work of parts adds up to that of the whole."""
+
+    computed_tokens: int = 0
+    """All of them, padding and dummies included."""
+    padding_tokens: int = 0
+    """Those that belong to no conversation."""
+    unshared_tokens: int = 0
+    """Tokens of the conversations, each with its own prompt."""
+    model_flops: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(
+            computed_tokens=self.computed_tokens + other.computed_tokens,
+            padding_tokens=self.padding_tokens + other.padding_tokens,
+            unshared_tokens=self.unshared_tokens + other.unshared_tokens,
+            model_flops=self.model_flops + other.model_flops,
+        )
+
+    @property
+    def padding_share(self) -> float:
+        """Padding tokens over computed tokens."""
+        return self.padding_tokens / self.computed_tokens if self.computed_tokens else math.nan
+
+    @property
+    def sharing_ratio(self) -> float:
+        """Tokens of the unshared conversations over computed tokens: 1 without sharing and padding."""
+        return self.unshared_tokens / self.computed_tokens if self.computed_tokens else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Throughput:
+    """Work, and the time it took."""
+
+    work: Work = Work()
+    comparisons: int = 0
+    seconds: float = 0.0
+    """In training steps; evaluating and saving not included."""
+    steps: int = 0
+
+    def __add__(self, other: Throughput) -> Throughput:
+        return Throughput(
+            work=self.work + other.work,
+            comparisons=self.comparisons + other.comparisons,
+            seconds=self.seconds + other.seconds,
+            steps=self.steps + other.steps,
+        )
+
+    def values(self, peak: Peak | None, peak_memory: int) -> dict[str, float]:
+        """Columns of metrics.csv; `peak_memory` in bytes. Without a peak the utilisation is NaN."""
+        rate = self.work.model_flops / self.seconds if self.seconds else math.nan
+        return {
+            "tokens": self.work.computed_tokens,
+            "seconds": self.seconds,
+            "tokens_per_second": self.work.computed_tokens / self.seconds if self.seconds else math.nan,
+            "pairs_per_second": self.comparisons / self.seconds if self.seconds else math.nan,
+            "padding_share": self.work.padding_share,
+            "sharing_ratio": self.work.sharing_ratio,
+            "model_tflops_per_second": rate / 1e12,
+            "mfu": rate / peak.flops if peak else math.nan,
+            "peak_memory_gib": peak_memory / GIB,
+        }
+
+
+def speed_line(values: Mapping[str, float]) -> str:
+    """The rates of `Throughput.values` in at most 74 columns."""
+    share = "" if math.isnan(values["mfu"]) else f"  MFU {100 * values['mfu']:.0f} %"
+    ratio = values["sharing_ratio"]
+    return (
+        f"{short(values['tokens_per_second'])} tok/s  {short(values['pairs_per_second'])} pairs/s  "
+        f"padding {100 * values['padding_share']:.0f} %  sharing {ratio:.{2 if ratio < 10 else 0}f}x{share}  "
+        f"{short(values['peak_memory_gib'])} GiB"
+    )
+
+
+def short(number: float) -> str:
+    """At most five letters: `0.52`, `4.1`, `812`, `47.1k`, `1235k`."""
+    if number >= 99_950:
+        return f"{number / 1000:.0f}k"
+    if number >= 9_999.5:
+        return f"{number / 1000:.1f}k"
+    return f"{number:.0f}" if number >= 99.95 else f"{number:.1f}" if number >= 0.95 else f"{number:.2f}"
+
+
+def closing_line(total: Throughput, peak: Peak | None, peak_memory: int) -> str:
+    """What a report says of a whole run."""
+    if not total.steps:
+        return "Speed: no step was trained."
+    values = total.values(peak, peak_memory)
+    of = f" of {peak.line()}" if peak else ""
+    share = "" if math.isnan(values["mfu"]) else f" MFU {100 * values['mfu']:.1f} %{of},"
+    padding = f"padding {100 * values['padding_share']:.1f} %, sharing {values['sharing_ratio']:.2f}x"
+    return (
+        f"Speed: {short(values['pairs_per_second'])} pairs/s, {short(values['tokens_per_second'])} tokens/s over "
+        f"{total.steps} steps of {values['seconds'] / total.steps:.2f} s, "
+        f"{padding},{share} peak memory {values['peak_memory_gib']:.2f} GiB."
+    )
