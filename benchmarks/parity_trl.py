@@ -21,13 +21,13 @@ from typing import Any
 import torch
 import transformers
 from datasets import Dataset
-from harness.tiny import TINY, write_tiny
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig
 from trl import RewardTrainer as TrlRewardTrainer
 
+from harness.tiny import TINY, write_tiny
 from rewardlab.artifact.save import choose_pad
 from rewardlab.core.files import write_json
 from rewardlab.core.types import Preference, TokenGroup
@@ -428,9 +428,8 @@ def write_result(found: Sequence[Parity], failures: Sequence[str], options: argp
     now = datetime.datetime.now(datetime.UTC)
     names = "_".join(dict.fromkeys(parity.model for parity in found))
     packages = ("rewardlab", "torch", "transformers", "trl", "peft", "accelerate", "numpy")
-    path = RESULTS / f"parity_trl.{names}.{now:%Y-%m-%d}.json"
     write_json(
-        path,
+        path := RESULTS / f"parity_trl.{names}.{now:%Y-%m-%d}.json",
         {
             "benchmark": "parity_trl",
             "date": now.isoformat(timespec="seconds"),

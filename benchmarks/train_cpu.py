@@ -34,6 +34,7 @@ class Cell:
     repeats: int
     lora: bool
     precision: str
+    max_seq_len: int = 1024
     sha256: str | None = None
     """Of the rows, which recorded results are of."""
 
@@ -54,15 +55,32 @@ HEADLINE = Cell(
     precision="fp32",
     sha256="93488caebc8f366f3710929739a847ec13ec7225d2b8941c2cbb25b98f10ad75",
 )
-SMALL = replace(HEADLINE, pairs=16, layers=8, repeats=3, sha256=None)
+SMALL = replace(
+    HEADLINE,
+    pairs=16,
+    layers=8,
+    repeats=3,
+    sha256="0bffb73012a38a3121076634746132b12e245ec52c0e88687ee30f43223defb5",
+)
+QA = replace(  # at 1024 tokens half of these prompts would be cut, each reply's at another place
+    SMALL,
+    data="qa_feedback.train",
+    max_seq_len=2048,
+    sha256="c7752d32c9cf08fc654096ea78a256248db770a266823db6e656f0b20e0e90cb",
+)
+ALPACA = replace(
+    SMALL,
+    data="alpaca_eval_v1.train",
+    sha256="c33b29a54941262d9b6d3eff2f582f95b7e23093fef14b1ed52610166fe4b0d3",
+)
 CELLS: Mapping[str, Cell] = {
     "headline-fp32": HEADLINE,
     "headline-bf16": replace(HEADLINE, precision="bf16"),
     "hh-lora": replace(SMALL, lora=True),
-    "qa-full": replace(SMALL, data="qa_feedback.train"),
-    "qa-lora": replace(SMALL, data="qa_feedback.train", lora=True),
-    "alpaca-full": replace(SMALL, data="alpaca_eval_v1.train"),
-    "alpaca-lora": replace(SMALL, data="alpaca_eval_v1.train", lora=True),
+    "qa-full": QA,
+    "qa-lora": replace(QA, lora=True),
+    "alpaca-full": ALPACA,
+    "alpaca-lora": replace(ALPACA, lora=True),
 }
 VARIANTS: Mapping[str, str] = {
     "trl": "TRL's RewardTrainer, 8 pairs a device, gradients accumulated over the step, its defaults otherwise "
@@ -100,7 +118,9 @@ class Job:
 def run_ours(session: Session, job: Job) -> None:
     """A variant of lockstep: RewardTrainer as a run builds it."""
     torch.set_num_threads(job.threads)
-    step = ours.step_of(ours.build_trainer(job.config, job.groups, sharing=job.sharing, device=CPU))
+    trainer = ours.build_trainer(job.config, job.groups, sharing=job.sharing, device=CPU)
+    session.optimizer = trainer.optimizer
+    step = ours.step_of(trainer)
     while session.wait():
         session.done(step())
 
@@ -115,6 +135,7 @@ def run_peer(session: Session, job: Job) -> None:
 def run_trl(session: Session, job: Job) -> None:
     """A variant of lockstep: TRL."""
     torch.set_num_threads(job.threads)
+    ours.quiet()
     peers.run_trl(session, job)
 
 
@@ -141,12 +162,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=None)
     parser.add_argument("--warmup", type=int, default=1, help="rounds before the first that counts")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--max-seq-len", type=int, default=1024)
+    parser.add_argument("--max-seq-len", type=int, default=None)
     parser.add_argument("--per-device", type=int, default=8, help="pairs of TRL's micro-batch")
-    parser.add_argument("--sorted-budget", type=int, default=4096, help="padded tokens of the sorted loop's micro-batch")
+    parser.add_argument(
+        "--sorted-budget", type=int, default=2048, help="padded tokens of the sorted loop's micro-batch"
+    )
     parser.add_argument("--in-process", action="store_true", help="threads, no processes: for trials, not for numbers")
     results.add_flags(parser)
     options = parser.parse_args(arguments)
+    ours.quiet()
     torch.set_num_threads(options.threads)
     for name in options.cells:
         if CELLS[name].precision == "bf16" and not machine.has_bf16(CPU):
@@ -167,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def cell_of(name: str, options: argparse.Namespace) -> Cell:
     """The cell with what the flags say."""
-    given = {key: getattr(options, key) for key in ("data", "pairs", "layers", "repeats")}
+    given = {key: getattr(options, key) for key in ("data", "pairs", "layers", "repeats", "max_seq_len")}
     changed = {key: value for key, value in given.items() if value is not None}
     cell = replace(CELLS[name], **changed)
     same_rows = (cell.data, cell.pairs) == (CELLS[name].data, CELLS[name].pairs)
@@ -178,7 +202,7 @@ def jobs_of(cell: Cell, folder: str, groups: Sequence[TokenGroup], options: argp
     """(target, job) of every variant asked for that can run here."""
     fixed = {
         "batch_size": len(groups),
-        "max_seq_len": options.max_seq_len,
+        "max_seq_len": cell.max_seq_len,
         "precision": cell.precision,
         "lora": cell.lora,
     }
@@ -212,6 +236,15 @@ def jobs_of(cell: Cell, folder: str, groups: Sequence[TokenGroup], options: argp
     return found
 
 
+def start(jobs: Mapping[str, tuple], *, processes: bool) -> tuple[dict[str, Worker], dict[str, Mapping[str, float]]]:
+    """The workers, built one after the other, and their memory by then."""
+    workers, built = {}, {}
+    for label, (target, job) in jobs.items():
+        workers[label] = Worker(label, target, job, processes=processes)
+        built[label] = workers[label].ready()
+    return workers, built
+
+
 def run_cell(name: str, cell: Cell, options: argparse.Namespace) -> None:
     """Measure one cell and write its result."""
     print(f"{name}: {cell.label}", flush=True)
@@ -219,17 +252,13 @@ def run_cell(name: str, cell: Cell, options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as work:
         folder = workload.model_folder(options.model, Path(work), layers=cell.layers)
         rows = workload.read_rows(cell.data, cell.pairs, folder=options.data_folder, expected=cell.sha256)
-        groups = workload.to_groups(rows, folder, max_seq_len=options.max_seq_len)
+        groups = workload.to_groups(rows, folder, max_seq_len=cell.max_seq_len)
         jobs = jobs_of(cell, folder, groups, options)
         any_job = next(iter(jobs.values()))[1]
         shape = flops.shape_of(ours.config_of(folder), lora_rank=any_job.config.lora_rank if cell.lora else 0)
         dtype = machine.PRECISION[cell.precision]
         peak = machine.matmul_peak(shape.products, dtype, CPU, rows=PEAK_ROWS)
-        workers = {
-            label: Worker(label, target, job, processes=not options.in_process)
-            for label, (target, job) in jobs.items()
-        }
-        built = {label: worker.ready() for label, worker in workers.items()}
+        workers, built = start(jobs, processes=not options.in_process)
         found = timing.interleave(
             {label: worker.step for label, worker in workers.items()}, repeats=cell.repeats, warmup=options.warmup
         )
@@ -237,8 +266,12 @@ def run_cell(name: str, cell: Cell, options: argparse.Namespace) -> None:
     peak = machine.better(peak, machine.matmul_peak(shape.products, dtype, CPU, rows=PEAK_ROWS))
     measured = {
         label: variant_facts(
-            timing.Timing.of(samples), cell=cell, shape=shape, peak=peak, groups=groups, sharing=jobs[label][1].sharing
-            and jobs[label][0] is run_ours,
+            timing.Timing.of(samples),
+            cell=cell,
+            shape=shape,
+            peak=peak,
+            groups=groups,
+            sharing=jobs[label][1].sharing and jobs[label][0] is run_ours,
         )
         | {"peak_memory_gb": memory[label].get("peak_gb"), "memory_built_gb": built[label].get("now_gb")}
         for label, samples in found.samples.items()
@@ -282,28 +315,34 @@ def write_cell(
 ) -> None:
     """The page and its data."""
     names = [*COMPARED, *((label, "ours") for label in measured if label not in VARIANTS)]
-    ratios, tokens = {}, {}
-    for slow, fast in names:
-        if slow in measured and fast in measured:
-            label = f"{slow} → {fast}"
-            ratios[label] = timing.ratio(found.samples[slow], found.samples[fast])
-            tokens[label] = measured[slow]["tokens_computed"] / measured[fast]["tokens_computed"]
+    ratios, tokens = results.compare(
+        names, found.samples, {label: facts["tokens_computed"] for label, facts in measured.items()}
+    )
     page = [
         f"# Training step: {cell.label}",
         "",
         f"{Path(options.model).name}; {found.rounds} interleaved rounds, each variant in its own process, one working "
-        f"at a time; medians, the first {options.warmup} left out. A step is forward, backward, clipping and fused AdamW "
-        f"over all {cell.pairs} pairs.",
+        f"at a time; medians, the first {options.warmup} left out. A step is forward, backward, clipping and fused "
+        f"AdamW over all {cell.pairs} pairs.",
         "",
         results.ratio_rows(ratios, tokens),
         results.table(
-            ["variant", "seconds (range)", "CPU-s", "pairs/s", "tokens computed", "useful", "GF/s useful", "MFU",
-             "GF/s computed", "peak memory, GB"],
+            [
+                "variant",
+                "seconds (range)",
+                "CPU-s",
+                "pairs/s",
+                "tokens computed",
+                "useful",
+                "GF/s useful",
+                "MFU",
+                "GF/s computed",
+                "peak memory, GB",
+            ],
             [
                 [
                     label,
-                    f"{results.show(facts['wall'])} ({results.show(facts['wall_low'])} to "
-                    f"{results.show(facts['wall_high'])})",
+                    results.spread(facts),
                     results.show(facts["cpu"]),
                     results.show(facts["pairs_per_second"]),
                     results.show(facts["tokens_computed"]),
@@ -320,7 +359,7 @@ def write_cell(
         *(f"- `{label}`: ours with {' '.join(chosen)}." for label, *chosen in options.also),
         *([f"- `ours` and `packed` with {' '.join(options.set)}."] if options.set else []),
         "",
-        f"Rows: the first {rows.rows} of {rows.name}, SHA-256 {rows.sha256[:12]}. MFU is useful model FLOPs (no padding, "
+        f"Rows: the first {rows.rows} of {rows.name}, {rows.fixed_by}. MFU is useful model FLOPs (no padding, "
         f"nothing computed twice) over the best matrix product of this run, {results.show(peak.gflops)} GF/s "
         f"({peak.kernel}, {'×'.join(map(str, peak.shape))}, {cell.precision}).",
         "",

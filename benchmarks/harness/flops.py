@@ -2,7 +2,8 @@
 
 Model FLOPs are the useful ones: 6 a weight and token for training (2 forward, 4 backward; 4 in all for a frozen
 weight, whose own gradient nobody wants), 2 for scoring, and attention by the query-key pairs that a causal mask leaves.
-Padding is not useful; what gradient checkpointing computes twice counts once. Norms, embeddings and the head are left out.
+Padding is not useful; what gradient checkpointing computes twice counts once. Norms, embeddings and the head are left
+out.
 """
 
 from __future__ import annotations

@@ -152,9 +152,8 @@ def run_sorted(session: Session, job: Any) -> None:
     model = load_classifier(job.folder, pad=job.pad)
     if job.config.lora:
         model = get_peft_model(model, adapter(job.config))
-    loop = PaddedLoop(
-        model, job.groups, job.config, order=sorted_order(job.sorted_budget), half=job.half, pad=job.pad
-    )
+    loop = PaddedLoop(model, job.groups, job.config, order=sorted_order(job.sorted_budget), half=job.half, pad=job.pad)
+    session.optimizer = loop.optimizer
     while session.wait():
         session.done(loop.step())
 
@@ -184,6 +183,7 @@ def run_trl(session: Session, job: Any) -> None:
 
     class Turns(transformers.TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            session.optimizer = trainer.optimizer
             if not session.wait():
                 control.should_training_stop = True
 
@@ -236,7 +236,7 @@ def run_trl(session: Session, job: Any) -> None:
         def count(*_: Any) -> None:
             trainer.layer_calls += 1  # twice a micro-batch where activations are computed again
 
-        first.register_forward_hook(count)
+        first.register_forward_pre_hook(count)
         trainer.train()
 
 

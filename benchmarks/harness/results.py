@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from harness import machine
-from harness.timing import Ratio, Timing
+from harness.timing import Ratio, Sample, ratio
 from rewardlab.core.files import write_json, write_text
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -39,19 +39,30 @@ def ratio_rows(ratios: Mapping[str, Ratio], tokens: Mapping[str, float]) -> str:
         [
             [
                 name,
-                f"**{show(ratio.value)}**",
-                f"{show(ratio.low)} to {show(ratio.high)}",
-                show(ratio.cpu),
+                f"**{show(found.value)}**",
+                f"{show(found.low)} to {show(found.high)}",
+                show(found.cpu),
                 show(tokens.get(name)),
             ]
-            for name, ratio in ratios.items()
+            for name, found in ratios.items()
         ],
     )
 
 
-def seconds(timing: Timing) -> str:
-    """Median and range."""
-    return f"{show(timing.wall)} ({show(timing.wall_low)} to {show(timing.wall_high)})"
+def spread(facts: Mapping[str, Any]) -> str:
+    """Median of a variant's seconds, and their range."""
+    return f"{show(facts['wall'])} ({show(facts['wall_low'])} to {show(facts['wall_high'])})"
+
+
+def compare(
+    names: Sequence[tuple[str, str]], samples: Mapping[str, Sequence[Sample]], tokens: Mapping[str, float]
+) -> tuple[dict[str, Ratio], dict[str, float]]:
+    """Ratios of time and of tokens, by `slower → faster`; pairs of which one was not measured are left out."""
+    there = [(slow, fast) for slow, fast in names if slow in samples and fast in samples]
+    return (
+        {f"{slow} → {fast}": ratio(samples[slow], samples[fast]) for slow, fast in there},
+        {f"{slow} → {fast}": tokens[slow] / tokens[fast] for slow, fast in there},
+    )
 
 
 def plain_options(options: argparse.Namespace) -> dict[str, object]:
@@ -69,6 +80,11 @@ def plain_options(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
+def today() -> str:
+    """The date in the names of files."""
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+
+
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Where results go."""
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the dated files")
@@ -84,29 +100,32 @@ def write(
     options: argparse.Namespace,
     device: torch.device,
     load: tuple[float, float],
+    say: bool = True,
 ) -> Path | None:
     """Write `benchmark.tag.date` as .md and .json; `load` is the load average before and after.
 
-    Prints the page; returns the path of the Markdown file.
+    Prints the page (unless told not to `say` it); returns the path of the Markdown file.
     """
     now = datetime.datetime.now(datetime.UTC)
     facts = machine.describe(device)
     packages = facts.get("packages", {})
     versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
     where = facts.get("gpu") or f"{facts['processor']}, {facts['cores']} cores, {facts['threads']} threads used"
+    commit = f"{str(facts['git_commit'])[:12]}{' with changes' if facts['git_dirty'] else ''}"
     text = "\n".join(
         [
             *page,
             f"Machine: {where}; load average {load[0]:.1f} before, {load[1]:.1f} after; {versions}, Python "
-            f"{facts['python']}; commit {str(facts['git_commit'])[:12]}{' with changes' if facts['git_dirty'] else ''}.",
+            f"{facts['python']}; commit {commit}.",
             "",
         ]
     )
-    print(f"\n{text}", flush=True)
+    if say:
+        print(f"\n{text}", flush=True)
     if options.no_result:
         return None
     options.results.mkdir(parents=True, exist_ok=True)
-    path: Path = options.results / f"{benchmark}.{tag}.{now:%Y-%m-%d}.md"
+    path: Path = options.results / f"{benchmark}.{tag}.{today()}.md"
     write_text(path, text)
     write_json(
         path.with_suffix(".json"),
@@ -120,5 +139,6 @@ def write(
             **data,
         },
     )
-    print(f"written: {path.name}, {path.with_suffix('.json').name}")
+    if say:
+        print(f"written: {path.name}, {path.with_suffix('.json').name}")
     return path

@@ -125,6 +125,4 @@ def ratio(slow: Sequence[Sample], fast: Sequence[Sample]) -> Ratio:
     """`slow` over `fast`, round by round."""
     rounds = [a.wall / b.wall for a, b in zip(slow, fast, strict=True)]
     one, other = Timing.of(slow), Timing.of(fast)
-    return Ratio(
-        value=one.wall / other.wall, low=min(rounds), high=max(rounds), cpu=one.cpu / max(other.cpu, 1e-9)
-    )
+    return Ratio(value=one.wall / other.wall, low=min(rounds), high=max(rounds), cpu=one.cpu / max(other.cpu, 1e-9))

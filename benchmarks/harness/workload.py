@@ -1,4 +1,4 @@
-"""What is computed: rows of real files fixed by their hash, generated rows, synthetic lengths; whole and cut-off models."""
+"""What is computed: rows of files fixed by their hash, generated rows, synthetic lengths; models whole or cut off."""
 
 from __future__ import annotations
 
@@ -38,8 +38,13 @@ class Rows:
     name: str
     preferences: Sequence[Preference]
     sha256: str
-    """Of the lines as they are in the file, line ends included."""
+    """Of the lines as they are in the file, line ends included; empty for generated rows."""
     rows: int
+
+    @property
+    def fixed_by(self) -> str:
+        """What says which rows these are."""
+        return "made with seed 0" if self.name == GENERATED else f"SHA-256 {self.sha256[:12]}"
 
 
 def read_rows(name: str, count: int, *, folder: Path, expected: str | None = None) -> Rows:
@@ -49,7 +54,7 @@ def read_rows(name: str, count: int, *, folder: Path, expected: str | None = Non
     """
     if name == GENERATED:
         preferences = [pair.preference for pair in generate(count, seed=0, topics="train")]
-        return Rows(name=name, preferences=preferences, sha256="generated, seed 0", rows=count)
+        return Rows(name=name, preferences=preferences, sha256="", rows=count)
     path = next((path for end in EXTENSIONS if (path := folder / f"{name}{end}").is_file()), None)
     if path is None:
         raise SystemExit(f"{name}: not in {folder}. Name the folder with --data-folder, or use --data {GENERATED}.")
@@ -146,7 +151,7 @@ def random_group(prompt: int, replies: Sequence[int], *, vocabulary: int, seed: 
     generator = np.random.default_rng(seed)
 
     def tokens(count: int) -> np.ndarray:
-        return generator.integers(3, vocabulary, count)
+        return generator.integers(3, vocabulary, count, dtype=np.int32)
 
     return group_of(tokens(prompt), [tokens(count) for count in replies], name=f"random {seed}")
 

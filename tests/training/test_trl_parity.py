@@ -19,6 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 @pytest.fixture(scope="module")
 def parity_trl() -> ModuleType:
+    sys.path.insert(0, str(SCRIPT.parent))  # where its harness is
     spec = importlib.util.spec_from_file_location("parity_trl", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
