@@ -229,6 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no round after this")
     parser.add_argument("--tag", default=None, help="in the result's name; by default the device")
+    parser.add_argument("--peak-seconds", type=float, default=0.4, help="for each matrix product of the peak")
     results.add_flags(parser)
     options = parser.parse_args(arguments)
     options.models = options.models or (["tiny"] if options.tiny else ["0.5b", "3b"])
@@ -256,7 +257,13 @@ def run_cell(name: str, options: argparse.Namespace, work: Path, end: float) -> 
     """Measure one cell."""
     bench = Bench(*name.split(" "), options, work)
     rows = 256 if options.tiny else 8192
-    peak = machine.matmul_peak(bench.shape.products, machine.PRECISION[bench.config.precision], bench.device, rows=rows)
+    peak = machine.matmul_peak(
+        bench.shape.products,
+        machine.PRECISION[bench.config.precision],
+        bench.device,
+        rows=rows,
+        seconds=options.peak_seconds,
+    )
     found = timing.interleave(
         bench.steppers(),
         repeats=options.repeats,

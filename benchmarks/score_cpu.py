@@ -141,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-seq-len", type=int, default=1024)
     parser.add_argument("--padded-rows", type=int, default=8, help="replies of a padded batch")
     parser.add_argument("--in-process", action="store_true", help="threads, no processes: for trials, not for numbers")
+    parser.add_argument("--peak-seconds", type=float, default=0.4, help="for each matrix product of the peak")
     results.add_flags(parser)
     options = parser.parse_args(arguments)
     ours.quiet()
@@ -178,7 +179,7 @@ def run_cell(name: str, cell: Cell, options: argparse.Namespace) -> None:
         config = ours.config_of(folder)
         shape = flops.shape_of(config)
         dtype = machine.PRECISION[options.precision]
-        peak = machine.matmul_peak(shape.products, dtype, CPU, rows=PEAK_ROWS)
+        peak = machine.matmul_peak(shape.products, dtype, CPU, rows=PEAK_ROWS, seconds=options.peak_seconds)
         job = Job(
             folder=folder,
             config=ours.settings(folder, fixed | chosen),
@@ -207,7 +208,9 @@ def run_cell(name: str, cell: Cell, options: argparse.Namespace) -> None:
         )
         memory = {label: worker.close().get("peak_gb") for label, worker in workers.items()}
         scores = {label: np.load(one.scores_file) for label, one in jobs.items()}
-    peak = machine.better(peak, machine.matmul_peak(shape.products, dtype, CPU, rows=PEAK_ROWS))
+    peak = machine.better(
+        peak, machine.matmul_peak(shape.products, dtype, CPU, rows=PEAK_ROWS, seconds=options.peak_seconds)
+    )
     measured = {
         label: variant_facts(timing.Timing.of(samples), cell, shape, peak, scores[label] - scores["padded"])
         | {"peak_memory_gb": memory[label]}

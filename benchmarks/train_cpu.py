@@ -168,6 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--sorted-budget", type=int, default=2048, help="padded tokens of the sorted loop's micro-batch"
     )
     parser.add_argument("--in-process", action="store_true", help="threads, no processes: for trials, not for numbers")
+    parser.add_argument("--peak-seconds", type=float, default=0.4, help="for each matrix product of the peak")
     results.add_flags(parser)
     options = parser.parse_args(arguments)
     ours.quiet()
@@ -257,13 +258,15 @@ def run_cell(name: str, cell: Cell, options: argparse.Namespace) -> None:
         any_job = next(iter(jobs.values()))[1]
         shape = flops.shape_of(ours.config_of(folder), lora_rank=any_job.config.lora_rank if cell.lora else 0)
         dtype = machine.PRECISION[cell.precision]
-        peak = machine.matmul_peak(shape.products, dtype, CPU, rows=PEAK_ROWS)
+        peak = machine.matmul_peak(shape.products, dtype, CPU, rows=PEAK_ROWS, seconds=options.peak_seconds)
         workers, built = start(jobs, processes=not options.in_process)
         found = timing.interleave(
             {label: worker.step for label, worker in workers.items()}, repeats=cell.repeats, warmup=options.warmup
         )
         memory = {label: worker.close() for label, worker in workers.items()}
-    peak = machine.better(peak, machine.matmul_peak(shape.products, dtype, CPU, rows=PEAK_ROWS))
+    peak = machine.better(
+        peak, machine.matmul_peak(shape.products, dtype, CPU, rows=PEAK_ROWS, seconds=options.peak_seconds)
+    )
     measured = {
         label: variant_facts(
             timing.Timing.of(samples),

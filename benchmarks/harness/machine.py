@@ -68,7 +68,7 @@ class Peak:
 
 
 def matmul_peak(
-    shapes: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device, *, rows: int, seconds: float = 0.4
+    shapes: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device, *, rows: int, seconds: float
 ) -> Peak:
     """Products of [rows, in] and [out, in] for every (in, out): each kernel for `seconds`, its best call counts."""
     rates: dict[str, float] = {}

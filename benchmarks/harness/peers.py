@@ -236,7 +236,7 @@ def run_trl(session: Session, job: Any) -> None:
         def count(*_: Any) -> None:
             trainer.layer_calls += 1  # twice a micro-batch where activations are computed again
 
-        first.register_forward_pre_hook(count)
+        next(first.children()).register_forward_pre_hook(count)  # the layer's own hooks stay outside the checkpoint
         trainer.train()
 
 

@@ -22,7 +22,7 @@ import train_cpu  # noqa: E402
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
-TINY = ["--model", "tiny-llama", "--data", "generated", "--threads", "1"]
+TINY = ["--model", "tiny-llama", "--data", "generated", "--threads", "1", "--peak-seconds", "0.01"]
 
 
 def result(folder: Path) -> dict[str, Any]:
@@ -107,7 +107,21 @@ def test_growth_names_what_it_had_no_time_for(tmp_path):
 
 
 def test_the_gpu_script_runs_on_a_cpu(tmp_path):
-    flags = ["--device", "cpu", "--tiny", "--data", "hh", "--repeats", "1", "--warmup", "1", "--pairs", "8"]
+    flags = [
+        "--device",
+        "cpu",
+        "--tiny",
+        "--data",
+        "hh",
+        "--repeats",
+        "1",
+        "--warmup",
+        "1",
+        "--pairs",
+        "8",
+        "--peak-seconds",
+        "0.01",
+    ]
     assert gpu.main([*flags, "--also", "again", "beta=2.0", "--results", str(tmp_path)]) == 0
     full, lora = result(tmp_path)["cells"]
     assert (full["cell"], lora["cell"]) == ("tiny hh full", "tiny hh lora")
