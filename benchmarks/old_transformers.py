@@ -35,7 +35,7 @@ from transformers import (
     StableLmConfig,
 )
 
-from parts import tiny
+from harness import tiny
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.spec import SCORE_TOLERANCE
 from rewardlab.data.chat import build_renderer

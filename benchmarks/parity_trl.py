@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ import transformers
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig, Qwen2Config
+from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig
 from trl import RewardTrainer as TrlRewardTrainer
 
-from parts.parity import LOSS_TOLERANCE, WEIGHT_TOLERANCE, Parity, Track, compare, table
-from parts.tiny import SPECIAL, byte_tokenizer
+from harness.parity import LOSS_TOLERANCE, WEIGHT_TOLERANCE, Parity, Track, compare, table
+from harness.tiny import TINY, write_tiny
 from rewardlab.artifact.save import choose_pad
 from rewardlab.core.files import write_json
 from rewardlab.core.types import Preference, TokenGroup
@@ -264,36 +264,6 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-TINY: Mapping[str, type] = {"tiny-llama": LlamaConfig, "tiny-qwen2": Qwen2Config}
-
-
-def write_tiny(folder: Path, name: str) -> str:
-    """A two-layer model with random weights and a small tokenizer, as a folder."""
-    texts = [
-        turn.content
-        for pair in generate(64, seed=1, topics="train")
-        for turn in (*pair.preference.prompt, *pair.preference.replies[0])
-    ]
-    tokenizer = byte_tokenizer(texts, vocab_size=600, special=SPECIAL[:3])
-    torch.manual_seed(0)
-    config = TINY[name](
-        vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.1,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=2,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(str(folder))
-    return str(folder)
-
-
 def switches() -> str:
     """SWITCHES in lines."""
     lines = [f"  {what}: TRL {trl}; rewardlab {ours}. Here: {here}." for what, trl, ours, here in SWITCHES]
@@ -348,9 +318,8 @@ def write_result(found: Sequence[Parity], failures: Sequence[str], options: argp
     now = datetime.datetime.now(datetime.UTC)
     names = "_".join(dict.fromkeys(parity.model for parity in found))
     packages = ("rewardlab", "torch", "transformers", "trl", "peft", "accelerate", "numpy")
-    path = RESULTS / f"parity_trl.{names}.{now:%Y-%m-%d}.json"
     write_json(
-        path,
+        path := RESULTS / f"parity_trl.{names}.{now:%Y-%m-%d}.json",
         {
             "benchmark": "parity_trl",
             "date": now.isoformat(timespec="seconds"),

@@ -55,7 +55,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from parts.tiny import CHATML, GROUPED, SIZES, byte_tokenizer
+from harness.tiny import CHATML, GROUPED, SIZES, byte_tokenizer
 from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
 from rewardlab.data.chat import Renderer, build_renderer
 from rewardlab.data.config import DataConfig

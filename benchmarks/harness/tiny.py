@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
+from rewardlab.data.synthetic import generate
+
+TINY: Mapping[str, type] = {"tiny-llama": LlamaConfig, "tiny-qwen2": Qwen2Config}
 SIZES: dict[str, Any] = {
     "vocab_size": 384,
     "hidden_size": 32,
@@ -68,3 +73,30 @@ def byte_tokenizer(
         unk_token="<|endoftext|>",
         chat_template=template,
     )
+
+
+def write_tiny(folder: Path, name: str) -> str:
+    """A two-layer model with random weights and a small tokenizer, as a folder."""
+    texts = [
+        turn.content
+        for pair in generate(64, seed=1, topics="train")
+        for turn in (*pair.preference.prompt, *pair.preference.replies[0])
+    ]
+    fast = byte_tokenizer(texts, vocab_size=600, special=SPECIAL[:3])
+    torch.manual_seed(0)
+    config = TINY[name](
+        vocab_size=len(fast),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.1,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=2,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    fast.save_pretrained(str(folder))
+    return str(folder)

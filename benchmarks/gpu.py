@@ -1,0 +1,409 @@
+"""Training steps on one GPU with random weights: Qwen2.5 shapes, lengths like HH's, SHP's and UltraFeedback's."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import get_peft_model
+from torch import nn
+
+from harness import flops, machine, ours, peers, results, timing
+from harness.random_model import build, config_folder, random_weights
+from harness.workload import Lengths
+from rewardlab.model.load import disk_class_of, read_config, resolve_precision
+from rewardlab.model.reward import disk_name
+from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.reward_trainer import RewardTrainer
+
+QWEN = {
+    "model_type": "qwen2",
+    "vocab_size": 151936,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+    "tie_word_embeddings": True,
+}
+MODELS: Mapping[str, Mapping[str, object]] = {
+    "0.5b": QWEN | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
+    "3b": QWEN | {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16},
+    "tiny": QWEN
+    | {
+        "vocab_size": 256,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 4096,
+    },
+}
+PAIRS = {"0.5b": 64, "3b": 32, "tiny": 16}
+DATA: Mapping[str, Lengths] = {
+    "hh": Lengths(prompt=114, chosen=39, rejected=47.5, spread=(0.7, 0.8)),
+    "shp": Lengths(prompt=300, chosen=80, rejected=80, spread=(0.6, 0.7)),
+    "ultrafeedback": Lengths(prompt=150, chosen=350, rejected=350, spread=(0.8, 0.5)),
+}
+VARIANTS: Mapping[str, str] = {
+    "ours": "rewardlab: packed rows, each prompt once",
+    "packed": "rewardlab without sharing prompts",
+    "sorted": "a plain loop over padded micro-batches of pairs sorted by length",
+    "trl-no-gc": "stand-in for TRL's compute: its collator's rule, --per-device pairs a micro-batch in random order, "
+    "without gradient checkpointing; TRL itself does not run here",
+    "trl": "the same stand-in with gradient checkpointing, which is TRL's default",
+}
+COMPARED = (("sorted", "ours"), ("trl-no-gc", "ours"), ("trl", "ours"), ("packed", "ours"))
+Step = Callable[[], Mapping[str, float]]
+
+
+class Bench:
+    """One model in one kind of training, ours and the padded peer's, with the weights shared where they can be."""
+
+    def __init__(self, name: str, data: str, kind: str, options: argparse.Namespace, work: Path) -> None:
+        self.options = options
+        self.device = torch.device(options.device)
+        folder = config_folder(work / name, MODELS[name])
+        longest = 128 if options.tiny else options.max_seq_len
+        self.pairs = options.pairs or PAIRS[name]
+        vocabulary = read_config(folder).vocab_size
+        lengths = scaled(DATA[data], 0.2) if options.tiny else DATA[data]
+        self.groups = lengths.draw(self.pairs, longest=longest, vocabulary=vocabulary, seed=0)
+        self.fixed = {
+            "batch_size": self.pairs,
+            "max_seq_len": longest,
+            "precision": resolve_precision(options.precision, self.device),
+            "lora": kind == "lora",
+        } | ours.parse_settings(options.set)
+        self.config = ours.settings(folder, self.fixed)
+        self.half = self.config.precision == "bf16"
+        self.shape = flops.shape_of(ours.config_of(folder), lora_rank=self.config.lora_rank if self.config.lora else 0)
+        self.trainer = self._trainer(self.config)
+        self.resident: dict[str, nn.Module] = {}
+        self.own: dict[str, torch.optim.Optimizer] = {}
+
+    def _trainer(self, config: RewardTrainerConfig) -> RewardTrainer:
+        with random_weights(seed=0, device=self.device):
+            return ours.build_trainer(config, self.groups, sharing=True, device=self.device)
+
+    def steppers(self) -> dict[str, timing.Stepper]:
+        """One for each variant asked for."""
+        steps: dict[str, timing.Stepper] = {}
+        wanted = [name for name in VARIANTS if name in self.options.variants]
+        for name in wanted:
+            if name in ("ours", "packed"):
+                layout = "shared" if name == "ours" else "unshared"
+                steps[name] = self._ours(name, self.trainer, layout)
+        for label, *more in self.options.also:
+            config = ours.settings(self.config.model, self.fixed | ours.parse_settings(more))
+            trainer = self._trainer(config)
+            if adopt(trainer.reward_model, dict(self.trainer.reward_model.named_parameters())):
+                trainer.optimizer = self.trainer.optimizer
+            steps[label] = self._ours(label, trainer, "shared")
+        peer_names = [name for name in wanted if name not in ("ours", "packed")]
+        if peer_names:
+            peer, optimizer = self._peer()
+            for name in peer_names:
+                order = (
+                    peers.sorted_order(self.options.sorted_budget)
+                    if name == "sorted"
+                    else peers.random_order(self.options.per_device)
+                )
+                loop = peers.PaddedLoop(
+                    peer, self.groups, self.config, order=order, half=self.half, pad=0, optimizer=optimizer
+                )
+                optimizer = loop.optimizer
+                steps[name] = self._padded(name, loop, checkpointing=name == "trl")
+        return steps
+
+    def _ours(self, name: str, trainer: RewardTrainer, layout: Any) -> timing.Stepper:
+        self.resident[name], self.own[name] = trainer.reward_model, trainer.optimizer
+        step = ours.step_of(trainer)
+
+        def run() -> timing.Sample:
+            trainer.reward_model.layout = layout
+            return self._timed(name, step)
+
+        return run
+
+    def _peer(self) -> tuple[Any, torch.optim.Optimizer | None]:
+        """transformers' classifier on our weights, its optimiser ours too; on its own where they cannot be shared."""
+        config = read_config(self.config.model)
+        config.num_labels, config.pad_token_id = 1, 0
+        peer = build(disk_class_of(config), config, self.options.peer_attention, seed=0, device=self.device)
+        if self.config.lora:
+            return get_peft_model(peer, peers.adapter(self.config)), None
+        model = self.trainer.reward_model
+        mine = {disk_name(name, model.disk_class): parameter for name, parameter in model.named_parameters()}
+        return peer, self.trainer.optimizer if adopt(peer, mine) else None
+
+    def _padded(self, name: str, loop: peers.PaddedLoop, *, checkpointing: bool) -> timing.Stepper:
+        self.resident[name], self.own[name] = loop.model, loop.optimizer
+
+        def run() -> timing.Sample:
+            if checkpointing:
+                loop.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            else:
+                loop.model.gradient_checkpointing_disable()
+            return self._timed(name, loop.step)
+
+        return run
+
+    def _timed(self, name: str, step: Step) -> timing.Sample:
+        """A sample with its peak memory: this variant's weights and optimiser, and what the step takes above."""
+        if self.device.type != "cuda":
+            return timing.timed(step)
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            sample = timing.timed(step, wait=torch.cuda.synchronize)
+        except torch.OutOfMemoryError:
+            self.own[name].zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+            raise
+        above = torch.cuda.max_memory_allocated() - before
+        held = sum(parameter.nbytes for parameter in self.resident[name].parameters())
+        states = sum(
+            value.nbytes
+            for state in self.own[name].state.values()
+            for value in state.values()
+            if isinstance(value, torch.Tensor)
+        )
+        facts = {**sample.facts, "peak_memory_gb": (above + held + states) / 2**30}
+        return timing.Sample(wall=sample.wall, cpu=sample.cpu, facts=facts)
+
+
+def adopt(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> bool:
+    """Put these parameters in place of the module's own, if they are the same by name and shape."""
+    own = {name: parameter.shape for name, parameter in module.named_parameters()}
+    if own != {name: parameter.shape for name, parameter in parameters.items()}:
+        return False
+    for name, parameter in parameters.items():
+        parent, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(parent), leaf, parameter)
+    return True
+
+
+def scaled(lengths: Lengths, factor: float) -> Lengths:
+    """Shorter ones."""
+    return Lengths(
+        prompt=lengths.prompt * factor,
+        chosen=lengths.chosen * factor,
+        rejected=lengths.rejected * factor,
+        spread=lengths.spread,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the cells; the result is written again after each."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=None, choices=list(MODELS), help="by default 0.5b and 3b")
+    parser.add_argument("--data", nargs="+", default=list(DATA), choices=list(DATA))
+    parser.add_argument("--kinds", nargs="+", default=["full", "lora"], choices=["full", "lora"])
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of ours and of packed")
+    parser.add_argument("--also", nargs="+", action="append", default=[], metavar=("LABEL", "NAME=VALUE"))
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and short rows, to try the script")
+    parser.add_argument("--precision", default="auto", choices=["auto", "fp32", "bf16"])
+    parser.add_argument("--pairs", type=int, default=None, help="a step; by default 64 (0.5b) and 32 (3b)")
+    parser.add_argument("--max-seq-len", type=int, default=1024)
+    parser.add_argument("--per-device", type=int, default=8, help="pairs of the TRL stand-in's micro-batch")
+    parser.add_argument(
+        "--sorted-budget", type=int, default=4096, help="padded tokens of the sorted loop's micro-batch"
+    )
+    parser.add_argument("--peer-attention", default="sdpa", help="attn_implementation of sorted and trl")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument(
+        "--peak-tflops", type=float, default=989.0, help="the GPU's dense bf16 peak, from its data sheet"
+    )
+    parser.add_argument("--minutes", type=float, default=8.0, help="begin no round after this")
+    parser.add_argument("--tag", default=None, help="in the result's name; by default the device")
+    parser.add_argument("--peak-seconds", type=float, default=0.4, help="for each matrix product of the peak")
+    results.add_flags(parser)
+    options = parser.parse_args(arguments)
+    options.models = options.models or (["tiny"] if options.tiny else ["0.5b", "3b"])
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("there is no GPU here. Try the script with --device cpu --tiny.")
+    ours.quiet()
+    warnings.simplefilter("ignore", FutureWarning)
+    end, load = time.monotonic() + 60 * options.minutes, machine.load_average()
+    cells: list[dict[str, Any]] = []
+    names = [f"{model} {data} {kind}" for model in options.models for kind in options.kinds for data in options.data]
+    with tempfile.TemporaryDirectory() as work:
+        for name in names:
+            if time.monotonic() > end:
+                break
+            print(f"{name}:", flush=True)
+            cells.append(run_cell(name, options, Path(work), end))
+            left = names[len(cells) :]
+            write(cells, left, options, load, last=not left)
+    if len(cells) < len(names):
+        write(cells, names[len(cells) :], options, load, last=True)
+    return 0
+
+
+def run_cell(name: str, options: argparse.Namespace, work: Path, end: float) -> dict[str, Any]:
+    """Measure one cell."""
+    bench = Bench(*name.split(" "), options, work)
+    rows = 256 if options.tiny else 8192
+    peak = machine.matmul_peak(
+        bench.shape.products,
+        machine.PRECISION[bench.config.precision],
+        bench.device,
+        rows=rows,
+        seconds=options.peak_seconds,
+    )
+    found = timing.interleave(
+        bench.steppers(),
+        repeats=options.repeats,
+        warmup=options.warmup,
+        until=end,
+        tolerate=(torch.OutOfMemoryError,),
+    )
+    variants = {}
+    for label, samples in found.samples.items():
+        summed = timing.Timing.of(samples)
+        useful = flops.useful_work(bench.groups, sharing=label not in ("packed", "sorted", "trl", "trl-no-gc"))
+        rate = bench.shape.train_flops(useful) / summed.wall / 1e12
+        variants[label] = {
+            **asdict(summed),
+            "pairs_per_second": bench.pairs / summed.wall,
+            "tokens_computed": summed.facts["tokens"],
+            "tokens_useful": useful.tokens,
+            "tflops_useful": rate,
+            "mfu": rate / options.peak_tflops,
+            "of_measured_peak": 1000 * rate / peak.gflops,
+            "peak_memory_gb": max(one.facts.get("peak_memory_gb", 0.0) for one in samples) or None,
+        }
+    pairs = [*COMPARED, *((label, "ours") for label in variants if label not in VARIANTS)]
+    tokens = {label: facts["tokens_computed"] for label, facts in variants.items()}
+    ratios, token_ratios = results.compare(pairs, found.samples, tokens)
+    cell = {
+        "cell": name,
+        "pairs": bench.pairs,
+        "precision": bench.config.precision,
+        "rounds": found.rounds,
+        "failed": dict(found.failed),
+        "ratios": {label: asdict(value) for label, value in ratios.items()},
+        "token_ratios": token_ratios,
+        "variants": variants,
+        "samples": {label: [asdict(one) for one in samples] for label, samples in found.samples.items()},
+        "matmul_peak": asdict(peak),
+        "mean_lengths": mean_lengths(bench.groups),
+    }
+    del bench
+    if options.device == "cuda":
+        torch.cuda.empty_cache()
+    return cell
+
+
+def mean_lengths(groups: Sequence[Any]) -> dict[str, float]:
+    """Tokens of prompt, chosen and rejected."""
+    return {
+        "prompt": sum(len(group.shared) for group in groups) / len(groups),
+        "chosen": sum(len(group.suffixes[0]) for group in groups) / len(groups),
+        "rejected": sum(len(group.suffixes[1]) for group in groups) / len(groups),
+    }
+
+
+def write(
+    cells: Sequence[Mapping[str, Any]],
+    left: Sequence[str],
+    options: argparse.Namespace,
+    load: float,
+    *,
+    last: bool,
+) -> None:
+    """The page and its data, so far."""
+    show = results.show
+    heads = list(dict.fromkeys(label for cell in cells for label in cell["ratios"]))
+    ratios = [
+        [
+            cell["cell"],
+            *(
+                f"**{cell['ratios'][label]['value']:.2f}** ({cell['token_ratios'][label]:.2f})"
+                if label in cell["ratios"]
+                else "–"
+                for label in heads
+            ),
+        ]
+        for cell in cells
+    ]
+    body = [
+        [
+            cell["cell"],
+            label,
+            show(facts["pairs_per_second"]),
+            results.spread(facts),
+            show(facts["tokens_computed"]),
+            show(facts["tokens_useful"]),
+            f"{facts['mfu']:.1%}",
+            f"{facts['of_measured_peak']:.1%}",
+            show(facts["peak_memory_gb"]),
+        ]
+        for cell in cells
+        for label, facts in cell["variants"].items()
+    ]
+    device = torch.device(options.device)
+    gpu = torch.cuda.get_device_name() if device.type == "cuda" else f"{device.type}{'-tiny' if options.tiny else ''}"
+    failed = [f"{cell['cell']}, {label}: {why}" for cell in cells for label, why in cell["failed"].items()]
+    chosen = f" `ours` and `packed` with {' '.join(options.set)}." if options.set else ""
+    page = [
+        f"# Training steps on {gpu}",
+        "",
+        "Times faster than, by wall seconds of a step (in brackets: by tokens computed). Random weights and tokens; "
+        f"lengths drawn to be like the data's; {cells[0]['precision']}; interleaved rounds in one process "
+        f"({', '.join(str(cell['rounds']) for cell in cells)} of {options.repeats}), medians, the first "
+        f"{options.warmup} left out.{chosen}",
+        "",
+        results.table(["model, data, kind", *heads], ratios),
+        results.table(
+            [
+                "model, data, kind",
+                "variant",
+                "pairs/s",
+                "seconds (range)",
+                "tokens computed",
+                "useful",
+                f"MFU of {options.peak_tflops:g} TF/s",
+                "of measured matmul",
+                "peak memory, GB",
+            ],
+            body,
+        ),
+        *(f"- `{label}`: {text}." for label, text in VARIANTS.items() if label in options.variants),
+        *(f"- `{label}`: ours with {' '.join(more)}." for label, *more in options.also),
+        "",
+        "MFU counts useful model FLOPs: no padding, nothing computed twice. Measured matmul, best of the model's "
+        "shapes: "
+        + ", ".join(f"{cell['cell']} {cell['matmul_peak']['gflops'] / 1000:.0f} TF/s" for cell in cells)
+        + ". Memory: the variant's weights, gradients, optimiser and activations, as allocated.",
+        "",
+        *([f"Could not run: {'; '.join(failed)}.", ""] if failed else []),
+        *([f"Left out for want of time: {'; '.join(left)}.", ""] if left else []),
+    ]
+    results.write(
+        "gpu",
+        options.tag or re.sub(r"\W+", "-", gpu.lower()),
+        page=page,
+        data={"cells": list(cells), "left_out": list(left)},
+        options=options,
+        device=device,
+        load=(load, machine.load_average()),
+        say=last,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What the benchmarks share: interleaved timing, processes in lockstep, FLOPs, the machine, dated results."""

@@ -1,0 +1,105 @@
+"""rewardlab as a run builds it: settings, layout, model and RewardTrainer, one step at a time."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from harness.flops import Work, layout_work
+from rewardlab.core.config import from_mapping
+from rewardlab.core.types import TokenGroup
+from rewardlab.data.loader import weigh
+from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config
+from rewardlab.model.reward import RewardModel
+from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.records import Records
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, object]:
+    """`name=value` texts as a mapping; values as in a YAML file."""
+    found: dict[str, object] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise SystemExit(f"--set {text}: expected name=value, with the name of a setting of rewardlab train.")
+        found[name.strip().replace("-", "_")] = yaml.safe_load(value)
+    return found
+
+
+def settings(folder: str, chosen: Mapping[str, object]) -> RewardTrainerConfig:
+    """The configuration of a run of the model in `folder`; `chosen` as from a file."""
+    fixed = {"model": folder, "dataset": "benchmark", "output_dir": str(Path(tempfile.gettempdir()) / "benchmark")}
+    return from_mapping(RewardTrainerConfig, {**fixed, **chosen}, where="--set")
+
+
+def build_model(config: RewardTrainerConfig, *, sharing: bool, device: torch.device) -> RewardModel:
+    """The model as `rewardlab train` loads it. SystemExit if its layout would not be the one asked for."""
+    quiet()
+    wanted = "shared" if sharing else "unshared"
+    said: list[str] = []
+    model_config = read_config(config.model)
+    layout = choose_layout(
+        model_config,
+        disk_class_of(model_config),
+        config,
+        max_length=config.max_seq_len,
+        share=sharing and config.shares_prompts,
+        log=said.append,
+    )
+    if layout != wanted:
+        raise SystemExit(f"this model's layout is {layout}, not {wanted}: {'; '.join(said) or '--set attention'}")
+    return load_reward_model(config.model, config, seed=config.seed, layout=layout, device=device, log=said.append)
+
+
+def build_trainer(
+    config: RewardTrainerConfig, groups: Sequence[TokenGroup], *, sharing: bool, device: torch.device
+) -> RewardTrainer:
+    """A RewardTrainer on these groups; nothing is written unless it is asked to evaluate or save."""
+    return trainer_of(config, build_model(config, sharing=sharing, device=device), groups)
+
+
+def trainer_of(config: RewardTrainerConfig, model: RewardModel, groups: Sequence[TokenGroup]) -> RewardTrainer:
+    """A RewardTrainer of this model."""
+    return RewardTrainer(
+        config,
+        model,
+        Datasets(train=weigh(groups, by=config.kwise_weight)),
+        num_steps=1_000_000,
+        records=Records(config.output_dir),
+        save=lambda folder: None,
+    )
+
+
+def step_of(trainer: RewardTrainer) -> Callable[[], Mapping[str, float]]:
+    """One optimiser step of the run, plan and all; facts of what it computed."""
+
+    def step() -> Mapping[str, float]:
+        batches = trainer._plan(trainer.step)
+        report = trainer.train_step(batches)
+        trainer.step += 1
+        work = sum((layout_work(batch.groups) for batch in batches), Work())
+        assert work.tokens == report.num_tokens
+        return {**work.facts(), "micro_batches": len(batches), "loss": report.sums.mean_loss}
+
+    return step
+
+
+def quiet() -> None:
+    """No log lines between the numbers."""
+    import transformers
+
+    logging.getLogger("rewardlab").setLevel(logging.ERROR)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+
+
+def config_of(folder: str) -> Any:
+    """The text configuration of transformers in a folder."""
+    return read_config(folder).get_text_config()

@@ -1,0 +1,144 @@
+"""Dated results: one JSON file with everything, one Markdown page to read, ratios first."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from harness import machine
+from harness.timing import Ratio, Sample, ratio
+from rewardlab.core.files import write_json, write_text
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines) + "\n"
+
+
+def show(value: float | None, digits: int = 3) -> str:
+    """Significant digits without an exponent; a dash for nothing."""
+    if value is None or value != value:
+        return "–"
+    if value == 0 or abs(value) >= 10 ** (digits - 1):
+        return f"{value:,.0f}"
+    return f"{value:.{digits}g}" if abs(value) >= 1e-3 else f"{value:.1e}"
+
+
+def ratio_rows(ratios: Mapping[str, Ratio], tokens: Mapping[str, float]) -> str:
+    """Ratios of time beside ratios of tokens computed."""
+    return table(
+        ["faster by", "wall (median)", "rounds, low to high", "CPU seconds", "tokens computed"],
+        [
+            [
+                name,
+                f"**{show(found.value)}**",
+                f"{show(found.low)} to {show(found.high)}",
+                show(found.cpu),
+                show(tokens.get(name)),
+            ]
+            for name, found in ratios.items()
+        ],
+    )
+
+
+def spread(facts: Mapping[str, Any]) -> str:
+    """Median of a variant's seconds, and their range."""
+    return f"{show(facts['wall'])} ({show(facts['wall_low'])} to {show(facts['wall_high'])})"
+
+
+def compare(
+    names: Sequence[tuple[str, str]], samples: Mapping[str, Sequence[Sample]], tokens: Mapping[str, float]
+) -> tuple[dict[str, Ratio], dict[str, float]]:
+    """Ratios of time and of tokens, by `slower → faster`; pairs of which one was not measured are left out."""
+    there = [(slow, fast) for slow, fast in names if slow in samples and fast in samples]
+    return (
+        {f"{slow} → {fast}": ratio(samples[slow], samples[fast]) for slow, fast in there},
+        {f"{slow} → {fast}": tokens[slow] / tokens[fast] for slow, fast in there},
+    )
+
+
+def plain_options(options: argparse.Namespace) -> dict[str, object]:
+    """Flags without the folders of this machine."""
+    hidden = {"results", "no_result", "data_folder", "function"}
+
+    def plain(value: object) -> object:
+        text = str(value)
+        return Path(text).name if isinstance(value, Path) or text.startswith(("/", "~", "..")) else value
+
+    return {
+        name: [plain(item) for item in value] if isinstance(value, list) else plain(value)
+        for name, value in vars(options).items()
+        if name not in hidden
+    }
+
+
+def today() -> str:
+    """The date in the names of files."""
+    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Where results go."""
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the dated files")
+    parser.add_argument("--no-result", action="store_true", help="write nothing")
+
+
+def write(
+    benchmark: str,
+    tag: str,
+    *,
+    page: Sequence[str],
+    data: Mapping[str, Any],
+    options: argparse.Namespace,
+    device: torch.device,
+    load: tuple[float, float],
+    say: bool = True,
+) -> Path | None:
+    """Write `benchmark.tag.date` as .md and .json; `load` is the load average before and after.
+
+    Prints the page (unless told not to `say` it); returns the path of the Markdown file.
+    """
+    now = datetime.datetime.now(datetime.UTC)
+    facts = machine.describe(device)
+    packages = facts.get("packages", {})
+    versions = ", ".join(f"{name} {version}" for name, version in packages.items() if version)
+    where = facts.get("gpu") or f"{facts['processor']}, {facts['cores']} cores, {facts['threads']} threads used"
+    commit = f"{str(facts['git_commit'])[:12]}{' with changes' if facts['git_dirty'] else ''}"
+    text = "\n".join(
+        [
+            *page,
+            f"Machine: {where}; load average {load[0]:.1f} before, {load[1]:.1f} after; {versions}, Python "
+            f"{facts['python']}; commit {commit}.",
+            "",
+        ]
+    )
+    if say:
+        print(f"\n{text}", flush=True)
+    if options.no_result:
+        return None
+    options.results.mkdir(parents=True, exist_ok=True)
+    path: Path = options.results / f"{benchmark}.{tag}.{today()}.md"
+    write_text(path, text)
+    write_json(
+        path.with_suffix(".json"),
+        {
+            "benchmark": benchmark,
+            "case": tag,
+            "date": now.isoformat(timespec="seconds"),
+            "options": plain_options(options),
+            "machine": facts,
+            "load_average": list(load),
+            **data,
+        },
+    )
+    if say:
+        print(f"written: {path.name}, {path.with_suffix('.json').name}")
+    return path

@@ -1,0 +1,163 @@
+"""Every benchmark runs on a tiny model and writes what it promises. Nothing here is about how long anything takes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+HAS_TRL = importlib.util.find_spec("trl") is not None
+
+import gpu  # noqa: E402
+import growth  # noqa: E402
+import score_cpu  # noqa: E402
+import train_cpu  # noqa: E402
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
+]
+TINY = ["--model", "tiny-llama", "--data", "generated", "--threads", "1", "--peak-seconds", "0.01"]
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """The one result in a folder, which has a page with ratios before anything else."""
+    (path,) = folder.glob("*.json")
+    page = path.with_suffix(".md").read_text(encoding="utf-8")
+    assert "**" in page, "no ratio"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert found["machine"]["processor"]
+    assert "command" not in found["machine"]
+    assert str(folder) not in page + path.read_text(encoding="utf-8"), "a place on this machine"
+    return found
+
+
+@pytest.mark.parametrize("cell", ["headline-fp32", "hh-lora"])
+def test_training_beside_trl_and_a_sorted_loop(tmp_path, cell):
+    arguments = ["--cells", cell, "--pairs", "16", "--repeats", "2", "--in-process", "--results", str(tmp_path)]
+    more = ["--also", "small", "micro_token_budget=256"]
+    assert train_cpu.main([*arguments, *TINY, *more]) == 0
+    found = result(tmp_path)
+    variants = found["variants"]
+    assert set(variants) == {name for name in train_cpu.VARIANTS if HAS_TRL or not name.startswith("trl")} | {"small"}
+    assert len(found["samples"]["ours"]) == 2
+    packed, ours = variants["packed"], variants["ours"]
+    assert packed["tokens_computed"] == packed["tokens_useful"] > ours["tokens_computed"] == ours["tokens_useful"]
+    assert variants["sorted"]["tokens_useful"] == packed["tokens_useful"] < variants["sorted"]["tokens_computed"]
+    assert variants["small"]["facts"]["micro_batches"] > ours["facts"]["micro_batches"]
+    assert found["token_ratios"]["packed → ours"] == packed["tokens_computed"] / ours["tokens_computed"]
+    assert all(facts["mfu"] > 0 for facts in variants.values())
+    if HAS_TRL:
+        trl, best = variants["trl"]["facts"], variants["trl-best"]["facts"]
+        assert packed["tokens_useful"] < best["tokens"] <= trl["tokens"], "grouped by length, it pads less"
+        assert (trl["layer_calls"], best["layer_calls"]) == (4, 2), "two micro-batches; checkpointing computes twice"
+
+
+def test_a_variant_in_a_process_of_its_own_has_its_peak_memory(tmp_path):
+    arguments = ["--variants", "packed", "ours", "--pairs", "8", "--repeats", "1", "--results", str(tmp_path)]
+    assert train_cpu.main([*arguments, *TINY]) == 0
+    variants = result(tmp_path)["variants"]
+    assert all(facts["peak_memory_gb"] >= facts["memory_built_gb"] > 0 for facts in variants.values())
+
+
+def test_bf16_is_measured_where_it_is_native_or_said_to_be_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(train_cpu.machine, "has_bf16", lambda device: False)
+    assert train_cpu.main(["--cells", "headline-bf16", "--results", str(tmp_path), *TINY]) == 0
+    (page,) = tmp_path.glob("train_cpu.headline-bf16.*.md")
+    assert "no bf16" in page.read_text(encoding="utf-8")
+
+
+def test_scoring_differs_by_rounding_alone(tmp_path):
+    arguments = ["--cells", "best-of-8", "--groups", "3", "--repeats", "2", "--in-process", "--results", str(tmp_path)]
+    assert score_cpu.main([*arguments, *TINY]) == 0
+    variants = result(tmp_path)["variants"]
+    assert set(variants) == set(score_cpu.VARIANTS)
+    assert variants["padded"]["tokens_per_group"] > variants["packed"]["tokens_per_group"]
+    assert variants["packed"]["tokens_per_group"] > variants["ours"]["tokens_per_group"]
+    for name in ("packed", "ours"):
+        assert 0 < variants[name]["mean_difference"] <= variants[name]["max_difference"] < 1e-4
+
+
+def test_growth_measures_the_tokens_that_the_formula_promises(tmp_path):
+    arguments = ["--size", "tiny", "--replies", "2", "4", "--shares", "0.25", "0.75", "--tokens", "256", "512"]
+    sizes = ["--at-tokens", "256", "--length", "32", "--repeats", "1", "--threads", "1", "--results", str(tmp_path)]
+    assert growth.main([*arguments, *sizes]) == 0
+    points = result(tmp_path)["points"]
+    assert [point["sweep"] for point in points] == ["share"] * 4 + ["tokens"] * 4
+    for point in points:
+        tokens = point["packed"]["facts"]["tokens"] / point["ours"]["facts"]["tokens"]
+        assert point["predicted"] == pytest.approx(tokens)
+        assert point["packed"]["facts"]["tokens"] == point["tokens"]
+    if importlib.util.find_spec("matplotlib") is not None:
+        (plot,) = tmp_path.glob("*.svg")
+        assert plot.name in next(tmp_path.glob("*.md")).read_text(encoding="utf-8")
+
+
+def test_growth_names_what_it_had_no_time_for(tmp_path):
+    pytest.importorskip("matplotlib")
+    sizes = ["--size", "tiny", "--replies", "2", "--shares", "0.5", "--tokens", "64", "--at-tokens", "64"]
+    rest = ["--repeats", "1", "--threads", "1", "--minutes", "0", "--results", str(tmp_path)]
+    assert growth.main([*sizes, *rest]) == 0
+    assert "64 tokens, K 2, 50%" in next(tmp_path.glob("*.md")).read_text(encoding="utf-8")
+
+
+def test_the_gpu_script_runs_on_a_cpu(tmp_path):
+    flags = [
+        "--device",
+        "cpu",
+        "--tiny",
+        "--data",
+        "hh",
+        "--repeats",
+        "1",
+        "--warmup",
+        "1",
+        "--pairs",
+        "8",
+        "--peak-seconds",
+        "0.01",
+    ]
+    assert gpu.main([*flags, "--also", "again", "beta=2.0", "--results", str(tmp_path)]) == 0
+    full, lora = result(tmp_path)["cells"]
+    assert (full["cell"], lora["cell"]) == ("tiny hh full", "tiny hh lora")
+    for cell in (full, lora):
+        assert set(cell["variants"]) == {*gpu.VARIANTS, "again"}
+        assert cell["failed"] == {}
+        tokens = {name: facts["tokens_computed"] for name, facts in cell["variants"].items()}
+        assert tokens["trl"] >= tokens["packed"] > tokens["ours"] == tokens["again"]
+
+
+def test_the_padded_peer_on_the_gpu_has_our_weights(tmp_path):
+    import torch
+
+    from harness import peers
+    from rewardlab.batch import pack
+
+    class Options:
+        device, tiny, pairs, set, also = "cpu", True, 4, (), ()
+        precision, variants, peer_attention, max_seq_len = "fp32", (), "sdpa", 128
+
+    bench = gpu.Bench("tiny", "hh", "full", Options, tmp_path)
+    model = bench.trainer.reward_model
+    peer, optimizer = bench._peer()
+    assert optimizer is bench.trainer.optimizer
+    assert peer.score.weight is model.head.weight
+    rows = peers.collate(bench.groups, pad=0)
+    ours = model(pack(bench.groups)).reshape(-1, 2).T.reshape(-1)
+    torch.testing.assert_close(peers.scores(peer, rows, half=False), ours, atol=1e-5, rtol=1e-5)
+    assert not gpu.adopt(peer, {"score.weight": model.head.weight}), "other names, other model"
+
+
+def test_the_readme_lists_every_script():
+    page = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in BENCHMARKS.glob("*.py") if f"`{path.name}`" not in page] == []
+
+
+def test_no_benchmark_is_longer_than_a_person_reads_in_one_go():
+    lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in BENCHMARKS.rglob("*.py")}
+    assert {name: length for name, length in lengths.items() if length > 450} == {}
