@@ -203,8 +203,8 @@ def scaled(lengths: Lengths, factor: float) -> Lengths:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the cells; the result is written again after each."""
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The flags."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=None, choices=list(MODELS), help="by default 0.5b and 3b")
     parser.add_argument("--data", nargs="+", default=list(DATA), choices=list(DATA))
@@ -233,6 +233,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results.add_flags(parser)
     options = parser.parse_args(arguments)
     options.models = options.models or (["tiny"] if options.tiny else ["0.5b", "3b"])
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the cells; the result is written again after each."""
+    options = parse(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("there is no GPU here. Try the script with --device cpu --tiny.")
     ours.quiet()

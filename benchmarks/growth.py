@@ -109,6 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--size", default="smollm2", choices=list(SIZES), help="widths of the random model")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--replies", type=int, nargs="+", default=[2, 4, 8, 16])
+    parser.add_argument(
+        "--replies-along-tokens", type=int, nargs="+", default=[2, 8], help="of --replies, while the tokens change"
+    )
     parser.add_argument("--shares", type=float, nargs="+", default=[0.1, 0.3, 0.5, 0.7, 0.9], help="prompt's part")
     parser.add_argument("--tokens", type=int, nargs="+", default=[2**n for n in range(10, 16)])
     parser.add_argument("--at-tokens", type=int, default=4096, help="tokens a step while the prompt's part changes")
@@ -125,9 +128,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ours.quiet()
     torch.set_num_threads(options.threads)
     load, end = machine.load_average(), time.monotonic() + 60 * options.minutes
+    along = [k for k in options.replies if k in options.replies_along_tokens]
     sweeps = {
         "share": [(options.at_tokens, k, share) for share in options.shares for k in options.replies],
-        "tokens": [(tokens, k, options.at_share) for tokens in sorted(options.tokens) for k in options.replies],
+        "tokens": [(tokens, k, options.at_share) for tokens in sorted(options.tokens) for k in along],
     }
     rows: list[dict[str, Any]] = []
     left: list[str] = []
