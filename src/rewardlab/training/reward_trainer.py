@@ -15,8 +15,8 @@ from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.stats import difference
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.types import Sums, TokenGroup
-from rewardlab.data.loader import macro_batch, steps_per_epoch
 from rewardlab.data.level import plan_micro_batches
+from rewardlab.data.loader import macro_batch, steps_per_epoch
 from rewardlab.data.pack import cost
 from rewardlab.model.reward import RewardModel
 from rewardlab.report.tables import format_estimate
