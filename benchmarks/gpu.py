@@ -130,6 +130,7 @@ class Bench:
 
         def run() -> timing.Sample:
             trainer.reward_model.layout = layout
+            trainer._next = None  # planned ahead for the layout before
             return self._timed(name, step)
 
         return run

@@ -163,10 +163,7 @@ def row_of(
 ) -> dict[str, Any]:
     """A point with what was measured and what was predicted."""
     found, timings = measured
-    work = {
-        sharing: flops.Work(tokens=round(times.facts["tokens"]), pairs=round(times.facts["pairs"]))
-        for sharing, times in timings.items()
-    }
+    work = {sharing: flops.Work.of(times.facts) for sharing, times in timings.items()}
     return {
         "sweep": sweep,
         "share": share,

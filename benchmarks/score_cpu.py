@@ -223,7 +223,7 @@ def variant_facts(
     time: timing.Timing, cell: Cell, shape: flops.Shape, peak: machine.Peak, apart: np.ndarray
 ) -> dict[str, Any]:
     """Rates of a variant, and how far its scores are from the padded batch's."""
-    computed = flops.Work(tokens=round(time.facts["tokens"]), pairs=round(time.facts["pairs"]))
+    computed = flops.Work.of(time.facts)
     rate = shape.score_flops(computed) / time.wall / 1e9
     return {
         **asdict(time),

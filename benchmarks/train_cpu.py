@@ -293,7 +293,7 @@ def variant_facts(
 ) -> dict[str, Any]:
     """Rates of a variant."""
     useful = flops.useful_work(groups, sharing=sharing)
-    computed = flops.Work(tokens=round(time.facts["tokens"]), pairs=round(time.facts["pairs"]))
+    computed = flops.Work.of(time.facts)
     rate = shape.train_flops(useful) / time.wall / 1e9
     return {
         **asdict(time),

@@ -55,7 +55,9 @@ def build_model(config: RewardTrainerConfig, *, sharing: bool, device: torch.dev
     )
     if layout != wanted:
         raise SystemExit(f"this model's layout is {layout}, not {wanted}: {'; '.join(said) or '--set attention'}")
-    return load_reward_model(config.model, config, seed=config.seed, layout=layout, device=device, log=said.append)
+    return load_reward_model(
+        config.model, config, config, seed=config.seed, layout=layout, device=device, log=said.append
+    )
 
 
 def build_trainer(
@@ -81,11 +83,11 @@ def step_of(trainer: RewardTrainer) -> Callable[[], Mapping[str, float]]:
     """One optimiser step of the run, plan and all; facts of what it computed."""
 
     def step() -> Mapping[str, float]:
-        batches = trainer._plan(trainer.step)
+        batches = trainer._planned(trainer.step)
         report = trainer.train_step(batches)
         trainer.step += 1
         work = sum((layout_work(batch.groups) for batch in batches), Work())
-        assert work.tokens == report.num_tokens
+        assert work.tokens == report.throughput.work.computed_tokens
         return {**work.facts(), "micro_batches": len(batches), "loss": report.sums.mean_loss}
 
     return step

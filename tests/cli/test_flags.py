@@ -43,6 +43,8 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--max-replies 4", {"max_replies": 4}),
     ("--margin-column votes", {"margin_column": "votes"}),
     ("--strength-as soft", {"strength_as": "soft"}),
+    ("--num-workers 2", {"num_workers": 2}),
+    ("--cache-dir tokens", {"cache_dir": "tokens"}),
     ("--max-seq-len 512", {"max_seq_len": 512}),
     ("--use-chat-template", {"chat_template": "template"}),
     ("--no-chat-template", {"chat_template": "plain"}),

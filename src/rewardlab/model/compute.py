@@ -162,6 +162,8 @@ def read_last_layer_only_where_scored(model: RewardModel) -> None:
     attention.register_forward_pre_hook(enter, with_kwargs=True)
     mlp.register_forward_pre_hook(select)
     mlp.register_forward_hook(spread)
+    # Not as a child: its parameters have their names already.
+    object.__setattr__(model, "read_only_where_scored", mlp)
 
 
 def _choose_attention(

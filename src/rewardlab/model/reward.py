@@ -42,6 +42,8 @@ class RewardModel(nn.Module):
         self.compute_dtype = compute_dtype
         self.attention_backend = "segments"
         """Name of the kernel of shared-prompt attention (model/attention_backends.py)."""
+        self.read_only_where_scored: nn.Module | None = None
+        """The last layer's feed-forward part, where it runs only for tokens at which a score is read."""
         self.read_originals: Callable[[], Mapping[str, Tensor]] | None = None
         """Reads frozen weights that are held rounded, as they were before, in float32; None if nothing is rounded."""
 

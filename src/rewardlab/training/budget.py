@@ -63,15 +63,15 @@ def search(run: Callable[[int], Trial | None], *, floor: int, ceiling: int, limi
 
     Raises DeviceMemoryError if memory runs out with `floor`.
     """
-    fitting: list[Trial] = []
-    best = 0
+    computed: list[Trial] = []
+    best, taken = 0, 0
     too_large = ceiling + 1
     budget = max(floor, min(ceiling, _round(ceiling // 8)))
     for _ in range(MAX_TRIALS):
         trial = run(budget)
+        computed += [trial] if trial is not None else []
         if trial is not None and trial.bytes <= limit:
-            fitting.append(trial)
-            best = budget
+            best, taken = budget, trial.bytes
             if budget == ceiling:
                 return Choice(budget=best, reason="no micro-batch is larger, or faster")
         else:
@@ -80,22 +80,22 @@ def search(run: Callable[[int], Trial | None], *, floor: int, ceiling: int, limi
                 if trial is None:
                     raise _does_not_fit(floor)
                 return Choice(budget=floor, reason=f"the largest preference; above {SHARE:.0%} of the free memory")
-        proposal = _propose(fitting, best, too_large, floor=floor, ceiling=ceiling, limit=limit)
+        proposal = _propose(computed, best, too_large, floor=floor, ceiling=ceiling, limit=limit)
         if proposal <= max(best * 1.1, best + 1) and (proposal < ceiling or best == ceiling):
             break
         budget = proposal
     if best == 0:
         return search(run, floor=floor, ceiling=floor, limit=limit)
-    return Choice(budget=best, reason=f"{fitting[-1].bytes / GIB:.2f} GiB of {limit / GIB:.2f} to be had")
+    return Choice(budget=best, reason=f"{taken / GIB:.2f} GiB of {limit / GIB:.2f} to be had")
 
 
-def _propose(fitting: Sequence[Trial], best: int, too_large: int, *, floor: int, ceiling: int, limit: int) -> int:
+def _propose(computed: Sequence[Trial], best: int, too_large: int, *, floor: int, ceiling: int, limit: int) -> int:
     """What to try next: twice as much, then where the line through the trials meets the limit."""
-    if not fitting:
+    if not best:
         return max(floor, _round((floor + too_large) // 2)) if too_large > 2 * floor else floor
     aim = 2 * best
-    if len({trial.tokens for trial in fitting}) > 1:
-        tokens, taken = zip(*((trial.tokens, trial.bytes) for trial in fitting), strict=True)
+    if len({trial.tokens for trial in computed}) > 1:
+        tokens, taken = zip(*((trial.tokens, trial.bytes) for trial in computed), strict=True)
         slope, start = np.polyfit(np.array(tokens, float), np.array(taken, float), 1)
         aim = int((limit - start) / slope) if slope > 0 else MAX_GROWTH * best
     aim = min(aim, MAX_GROWTH * best)

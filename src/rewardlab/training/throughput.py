@@ -73,6 +73,9 @@ class ModelShape:
     """Query heads times the width of a head."""
     full_layers: int
     """Layers in which a token attends to all before it."""
+    last_frozen: int = 0
+    last_trained: int = 0
+    """Of these weights, those that only tokens at which a score is read go through, in the last layer."""
     windowed_layers: int = 0
     window: int = 0
     """Tokens that a token sees in those layers, itself included."""
@@ -91,6 +94,7 @@ class ModelShape:
             if self.windowed_layers:
                 windowed += attended_pairs(shared, replies, self.window)
         linear = tokens * (4 * self.frozen_weights + 6 * self.trained_weights) + 6 * reads * self.head_weights
+        linear -= (tokens - reads) * (4 * self.last_frozen + 6 * self.last_trained)
         return linear + 12 * self.attention_width * (self.full_layers * full + self.windowed_layers * windowed)
 
 

@@ -15,8 +15,12 @@ def shape_of(model: RewardModel) -> ModelShape:
     """What decides the model's FLOPs, read off its weights and its configuration."""
     config = model.config
     weights = {True: 0.0, False: 0.0}
+    last = {True: 0, False: 0}
     for parameter, share in _multiplied(model.backbone, _expert_share(config)):
         weights[parameter.requires_grad] += parameter.numel() * share
+    if model.read_only_where_scored is not None:
+        for parameter, _ in _multiplied(model.read_only_where_scored, 1.0):
+            last[parameter.requires_grad] += parameter.numel()
     window = getattr(config, "sliding_window", None) or 0
     every = "sliding_attention" if window and getattr(config, "use_sliding_window", True) else "full_attention"
     kinds = list(getattr(config, "layer_types", None) or [every] * config.num_hidden_layers)
@@ -25,6 +29,8 @@ def shape_of(model: RewardModel) -> ModelShape:
     return ModelShape(
         frozen_weights=round(weights[False]),
         trained_weights=round(weights[True]),
+        last_frozen=last[False],
+        last_trained=last[True],
         head_weights=model.head.weight.numel(),
         attention_width=heads * (getattr(config, "head_dim", None) or config.hidden_size // heads),
         full_layers=kinds.count("full_attention"),
