@@ -71,6 +71,8 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--chat-template plain", {"chat_template": "plain"}),
     ("--chat-template concat", {"chat_template": "concat"}),
     ("--overlong drop", {"overlong": "drop"}),
+    ("--num-workers 3", {"num_workers": 3}),
+    ("--cache-dir none", {"cache_dir": "none"}),
     ("--system-prompt 'Be kind.'", {"system_prompt": "Be kind."}),
     ("--system-prompt=-x", {"system_prompt": "-x"}),
     ("--system-prompt ''", {"system_prompt": ""}),
