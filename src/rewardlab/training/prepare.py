@@ -191,7 +191,7 @@ def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer
 
     def write(folder: Path) -> None:
         write_store(folder, source, rules=rules, limit=limit, renderer=renderer, overlong=overlong, crew=crew)
-        if content != fingerprint(source):
+        if source.path is not None and content != fingerprint(source):
             raise DataError(f"{source.label} changed while it was read. Start again when it is complete.")
 
     whole = cache.find(key(None)) if limit is not None else None
