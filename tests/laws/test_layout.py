@@ -16,7 +16,7 @@ from rewardlab.model import attention
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.load import choose_layout, disk_class_of, require_sound_layout
 from rewardlab.model.reward import RewardModel
-from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak
+from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak, measured_again
 from rewardlab.score import score_groups
 from rewardlab.training.config import LossConfig
 from rewardlab.training.losses import preference_loss, total_weight
@@ -146,6 +146,19 @@ def test_the_leak_test_catches_a_model_in_which_siblings_see_each_other(monkeypa
     assert leak(model) > 1e-3
     with pytest.raises(ModelError, match="changing one reply moves the score of another"):
         require_sound_layout(model, print)
+
+
+def test_a_failure_that_goes_away_is_told_as_one_of_the_machine():
+    said, found = [], iter([3e-5, 2e-7, 1e-7])
+    assert measured_again(lambda: next(found), EXACT, "the test", said.append) == 2e-7
+    assert "the test was off by 3.0e-05, then by 2.0e-07" in said[0] and "processor or memory" in said[0]
+
+
+@pytest.mark.parametrize("later", [[3e-5, 3e-5], [2e-7, 3e-5], [float("nan"), 1e-7]])
+def test_a_failure_that_stays_is_one(later):
+    said, found = [], iter([3e-5, *later])
+    assert measured_again(lambda: next(found), EXACT, "the test", said.append) == 3e-5
+    assert not said
 
 
 def test_a_model_that_ignores_the_layout_is_found_out():

@@ -7,6 +7,7 @@ class; and, on the real model, that no reply can see its sibling.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from rewardlab.core.types import Comparison, TokenGroup
 from rewardlab.model.attention import NAME, padded_implementation
 from rewardlab.model.reward import RewardModel
 
+Log = Callable[[str], None]
 EXACT: Final = 1e-5
 """Largest score difference in float32, relative to max(1, |score|): another order of summation, nothing more."""
 VOCABULARY: Final = 64
@@ -107,6 +109,26 @@ def distance_from_padded(model: RewardModel) -> float:
             model.layout = layout
             backbone.set_attn_implementation(NAME)
     return float(((packed - padded).abs() / padded.abs().clamp(min=1)).max())
+
+
+def measured_again(measure: Callable[[], float], limit: float, name: str, log: Log) -> float:
+    """What `measure` gives; where that is above the limit, only if it gives it again.
+
+    The tests are deterministic, so a layout that is not exact fails each time. A failure that goes away is a fault of
+    the machine at that moment, not of the layout, and is told as one.
+    """
+    error = measure()
+    if error <= limit:
+        return error
+    repeats = [measure(), measure()]
+    if not all(repeat <= limit for repeat in repeats):
+        return error
+    again = max(repeats)
+    log(
+        f"this machine has not computed the same twice: {name} was off by {error:.1e}, then by {again:.1e} with the "
+        f"same numbers. Its processor or memory may be at fault, and other results of it as well."
+    )
+    return again
 
 
 def _only(group: TokenGroup, reply: int) -> TokenGroup:
