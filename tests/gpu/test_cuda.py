@@ -13,12 +13,12 @@ from rewardlab.model.compute import (
     checkpoint_activations,
     choose_compute,
     compile_layers,
-    compiled_programs,
     read_last_layer_only_where_scored,
     trial,
 )
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.selftest import leak
+from rewardlab.training.compiled import compiled_programs
 from rewardlab.training.config import LossConfig
 from rewardlab.training.losses import preference_loss, total_weight
 

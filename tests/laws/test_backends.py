@@ -20,11 +20,11 @@ from rewardlab.model.compute import (
     checkpoint_activations,
     choose_compute,
     compile_layers,
-    compiled_programs,
     read_last_layer_only_where_scored,
 )
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.linear import OneDnnLinear, onednn_linear, use_onednn
+from rewardlab.training.compiled import compiled_programs
 from rewardlab.training.config import LossConfig
 from rewardlab.training.losses import preference_loss, total_weight
 from test_layout import one_by_one

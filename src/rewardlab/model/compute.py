@@ -16,7 +16,6 @@ from typing import Any, Final
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 
 from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.model.attention import LAYOUT_ARGUMENT
@@ -120,11 +119,6 @@ def compile_layers(model: RewardModel) -> None:
     for layer in decoder_layers(model.backbone):
         if not any(part._forward_pre_hooks for part in layer.children()):
             layer.compile(dynamic=True)
-
-
-def compiled_programs() -> int:
-    """Programs that torch.compile has made in this process so far; a number that keeps growing is a fault."""
-    return int(counters["stats"]["unique_graphs"])
 
 
 def read_last_layer_only_where_scored(model: RewardModel) -> None:

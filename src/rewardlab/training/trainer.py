@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from rewardlab.core.errors import DeviceMemoryError, NonFiniteError
 from rewardlab.core.types import Sums
+from rewardlab.training.compiled import compiled_programs, growth_line
 from rewardlab.training.config import TrainerConfig
 from rewardlab.training.memory import peak_memory, release_cached, unless_out_of_memory
 from rewardlab.training.optimizer import build_optimizer
@@ -67,6 +68,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         """Tokens computed at a time: the configuration's, or half of it once memory ran out."""
         self.total = Throughput()
         """Of all steps of this process."""
+        self._programs = compiled_programs()
         self.device = next(model.parameters()).device
         self._next: tuple[tuple[int, int], list[MicroBatch]] | None = None
         self.optimizer = build_optimizer(
@@ -287,6 +289,9 @@ class Trainer(ABC, Generic[MicroBatch]):
     def _log_speed(self, throughput: Throughput) -> None:
         values = throughput.values(self.peak, peak_memory(self.device))
         logger.info("step %d/%d  SPEED  %s", self.step, self.num_steps, speed_line(values))
+        if compiled := growth_line(self._programs, self.step - throughput.steps):
+            logger.info("step %d/%d  COMPILED  %s", self.step, self.num_steps, compiled)
+            self._programs = compiled_programs()
 
     @final
     def speed(self) -> str:
