@@ -55,10 +55,9 @@ class PackedBatch:
         return len(self.read_at_R)
 
     def to(self, device: torch.device) -> PackedBatch:
-        """The same batch with its tensors on `device`; from pinned memory to a GPU, so that nobody waits for it."""
-        pinned = device.type == "cuda" and self.token_ids_T.device.type == "cpu"
+        """The same batch with its tensors on `device` (see `send`)."""
         moved: dict[str, Any] = {
-            field.name: (value.pin_memory() if pinned else value).to(device, non_blocking=True)
+            field.name: send(value, device)
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), Tensor)
         }
@@ -90,6 +89,13 @@ class PackedBatch:
             for length in suffixes:
                 yield torch.cat([shared, self.token_ids_T[offset : offset + length]])
                 offset += length
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on `device`; from pinned memory to a GPU, so that the host does not wait for it."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def pack(groups: Sequence[TokenGroup], *, share: bool = True, indices: Sequence[int] = ()) -> PackedBatch:

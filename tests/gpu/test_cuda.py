@@ -19,8 +19,10 @@ from rewardlab.model.compute import (
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.selftest import leak
 from rewardlab.training.compiled import compiled_programs
-from rewardlab.training.config import LossConfig
+from rewardlab.training.config import LossConfig, RewardTrainerConfig
 from rewardlab.training.losses import preference_loss, total_weight
+from rewardlab.training.records import Records
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = torch.device("cuda")
@@ -105,6 +107,32 @@ def test_siblings_stay_invisible(backend):
     model.compute_dtype = torch.bfloat16
     model.attention_backend = backend
     assert leak(model) <= torch.finfo(torch.bfloat16).eps
+
+
+@pytest.mark.parametrize("backend", ["segments", "varlen", "flash", "flex"])
+def test_a_step_makes_the_host_wait_for_nothing_but_its_result(backend, tmp_path):
+    require(backend, torch.bfloat16)
+    groups = make_groups(24, replies=4, seed=3)
+    model = make_model(config=wide_config()).to(CUDA).train()
+    model.compute_dtype, model.attention_backend = torch.bfloat16, backend
+    trainer = RewardTrainer(
+        RewardTrainerConfig(model="x", dataset=("y",), batch_size=24, micro_token_budget=512),
+        model,
+        Datasets(train=groups),
+        num_steps=3,
+        records=Records(tmp_path),
+        save=lambda _: None,
+    )
+    trainer.train_step(trainer._planned(0))  # compiles, and makes the optimiser's state
+    batches = trainer._plan(0)
+    weight = sum(trainer._weight(batch) for batch in batches)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found = trainer._accumulate(batches, weight)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(batches) > 1
+    assert found is not None
 
 
 @pytest.mark.parametrize("mode", ["selective", "full"])

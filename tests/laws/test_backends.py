@@ -6,6 +6,9 @@ themselves are tested in tests/gpu.
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
@@ -131,6 +134,18 @@ def test_gradients_of_shared_keys_are_added_in_float32():
     weights[0] = 1.0
     gathered.backward(weights.bfloat16())
     assert source.grad.item() == 2.0
+
+
+def test_a_loop_over_replies_adds_their_gradients_in_float32_as_well():
+    """The last reply's gradient comes first, and is 512 times that of each of the 64 others."""
+    layout = PromptLayout([(1, (1,) * 65)])
+    query = torch.zeros(1, 1, layout.num_tokens, 4, dtype=torch.bfloat16)  # each reply attends to both tokens evenly
+    value = torch.zeros_like(query).requires_grad_()
+    output = attention_backends.segments(query, torch.zeros_like(query), value, layout, None, None)
+    weights = torch.full_like(output, 2.0**-5)
+    weights[:, :, 0], weights[:, :, -1] = 0.0, 16.0
+    (gradient,) = torch.autograd.grad(output, value, weights)
+    assert gradient[0, 0, 0].tolist() == [8.0 + 64 * 2.0**-6] * 4
 
 
 def test_without_sharing_nothing_is_copied():
@@ -281,9 +296,11 @@ def test_a_row_that_is_computed_again_reads_where_it_did_whatever_ran_in_between
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # PyTorch's own
-def test_compiled_layers_score_the_same_and_share_programs():
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_compiled_layers_score_the_same_and_share_programs(checkpointing):
     groups = make_groups(8, replies=3)
-    model = make_model("llama")
+    model = make_model("llama").train()
+    checkpoint_activations(model, checkpointing)
     read_last_layer_only_where_scored(model)
     expected, true_gradient = model(pack(groups)).detach(), gradient_of(model, pack(groups))
     before = compiled_programs()
@@ -350,6 +367,22 @@ def test_onednn_in_bf16_and_liger_on_the_cpu_are_errors():
         apply_compute(make_model("llama"), settings)
     with pytest.raises(ConfigError, match="selective"):
         TrainComputeConfig(compile=True, activation_checkpointing="selective")
+
+
+def test_liger_takes_the_layers_and_leaves_the_loss_alone(monkeypatch):
+    """The backbone has no language-model head, which Liger's own defaults would call."""
+    told = {}
+    patches = SimpleNamespace(MODEL_TYPE_TO_APPLY_LIGER_FN={"llama": None})
+    package = SimpleNamespace(_apply_liger_kernel_to_instance=lambda **options: told.update(options))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", package)
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers.monkey_patch", patches)
+    model = make_model("llama")
+    monkeypatch.setattr(type(model), "device", torch.device("cuda"))
+    compute._use_liger(model)
+    assert told == {"model": model.backbone, "fused_linear_cross_entropy": False, "cross_entropy": False}
+    patches.MODEL_TYPE_TO_APPLY_LIGER_FN.clear()
+    with pytest.raises(ConfigError, match="--liger: it has no kernels for model type 'llama'"):
+        compute._use_liger(model)
 
 
 @pytest.mark.parametrize("fault", ["raises", "wrong"])

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
 
 import rewardlab.training.compiled as compiled_module
+from rewardlab.training.reward_trainer import RewardTrainer
 from rewardlab.training.run import train
 from runs import config_for
 
 
-@pytest.fixture()
+@pytest.fixture
 def counter(monkeypatch):
     counter = Counter(unique_graphs=5)
     monkeypatch.setattr(compiled_module, "counters", {"stats": counter})
@@ -20,8 +24,6 @@ def counter(monkeypatch):
 
 
 def test_new_programs_are_told_with_each_evaluation(base_model, pairs_file, tmp_path, monkeypatch, counter, caplog):
-    from rewardlab.training.reward_trainer import RewardTrainer
-
     made = {1: 3, 2: 1, 5: 2}
     step = RewardTrainer.train_step
 
@@ -37,3 +39,53 @@ def test_new_programs_are_told_with_each_evaluation(base_model, pairs_file, tmp_
         "step 2/6  COMPILED  9 programs so far, 4 of them after step 0",
         "step 6/6  COMPILED  11 programs so far, 2 of them after step 4",
     ]
+
+
+LOSS = """
+import sys
+from pathlib import Path
+
+import torch
+
+from conftest import make_groups, make_model
+from rewardlab.training.compiled import compiled_programs
+from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.records import Records
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+
+def trainer(compiled):
+    torch.manual_seed(0)
+    return RewardTrainer(
+        RewardTrainerConfig(model="x", dataset=("y",), batch_size=6, micro_token_budget=120, compile=compiled),
+        make_model("llama", dtype=torch.float64).train(),
+        Datasets(train=make_groups(30, replies=3)),
+        num_steps=5,
+        records=Records(Path(sys.argv[1])),
+        save=lambda _: None,
+    )
+
+plain, compiled = trainer(False), trainer(True)
+for step in range(5):
+    expected, found = (each.train_step(each._planned(step)) for each in (plain, compiled))
+    print(*[value for each in (expected, found) for value in (each.sums.mean_loss, each.grad_norm, each.sums.correct)])
+    print(compiled_programs())
+"""
+
+
+def test_a_compiled_loss_is_the_loss_and_needs_no_program_for_every_length(tmp_path):
+    # In a process of its own, without the checks of annotations that tests run with: they cannot be compiled.
+    found = subprocess.run(
+        [sys.executable, "-c", LOSS, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAXTYPING_DISABLE": "1"},
+    )
+    assert found.returncode == 0, found.stderr
+    lines = found.stdout.splitlines()
+    for line in lines[::2]:
+        numbers = [float(word) for word in line.split()]
+        assert numbers[3:] == pytest.approx(numbers[:3], rel=1e-9)
+    programs = [int(line) for line in lines[1::2]]
+    assert programs[0] > 0
+    assert programs[-1] == programs[1], "few, and at the start"

@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from rewardlab.batch import send
+
 Made = TypeVar("Made")
 
 
@@ -78,7 +80,7 @@ class PromptLayout:
             for length in suffixes:
                 replies += [reply] * length
                 reply += 1
-        return torch.tensor(groups, device=device), torch.tensor(replies, device=device)
+        return send(torch.tensor(groups), device), send(torch.tensor(replies), device)
 
     def dense_mask(self, device: torch.device) -> Bool[Tensor, "T T"]:
         """Who sees whom, written out."""
@@ -107,14 +109,14 @@ class PromptLayout:
                 start += size
 
             def to_cumulative(sizes: list[int]) -> Tensor:
-                return torch.tensor([0, *accumulate(sizes)], dtype=torch.int32, device=device)
+                return send(torch.tensor([0, *accumulate(sizes)], dtype=torch.int32), device)
 
             return Ragged(
                 query_starts=to_cumulative(self.sizes),
                 key_starts=to_cumulative(lengths),
                 longest_query=max(self.sizes),
                 longest_key=max(lengths),
-                gather_U=torch.cat(index).to(device) if lengths != self.sizes else None,
+                gather_U=send(torch.cat(index), device) if lengths != self.sizes else None,
             )
 
         return self.keep("ragged", make)
@@ -144,9 +146,10 @@ def segments(
         mask = None
         if first:
             if length < k.shape[2]:
-                shared_k, shared_v = k[:, :, :num_shared], v[:, :, :num_shared]
+                # Widened, so that the gradients of all replies are added in float32.
+                shared_k, shared_v = (_at_least_float32(tensor[:, :, :num_shared]) for tensor in (k, v))
         elif num_shared:
-            k, v = torch.cat((shared_k, k), 2), torch.cat((shared_v, v), 2)
+            k, v = torch.cat((shared_k.to(k.dtype), k), 2), torch.cat((shared_v.to(v.dtype), v), 2)
             mask = layout.mask(num_shared, length, q.device)
         outputs.append(_attend(q, k, v, mask, scale, softcap))
     return torch.cat(outputs, 2)
@@ -178,6 +181,7 @@ def flex(
             Q_LEN=length,
             KV_LEN=length,
             device=query.device,
+            _compile=query.device.type == "cuda",  # else the mask of T² is written out on the way
         )
 
     output: Tensor = _compiled_flex(query.device.type)(
@@ -308,9 +312,9 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (gradient,) = gradients
         (index,) = ctx.saved_tensors
-        wide = torch.promote_types(gradient.dtype, torch.float32)
-        total = gradient.new_zeros((ctx.num_rows, *gradient.shape[1:]), dtype=wide)
-        return total.index_add_(0, index, gradient.to(wide)).to(gradient.dtype), None
+        wide = _at_least_float32(gradient)
+        total = wide.new_zeros((ctx.num_rows, *gradient.shape[1:]))
+        return total.index_add_(0, index, wide).to(gradient.dtype), None
 
 
 def _ragged_inputs(query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor, Tensor]:
@@ -325,12 +329,17 @@ def _ragged_inputs(query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) ->
     return q, k, v
 
 
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
 @cache
 def _compiled_flex(device_type: str) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # One compilation a row length: lengths come in few buckets (see RewardModel).
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+    # Two programs a row length, with gradients and without; lengths come in few buckets (RewardModel.row_length).
+    # Beyond the limit PyTorch would go on without compiling, with the whole matrix of scores in memory.
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
     return torch.compile(flex_attention, dynamic=False)
 
 

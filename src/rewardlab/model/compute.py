@@ -6,9 +6,7 @@ here is printed, and a run that is taken up again is given the names and chooses
 
 from __future__ import annotations
 
-import ctypes
 import importlib
-import sys
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -18,6 +16,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from rewardlab.core.errors import ConfigError, ModelError
+from rewardlab.core.libc import can_keep_freed_memory, keep_freed_memory
 from rewardlab.model.attention import LAYOUT_ARGUMENT
 from rewardlab.model.attention_backends import BACKENDS, HALF, PromptLayout, unavailable
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
@@ -52,7 +51,7 @@ def choose_compute(
     linear, measured = _choose_linear(config.linear_backend, text_config, device, dtype)
     allocator = config.allocator
     if allocator == "auto":
-        allocator = "keep" if device.type == "cpu" and _libc_with_mallopt() is not None else "system"
+        allocator = "keep" if device.type == "cpu" and can_keep_freed_memory() else "system"
     log(
         f"compute: attention {attention}{why}; linear layers {linear}{measured}; allocator {allocator}"
         + ("; layers compiled" if config.compile else "")
@@ -80,18 +79,6 @@ def apply_compute(model: RewardModel, config: ComputeConfig) -> None:
         compile_layers(model)
 
 
-def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory for the next tensor instead of giving it back; False if it cannot be told.
-
-    Every freshly mapped page is cleared by the kernel at its first touch, which costs more than writing to it.
-    """
-    libc = _libc_with_mallopt()
-    if libc is None:
-        return False
-    trim_threshold, mmap_max = -1, -4  # M_TRIM_THRESHOLD, M_MMAP_MAX of glibc's malloc.h
-    return bool(libc.mallopt(mmap_max, 0)) and bool(libc.mallopt(trim_threshold, 2**31 - 1))
-
-
 def checkpoint_activations(model: RewardModel, mode: str) -> None:
     """Compute activations again in the backward pass: of every layer (`full`), or all but matmuls (`selective`).
 
@@ -114,11 +101,15 @@ def checkpoint_activations(model: RewardModel, mode: str) -> None:
 def compile_layers(model: RewardModel) -> None:
     """Compile the decoder layers one by one: they share one program, whatever the number of tokens.
 
-    The last one is left out where it computes only what is read (see `read_last_layer_only_where_scored`).
+    Layers whose activations are checkpointed are compiled in parts, inside the checkpoint: around one, PyTorch would
+    leave the whole layer uncompiled. What computes only where a score is read is left out (see
+    `read_last_layer_only_where_scored`).
     """
     for layer in decoder_layers(model.backbone):
-        if not any(part._forward_pre_hooks for part in layer.children()):
-            layer.compile(dynamic=True)
+        whole = not getattr(layer, "gradient_checkpointing", False)
+        for part in [layer] if whole else layer.children():
+            if not any(module._forward_pre_hooks for module in (part, *part.children())):
+                part.compile(dynamic=True)
 
 
 def read_last_layer_only_where_scored(model: RewardModel) -> None:
@@ -259,13 +250,6 @@ def onednn_speed(num_inputs: int, num_outputs: int, *, repeats: int = 5) -> floa
     return best[0] / best[1]
 
 
-def _libc_with_mallopt() -> Any:
-    if not sys.platform.startswith("linux"):
-        return None
-    libc = ctypes.CDLL(None)
-    return libc if hasattr(libc, "mallopt") and hasattr(libc, "gnu_get_libc_version") else None
-
-
 def _keep_matmuls() -> Any:
     """Contexts for torch.utils.checkpoint: products and attention are kept, everything between is computed again."""
     kept = [
@@ -292,7 +276,12 @@ def _use_liger(model: RewardModel) -> None:
         liger: Any = importlib.import_module("liger_kernel.transformers")
     except ImportError as error:
         raise ConfigError("--liger needs the package liger-kernel: pip install 'rewardlab[liger]'.") from error
-    liger._apply_liger_kernel_to_instance(model=model.backbone)
+    known = importlib.import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+    if (kind := model.config.model_type) not in known:
+        raise ConfigError(f"--liger: it has no kernels for model type {kind!r}. Leave it out.")
+    # Its losses are those of a language model, and would take the place of a forward that a backbone does not have.
+    options = {"fused_linear_cross_entropy": False, "cross_entropy": False}
+    liger._apply_liger_kernel_to_instance(model=model.backbone, **options)
 
 
 def _is_plain(mlp: nn.Module) -> bool:

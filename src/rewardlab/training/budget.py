@@ -149,6 +149,10 @@ def choose_budget(
 
 
 def _compute(model: RewardModel, batch: PackedBatch, config: LossConfig) -> bool:
+    """Forward and backward of a micro-batch that is not the first of its step: gradients are there already."""
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.ones_like(parameter)
     moved = batch.to(model.device)
     losses.preference_loss(model(moved), moved, config).backward()  # type: ignore[no-untyped-call]  # torch
     return True

@@ -13,6 +13,8 @@ from typing import Final, TypeVar
 
 import torch
 
+from rewardlab.core.libc import give_back_freed_memory
+
 Result = TypeVar("Result")
 _REFUSALS: Final = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """What the RuntimeErrors of torch say where memory is meant but the type is not its own."""
@@ -43,6 +45,8 @@ def release_cached(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    else:
+        give_back_freed_memory()
 
 
 def peak_memory(device: torch.device) -> int:

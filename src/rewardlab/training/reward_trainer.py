@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+import torch
 from torch import Tensor, nn
 
 from rewardlab.analysis.metrics import Evaluation
@@ -82,6 +83,9 @@ class RewardTrainer(Trainer[PackedBatch]):
             peak=peak,
         )
         self.reward_model = model
+        self._to_loss = self._loss_and_statistics
+        if config.compile:
+            self._to_loss = torch.compile(self._loss_and_statistics, dynamic=True)
         self._shape = shape_of(model)
         self.settings = config
         self.data = data
@@ -116,7 +120,9 @@ class RewardTrainer(Trainer[PackedBatch]):
         return losses.total_weight(batch)
 
     def _forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        rewards = self.reward_model(batch)
+        return self._to_loss(self.reward_model(batch), batch)
+
+    def _loss_and_statistics(self, rewards: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         return (
             losses.preference_loss(rewards, batch, self.settings),
             losses.statistics(rewards, batch, beta=self.settings.beta),
