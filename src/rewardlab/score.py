@@ -19,7 +19,8 @@ from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, TokenGroup
 from rewardlab.data.chat import Renderer, to_messages
 from rewardlab.data.layout import Rendered, lay_out
-from rewardlab.data.pack import costs, plan_groups
+from rewardlab.data.pack import Piece, part_of, plan_replies
+from rewardlab.model.config import ComputeConfig
 from rewardlab.model.reward import RewardModel
 
 FloatArray = npt.NDArray[np.float32]
@@ -28,9 +29,10 @@ FloatArray = npt.NDArray[np.float32]
 def score_groups(
     model: RewardModel, groups: Sequence[TokenGroup], *, budget: int, progress: str | None = None
 ) -> list[FloatArray]:
-    """Rewards of every reply of every group, in order; `budget` tokens at a time, without gradients.
+    """Rewards of every reply of every group, in order, without gradients; `progress` names a progress bar.
 
-    A group above the budget is computed on its own. `progress` names a progress bar.
+    At most `budget` tokens are computed at a time: a larger group in pieces, each with its own copy of the prompt, and
+    only a single conversation that is larger on its own.
     """
     return compute_groups(model, groups, lambda batch: model(batch).float(), budget=budget, progress=progress)
 
@@ -45,23 +47,25 @@ def compute_groups(
 ) -> list[FloatArray]:
     """What `forward` makes of every group, in order: one entry of [K, …] for each, K its replies.
 
-    The model is in evaluation mode meanwhile, and nothing has a gradient.
+    The model is in evaluation mode meanwhile, and nothing has a gradient. `budget` is as in `score_groups`: a group may
+    reach `forward` in pieces, which have no judgements.
     """
     layout = model.layout
-    largest = max(costs(groups, layout), default=0)
-    (plan,) = plan_groups(groups, max(budget, largest), layout=layout)
-    found: dict[int, FloatArray] = {}
+    rows = plan_replies(groups, budget, layout=layout)
+    found: dict[Piece, FloatArray] = {}
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        for row in tqdm(plan, desc=progress, disable=None if progress else True, leave=False):
-            batch = pack([groups[index] for index in row], share=layout != "unshared").to(model.device)
-            values = forward(batch).cpu().numpy()
-            sizes = [groups[index].num_replies for index in row]
-            for index, piece in zip(row, np.split(values, np.cumsum(sizes)[:-1]), strict=True):
-                found[index] = piece
+        for row in tqdm(rows, desc=progress, disable=None if progress else True, leave=False):
+            parts = [part_of(groups[piece.group], piece) for piece in row]
+            values = forward(pack(parts, share=layout != "unshared").to(model.device)).cpu().numpy()
+            ends = np.cumsum([part.num_replies for part in parts])
+            found |= zip(row, np.split(values, ends[:-1]), strict=True)
     model.train(was_training)
-    return [found[index] for index in range(len(groups))]
+    values_of: list[list[FloatArray]] = [[] for _ in range(len(groups))]
+    for piece in sorted(found):
+        values_of[piece.group].append(found[piece])
+    return [values[0] if len(values) == 1 else np.concatenate(values) for values in values_of]
 
 
 def score_rows(groups: Sequence[TokenGroup], scores: Sequence[npt.NDArray[np.floating]]) -> list[ScoreRow]:
@@ -86,17 +90,27 @@ def score_rows(groups: Sequence[TokenGroup], scores: Sequence[npt.NDArray[np.flo
 class Scorer:
     """A reward model with its renderer: the same conversation gets the same number, whatever it is scored with."""
 
-    def __init__(self, model: RewardModel, renderer: Renderer, *, beta: float = 1.0, token_budget: int = 8192) -> None:
+    def __init__(
+        self,
+        model: RewardModel,
+        renderer: Renderer,
+        *,
+        beta: float = 1.0,
+        token_budget: int = 8192,
+        compute: ComputeConfig | None = None,
+    ) -> None:
         self.model = model
         self.renderer = renderer
         self.beta = beta
         """σ(beta · difference of two scores) is the probability that the first is preferred."""
         self.token_budget = token_budget
+        self.compute = compute
+        """Which kernels the model computes with, every `auto` decided; None for a model that nobody loaded."""
 
     def score(self, conversations: Sequence[Sequence[Message | Mapping[str, str]]]) -> list[float]:
         """One reward for each conversation, which must end with an assistant turn.
 
-        Neighbours with the same prompt are computed together, the prompt once.
+        Neighbours with the same prompt are computed together, the prompt once for as many as the token budget holds.
 
         Raises RenderError naming the conversation that cannot be rendered.
         """

@@ -22,6 +22,9 @@ from rewardlab.core.files import sha256_file
 from rewardlab.core.types import Message
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.config import DataConfig
+from rewardlab.model import compute
+from rewardlab.model.config import ComputeConfig
+from rewardlab.serve.verify import verify
 from rewardlab.training.config import EvalConfig
 
 
@@ -56,7 +59,7 @@ def test_what_train_saves_can_be_judged_scored_and_verified(base_model, pairs_fi
     out = tmp_path / "judged"
     main(["eval", "--model", folder, "--dataset", str(test_data), "--output-dir", str(out)])
     printed = capsys.readouterr().out
-    assert re.match(r"held-out\[.+\]: 12 rows read, 12 kept, dropped none\n", printed)
+    assert re.match(r"compute: attention .+\nheld-out\[.+\]: 12 rows read, 12 kept, dropped none\n", printed)
     judged = json.loads((tmp_path / "run/evals/test.metrics.json").read_text())
     metrics = json.loads((out / "eval.metrics.json").read_text())
     assert metrics["all"]["sums"] == pytest.approx(judged["all"]["sums"])
@@ -162,7 +165,7 @@ def test_score_adds_scores_and_keeps_the_rows(saved, tmp_path, capsys):
     out = tmp_path / "new/scored.jsonl"
     data = write_rows(tmp_path / "rows.jsonl", rows[0], "", *rows[1:])
     main(["score", "--model", str(saved), "--input", str(data), "--output", str(out), "--micro-token-budget", "64"])
-    assert capsys.readouterr().out == f"6 replies scored: {out}\n"
+    assert re.fullmatch(rf"compute: attention .+\n6 replies scored: {re.escape(str(out))}\n", capsys.readouterr().out)
     how, why = [Message("user", "How?")], [Message(**turn) for turn in prompt]
     ends = [(how, "So."), (how, "Not at all."), (why, "Because.")]
     so, not_at_all, because = load(saved).score([[*turns, Message("assistant", reply)] for turns, reply in ends])
@@ -172,6 +175,31 @@ def test_score_adds_scores_and_keeps_the_rows(saved, tmp_path, capsys):
     assert scored[1]["scores"] == pytest.approx([so, not_at_all, so], abs=1e-5)
     assert [scored[n]["score"] for n in (0, 2, 3)] == pytest.approx([so, because, because], abs=1e-5)
     assert len({round(score, 3) for score in (so, not_at_all, because)}) == 3
+
+
+def test_commands_choose_the_allocator_and_write_it_down_and_the_library_leaves_it_alone(
+    saved, pairs_file, tmp_path, monkeypatch
+):
+    kept = []
+    monkeypatch.setattr(compute, "_libc_with_mallopt", object)
+    monkeypatch.setattr(compute, "keep_freed_memory", lambda: kept.append(True))
+    assert load(saved).compute == ComputeConfig(
+        attention_backend="segments", linear_backend="torch", allocator="system"
+    )
+    verify(saved)
+    copy_of = load(saved)
+    save_reward_model(
+        tmp_path / "again", copy_of.model, copy_of.renderer, beta=1.0, save_dtype=torch.float32, provenance={}
+    )
+    assert kept == []
+    main(["eval", "--model", str(saved), "--dataset", str(pairs_file), "--output-dir", str(tmp_path / "judged")])
+    assert kept == [True]
+    written = json.loads((tmp_path / "judged/manifest.json").read_text())["config"]
+    decided = {"attention": "shared", "attention_backend": "segments", "linear_backend": "torch", "allocator": "keep"}
+    assert decided.items() <= written.items()
+    data = write_rows(tmp_path / "rows.jsonl", {"prompt": "How?", "response": "So."})
+    main(["score", "--model", str(saved), "--input", str(data), "--output", str(tmp_path / "scored.jsonl")])
+    assert kept == [True, True]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,8 @@ from rewardlab.data.formats import Rules
 from rewardlab.data.readers import find_sources, fingerprint
 from rewardlab.data.store import StoreWriter
 
+PACKAGE = Path(module.__file__).parents[1]
+DATA = sorted(path.relative_to(PACKAGE) for path in PACKAGE.glob("data/*.py"))
 BASE: dict[str, Any] = {"seed": 0, "limit": None, "template": "chat", "label": None, "kwise_loss": "pairs"}
 
 
@@ -78,6 +82,46 @@ def test_the_key_changes_with_the_code(tmp_path: Path, monkeypatch: pytest.Monke
     before = key(tmp_path)
     monkeypatch.setattr(module, "_hash_of_code", lambda: "another")
     assert key(tmp_path) != before
+
+
+ONLY_WORDS = {"core/config.py", "core/errors.py"}
+"""Modules that data import and whose changes change no stored byte: how settings are read, what errors are called."""
+
+
+def imported_by(files: list[Path]) -> set[str]:
+    """Modules of rewardlab outside the data room that these files import, or what these import, from its folder on."""
+    found: set[Path] = set()
+    waiting = list(files)
+    while waiting:
+        tree = ast.parse(waiting.pop().read_text(encoding="utf-8"))
+        named = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+        named += [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
+        paths = {PACKAGE.parent / f"{name.replace('.', '/')}.py" for name in named if name.startswith("rewardlab.")}
+        waiting += paths - found
+        found |= paths
+    return {path.relative_to(PACKAGE).as_posix() for path in found} - {path.as_posix() for path in DATA}
+
+
+def test_every_module_that_decides_what_is_stored_is_part_of_the_key() -> None:
+    imported = imported_by([PACKAGE / path for path in DATA])
+    assert "core/types.py" in imported
+    assert imported - ONLY_WORDS == set(module.BENEATH)
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [("core/types.py", True), ("core/files.py", True), ("core/spec.py", True), ("data/rows.py", True)]
+    + [(name, False) for name in sorted(ONLY_WORDS)],
+)
+def test_a_change_of_code_that_decides_what_is_stored_changes_the_key(tmp_path: Path, name: str, counts: bool) -> None:
+    copy = tmp_path / "rewardlab"
+    for room in ("core", "data"):
+        shutil.copytree(PACKAGE / room, copy / room)
+    before = module._hash_of_code(copy)
+    assert before == module._hash_of_code()
+    with (copy / name).open("a") as file:
+        file.write("# another line\n")
+    assert (module._hash_of_code(copy) != before) == counts
 
 
 def test_a_tokenizer_in_python_is_hashed_by_what_it_would_save():

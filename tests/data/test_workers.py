@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -73,6 +74,32 @@ def test_what_cannot_be_sent_is_done_here(caplog: pytest.LogCaptureFixture) -> N
     with Crew(2) as crew:
         assert list(crew.map(partial(lambda a, b: a + b, 1), [1, 2, 3], alone=1)) == [2, 3, 4]
     assert "no worker processes" in caplog.text
+
+
+def test_what_a_worker_cannot_load_is_done_here(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A class of a module that only this process has, as a tokenizer from a model's own code may be."""
+    ghost = types.ModuleType("ghost")
+    exec("import os\nclass Job:\n    def __call__(self, item):\n        return int(item), os.getpid()", vars(ghost))
+    monkeypatch.setitem(sys.modules, "ghost", ghost)
+    wanted = [(n, os.getpid()) for n in range(30)]
+    with Crew(2) as crew:
+        assert list(crew.map(ghost.Job(), map(str, range(30)), alone=3)) == wanted
+        assert caplog.text.count("no worker processes: the tokenizer cannot be loaded in them") == 1
+        assert "No module named 'ghost'" in caplog.text
+        assert list(crew.map(int, ["5", "6"], alone=0)) == [5, 6]
+
+        def items() -> Iterator[str]:
+            yield from ("1", "2", "3")
+            raise DataError("line 4 is torn")
+
+        found = crew.map(ghost.Job(), items(), alone=0)
+        assert [next(found)[0] for _ in range(3)] == [1, 2, 3]
+        with pytest.raises(DataError, match="line 4"):
+            next(found)
+        with pytest.raises(ValueError, match="invalid literal"):
+            list(crew.map(ghost.Job(), ["1", "two"], alone=0))
 
 
 def test_a_script_without_a_main_guard_may_use_workers(tmp_path: Path) -> None:

@@ -332,6 +332,25 @@ def test_the_faster_linear_layer_is_taken_and_said(monkeypatch, speed, expected)
     assert f"{speed:.2f} times" in line
 
 
+def test_the_speed_of_linear_layers_is_measured_once_a_shape(monkeypatch):
+    made = []
+
+    class Watched(torch.nn.Linear):
+        def __init__(self, *shape, **named):
+            super().__init__(*shape, **named)
+            made.append(shape)
+
+    monkeypatch.setattr(compute, "OneDnnLinear", Watched)
+    monkeypatch.setattr(compute, "onednn_available", lambda: True)
+    compute.onednn_speed.cache_clear()
+    try:
+        first, second = (choose(text_config=wide_model().config) for _ in range(2))
+    finally:
+        compute.onednn_speed.cache_clear()
+    assert first == second
+    assert len(made) == 1
+
+
 def test_a_configuration_that_names_its_kernels_measures_nothing(monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("measured again")

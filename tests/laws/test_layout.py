@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from conftest import CONFIGS, arithmetic, make_groups, make_model, set_layout
-from rewardlab.batch import pack
+from rewardlab import score as score_module
+from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.errors import ModelError
 from rewardlab.core.types import TokenGroup
 from rewardlab.model import attention
@@ -17,7 +18,7 @@ from rewardlab.model.config import ModelConfig
 from rewardlab.model.load import choose_layout, disk_class_of, require_sound_layout
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak, measured_again
-from rewardlab.score import score_groups
+from rewardlab.score import Scorer, score_groups
 from rewardlab.training.config import LossConfig
 from rewardlab.training.losses import preference_loss, total_weight
 
@@ -121,6 +122,49 @@ def test_scores_do_not_depend_on_the_token_budget():
     reference = np.concatenate(score_groups(model, groups, budget=10_000))
     for budget in (40, 77, 200):
         assert np.abs(np.concatenate(score_groups(model, groups, budget=budget)) - reference).max() < 1e-5
+
+
+@pytest.fixture
+def packed(monkeypatch) -> list[PackedBatch]:
+    """What scoring has put into rows so far."""
+    batches: list[PackedBatch] = []
+
+    def watched(*arguments, **named) -> PackedBatch:
+        batches.append(pack(*arguments, **named))
+        return batches[-1]
+
+    monkeypatch.setattr(score_module, "pack", watched)
+    return batches
+
+
+@pytest.mark.parametrize("layout", ["shared", "unshared", "padded"])
+@pytest.mark.parametrize("budget", [16, 60, 300])
+def test_a_group_above_the_budget_is_scored_in_pieces_that_keep_to_it(packed, layout, budget):
+    model = make_model("llama", layout=layout)
+    groups = [*make_groups(6, replies=40, seed=3), *make_groups(9, replies=4, seed=4)]
+    whole = score_groups(model, groups, budget=100_000)
+    assert len(packed) == 1
+    packed.clear()
+    found = score_groups(model, groups, budget=budget)
+    assert [len(scores) for scores in found] == [group.num_replies for group in groups]
+    assert np.abs(np.concatenate(found) - np.concatenate(whole)).max() < 1e-5
+    sizes = [batch.padded(0)[0].numel() if layout == "padded" else batch.num_tokens for batch in packed]
+    above = [size for size in sizes if size > budget]
+    assert sorted(above) == sorted(length for group in groups for length in group.lengths if length > budget)
+    assert all(batch.num_replies == 1 for batch, size in zip(packed, sizes, strict=True) if size > budget)
+    if layout != "padded":
+        within = sum(sizes) - sum(above)
+        assert len(sizes) - len(above) <= 2 * within / budget + 1, "pieces share rows as whole groups do"
+
+
+def test_a_thousand_replies_to_one_prompt_need_no_more_than_the_budget(packed, renderer):
+    scorer = Scorer(make_model("llama"), renderer)
+    prompt, replies = [{"role": "user", "content": "soil " * 12}], [f"number {n}" for n in range(1000)]
+    scores = scorer.score_replies(prompt, replies)
+    assert max(batch.num_tokens for batch in packed) <= scorer.token_budget == 8192
+    few = scorer.score_replies(prompt, replies[::100])
+    assert np.abs(np.array(scores[::100]) - few).max() < 1e-5
+    assert len(set(scores)) > 900, "the replies are told apart"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

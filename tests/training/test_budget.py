@@ -25,6 +25,7 @@ from rewardlab.model.lora import add_adapters
 from rewardlab.training.budget import CEILING, Choice, Trial, choose_budget, fill, search
 from rewardlab.training.config import LossConfig, RewardTrainerConfig
 from rewardlab.training.run import train
+from runs import config_for
 
 
 @given(
@@ -246,6 +247,31 @@ def test_a_run_with_auto_is_the_run_with_the_number_that_it_chose(
     again = parse_train(["--config", str(tmp_path / "auto/config.json"), "--output-dir", str(tmp_path / "again")])
     train(again)
     assert rows_of(tmp_path / "auto") == rows_of(tmp_path / "again")
+
+
+@pytest.mark.usefixtures("verified_here")
+def test_only_training_preferences_must_fit_the_budget(base_model, pairs_file, tmp_path, monkeypatch):
+    """Evaluation needs no preference as a whole, so one of many replies neither stops a run nor sets its budget."""
+    wide = tmp_path / "wide.jsonl"
+    replies = [f"reply number {n} is about water" for n in range(24)]
+    rows = [{"prompt": f"Say {n}.", "responses": replies, "scores": [*range(24)]} for n in range(3)]
+    wide.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = {"eval_dataset": (str(wide),), "test_dataset": (str(wide),), "steps": 1, "baselines": False}
+    floors = []
+
+    def choose(model, groups, *_, floor, **__) -> Choice:
+        floors.append((floor, max(cost(group, model.layout) for group in groups)))
+        return Choice(budget=200, reason="")
+
+    monkeypatch.setattr(run_module, "choose_budget", choose)
+    for budget in (200, "auto"):
+        folder = tmp_path / str(budget)
+        result = train(config_for(base_model, pairs_file, folder, micro_token_budget=budget, **named))
+        assert len(result.test.rows) == 3 * 24
+    ((floor, largest),) = floors
+    assert floor == largest < 200
+    with pytest.raises(ConfigError, match="one preference takes .* above --micro-token-budget 200"):
+        train(config_for(base_model, wide, tmp_path / "other", micro_token_budget=200, steps=1))
 
 
 def test_auto_is_read_from_flags_and_files_and_other_words_are_refused(tmp_path, capsys):

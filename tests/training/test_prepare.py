@@ -233,6 +233,23 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(
     assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"]
 
 
+@pytest.mark.parametrize("grows", [True, False])
+def test_a_file_that_changes_between_the_two_readings_of_a_limit_is_an_error(
+    config: RewardTrainerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grows: bool
+) -> None:
+    path, chosen_by_limit = tmp_path / "a.jsonl", pipeline.chosen_by_limit
+
+    def choose(*arguments: Any) -> Any:
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join([*lines, lines[0]] if grows else lines[:-1]))
+        return chosen_by_limit(*arguments)
+
+    monkeypatch.setattr(pipeline, "chosen_by_limit", choose)
+    config = replace(config, dataset=(str(path),), limit=11)
+    with pytest.raises(DataError, match="a.jsonl changed while it was read. Start again when it is complete"):
+        load_data(config, renderer_of(config), seed=0)
+
+
 def test_what_is_missing_shows_before_anything_is_prepared(config: RewardTrainerConfig, tmp_path: Path) -> None:
     (tmp_path / "odd.jsonl").write_text('{"x": 1}\n')
     for changed, error, words in (

@@ -26,6 +26,9 @@ def test_the_saved_settings_repeat_a_probe_and_replace_nothing(base_model, pairs
     saved = json.loads((tmp_path / "run/config.json").read_text())
     assert (saved["overwrite"], saved["attention"], saved["save_dtype"]) == (False, "shared", "float32")
     assert saved["precision"] in ("fp32", "bf16")
+    assert "auto" not in [saved[name] for name in ("attention_backend", "linear_backend", "allocator")]
+    chosen = f"compute: attention {saved['attention_backend']}"
+    assert capsys.readouterr().out.count(chosen) == 1
     again = tmp_path / "again.json"
     again.write_text(json.dumps(saved))
     with pytest.raises(SystemExit):

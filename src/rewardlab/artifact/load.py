@@ -16,13 +16,17 @@ from rewardlab.core.files import read_json, sha256_file
 from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec, read_spec
 from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.model import attention
-from rewardlab.model.compute import apply_compute, choose_compute
-from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig, ModelConfig
+from rewardlab.model.compute import Log, apply_compute, choose_compute
+from rewardlab.model.config import LIBRARY_COMPUTE, ComputeConfig, ModelConfig
 from rewardlab.model.load import PRECISION, choose_layout, disk_class_of, read_classifier, read_config, wrap
 from rewardlab.model.reward import HEAD_ON_DISK, Layout
 from rewardlab.score import Scorer
 
 REMEDY: Final = "Restore the folder from where it was saved, or save the model again."
+
+
+def _silent(line: str) -> None:
+    pass
 
 
 def load(
@@ -33,13 +37,14 @@ def load(
     attention: str = "auto",
     check: bool = True,
     trust_remote_code: bool = False,
-    compute: ComputeConfig = DEFAULT_COMPUTE,
+    compute: ComputeConfig = LIBRARY_COMPUTE,
+    log: Log = _silent,
 ) -> Scorer:
     """The reward model in `folder`, ready to score.
 
     With ``precision="fp32"`` its scores are the canonical ones. `check` compares files, tokens and canary scores
-    with those recorded when the model was saved. `trust_remote_code` runs Python code that lies in the folder;
-    `compute` names kernels.
+    with those recorded when the model was saved. `trust_remote_code` runs Python code that lies in the folder.
+    `compute` names kernels; by default the allocator of the process is left alone. `log` is told what was chosen.
 
     Raises ArtifactError if anything that decides a score is missing, changed or different.
     """
@@ -59,6 +64,7 @@ def load(
         attention_mode=attention,
         trust=trust_remote_code,
         compute=compute,
+        log=log,
     )
     if check:
         require_canaries(scorer, spec, where=str(path))
@@ -73,7 +79,8 @@ def assemble(
     precision: str,
     attention_mode: str,
     trust: bool = False,
-    compute: ComputeConfig = DEFAULT_COMPUTE,
+    compute: ComputeConfig = LIBRARY_COMPUTE,
+    log: Log = _silent,
 ) -> Scorer:
     """Build the Scorer from the files, without comparing canaries; `trust` runs code that lies among them.
 
@@ -89,7 +96,7 @@ def assemble(
         from_mapping(ModelConfig, {"attention": attention_mode}, where=str(path)),
         max_length=spec.renderer.max_length,
         share=True,
-        log=lambda line: None,
+        log=log,
     )
     implementation = _implementation(model_config, layout)
     try:
@@ -100,11 +107,12 @@ def assemble(
         raise ArtifactError(f"{path}: weights are missing: {', '.join(sorted(missing)[:5])}. {REMEDY}")
     dtype = PRECISION[precision]
     model = wrap(classifier, layout=layout, compute_dtype=dtype).to(device).eval()
-    chosen = choose_compute(compute, model.config, device=device, dtype=dtype, train=False, log=lambda line: None)
+    chosen = choose_compute(compute, model.config, device=device, dtype=dtype, train=False, log=log)
     apply_compute(model, replace(compute, **chosen))
     tokenizer = load_tokenizer(str(path), trust_remote_code=trust)
     _require_template(path, tokenizer, spec)
-    return Scorer(model, Renderer(tokenizer, spec.renderer), beta=spec.beta)
+    decided = ComputeConfig(**chosen, compile=compute.compile)
+    return Scorer(model, Renderer(tokenizer, spec.renderer), beta=spec.beta, compute=decided)
 
 
 def _require_raw_scores(path: Path, spec: RewardSpec) -> None:

@@ -25,6 +25,8 @@ from rewardlab.data.store import FORMAT, DamagedError, TokenStore, open_store
 logger = logging.getLogger("rewardlab")
 PACKAGES = ("transformers", "tokenizers", "jinja2", "numpy")
 """Their versions are part of a key: templates, tokenizers and draws may change with them."""
+BENEATH = ("core/files.py", "core/spec.py", "core/types.py")
+"""Modules below this room that decide prompt keys, what a line or a row is, and what a renderer's settings mean."""
 READING = ("incomplete_pairs", "ties", "max_replies", "margin_column", "strength_as")
 """Settings that decide what becomes of a row."""
 
@@ -69,10 +71,10 @@ def hash_of_tokenizer(tokenizer: Any) -> str:
         return sha256_json([type(tokenizer).__name__, *([path.name, sha256_file(path)] for path in files)])
 
 
-def _hash_of_code() -> str:
-    """Of the modules of this room, so that no entry outlives the rules that it was made by."""
+def _hash_of_code(package: Path = Path(__file__).parents[1]) -> str:
+    """Of the modules of this room and those beneath it, so that no entry outlives the rules that it was made by."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    for path in [*sorted(package.glob("data/*.py")), *(package / name for name in BENEATH)]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

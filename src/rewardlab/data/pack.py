@@ -5,7 +5,9 @@ A plan is lists of indices; it decides speed and memory, never a number (law 1: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +16,16 @@ from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Groups
 
 Plan = list[list[int]]
+
+
+class Piece(NamedTuple):
+    """Replies `first` to `stop` (exclusive) of group number `group`; pieces sort in the order of the replies."""
+
+    group: int
+    first: int
+    stop: int
+    num_tokens: int
+    """What is computed for them alone, with one copy of what they share."""
 
 
 def plan_packed(num_tokens: Sequence[int], budget: int, *, num_ranks: int = 1) -> list[Plan]:
@@ -103,6 +115,63 @@ def plan_groups(groups: Sequence[TokenGroup], budget: int, *, layout: str, num_r
             return _plan_padded(groups.longest().tolist(), groups.num_replies().tolist(), budget, num_ranks)
         return plan_padded([group.lengths for group in groups], budget, num_ranks=num_ranks)
     return plan_packed(costs(groups, layout), budget, num_ranks=num_ranks)
+
+
+def plan_replies(groups: Sequence[TokenGroup], budget: int, *, layout: str) -> list[list[Piece]]:
+    """Rows of at most `budget` tokens for scoring, which needs no group as a whole: a larger one is cut.
+
+    A single conversation above the budget has a row to itself.
+    """
+    pieces: list[Piece] = []
+    for number, (size, count) in enumerate(zip(costs(groups, layout), _num_replies(groups), strict=True)):
+        pieces += [Piece(number, 0, count, size)] if size <= budget else _cut(number, groups[number], budget, layout)
+    fitting = [piece for piece in pieces if piece.num_tokens <= budget]
+    if layout == "padded":
+        counts = [piece.stop - piece.first for piece in fitting]
+        longest = [piece.num_tokens // count for piece, count in zip(fitting, counts, strict=True)]
+        (plan,) = _plan_padded(longest, counts, budget, 1)
+    else:
+        (plan,) = plan_packed([piece.num_tokens for piece in fitting], budget)
+    alone = [[piece] for piece in pieces if piece.num_tokens > budget]
+    return alone + [[fitting[index] for index in row] for row in plan]
+
+
+def _cut(number: int, group: TokenGroup, budget: int, layout: str) -> Iterator[Piece]:
+    """A group as pieces of as many replies as the budget holds, at least one, in order."""
+    first = size = longest = 0
+    for reply, length in enumerate(group.lengths):
+        longest = max(longest, length)
+        if layout == "padded":
+            grown = longest * (reply - first + 1)
+        else:
+            grown = size + (len(group.suffixes[reply]) if layout == "shared" and size else length)
+        if grown > budget and size:
+            yield Piece(number, first, reply, size)
+            first, longest, grown = reply, length, length
+        size = grown
+    yield Piece(number, first, group.num_replies, size)
+
+
+def part_of(group: TokenGroup, piece: Piece) -> TokenGroup:
+    """The replies of a piece as a group to be scored: without judgements, which may be about other replies."""
+    if piece.stop - piece.first == group.num_replies:
+        return group
+    kept = slice(piece.first, piece.stop)
+    return replace(
+        group,
+        suffixes=group.suffixes[kept],
+        prompt_tokens=group.prompt_tokens[kept],
+        truncated_tokens=group.truncated_tokens[kept],
+        comparisons=(),
+        ranking=None,
+    )
+
+
+def _num_replies(groups: Sequence[TokenGroup]) -> list[int]:
+    if not isinstance(groups, Groups):
+        return [group.num_replies for group in groups]
+    replies_G: list[int] = groups.num_replies().tolist()
+    return replies_G
 
 
 def costs(groups: Sequence[TokenGroup], layout: str) -> list[int]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
+from rewardlab.core.errors import DataError
 from rewardlab.data.bulk import render_all
 from rewardlab.data.chat import Renderer
 from rewardlab.data.formats import LAYOUTS, Rules
@@ -89,7 +90,8 @@ def write_store(
             kept.append(done.kept)
         report = tally.report(source, used=0, sha256=None)
         report.require_usable(source.label, rules.config.max_drop_fraction)
-        units = _chosen(open_units(source)[1], np.concatenate(kept), chosen_by_limit(rules, tally.kept, limit))
+        chosen = chosen_by_limit(rules, tally.kept, limit)
+        units = _chosen(open_units(source)[1], np.concatenate(kept), chosen, source.label)
     with StoreWriter(folder) as writer:
         for done in _chunks(job, units, crew, f"preparing {source.label}"):
             if limit is None:
@@ -112,8 +114,12 @@ def _chunked(units: Iterable[Unit]) -> Iterator[tuple[Unit, ...]]:
         yield chunk
 
 
-def _chosen(units: Iterator[Unit], kept: Mask, chosen: np.ndarray) -> Iterator[Unit]:
-    """Those of the units that were kept and then chosen."""
+def _chosen(units: Iterator[Unit], kept: Mask, chosen: np.ndarray, label: str) -> Iterator[Unit]:
+    """Those of the units that were kept and then chosen; DataError if there are more or fewer than before."""
     wanted = np.zeros(len(kept), dtype=bool)
     wanted[np.flatnonzero(kept)[chosen]] = True
-    return (unit for unit, is_wanted in zip(units, wanted, strict=True) if is_wanted)
+    for unit, is_wanted in zip_longest(units, wanted):
+        if unit is None or is_wanted is None:
+            raise DataError(f"{label} changed while it was read. Start again when it is complete.")
+        if is_wanted:
+            yield unit

@@ -33,6 +33,10 @@ ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
 """One thread a worker: there is one worker a core."""
 
 
+class _RefusedError(Exception):
+    """A worker could not load the job, and says why."""
+
+
 def available_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -71,23 +75,33 @@ class Crew:
         while len(self._all) < self.num_workers:
             self._all.append(_Worker())
             self._idle.put(self._all[-1])
-        yield from self._map(job, following, remaining)
+        yield from self._map(run, job, following, remaining)
+        yield from map(run, remaining)  # nothing, unless the workers refused the job
 
-    def _map(self, job: bytes, first: Any, remaining: Iterator[Any]) -> Iterator[Any]:
-        waiting: deque[Future[Any]] = deque()
+    def _map(self, run: Callable[[Any], Any], job: bytes, first: Any, remaining: Iterator[Any]) -> Iterator[Any]:
+        waiting: deque[tuple[Any, Future[Any]]] = deque()
         broken: BaseException | None = None
+        refused = False
         with ThreadPoolExecutor(self.num_workers) as threads:
             try:
-                waiting.append(threads.submit(self._run, job, first))
+                waiting.append((first, threads.submit(self._run, job, first)))
                 while waiting:
-                    while broken is None and len(waiting) < AHEAD * self.num_workers:
+                    while broken is None and not refused and len(waiting) < AHEAD * self.num_workers:
                         try:
-                            waiting.append(threads.submit(self._run, job, next(remaining)))
+                            item = next(remaining)
+                            waiting.append((item, threads.submit(self._run, job, item)))
                         except StopIteration:
                             break
                         except Exception as error:  # raised below, once everything before it was used
                             broken = error
-                    yield waiting.popleft().result()
+                    item, answer = waiting.popleft()
+                    try:
+                        result = answer.result()
+                    except _RefusedError as refusal:
+                        if not refused:
+                            logger.warning("no worker processes: the tokenizer cannot be loaded in them (%s)", refusal)
+                        refused, result = True, run(item)
+                    yield result
                 if broken is not None:
                     raise broken
             finally:
@@ -115,7 +129,7 @@ class _Worker:
         self._job: bytes | None = None
 
     def run(self, job: bytes, item: Any) -> Any:
-        """The result of the job on an item; raises what the job raised."""
+        """The result of the job on an item; raises what the job raised, _RefusedError if it cannot be loaded there."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -132,6 +146,8 @@ class _Worker:
                 f"a worker process ended with exit code {code}; if it was killed, memory may be short. "
                 f"Use fewer with --num-workers, or 1 for none."
             ) from error
+        if kind == "refused":
+            raise _RefusedError(value)
         if kind == "error":
             raise value
         return value
@@ -148,21 +164,27 @@ def serve() -> None:
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints goes to stderr and not between the answers
     run: Callable[[Any], Any] | None = None
+    refusal = ""
     while True:
         try:
             kind, value = pickle.load(requests)
         except EOFError:
             return
         if kind == "job":
-            run = pickle.loads(value)
+            try:
+                run = pickle.loads(value)
+            except Exception as error:  # a class of the caller's script, or of code that only its process has found
+                run, refusal = None, f"{type(error).__name__}: {error}"
             continue
-        assert run is not None
-        try:
-            answer = pickle.dumps(("value", run(value)), protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # everything is the caller's to judge
-            answer = _pickle_error(error)
-        answers.write(answer)
+        answers.write(_answer(run, value) if run is not None else pickle.dumps(("refused", refusal)))
         answers.flush()
+
+
+def _answer(run: Callable[[Any], Any], item: Any) -> bytes:
+    try:
+        return pickle.dumps(("value", run(item)), protocol=pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # everything is the caller's to judge
+        return _pickle_error(error)
 
 
 def _pickle_error(error: Exception) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -232,6 +233,7 @@ def _choose_linear(wanted: str, text_config: Any, device: torch.device, dtype: t
     return ("onednn" if ratio >= WORTH_IT else "torch"), f" (oneDNN is {ratio:.2f} times as fast)"
 
 
+@cache  # a process that loads many models measures each shape once
 def onednn_speed(num_inputs: int, num_outputs: int, *, repeats: int = 5) -> float:
     """How many times as fast as PyTorch's own linear layer oneDNN is, forward and backward; a fraction of a second."""
     num_rows = max(32, min(1024, int(1e9 / (num_inputs * num_outputs))))

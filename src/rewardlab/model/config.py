@@ -40,6 +40,8 @@ class TrainComputeConfig(ComputeConfig):
 
 
 DEFAULT_COMPUTE: Final = ComputeConfig()
+LIBRARY_COMPUTE: Final = ComputeConfig(allocator="system")
+"""For a model inside somebody else's process, whose allocator is not ours to change: `keep` cannot be taken back."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import to_messages
 from rewardlab.data.rows import UnusableRowError, is_open_transcript, parse_transcript
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
+
+logger = logging.getLogger("rewardlab")
 
 
 def score_file(
@@ -36,7 +39,7 @@ def score_file(
         raise DataError(f"{source}: no rows to score.")
     bare = read_spec(Path(model)).renderer.joins_texts
     conversations = [_conversations(row, where, bare=bare) for where, row in rows]
-    scorer = load(model, precision=precision, compute=compute)
+    scorer = load(model, precision=precision, compute=compute, log=logger.info)
     scorer.token_budget = token_budget
     for (where, _), several in zip(rows, conversations, strict=True):
         for conversation in several:

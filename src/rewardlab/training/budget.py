@@ -120,7 +120,7 @@ def choose_budget(
 ) -> Choice:
     """The budget for training `model` on `groups`, by trial.
 
-    `floor` is the largest preference of all data. Weights, gradients and random numbers are as they were when this
+    `floor` is the largest of them. Weights, gradients and random numbers are as they were when this
     returns. Raises DeviceMemoryError if the largest preference does not fit.
     """
     device = model.device

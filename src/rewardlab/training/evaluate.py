@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
 from rewardlab.artifact.load import load
@@ -16,8 +18,10 @@ from rewardlab.data.config import DataConfig
 from rewardlab.data.loader import TokenReport, tokenize
 from rewardlab.data.sources import SourceReport, load_preferences
 from rewardlab.model.reward import RewardModel
-from rewardlab.score import score_groups, score_rows
+from rewardlab.score import Scorer, score_groups, score_rows
 from rewardlab.training.config import EvalConfig
+
+logger = logging.getLogger("rewardlab")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +87,13 @@ def _joins_texts(folder: Path) -> bool:
     return (folder / SPEC_FILE).is_file() and read_spec(folder).renderer.joins_texts
 
 
+def _resolve(config: EvalConfig, scorer: Scorer) -> EvalConfig:
+    """The configuration with every default decided: what is written down."""
+    assert scorer.compute is not None
+    attention: Literal["shared", "padded"] = "padded" if scorer.model.layout == "padded" else "shared"
+    return replace(config, **asdict(scorer.compute), attention=attention)
+
+
 def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
     """`rewardlab eval`: score a dataset with a saved reward model and write scores and metrics.
 
@@ -101,7 +112,7 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
         strength_as=config.strength_as,
     )
     loaded = load_preferences(config.dataset, split=config.hf_split, config=data, seed=config.seed, limit=config.limit)
-    scorer = load(config.model, precision=config.precision, attention=config.attention, compute=config)
+    scorer = load(config.model, precision=config.precision, attention=config.attention, compute=config, log=logger.info)
     groups, report = tokenize(
         loaded.preferences,
         scorer.renderer,
@@ -116,7 +127,7 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
     write_json(
         config.output_dir / "manifest.json",
         {
-            "config": to_mapping(config),
+            "config": to_mapping(_resolve(config, scorer)),
             "data": [source.as_dict() for source in loaded.reports],
             "tokens": report.as_dict(),
             "provenance": provenance(),

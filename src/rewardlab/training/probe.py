@@ -24,11 +24,11 @@ from rewardlab.core.errors import ArtifactError, DataError
 from rewardlab.core.files import provenance, write_json, write_jsonl
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Groups
-from rewardlab.data.pack import require_fit
 from rewardlab.model.builtin import cache_folder
+from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.layers import cut_off, require_readable, resolve_layers
-from rewardlab.model.load import choose_layout, load_reward_model, resolve_precision
+from rewardlab.model.load import PRECISION, choose_layout, load_reward_model, resolve_precision
 from rewardlab.model.reward import Layout, RewardModel
 from rewardlab.score import score_groups
 from rewardlab.training.baselines import fit_baselines
@@ -88,9 +88,11 @@ def probe(config: ProbeConfig) -> ProbeResult:
     prepared = load_data(config, base.renderer, seed=config.seed)
     groups, tokens = _tokenize(config, prepared, base)
     layers = resolve_layers(config.layers, base.config.get_text_config().num_hidden_layers)
-    layout = _choose_layout(config, base, groups)
+    layout = choose_layout(
+        base.config, base.disk_class, config, max_length=config.max_seq_len, share=True, log=logger.info
+    )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = _resolve(config, device=device, layout=layout)
+    config = _resolve(config, base, device=device, layout=layout)
     model = _load(config, base, device=device, layout=layout)
     if layers != [model.config.num_hidden_layers]:
         require_readable(model)
@@ -174,19 +176,20 @@ def _tokenize(config: ProbeConfig, prepared: Prepared, base: Base) -> tuple[dict
     return groups, tokens
 
 
-def _choose_layout(config: ProbeConfig, base: Base, groups: Mapping[str, Sequence[TokenGroup]]) -> Layout:
-    layout = choose_layout(
-        base.config, base.disk_class, config, max_length=config.max_seq_len, share=True, log=logger.info
-    )
-    require_fit(groups.values(), config.micro_token_budget, layout=layout)
-    return layout
-
-
-def _resolve(config: ProbeConfig, *, device: torch.device, layout: Layout) -> ProbeConfig:
+def _resolve(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layout) -> ProbeConfig:
     """The configuration with every default decided: what is hashed and saved, and what another probe can repeat."""
-    decided: dict[str, Any] = {
+    precision = resolve_precision(config.precision, device)
+    compute = choose_compute(
+        config,
+        base.config.get_text_config(),
+        device=device,
+        dtype=PRECISION[precision],
+        train=False,
+        log=logger.info,
+    )
+    decided: dict[str, Any] = compute | {
         "overwrite": False,  # a permission for this run, not part of what it is
-        "precision": resolve_precision(config.precision, device),
+        "precision": precision,
         "attention": "padded" if layout == "padded" else "shared",
         "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
     }

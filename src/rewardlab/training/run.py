@@ -111,7 +111,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
         log=logger.info,
     )
     if config.micro_token_budget != "auto":
-        require_fit([data.train, data.eval, test_groups], config.token_budget, layout=layout)
+        require_fit([data.train], config.token_budget, layout=layout)
     baselines = _baselines(config, data, test_groups)
     resolved = _resolve(config, base, num_groups=len(data.train), device=device, layout=layout)
     torch.manual_seed(resolved.seed)
@@ -124,7 +124,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
         device=device,
         log=logger.info,
     )
-    resolved = _settle_budget(resolved, model, data, test_groups)
+    resolved = _settle_budget(resolved, model, data)
     peak = peak_of(device, model.compute_dtype, linear_shapes(model))
     logger.info("peak: %s", peak.line())
     _write_run_start(resolved, renderer, data, prepared, tokens, peak)
@@ -176,13 +176,11 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     return replace(result, test_baseline=test_baseline, baselines=baselines, speed=speed)
 
 
-def _settle_budget(
-    config: RewardTrainerConfig, model: RewardModel, data: Datasets, test: Sequence[TokenGroup]
-) -> RewardTrainerConfig:
+def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datasets) -> RewardTrainerConfig:
     """With a number in place of `--micro-token-budget auto`."""
     if config.micro_token_budget != "auto":
         return config
-    largest = max(cost(group, model.layout) for group in [*data.train, *data.eval, *test])
+    largest = max(cost(group, model.layout) for group in data.train)
     choice = choose_budget(model, data.train, config, batch_size=config.batch_size, floor=largest)
     logger.info("micro-token budget: %d by trial (%s)", choice.budget, choice.reason)
     return replace(config, micro_token_budget=choice.budget)
