@@ -12,7 +12,7 @@ from rewardlab.training.run import train
 from runs import config_for
 
 
-@pytest.fixture()
+@pytest.fixture
 def counter(monkeypatch):
     counter = Counter(unique_graphs=5)
     monkeypatch.setattr(compiled_module, "counters", {"stats": counter})
