@@ -237,7 +237,7 @@ SHAPES = [(2048, 512), (512, 2048), (512, 512)]
 
 
 @pytest.mark.parametrize(
-    ("rate", "rows", "longest"), [(1e9, 1024, 3.2), (6e9, 2048, 1.1), (50e9, 4096, 1.1), (1e13, 4096, 0.1)]
+    ("rate", "rows", "longest"), [(1e9, 1024, 3.2), (7e9, 2048, 1.1), (50e9, 4096, 1.1), (1e13, 4096, 0.1)]
 )
 def test_the_fastest_kernel_is_measured_with_many_rows_whatever_the_machine(monkeypatch, rate, rows, longest):
     machine = Machine(monkeypatch, rate)
