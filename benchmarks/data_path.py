@@ -1,11 +1,14 @@
 """Preparing preferences at scale: pairs a second, peak memory, and the second start from the cache.
 
-    scripts/bench data_path --pairs 100000 1000000
+    scripts/bench data_path --pairs 100000
 
-Generates short pairs, each on a prompt of its own, and prepares them as `rewardlab train` does, every time in a fresh
-process: without the cache's help, from the cache, and with `--limit`. Peak memory is that of the process while it
-prepares, and of its largest worker; what the process takes before any data are read stands beside it. Seconds depend on
-what else the machine does, which the load average tells; processor time hardly does. Linux only (/proc).
+Generates short pairs, each on a prompt of its own, and prepares them as `rewardlab train` does, every time in a
+fresh process: without the cache's help, from the cache, with `--limit`, and (the fewest pairs alone) in one process.
+After the first preparation comes the rest of the start of a run, up to the batches of its first step, with a model too
+small to matter: baselines, the micro-token budget by trial, the plan. Peak memory is that of the process while it
+prepares and while it starts, and of its largest worker; what the process takes before any data are read stands beside
+it. Seconds depend on what else the machine does, which the load average tells; processor time hardly does. Linux only
+(/proc).
 Exits with 1 if the second start takes longer than 5 s at 100,000 pairs, if memory grows by more than 25 % from the
 fewest pairs to the most, or if another number of workers gives other tokens.
 """
@@ -26,12 +29,20 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rewardlab.core.files import write_json
+from rewardlab.training.memory import process_peak, resident
+
+if TYPE_CHECKING:
+    from rewardlab.core.types import TokenGroup
+    from rewardlab.training.config import RewardTrainerConfig
+    from rewardlab.training.reward_trainer import Datasets
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TEXT = """how do I keep basil alive when the soil is dry and cold in a small garden with little light what should we
@@ -41,6 +52,15 @@ WORDS = TEXT.split()
 LIMIT = 1000
 SECOND_START_S = 5.0
 GROWTH = 1.25
+MIB = 1 << 20
+SMALL_MODEL = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
 
 
 def write_pairs(path: Path, num_pairs: int) -> None:
@@ -71,29 +91,62 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         cache_dir=options.cache_dir,
     )
     renderer = build_renderer(load_tokenizer(config.model), config)
-    before, cpu = _mib("self", "VmRSS"), _cpu_seconds()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew: importing takes more than it leaves
+    before, cpu = round((resident() or 0) / MIB, 1), _cpu_seconds()
+    _forget_peak()  # importing takes more than it leaves
     started = time.perf_counter()
     with WorkerWatch() as watch:
-        data, _, reports = to_groups(config, load_data(config, renderer, seed=0), renderer)
+        data, test, reports = to_groups(config, load_data(config, renderer, seed=0), renderer)
     seconds = time.perf_counter() - started
-    peak = _mib("self", "VmHWM")
-    digest = hashlib.sha256()
-    for index in range(0, len(data.train), max(len(data.train) // LIMIT, 1)):
-        group = data.train[index]
-        digest.update(f"{group.preference_id} {group.prompt_tokens} {group.comparisons}".encode())
-        digest.update(b"".join(part.tobytes() for part in (group.shared, *group.suffixes)))
-    return {
+    found = {
         "seconds": seconds,
         "cpu_seconds": _cpu_seconds() - cpu,
         "load_average": os.getloadavg()[0],
         "used": len(data.train) + len(data.eval),
         "tokens": sum(report.tokens for report in reports.values()),
-        "sample": digest.hexdigest()[:16],
-        "peak_mib": peak,
+        "peak_mib": _peak_mib(),
         "peak_mib_before": before,
         "peak_mib_of_largest_worker": watch.peak_mib,
     }
+    if options.with_start:
+        _forget_peak()
+        started = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            start_run(config, data, test, vocabulary=len(renderer.tokenizer), folder=Path(folder))
+        found |= {"start_seconds": time.perf_counter() - started, "peak_mib_of_start": _peak_mib()}
+    digest = hashlib.sha256()
+    for index in range(0, len(data.train), max(len(data.train) // LIMIT, 1)):
+        group = data.train[index]
+        digest.update(f"{group.preference_id} {group.prompt_tokens} {group.comparisons}".encode())
+        digest.update(b"".join(part.tobytes() for part in (group.shared, *group.suffixes)))
+    return found | {"sample": digest.hexdigest()[:16]}
+
+
+def start_run(
+    config: RewardTrainerConfig, data: Datasets, test: Sequence[TokenGroup], *, vocabulary: int, folder: Path
+) -> None:
+    """What a run does with its data between preparing them and its first step."""
+    import torch
+
+    from harness import ours
+    from harness.random_model import config_folder, random_weights
+    from rewardlab.training import run as training_run
+
+    shape = SMALL_MODEL | {"vocab_size": vocabulary, "max_position_embeddings": config.max_seq_len}
+    config = replace(
+        config,
+        model=config_folder(folder / "model", shape),
+        output_dir=folder,
+        precision="fp32",
+        micro_token_budget="auto",
+    )
+    training_run._baselines(config, data, test)
+    cpu = torch.device("cpu")
+    with random_weights(seed=0, device=cpu):
+        model = ours.build_model(config, sharing=True, device=cpu)
+    settled = training_run._settle_budget(config, model, data, test)
+    trainer = ours.trainer_of(settled, model, data.train)
+    trainer._least_budget()  # what a step asks that has run out of memory
+    trainer._planned(0)
 
 
 class WorkerWatch:
@@ -113,16 +166,17 @@ class WorkerWatch:
     def _watch(self) -> None:
         while not self._over.wait(0.2):
             children = "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
-            self.peak_mib = max([self.peak_mib, *(_mib(child, "VmHWM") for child in children)])
+            self.peak_mib = max([self.peak_mib, *map(_peak_mib, children)])
 
 
-def _mib(process: str, what: str) -> float:
-    """A line of /proc/PROCESS/status; 0 if the process is no more."""
-    try:
-        lines = Path("/proc", process, "status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return next((round(int(line.split()[1]) / 1024, 1) for line in lines if line.startswith(f"{what}:")), 0.0)
+def _forget_peak() -> None:
+    """Let the peak of this process start anew."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_mib(process: str = "self") -> float:
+    """0 if the process is no more."""
+    return round((process_peak(process) or 0) / MIB, 1)
 
 
 def _cpu_seconds() -> float:
@@ -132,11 +186,20 @@ def _cpu_seconds() -> float:
     )
 
 
-def run(model: str, path: Path, cache: Path | str, *, workers: int | None, limit: int | None = None) -> dict[str, Any]:
+def run(
+    model: str,
+    path: Path,
+    cache: Path | str,
+    *,
+    workers: int | None,
+    limit: int | None = None,
+    with_start: bool = False,
+) -> dict[str, Any]:
     """`measure` in a fresh process."""
     command = [sys.executable, __file__, "--model", model, "--measure", str(path), "--cache-dir", str(cache)]
     command += [] if workers is None else ["--num-workers", str(workers)]
     command += [] if limit is None else ["--limit", str(limit)]
+    command += ["--with-start"] if with_start else []
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode:
         sys.exit(f"error: a measurement failed:\n{answer.stderr}")
@@ -151,7 +214,7 @@ def run_case(model: str, num_pairs: int, options: argparse.Namespace) -> dict[st
         write_pairs(path, num_pairs)
         case: dict[str, Any] = {"pairs": num_pairs, "file_mib": round(path.stat().st_size / (1 << 20), 1)}
         workers = options.num_workers
-        first = run(model, path, cache, workers=workers)
+        first = run(model, path, cache, workers=workers, with_start=True)
         case["first_start"] = first | {"pairs_per_second": num_pairs / first["seconds"]}
         case["second_starts"] = [run(model, path, cache, workers=workers) for _ in range(options.repeats)]
         case["store_mib"] = round(sum(file.stat().st_size for file in cache.rglob("*.bin")) / (1 << 20), 1)
@@ -173,7 +236,7 @@ def failures_of(cases: list[dict[str, Any]]) -> list[str]:
         samples |= {case["one_process"]["sample"]} if "one_process" in case else set()
         if len(samples) > 1:
             failures.append(f"{case['pairs']} pairs: the starts gave different tokens")
-    for name in ("peak_mib", "peak_mib_of_largest_worker"):
+    for name in ("peak_mib", "peak_mib_of_start", "peak_mib_of_largest_worker"):
         few, many = (case["first_start"][name] for case in (cases[0], cases[-1]))
         if many > GROWTH * few:
             failures.append(f"{name} grew from {few} to {many} between {cases[0]['pairs']} and {cases[-1]['pairs']}")
@@ -190,6 +253,7 @@ def table(case: dict[str, Any]) -> str:
         f"processor {first['cpu_seconds']:.1f} s, load {first['load_average']:.1f}, "
         f"peak {first['peak_mib']:.0f} MiB ({first['peak_mib_before']:.0f} before), "
         f"largest worker {first['peak_mib_of_largest_worker']:.0f} MiB",
+        f"  up to a step   {first['start_seconds']:8.1f} s, peak {first['peak_mib_of_start']:.0f} MiB",
         f"  second start   {seconds[0]:8.2f} to {seconds[-1]:.2f} s, {len(seconds)} times, "
         f"peak {max(start['peak_mib'] for start in case['second_starts']):.0f} MiB",
         f"  --limit {LIMIT}   {limited['seconds']:8.1f} s",
@@ -200,19 +264,30 @@ def table(case: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Measure, print, record."""
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The flags."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs=1, default=["smollm2-135m-instruct"], help="whose tokenizer is used")
-    parser.add_argument("--pairs", nargs="+", type=int, default=[100_000], help="sizes, from few to many")
+    parser.add_argument("--pairs", nargs="+", type=int, default=[100_000, 1_000_000], help="sizes, from few to many")
     parser.add_argument("--num-workers", type=int, default=None, help="by default one a core")
     parser.add_argument("--repeats", type=int, default=5, help="second starts")
-    parser.add_argument("--alone", action="store_true", help="also prepare the fewest pairs in one process, to compare")
+    parser.add_argument(
+        "--alone",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="also prepare the fewest pairs in one process, to compare",
+    )
     parser.add_argument("--no-result", action="store_true", help="write nothing to benchmarks/results")
     for name in ("--measure", "--cache-dir"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    parser.add_argument("--with-start", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, record."""
+    options = parse(arguments)
     if options.measure:
         print(json.dumps(measure(options)))
         return 0

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import get_peft_model
 from torch import nn
 
 from harness import flops, machine, ours, peers, results, timing
@@ -23,7 +22,9 @@ from harness.workload import Lengths
 from rewardlab.model.load import disk_class_of, read_config, resolve_precision
 from rewardlab.model.reward import disk_name
 from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.peak import makers_peak
 from rewardlab.training.reward_trainer import RewardTrainer
+from rewardlab.training.throughput import Peak
 
 QWEN = {
     "model_type": "qwen2",
@@ -89,6 +90,8 @@ class Bench:
         self.trainer = self._trainer(self.config)
         self.resident: dict[str, nn.Module] = {}
         self.own: dict[str, torch.optim.Optimizer] = {}
+        self.budgets: dict[str, int] = {}
+        """Tokens that a micro-batch may have, of the variants that count tokens."""
 
     def _trainer(self, config: RewardTrainerConfig) -> RewardTrainer:
         with random_weights(seed=0, device=self.device):
@@ -112,11 +115,10 @@ class Bench:
         if peer_names:
             peer, optimizer = self._peer()
             for name in peer_names:
-                order = (
-                    peers.sorted_order(self.options.sorted_budget)
-                    if name == "sorted"
-                    else peers.random_order(self.options.per_device)
-                )
+                order = peers.random_order(self.options.per_device)
+                if name == "sorted":
+                    self.budgets[name] = self.options.sorted_budget or self.config.token_budget
+                    order = peers.sorted_order(self.budgets[name])
                 loop = peers.PaddedLoop(
                     peer, self.groups, self.config, order=order, half=self.half, pad=0, optimizer=optimizer
                 )
@@ -126,6 +128,7 @@ class Bench:
 
     def _ours(self, name: str, trainer: RewardTrainer, layout: Any) -> timing.Stepper:
         self.resident[name], self.own[name] = trainer.reward_model, trainer.optimizer
+        self.budgets[name] = trainer.token_budget
         step = ours.step_of(trainer)
 
         def run() -> timing.Sample:
@@ -141,7 +144,7 @@ class Bench:
         config.num_labels, config.pad_token_id = 1, 0
         peer = build(disk_class_of(config), config, self.options.peer_attention, seed=0, device=self.device)
         if self.config.lora:
-            return get_peft_model(peer, peers.adapter(self.config)), None
+            return peers.with_adapters(peer, self.config, half=self.half), None
         model = self.trainer.reward_model
         mine = {disk_name(name, model.disk_class): parameter for name, parameter in model.named_parameters()}
         return peer, self.trainer.optimizer if adopt(peer, mine) else None
@@ -220,13 +223,19 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--max-seq-len", type=int, default=1024)
     parser.add_argument("--per-device", type=int, default=8, help="pairs of the TRL stand-in's micro-batch")
     parser.add_argument(
-        "--sorted-budget", type=int, default=4096, help="padded tokens of the sorted loop's micro-batch"
+        "--sorted-budget",
+        type=int,
+        default=None,
+        help="padded tokens of the sorted loop's micro-batch; by default the micro-token-budget of ours",
     )
     parser.add_argument("--peer-attention", default="sdpa", help="attn_implementation of sorted and trl")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
     parser.add_argument(
-        "--peak-tflops", type=float, default=989.0, help="the GPU's dense bf16 peak, from its data sheet"
+        "--peak-tflops",
+        type=float,
+        default=None,
+        help="the GPU's dense peak; by default that of rewardlab's table, or the best matrix product of the run",
     )
     parser.add_argument("--minutes", type=float, default=8.0, help="begin no round after this")
     parser.add_argument("--tag", default=None, help="in the result's name; by default the device")
@@ -278,6 +287,7 @@ def run_cell(name: str, options: argparse.Namespace, work: Path, end: float) -> 
         until=end,
         tolerate=(torch.OutOfMemoryError,),
     )
+    over = mfu_peak(options.peak_tflops, bench.device, bench.config.precision, peak)
     variants = {}
     for label, samples in found.samples.items():
         summed = timing.Timing.of(samples)
@@ -289,9 +299,10 @@ def run_cell(name: str, options: argparse.Namespace, work: Path, end: float) -> 
             "tokens_computed": summed.facts["tokens"],
             "tokens_useful": useful.tokens,
             "tflops_useful": rate,
-            "mfu": rate / options.peak_tflops,
+            "mfu": 1e12 * rate / over.flops,
             "of_measured_peak": 1000 * rate / peak.gflops,
             "peak_memory_gb": max(one.facts.get("peak_memory_gb", 0.0) for one in samples) or None,
+            "micro_token_budget": bench.budgets.get(label),
         }
     pairs = [*COMPARED, *((label, "ours") for label in variants if label not in VARIANTS)]
     tokens = {label: facts["tokens_computed"] for label, facts in variants.items()}
@@ -307,12 +318,23 @@ def run_cell(name: str, options: argparse.Namespace, work: Path, end: float) -> 
         "variants": variants,
         "samples": {label: [asdict(one) for one in samples] for label, samples in found.samples.items()},
         "matmul_peak": asdict(peak),
+        "mfu_peak": asdict(over),
         "mean_lengths": mean_lengths(bench.groups),
     }
     del bench
     if options.device == "cuda":
         torch.cuda.empty_cache()
     return cell
+
+
+def mfu_peak(given: float | None, device: torch.device, precision: str, measured: machine.Peak) -> Peak:
+    """What MFU is over: the TF/s given, else the maker's number in this arithmetic, else what was measured."""
+    if given is not None:
+        return Peak(flops=given * 1e12, source="--peak-tflops")
+    shape = "×".join(map(str, measured.shape))
+    return makers_peak(device, machine.PRECISION[precision]) or Peak(
+        flops=measured.gflops * 1e9, source=f"measured, {precision} matmul of {shape}"
+    )
 
 
 def mean_lengths(groups: Sequence[Any]) -> dict[str, float]:
@@ -383,7 +405,7 @@ def write(
                 "seconds (range)",
                 "tokens computed",
                 "useful",
-                f"MFU of {options.peak_tflops:g} TF/s",
+                "MFU",
                 "of measured matmul",
                 "peak memory, GB",
             ],
@@ -392,8 +414,11 @@ def write(
         *(f"- `{label}`: {text}." for label, text in VARIANTS.items() if label in options.variants),
         *(f"- `{label}`: ours with {' '.join(more)}." for label, *more in options.also),
         "",
-        "MFU counts useful model FLOPs: no padding, nothing computed twice. Measured matmul, best of the model's "
-        "shapes: "
+        results.micro_batches({label: facts for cell in cells for label, facts in cell["variants"].items()}),
+        "",
+        "MFU is useful model FLOPs (no padding, nothing computed twice) over "
+        + "; ".join(dict.fromkeys(Peak(**cell["mfu_peak"]).line() for cell in cells))
+        + ". Measured matmul, best of the model's shapes: "
         + ", ".join(f"{cell['cell']} {cell['matmul_peak']['gflops'] / 1000:.0f} TF/s" for cell in cells)
         + ". Memory: the variant's weights, gradients, optimiser and activations, as allocated.",
         "",

@@ -7,7 +7,7 @@ import importlib.util
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -165,7 +165,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-seq-len", type=int, default=None)
     parser.add_argument("--per-device", type=int, default=8, help="pairs of TRL's micro-batch")
     parser.add_argument(
-        "--sorted-budget", type=int, default=2048, help="padded tokens of the sorted loop's micro-batch"
+        "--sorted-budget",
+        type=int,
+        default=None,
+        help="padded tokens of the sorted loop's micro-batch; by default the micro-token-budget of ours",
     )
     parser.add_argument("--in-process", action="store_true", help="threads, no processes: for trials, not for numbers")
     parser.add_argument("--peak-seconds", type=float, default=0.4, help="for each matrix product of the peak")
@@ -209,6 +212,7 @@ def jobs_of(cell: Cell, folder: str, groups: Sequence[TokenGroup], options: argp
     }
     plain = ours.settings(folder, fixed)
     chosen = ours.parse_settings(options.set)
+    mine = ours.settings(folder, fixed | chosen)
     job = Job(
         folder=folder,
         config=plain,
@@ -216,16 +220,16 @@ def jobs_of(cell: Cell, folder: str, groups: Sequence[TokenGroup], options: argp
         pad=workload.pad_token(folder),
         threads=options.threads,
         per_device=options.per_device,
-        sorted_budget=options.sorted_budget,
+        sorted_budget=options.sorted_budget or mine.token_budget,
         quiet=not options.in_process,
     )
-    mine = replace(job, config=ours.settings(folder, fixed | chosen))
+    job_of_ours = replace(job, config=mine)
     found = {
         "trl": (run_trl, job),
         "trl-best": (run_trl, replace(job, best=True)),
         "sorted": (run_peer, job),
-        "packed": (run_ours, replace(mine, sharing=False)),
-        "ours": (run_ours, mine),
+        "packed": (run_ours, replace(job_of_ours, sharing=False)),
+        "ours": (run_ours, job_of_ours),
     }
     found = {name: found[name] for name in VARIANTS if name in options.variants}
     if importlib.util.find_spec("trl") is None:
@@ -233,8 +237,15 @@ def jobs_of(cell: Cell, folder: str, groups: Sequence[TokenGroup], options: argp
         found = {name: value for name, value in found.items() if not name.startswith("trl")}
     for label, *more in options.also:
         extra = ours.settings(folder, fixed | chosen | ours.parse_settings(more))
-        found[label] = (run_ours, replace(mine, config=extra))
+        found[label] = (run_ours, replace(job_of_ours, config=extra))
     return found
+
+
+def budget_of(target: Callable[..., None], job: Job) -> int | None:
+    """Tokens that a micro-batch of a variant may have; None where pairs are counted."""
+    if target is run_trl:
+        return None
+    return job.sorted_budget if target is run_peer else job.config.token_budget
 
 
 def start(jobs: Mapping[str, tuple], *, processes: bool) -> tuple[dict[str, Worker], dict[str, Mapping[str, float]]]:
@@ -277,6 +288,7 @@ def run_cell(name: str, cell: Cell, options: argparse.Namespace) -> None:
             sharing=jobs[label][1].sharing and jobs[label][0] is run_ours,
         )
         | {"peak_memory_gb": memory[label].get("peak_gb"), "memory_built_gb": built[label].get("now_gb")}
+        | {"micro_token_budget": budget_of(*jobs[label])}
         for label, samples in found.samples.items()
     }
     write_cell(name, cell, options, rows, found, measured, peak, load)
@@ -361,6 +373,8 @@ def write_cell(
         *(f"- `{label}`: {text}." for label, text in VARIANTS.items() if label in measured),
         *(f"- `{label}`: ours with {' '.join(chosen)}." for label, *chosen in options.also),
         *([f"- `ours` and `packed` with {' '.join(options.set)}."] if options.set else []),
+        "",
+        results.micro_batches(measured),
         "",
         f"Rows: the first {rows.rows} of {rows.name}, {rows.fixed_by}. MFU is useful model FLOPs (no padding, "
         f"nothing computed twice) over the best matrix product of this run, {results.show(peak.gflops)} GF/s "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -37,7 +38,7 @@ pytest.register_assert_rewrite("command_line", "loading", "parsing", "runs")
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -59,6 +60,8 @@ from harness.tiny import CHATML, GROUPED, SIZES, byte_tokenizer
 from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
 from rewardlab.data.chat import Renderer, build_renderer
 from rewardlab.data.config import DataConfig
+from rewardlab.data.groups import Groups, Part
+from rewardlab.data.store import TokenStore, encode
 from rewardlab.model import attention
 from rewardlab.model.load import disk_class_of, wrap
 from rewardlab.model.reward import Layout, RewardModel
@@ -200,6 +203,41 @@ def make_groups(count: int, *, seed: int = 0, replies: int = 2, vocabulary: int 
             )
         )
     return groups
+
+
+def stored(groups: Sequence[TokenGroup]) -> Groups:
+    """The groups as a run has them, built when they are asked for."""
+    preferences = [
+        Preference(
+            id=group.preference_id,
+            source=group.source,
+            prompt=(Message("user", group.prompt_key),),
+            replies=tuple((Message("assistant", str(n)),) for n in range(group.num_replies)),
+            comparisons=group.comparisons,
+        )
+        for group in groups
+    ]
+    store = TokenStore(columns=encode(preferences, groups), source="random", facts={})
+    return Part([store], np.arange(len(groups))).groups()
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the groups that stores build from now on, but for those that the type checker looks at."""
+    numbers: list[int] = []
+    own = TokenStore.group
+
+    def counted(store: TokenStore, index: int, **settings: bool) -> TokenGroup:
+        asker = sys._getframe(1)
+        while asker.f_code.co_filename.endswith("groups.py") or "jaxtyping" in asker.f_code.co_filename:
+            assert asker.f_back is not None
+            asker = asker.f_back
+        if not asker.f_code.co_filename.startswith("<@beartype"):
+            numbers.append(index)
+        return own(store, index, **settings)
+
+    monkeypatch.setattr(TokenStore, "group", counted)
+    return numbers
 
 
 def pair(prompt: str, chosen: str, rejected: str, *, id: str = "row", system: str | None = None) -> Preference:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 from rewardlab.core.files import provenance
 from rewardlab.model.load import resolve_precision
+from rewardlab.training.memory import process_peak, resident
 
 PRECISION = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -47,12 +48,8 @@ def load_average() -> float:
 
 def memory() -> dict[str, float]:
     """This process's resident memory now and at its peak, in GB (2^30); empty where the system does not say."""
-    status = Path("/proc/self/status")
-    if not status.exists():
-        return {}
-    lines = dict(line.split(":", 1) for line in status.read_text(encoding="utf-8").splitlines() if ":" in line)
-    # VmHWM, not getrusage: that one begins with what the parent had when it forked.
-    return {name: int(lines[key].split()[0]) / 2**20 for name, key in (("now_gb", "VmRSS"), ("peak_gb", "VmHWM"))}
+    now, peak = resident(), process_peak()
+    return {} if now is None or peak is None else {"now_gb": now / 2**30, "peak_gb": peak / 2**30}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -88,6 +88,18 @@ def adapter(config: RewardTrainerConfig) -> LoraConfig:
     )
 
 
+def with_adapters(model: Any, config: RewardTrainerConfig, *, half: bool) -> Any:
+    """The model in PEFT's wrapper; with `half` what is frozen is held in bf16, and what trains stays float32.
+
+    Else autocast would cast the frozen weights again in every micro-batch.
+    """
+    found = get_peft_model(model, adapter(config))
+    for parameter in found.parameters():
+        if half and not parameter.requires_grad:
+            parameter.data = parameter.data.to(torch.bfloat16)
+    return found
+
+
 class PaddedLoop:
     """The loop that a careful engineer writes: micro-batches, accumulate, clip, fused AdamW."""
 
@@ -151,7 +163,7 @@ def run_sorted(session: Session, job: Any) -> None:
     """A variant of lockstep: the length-sorted loop."""
     model = load_classifier(job.folder, pad=job.pad)
     if job.config.lora:
-        model = get_peft_model(model, adapter(job.config))
+        model = with_adapters(model, job.config, half=job.half)
     loop = PaddedLoop(model, job.groups, job.config, order=sorted_order(job.sorted_budget), half=job.half, pad=job.pad)
     session.optimizer = loop.optimizer
     while session.wait():

@@ -54,6 +54,15 @@ def spread(facts: Mapping[str, Any]) -> str:
     return f"{show(facts['wall'])} ({show(facts['wall_low'])} to {show(facts['wall_high'])})"
 
 
+def micro_batches(variants: Mapping[str, Mapping[str, Any]]) -> str:
+    """How large a micro-batch of each variant may be, in a sentence; variants without such a limit are left out."""
+    budgets = {name: facts["micro_token_budget"] for name, facts in variants.items() if facts["micro_token_budget"]}
+    if not budgets:
+        return ""
+    named = ", ".join(f"`{name}` {budget:,}" for name, budget in budgets.items())
+    return f"Tokens of a micro-batch at most, padding counted: {named}."
+
+
 def compare(
     names: Sequence[tuple[str, str]], samples: Mapping[str, Sequence[Sample]], tokens: Mapping[str, float]
 ) -> tuple[dict[str, Ratio], dict[str, float]]:

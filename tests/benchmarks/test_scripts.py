@@ -11,16 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 HAS_TRL = importlib.util.find_spec("trl") is not None
 
+import data_path  # noqa: E402
 import gpu  # noqa: E402
 import growth  # noqa: E402
 import score_cpu  # noqa: E402
 import train_cpu  # noqa: E402
+from harness import machine, peers  # noqa: E402
+from harness.tiny import write_tiny  # noqa: E402
+from rewardlab.batch import pack  # noqa: E402
+from rewardlab.training import run as training_run  # noqa: E402
 
+README = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
@@ -49,10 +56,16 @@ def result(folder: Path) -> dict[str, Any]:
     return found
 
 
+def page_in(folder: Path) -> str:
+    """The one page in a folder."""
+    (path,) = folder.glob("*.md")
+    return path.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("cell", ["headline-fp32", "hh-lora"])
 def test_training_beside_trl_and_a_sorted_loop(tmp_path, cell):
     arguments = ["--cells", cell, "--pairs", "16", "--repeats", "2", "--in-process", "--results", str(tmp_path)]
-    more = ["--also", "small", "micro_token_budget=256"]
+    more = ["--set", "micro_token_budget=512", "--also", "small", "micro_token_budget=256"]
     assert train_cpu.main([*arguments, *TINY, *more]) == 0
     found = result(tmp_path)
     variants = found["variants"]
@@ -64,6 +77,10 @@ def test_training_beside_trl_and_a_sorted_loop(tmp_path, cell):
     assert variants["small"]["facts"]["micro_batches"] > ours["facts"]["micro_batches"]
     assert found["token_ratios"]["packed → ours"] == packed["tokens_computed"] / ours["tokens_computed"]
     assert all(facts["mfu"] > 0 for facts in variants.values())
+    budgets = {name: facts["micro_token_budget"] for name, facts in variants.items()}
+    assert budgets == dict.fromkeys(variants) | {"sorted": 512, "packed": 512, "ours": 512, "small": 256}
+    assert "at most, padding counted: `sorted` 512, `packed` 512, `ours` 512, `small` 256." in page_in(tmp_path)
+    assert variants["sorted"]["facts"]["micro_batches"] >= packed["facts"]["micro_batches"] > 1
     if HAS_TRL:
         trl, best = variants["trl"]["facts"], variants["trl-best"]["facts"]
         assert packed["tokens_useful"] < best["tokens"] <= trl["tokens"], "grouped by length, it pads less"
@@ -134,26 +151,61 @@ def test_the_gpu_script_runs_on_a_cpu(tmp_path):
         "--peak-seconds",
         "0.01",
     ]
-    assert gpu.main([*flags, "--also", "again", "beta=2.0", "--results", str(tmp_path)]) == 0
+    settings = ["--set", "micro_token_budget=512", "--also", "again", "beta=2.0"]
+    assert gpu.main([*flags, *settings, "--results", str(tmp_path)]) == 0
     full, lora = result(tmp_path)["cells"]
+    page = page_in(tmp_path)
     assert (full["cell"], lora["cell"]) == ("tiny hh full", "tiny hh lora")
     for cell in (full, lora):
         assert set(cell["variants"]) == {*gpu.VARIANTS, "again"}
         assert cell["failed"] == {}
         tokens = {name: facts["tokens_computed"] for name, facts in cell["variants"].items()}
         assert tokens["trl"] >= tokens["packed"] > tokens["ours"] == tokens["again"]
+        budgets = {name: facts["micro_token_budget"] for name, facts in cell["variants"].items()}
+        assert budgets == {"trl": None, "trl-no-gc": None} | dict.fromkeys(("ours", "packed", "sorted", "again"), 512)
+        assert cell["mfu_peak"]["source"].startswith(f"measured, {cell['precision']} matmul of 256×")
+        assert cell["mfu_peak"]["source"] in page
+        assert all(facts["mfu"] == pytest.approx(facts["of_measured_peak"]) for facts in cell["variants"].values())
+    assert "`sorted` 512" in page
+
+
+def test_utilisation_is_over_the_makers_number_for_the_arithmetic_of_the_run(monkeypatch):
+    measured = machine.Peak(gflops=5e5, shape=(8192, 896, 4864), kernel="F.linear", rates={})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H100 PCIe")
+    cuda = torch.device("cuda")
+    assert gpu.parse([]).peak_tflops is None
+    assert gpu.mfu_peak(None, cuda, "bf16", measured).flops == 756e12
+    assert gpu.mfu_peak(None, cuda, "fp32", measured).flops == 51e12
+    assert gpu.mfu_peak(400.0, cuda, "bf16", measured).flops == 400e12
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H20")
+    assert gpu.mfu_peak(None, cuda, "bf16", measured).flops == 5e14
+    said = gpu.mfu_peak(None, torch.device("cpu"), "fp32", measured).source
+    assert said == "measured, fp32 matmul of 8192×896×4864"
+
+
+class Options:
+    """Flags of the GPU script that its Bench reads."""
+
+    device, tiny, pairs, set, also = "cpu", True, 4, (), ()
+    precision, variants, peer_attention, max_seq_len = "fp32", (), "sdpa", 128
+
+
+def test_the_padded_peer_holds_what_is_frozen_as_ours_does(tmp_path):
+    for precision, held in (("bf16", torch.bfloat16), ("fp32", torch.float32)):
+        options = type("Chosen", (Options,), {"precision": precision})
+        bench = gpu.Bench("tiny", "hh", "lora", options, tmp_path / precision)
+        peer, optimizer = bench._peer()
+        assert optimizer is None
+        for model in (peer, bench.trainer.reward_model):
+            assert {parameter.dtype for parameter in model.parameters() if not parameter.requires_grad} == {held}
+            assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
+        loop = peers.PaddedLoop(
+            peer, bench.groups, bench.config, order=peers.random_order(2), half=bench.half, pad=0, optimizer=optimizer
+        )
+        assert 0.3 < loop.step()["loss"] < 2.0
 
 
 def test_the_padded_peer_on_the_gpu_has_our_weights(tmp_path):
-    import torch
-
-    from harness import peers
-    from rewardlab.batch import pack
-
-    class Options:
-        device, tiny, pairs, set, also = "cpu", True, 4, (), ()
-        precision, variants, peer_attention, max_seq_len = "fp32", (), "sdpa", 128
-
     bench = gpu.Bench("tiny", "hh", "full", Options, tmp_path)
     model = bench.trainer.reward_model
     peer, optimizer = bench._peer()
@@ -165,9 +217,41 @@ def test_the_padded_peer_on_the_gpu_has_our_weights(tmp_path):
     assert not gpu.adopt(peer, {"score.weight": model.head.weight}), "other names, other model"
 
 
+def test_preparing_as_it_stands_is_what_the_readme_says():
+    options = data_path.parse([])
+    (line,) = [line for line in README.splitlines() if line.startswith("| `data_path.py`")]
+    assert options.pairs == [100_000, 1_000_000]
+    assert options.alone
+    assert not data_path.parse(["--no-alone"]).alone
+    assert all(word in line for word in ("100,000 and 1,000,000", "one process beside several", "--no-alone"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_the_start_of_a_run_is_measured_and_builds_two_steps_of_the_data(tmp_path, monkeypatch, built):
+    numbers, start_run = [], data_path.start_run
+
+    def watched(*data: Any, **more: Any) -> None:
+        numbers.append(len(built))
+        start_run(*data, **more)
+        numbers.append(len(built))
+
+    monkeypatch.setattr(data_path, "start_run", watched)
+    monkeypatch.setattr(training_run, "_baselines", lambda *_: {})  # fitted on at most 10,000
+    path, model = tmp_path / "pairs.jsonl", write_tiny(tmp_path / "model", "tiny-llama")
+    data_path.write_pairs(path, 400)
+    given = ["--model", model, "--measure", str(path), "--cache-dir", "none", "--num-workers", "1"]
+    found = data_path.measure(data_path.parse([*given, "--with-start"]))
+    assert found["used"] == 400
+    assert found["start_seconds"] > 0
+    assert found["peak_mib_of_start"] > 0
+    assert numbers == [0, 32], "the largest for the trial and those of the first step, 16 each"
+    few = data_path.measure(data_path.parse(given))
+    assert few["sample"] == found["sample"]
+    assert "start_seconds" not in few
+
+
 def test_the_readme_lists_every_script():
-    page = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
-    assert [path.name for path in BENCHMARKS.glob("*.py") if f"`{path.name}`" not in page] == []
+    assert [path.name for path in BENCHMARKS.glob("*.py") if f"`{path.name}`" not in README] == []
 
 
 def test_no_benchmark_is_longer_than_a_person_reads_in_one_go():

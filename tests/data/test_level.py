@@ -55,6 +55,13 @@ def test_where_level_rows_would_burst_the_packed_ones_are_taken():
     assert plan_level(sizes, 12) == plan_packed(sizes, 12)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_a_plan_of_nothing_is_as_empty_as_a_packed_one(num_ranks):
+    assert plan_level([], 20, num_ranks=num_ranks) == plan_packed([], 20, num_ranks=num_ranks) == [[]] * num_ranks
+    for layout in ("shared", "padded"):
+        assert plan_micro_batches([], 20, layout=layout, num_ranks=num_ranks) == [[]] * num_ranks
+
+
 def test_a_group_above_the_budget_is_an_error():
     with pytest.raises(ConfigError, match="Raise the budget to at least 30"):
         plan_level([3, 30], 20)

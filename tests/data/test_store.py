@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
-from rewardlab.data.groups import Groups, Part
+from rewardlab.data.groups import Groups, Part, num_replies
 from rewardlab.data.loader import report_of, weigh
-from rewardlab.data.pack import costs, plan_groups, require_fit
+from rewardlab.data.pack import cost, costs, largest_cost, largest_groups, plan_groups, require_fit
 from rewardlab.data.store import MANIFEST, DamagedError, LeftOut, StoreWriter, TokenStore, encode, open_store
 
 Outcome = TokenGroup | LeftOut
@@ -125,6 +126,26 @@ def test_columns_say_what_the_groups_would(two):
         require_fit([groups], max(costs(listed, layout)), layout=layout)
         with pytest.raises(ValueError, match="--micro-token-budget"):
             require_fit([groups[:0], groups], max(costs(listed, layout)) - 1, layout=layout)
+
+
+@pytest.mark.parametrize("layout", ["shared", "unshared", "padded"])
+def test_of_stored_groups_only_the_largest_are_built_and_they_are_those_of_a_list(two, built, layout):
+    part, _, found = two
+    groups, listed = part.groups(), [group for group in found if isinstance(group, TokenGroup)]
+    assert num_replies(groups).tolist() == num_replies(listed).tolist() == [len(group.suffixes) for group in listed]
+    assert largest_cost([groups[:0], groups], layout) == largest_cost([listed], layout) == max(costs(listed, layout))
+    assert largest_cost([], layout) == largest_cost([[]], layout) == 0
+    assert built == []
+    for count in (1, 5, len(listed), len(listed) + 3):
+        built.clear()
+        wanted = heapq.nlargest(count, listed, key=lambda group: cost(group, layout))
+        assert [plain(group) for group in largest_groups(groups, count, layout)] == [plain(group) for group in wanted]
+        assert len(built) == len(wanted)
+        assert [plain(group) for group in largest_groups(listed, count, layout)] == [plain(group) for group in wanted]
+    built.clear()
+    require_fit([groups, groups[:0]], max(costs(listed, layout)), layout=layout)
+    assert len(built) == 1
+    assert largest_groups(groups[:0], 4, layout) == largest_groups([], 4, layout) == []
 
 
 def test_the_report_of_a_part_counts_what_is_in_it(two):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import rewardlab.training.budget as budget_module
 import rewardlab.training.run as run_module
-from conftest import make_groups, make_model
+from conftest import make_groups, make_model, stored
 from rewardlab.cli import main, parse_train
 from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import ConfigError, DeviceMemoryError
@@ -24,6 +24,8 @@ from rewardlab.model.config import ModelConfig
 from rewardlab.model.lora import add_adapters
 from rewardlab.training.budget import CEILING, Choice, Trial, choose_budget, fill, search
 from rewardlab.training.config import LossConfig, RewardTrainerConfig
+from rewardlab.training.records import Records
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 from rewardlab.training.run import train
 from runs import config_for
 
@@ -174,6 +176,25 @@ class Still:
 
     def __exit__(self, *_: object) -> None:
         pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody says how much memory is free")
+def test_the_start_of_a_run_builds_no_more_groups_than_a_step_has(tmp_path, monkeypatch, built):
+    listed = make_groups(60)
+    groups = stored(listed)
+    monkeypatch.setattr(budget_module, "_compute", lambda *_: True)
+    model = make_model().train()
+    config = RewardTrainerConfig(model="x", dataset=("y",), batch_size=8, micro_token_budget="auto")
+    settled = run_module._settle_budget(config, model, Datasets(train=groups, eval=groups[:10]), groups[:5])
+    assert len(built) == 8
+    assert settled == run_module._settle_budget(config, model, Datasets(train=listed, eval=listed[:10]), listed[:5])
+    trainer = RewardTrainer(
+        settled, model, Datasets(train=groups), num_steps=1, records=Records(tmp_path), save=lambda _: None
+    )
+    assert trainer._least_budget() == max(cost(group, "shared") for group in listed)
+    assert len(built) == 8
+    trainer._planned(0)
+    assert len(built) == 16
 
 
 def test_no_micro_batch_of_the_trial_is_above_its_budget():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import weakref
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import rewardlab.training.memory as memory_module
 import rewardlab.training.trainer as trainer_module
 from conftest import arithmetic, make_groups, make_model
 from rewardlab.batch import pack
@@ -25,6 +27,7 @@ from rewardlab.training.memory import (
     in_use,
     is_out_of_memory,
     peak_memory,
+    process_peak,
     unless_out_of_memory,
 )
 from rewardlab.training.records import Records
@@ -43,6 +46,9 @@ def test_what_the_allocators_say_when_they_have_nothing_left_is_told_from_other_
         MemoryError(),
         RuntimeError("[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: not enough memory: you tried"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        RuntimeError("std::bad_alloc"),
     ):
         assert is_out_of_memory(error)
     for other in (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), ValueError("out of memory"), KeyError()):
@@ -73,6 +79,30 @@ def test_the_high_water_mark_sees_what_came_and_went():
     assert 0.9 * size <= water.bytes - before <= 2 * size
     assert peak_memory(CPU) >= water.bytes * 0.9
     assert 0 < free_memory(CPU) < 1 << 50
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_the_peak_is_the_processs_own_however_large_the_one_that_started_it():
+    size = 1 << 30
+    child = "import torch; from rewardlab.training.memory import peak_memory; print(peak_memory(torch.device('cpu')))"
+    parent = f"import os, sys; held = b'1' * {size}; os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])"
+    found = subprocess.run([sys.executable, "-c", parent, child], capture_output=True, text=True, check=True)
+    assert 0 < int(found.stdout) < 0.8 * size
+
+
+def test_the_peak_of_a_process_is_read_from_its_status_and_else_told_by_the_system(tmp_path, monkeypatch):
+    folder = tmp_path / "7"
+    folder.mkdir()
+    (folder / "status").write_text("VmPeak:\t 9 kB\nVmHWM:\t   12 kB\nVmRSS:\t 5 kB\n")
+    assert process_peak(7, tmp_path) == 12 * 1024
+    (folder / "status").write_text("Name:\tsome\n")
+    assert process_peak(7, tmp_path) is None, "nothing of the kind in it"
+    assert process_peak(8, tmp_path) is None, "no such process"
+    monkeypatch.setattr(memory_module, "process_peak", lambda: None)
+    if sys.platform != "win32":
+        assert peak_memory(CPU) > 1 << 20
+    monkeypatch.setattr(memory_module, "process_peak", lambda: 5)
+    assert peak_memory(CPU) == 5
 
 
 def write_proc(folder: Path, *, available_kib: int, cgroup: str) -> Path:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, OPTConfig
 import rewardlab.training.heads as heads_module
 import rewardlab.training.probe as probe_module
 import rewardlab.training.states as states_module
-from conftest import make_groups, make_model, make_tokenizer, write_base_model, write_pairs
+from conftest import make_groups, make_model, make_tokenizer, stored, write_base_model, write_pairs
 from rewardlab.analysis.linear import compare
 from rewardlab.artifact.load import load
 from rewardlab.cli import main
@@ -251,6 +251,20 @@ def test_states_are_computed_once_and_only_for_layers_that_are_missing(tmp_path,
     scores = np.concatenate(score_groups(model, groups, budget=4096))
     with torch.no_grad():
         np.testing.assert_allclose(again[2] @ model.head.weight.numpy()[0], scores, atol=1e-4)
+
+
+def test_no_group_is_built_to_know_how_many_states_there_will_be(monkeypatch, built):
+    groups, asked = make_groups(9, replies=3), []
+
+    def full(*arguments: object) -> None:
+        asked.append((arguments[-1], len(built)))
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(states_module, "_compute", full)
+    for given in (groups, stored(groups)):
+        with pytest.raises(OSError, match="full"):
+            states_of(make_model(), given, [2], budget=64, cache=None, name="training")
+    assert asked == [((sum(group.num_replies for group in groups), 32), 0)] * 2
 
 
 def test_anything_that_could_change_a_state_names_another_folder():

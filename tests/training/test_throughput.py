@@ -200,15 +200,72 @@ def test_the_measured_peak_is_at_the_models_shapes_and_draws_no_random_number():
     assert set(shapes) == {(32, 32), (16, 32), (48, 32), (32, 48)}
     state = torch.get_rng_state()
     for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
-        flops, (rows, outputs, inputs) = measure(torch.device("cpu"), dtype, shapes)
+        flops, (_, outputs, inputs) = measure(torch.device("cpu"), dtype, shapes)
         assert flops > 1e6
         assert (outputs, inputs) in {(48, 32), (32, 48)}, "the largest two"
-        assert rows >= 64
         line = peak_of(torch.device("cpu"), dtype, shapes).line()
         assert f"measured, {name} matmul of " in line
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_the_best_of_the_timings_counts(monkeypatch):
-    monkeypatch.setattr(peak_module, "_timings", lambda *_: iter([(64, 1e-3), (128, 1e-3), (128, 2e-3)]))
-    assert measure(torch.device("cpu"), torch.bfloat16, [(10, 20)]) == (2 * 128 * 200 / 1e-3, (128, 10, 20))
+class Machine:
+    """In place of the clock and of every product: the first kernel does `rate` FLOP/s, the second twice as much."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, rate: float, *, kernels: int = 2) -> None:
+        self.now = 0.0
+        self.measured: list[tuple[int, int]] = []
+        self.waits = 0
+
+        def product(kernel, rows, outputs, inputs, *_):
+            def call() -> None:
+                self.measured.append((kernel, rows))
+                self.now += 2 * rows * outputs * inputs / (rate * (kernel + 1))
+
+            return call
+
+        def wait(_: torch.device) -> None:
+            self.waits += 1
+            self.now += 1e-9
+
+        monkeypatch.setattr(peak_module, "_linears", lambda *_: list(range(kernels)))
+        monkeypatch.setattr(peak_module, "_product", product)
+        monkeypatch.setattr(peak_module, "_wait", wait)
+        monkeypatch.setattr(peak_module.time, "perf_counter", lambda: self.now)
+
+
+SHAPES = [(2048, 512), (512, 2048), (512, 512)]
+
+
+@pytest.mark.parametrize(
+    ("rate", "rows", "longest"), [(1e9, 1024, 3.2), (7e9, 2048, 1.1), (50e9, 4096, 1.1), (1e13, 4096, 0.1)]
+)
+def test_the_fastest_kernel_is_measured_with_many_rows_whatever_the_machine(monkeypatch, rate, rows, longest):
+    machine = Machine(monkeypatch, rate)
+    flops, (_, *shape) = measure(torch.device("cpu"), torch.float32, SHAPES)
+    assert flops == pytest.approx(2 * rate, rel=1e-3)
+    assert sorted(shape) == [512, 2048]
+    assert max(machine.measured) == (1, rows)
+    assert machine.now <= longest
+    few = [rows for _, rows in machine.measured if rows < peak_module.MIN_ROWS]
+    assert set(few) == {peak_module.TRIAL_ROWS}
+    assert len(few) <= 8
+
+
+def test_many_products_share_a_look_at_the_clock_of_a_gpu(monkeypatch):
+    machine = Machine(monkeypatch, 1e13, kernels=1)
+    measure(torch.device("cuda"), torch.bfloat16, SHAPES)
+    assert len(machine.measured) == 10 * machine.waits / 2
+    assert max(rows for _, rows in machine.measured) == 8192
+
+
+def test_the_best_of_the_times_counts(monkeypatch):
+    times = iter([2e-3, 3e-3, 1e-3, 5e-3, 4e-3])
+    machine = Machine(monkeypatch, 1e9)
+
+    def product() -> None:
+        machine.now += next(times)
+
+    found = peak_module._seconds(product, torch.device("cpu"), repeats=4, deadline=1.0)
+    assert found == pytest.approx(1e-3, rel=1e-3)
+    assert machine.waits == 8
+    assert peak_module._seconds(product, torch.device("cpu"), repeats=4, deadline=0.0) == pytest.approx(4e-3, rel=1e-3)

@@ -132,5 +132,12 @@ class Groups(Sequence[TokenGroup]):
         return np.concatenate([of(store) for store in self.stores])[self.numbers_G]
 
 
+def num_replies(groups: Sequence[TokenGroup]) -> Numbers:
+    """[G] K of each group; stored groups are not built for it."""
+    if isinstance(groups, Groups):
+        return groups.num_replies()
+    return np.array([group.num_replies for group in groups], dtype=np.int64)
+
+
 def _starts(counts: Sequence[int]) -> Numbers:
     return np.cumsum([0, *counts[:-1]], dtype=np.int64)

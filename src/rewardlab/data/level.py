@@ -18,6 +18,8 @@ def plan_level(num_tokens: Sequence[int], budget: int, *, num_ranks: int = 1) ->
     Raises ConfigError if one group is larger than the budget.
     """
     packed = plan_packed(num_tokens, budget, num_ranks=num_ranks)
+    if not num_tokens:
+        return packed
     num_rows = min(len(num_tokens), sum(map(len, packed)))
     rows: Plan = [[] for _ in range(num_rows)]
     loads = [(0, row) for row in range(num_rows)]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import TokenGroup
@@ -176,14 +177,37 @@ def _num_replies(groups: Sequence[TokenGroup]) -> list[int]:
 
 def costs(groups: Sequence[TokenGroup], layout: str) -> list[int]:
     """Tokens that each group takes when it is computed alone."""
-    if not isinstance(groups, Groups):
-        return [cost(group, layout) for group in groups]
-    if layout == "padded":
-        found = groups.longest() * groups.num_replies()
-    else:
-        found = groups.num_tokens() if layout == "shared" else groups.num_unshared_tokens()
-    costs_G: list[int] = found.tolist()
+    costs_G: list[int] = _costs(groups, layout).tolist()
     return costs_G
+
+
+def _costs(groups: Sequence[TokenGroup], layout: str) -> npt.NDArray[np.int64]:
+    """[G] the same as an array, for which no stored group is built."""
+    if not isinstance(groups, Groups):
+        return np.array([cost(group, layout) for group in groups], dtype=np.int64)
+    if layout == "padded":
+        return groups.longest() * groups.num_replies()
+    return groups.num_tokens() if layout == "shared" else groups.num_unshared_tokens()
+
+
+def largest_cost(parts: Iterable[Sequence[TokenGroup]], layout: str) -> int:
+    """What the largest group of any part takes; 0 without a group."""
+    return max((int(_costs(part, layout).max(initial=0)) for part in parts), default=0)
+
+
+def largest_groups(groups: Sequence[TokenGroup], count: int, layout: str) -> list[TokenGroup]:
+    """The `count` groups that take the most tokens, the largest first, equal ones in their order.
+
+    Of stored groups only these are built.
+    """
+    costs_G = _costs(groups, layout)
+    count = min(count, len(costs_G))
+    if count == 0:
+        return []
+    least = np.partition(costs_G, -count)[-count]
+    candidates = np.flatnonzero(costs_G >= least)
+    order = np.argsort(-costs_G[candidates], kind="stable")[:count]
+    return [groups[int(index)] for index in candidates[order]]
 
 
 def cost(group: TokenGroup, layout: str) -> int:
@@ -195,9 +219,9 @@ def cost(group: TokenGroup, layout: str) -> int:
 
 def require_fit(parts: Iterable[Sequence[TokenGroup]], budget: int, *, layout: str) -> None:
     """Raise ConfigError if any group of any part is larger than the budget."""
-    largest = [(max(found), part[int(np.argmax(found))]) for part in parts if (found := costs(part, layout))]
+    largest = [group for part in parts for group in largest_groups(part, 1, layout)]
     if largest:
-        plan_groups([max(largest, key=lambda found: found[0])[1]], budget, layout=layout)
+        plan_groups(largest_groups(largest, 1, layout), budget, layout=layout)
 
 
 def deal(rows: Plan, loads: Sequence[int], num_ranks: int) -> list[Plan]:

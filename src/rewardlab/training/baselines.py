@@ -17,6 +17,7 @@ from scipy.sparse import csr_matrix
 from rewardlab.analysis.linear import PENALTIES, Matrix, compare, cross_validate, fit
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import TokenGroup
+from rewardlab.data.groups import num_replies
 from rewardlab.score import score_rows
 from rewardlab.training.evaluate import EvalResult, judge
 
@@ -74,7 +75,7 @@ def _evaluate(
     for name, groups in judged.items():
         if groups:
             scores = np.asarray(_divide(featurize(groups), scale) @ theta, dtype=np.float64)
-            sizes = np.cumsum([group.num_replies for group in groups])[:-1]
+            sizes = np.cumsum(num_replies(groups))[:-1]
             results[name] = judge(score_rows(groups, np.split(scores, sizes)), beta=1.0)
     return results
 

@@ -7,7 +7,6 @@ remains: no gradient, no random number drawn, no weight moved.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +17,7 @@ import torch
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.errors import DeviceMemoryError
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.pack import cost
+from rewardlab.data.pack import cost, largest_groups
 from rewardlab.model.reward import RewardModel
 from rewardlab.training import losses
 from rewardlab.training.config import LossConfig
@@ -124,7 +123,7 @@ def choose_budget(
     returns. Raises DeviceMemoryError if the largest preference does not fit.
     """
     device = model.device
-    worst = heapq.nlargest(batch_size, groups, key=lambda group: cost(group, model.layout))
+    worst = largest_groups(groups, batch_size, model.layout)
     ceiling = max(floor, min(CEILING[device.type], _size(worst, model.layout)))
     free = free_memory(device)
     if free is None:

@@ -25,6 +25,7 @@ from rewardlab.analysis.linear import (
 )
 from rewardlab.analysis.metrics import at_least_zero
 from rewardlab.core.types import Estimate, TokenGroup
+from rewardlab.data.groups import num_replies
 from rewardlab.score import score_rows
 from rewardlab.training.evaluate import EvalResult, judge
 
@@ -267,5 +268,5 @@ def uncertainty(groups: Sequence[TokenGroup], states_RW: Any, heads: Heads) -> U
 
 def judge_scores(groups: Sequence[TokenGroup], scores_R: Any) -> EvalResult:
     """Evaluation of one score a reply, at β = 1."""
-    sizes = np.cumsum([group.num_replies for group in groups])[:-1]
+    sizes = np.cumsum(num_replies(groups))[:-1]
     return judge(score_rows(groups, np.split(np.asarray(scores_R, dtype=np.float64), sizes)), beta=1.0)

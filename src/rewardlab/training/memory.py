@@ -16,7 +16,14 @@ import torch
 from rewardlab.core.libc import give_back_freed_memory
 
 Result = TypeVar("Result")
-_REFUSALS: Final = ("DefaultCPUAllocator", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_REFUSALS: Final = (
+    "DefaultCPUAllocator",
+    "out of memory",
+    "std::bad_alloc",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # no room for a handle's workspace
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 """What the RuntimeErrors of torch say where memory is meant but the type is not its own."""
 
 
@@ -53,6 +60,8 @@ def peak_memory(device: torch.device) -> int:
     """Bytes: the most that tensors took on a GPU, or that the process took of the machine; 0 where nobody counts."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if (high_water := process_peak()) is not None:
+        return high_water
     if sys.platform == "win32":
         return 0
     import resource
@@ -113,6 +122,18 @@ def resident() -> int | None:
     """Bytes of the machine that the process has now; None off Linux."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None
+
+
+def process_peak(process: int | str = "self", proc: Path = Path("/proc")) -> int | None:
+    """Bytes: the most of the machine that a process had at once; None where /proc does not say, or it is no more.
+
+    Not getrusage: what that tells survives exec, so a run started from a large process would have its size.
+    """
+    try:
+        lines = (proc / str(process) / "status").read_text(encoding="utf-8").splitlines()
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
     except (OSError, ValueError):
         return None
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import torch
@@ -12,8 +13,15 @@ from torch import Tensor
 
 from rewardlab.training.throughput import Peak, known_peak
 
-LIMIT_S: Final = 0.3
-MAX_ROWS: Final = 4096
+LIMIT_S: Final = 1.0
+"""Seconds after which nothing more is measured, but for the few products that always are."""
+TRIAL_ROWS: Final = 128
+"""At which all kernels and shapes are compared, to spend the time on the fastest first."""
+MIN_ROWS: Final = 1024
+"""Measured however slow the device is: with fewer rows a product is well below the peak."""
+MAX_ROWS: Final[Mapping[str, int]] = {"cpu": 4096, "cuda": 8192}
+CALLS: Final[Mapping[str, int]] = {"cpu": 1, "cuda": 10}
+"""Products between two looks at the clock: on a GPU a launch and a wait would be a large part of one."""
 MAX_REPEATS: Final = 6
 MAX_SIDE: Final = 4096
 """Larger matrices are cut to this: the rate no longer rises with them."""
@@ -25,13 +33,19 @@ def peak_of(device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[int
 
     A GPU of the table has its maker's number, everything else is measured, on those shapes.
     """
-    arithmetic = _arithmetic(device, dtype)
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        if (known := known_peak(name, arithmetic)) is not None:
-            return Peak(flops=known, source=f"{name}, {arithmetic} dense, by its maker")
+    if (known := makers_peak(device, dtype)) is not None:
+        return known
     flops, (rows, outputs, inputs) = measure(device, dtype, shapes)
-    return Peak(flops=flops, source=f"measured, {arithmetic} matmul of {rows}x{inputs}x{outputs}")
+    return Peak(flops=flops, source=f"measured, {_arithmetic(device, dtype)} matmul of {rows}x{inputs}x{outputs}")
+
+
+def makers_peak(device: torch.device, dtype: torch.dtype) -> Peak | None:
+    """The peak of a GPU of the table for matmuls in `dtype`; None for every other device."""
+    if device.type != "cuda":
+        return None
+    name, arithmetic = torch.cuda.get_device_name(device), _arithmetic(device, dtype)
+    known = known_peak(name, arithmetic)
+    return None if known is None else Peak(flops=known, source=f"{name}, {arithmetic} dense, by its maker")
 
 
 def _arithmetic(device: torch.device, dtype: torch.dtype) -> str:
@@ -44,19 +58,35 @@ def _arithmetic(device: torch.device, dtype: torch.dtype) -> str:
 def measure(
     device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[int, int]]
 ) -> tuple[float, tuple[int, int, int]]:
-    """(best FLOP/s, the rows, outputs and inputs that gave it) over the two largest shapes, in under half a second.
+    """(best FLOP/s, the rows, outputs and inputs that gave it) over the two largest shapes, in about a second.
 
-    Rows double from 64 while there is time. No global random number is drawn.
+    The kernel and shape that is fastest in a short trial is measured with MIN_ROWS at least, up to MAX_ROWS where there
+    is time, and the others after it. No global random number is drawn.
     """
+    deadline = time.perf_counter() + LIMIT_S
     cut = {(min(outputs, MAX_SIDE), min(inputs, MAX_SIDE)) for outputs, inputs in shapes}
     largest = sorted(cut, key=lambda shape: (-shape[0] * shape[1], shape))[:2]
     candidates = [(linear, shape) for linear in _linears(device, dtype) for shape in largest]
-    best, best_at = 0.0, (0, 0, 0)
+    found: list[tuple[float, tuple[int, int, int]]] = []
+    trials = []
     for linear, (outputs, inputs) in candidates:
-        for rows, seconds in _timings(linear, outputs, inputs, device, dtype, LIMIT_S / len(candidates)):
-            if (flops := 2 * rows * outputs * inputs / seconds) > best:
-                best, best_at = flops, (rows, outputs, inputs)
-    return best, best_at
+        product = _product(linear, TRIAL_ROWS, outputs, inputs, device, dtype)
+        seconds = _seconds(product, device, repeats=2, deadline=deadline)
+        trials.append(2 * TRIAL_ROWS * outputs * inputs / seconds)
+        found.append((trials[-1], (TRIAL_ROWS, outputs, inputs)))
+    for place, number in enumerate(sorted(range(len(candidates)), key=lambda number: -trials[number])):
+        linear, (outputs, inputs) = candidates[number]
+        # Rows that can be measured twice; by the trial's rate, which is below that of more rows, so rather too few.
+        fitting = trials[number] * (deadline - time.perf_counter()) / (2 * CALLS[device.type] * 2 * outputs * inputs)
+        if place and fitting < MIN_ROWS:
+            continue
+        rows = MIN_ROWS
+        while 2 * rows <= min(fitting, MAX_ROWS[device.type]):
+            rows *= 2
+        product = _product(linear, rows, outputs, inputs, device, dtype)
+        seconds = _seconds(product, device, repeats=MAX_REPEATS, deadline=deadline)
+        found.append((2 * rows * outputs * inputs / seconds, (rows, outputs, inputs)))
+    return max(found)
 
 
 def _linears(device: torch.device, dtype: torch.dtype) -> list[Linear]:
@@ -67,28 +97,30 @@ def _linears(device: torch.device, dtype: torch.dtype) -> list[Linear]:
     return found
 
 
-def _timings(
-    linear: Linear, outputs: int, inputs: int, device: torch.device, dtype: torch.dtype, limit_s: float
-) -> Iterator[tuple[int, float]]:
-    """(rows, seconds of one matmul), larger and larger, then the largest again; at least one."""
+def _product(
+    linear: Linear, rows: int, outputs: int, inputs: int, device: torch.device, dtype: torch.dtype
+) -> Callable[[], object]:
+    """A product of [rows, inputs] and [outputs, inputs]."""
     numbers = torch.Generator(device).manual_seed(0)
-    weight = torch.rand(1, inputs, generator=numbers, device=device).to(dtype).repeat(outputs, 1)
-    rows, repeats, taken = 64, 0, 0.0
-    with torch.no_grad():
-        linear(weight[:1], weight)  # the first call of a shape prepares its kernel
-        deadline = time.perf_counter() + limit_s
-        while repeats < MAX_REPEATS and time.perf_counter() + taken < deadline:
-            x = weight[:1].repeat(rows, 1)
-            _wait(device)
-            started = time.perf_counter()
-            linear(x, weight)
-            _wait(device)
-            taken = max(time.perf_counter() - started, 1e-9)
-            yield rows, taken
-            if rows < MAX_ROWS and time.perf_counter() + 4 * taken < deadline:
-                rows *= 2
-            else:
-                repeats += 1
+    row = torch.rand(1, inputs, generator=numbers, device=device).to(dtype)
+    x, weight = row.repeat(rows, 1), row.repeat(outputs, 1)
+    return lambda: linear(x, weight)
+
+
+def _seconds(product: Callable[[], object], device: torch.device, *, repeats: int, deadline: float) -> float:
+    """The best time of one call; measured once at least, and not again where it would end after `deadline`."""
+    best = math.inf
+    for _ in range(repeats):
+        _wait(device)
+        started = time.perf_counter()
+        for _call in range(CALLS[device.type]):
+            product()
+        _wait(device)
+        now = time.perf_counter()
+        best = min(best, max(now - started, 1e-9) / CALLS[device.type])
+        if 2 * now - started > deadline:
+            break
+    return best
 
 
 def _wait(device: torch.device) -> None:

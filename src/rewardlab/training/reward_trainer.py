@@ -18,7 +18,7 @@ from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.types import Sums, TokenGroup
 from rewardlab.data.level import plan_micro_batches
 from rewardlab.data.loader import macro_batch, steps_per_epoch
-from rewardlab.data.pack import cost
+from rewardlab.data.pack import largest_cost
 from rewardlab.model.reward import RewardModel
 from rewardlab.report.tables import format_estimate
 from rewardlab.training import losses
@@ -103,15 +103,14 @@ class RewardTrainer(Trainer[PackedBatch]):
     def _plan(self, step: int) -> list[PackedBatch]:
         config, groups = self.settings, self.data.train
         chosen = macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
-        layout = self.reward_model.layout
-        (plan,) = plan_micro_batches([groups[index] for index in chosen], self.token_budget, layout=layout)
+        built, layout = [groups[index] for index in chosen], self.reward_model.layout
+        (plan,) = plan_micro_batches(built, self.token_budget, layout=layout)
         return [
-            pack([groups[chosen[n]] for n in row], share=layout != "unshared", indices=[chosen[n] for n in row])
-            for row in plan
+            pack([built[n] for n in row], share=layout != "unshared", indices=[chosen[n] for n in row]) for row in plan
         ]
 
     def _least_budget(self) -> int:
-        return max(cost(group, self.reward_model.layout) for group in self.data.train)
+        return largest_cost([self.data.train], self.reward_model.layout)
 
     def _move(self, batch: PackedBatch) -> PackedBatch:
         return batch.to(self.device)

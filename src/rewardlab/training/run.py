@@ -27,7 +27,7 @@ from rewardlab.core.files import provenance, write_json, write_text
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
 from rewardlab.data.loader import TokenReport, steps_per_epoch
-from rewardlab.data.pack import cost, require_fit
+from rewardlab.data.pack import largest_cost, require_fit
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.load import PRECISION, choose_layout, load_reward_model, resolve_precision
 from rewardlab.model.reward import Layout, RewardModel
@@ -180,7 +180,7 @@ def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datase
     """With a number in place of `--micro-token-budget auto`."""
     if config.micro_token_budget != "auto":
         return config
-    largest = max(cost(group, model.layout) for group in data.train)
+    largest = largest_cost([data.train], model.layout)
     choice = choose_budget(model, data.train, config, batch_size=config.batch_size, floor=largest)
     logger.info("micro-token budget: %d by trial (%s)", choice.budget, choice.reason)
     return replace(config, micro_token_budget=choice.budget)

@@ -23,6 +23,7 @@ import torch
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import TokenGroup
+from rewardlab.data.groups import num_replies
 from rewardlab.model.layers import layer_states
 from rewardlab.model.reward import RewardModel
 from rewardlab.score import compute_groups
@@ -52,7 +53,7 @@ def states_of(
 
     Raises DataError for a state that is not finite.
     """
-    shape = (sum(group.num_replies for group in groups), model.head.in_features)
+    shape = (int(num_replies(groups).sum()), model.head.in_features)
     if cache is None:
         with tempfile.TemporaryDirectory() as scratch:
             _compute(model, groups, layers, Path(scratch), budget, name, shape)
