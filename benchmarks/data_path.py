@@ -143,7 +143,7 @@ def start_run(
     cpu = torch.device("cpu")
     with random_weights(seed=0, device=cpu):
         model = ours.build_model(config, sharing=True, device=cpu)
-    settled = training_run._settle_budget(config, model, data, test)
+    settled = training_run._settle_budget(config, model, data)
     trainer = ours.trainer_of(settled, model, data.train)
     trainer._least_budget()  # what a step asks that has run out of memory
     trainer._planned(0)

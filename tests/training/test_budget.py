@@ -185,9 +185,9 @@ def test_the_start_of_a_run_builds_no_more_groups_than_a_step_has(tmp_path, monk
     monkeypatch.setattr(budget_module, "_compute", lambda *_: True)
     model = make_model().train()
     config = RewardTrainerConfig(model="x", dataset=("y",), batch_size=8, micro_token_budget="auto")
-    settled = run_module._settle_budget(config, model, Datasets(train=groups, eval=groups[:10]), groups[:5])
+    settled = run_module._settle_budget(config, model, Datasets(train=groups, eval=groups[:10]))
     assert len(built) == 8
-    assert settled == run_module._settle_budget(config, model, Datasets(train=listed, eval=listed[:10]), listed[:5])
+    assert settled == run_module._settle_budget(config, model, Datasets(train=listed, eval=listed[:10]))
     trainer = RewardTrainer(
         settled, model, Datasets(train=groups), num_steps=1, records=Records(tmp_path), save=lambda _: None
     )
