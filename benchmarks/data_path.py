@@ -6,9 +6,9 @@ Generates short pairs, each on a prompt of its own, and prepares them as `reward
 fresh process: without the cache's help, from the cache, with `--limit`, and (the fewest pairs alone) in one process.
 After the first preparation comes the rest of the start of a run, up to the batches of its first step, with a model too
 small to matter: baselines, the micro-token budget by trial, the plan. Peak memory is that of the process while it
-prepares and while it starts, and of its largest worker; what the process takes before any data are read stands beside
-it. Seconds depend on what else the machine does, which the load average tells; processor time hardly does. Linux only
-(/proc).
+prepares, and of its largest worker; what the process takes before any data are read stands beside it. While it starts,
+files that it maps are not counted: the system takes them back when it needs them. Seconds depend on what else the
+machine does, which the load average tells; processor time hardly does. Linux only (/proc).
 Exits with 1 if the second start takes longer than 5 s at 100,000 pairs, if memory grows by more than 25 % from the
 fewest pairs to the most, or if another number of workers gives other tokens.
 """
@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -92,9 +92,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     )
     renderer = build_renderer(load_tokenizer(config.model), config)
     before, cpu = round((resident() or 0) / MIB, 1), _cpu_seconds()
-    _forget_peak()  # importing takes more than it leaves
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew: importing takes more than it leaves
     started = time.perf_counter()
-    with WorkerWatch() as watch:
+    with Watch(_largest_worker_mib, every=0.2) as workers:
         data, test, reports = to_groups(config, load_data(config, renderer, seed=0), renderer)
     seconds = time.perf_counter() - started
     found = {
@@ -105,14 +105,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "tokens": sum(report.tokens for report in reports.values()),
         "peak_mib": _peak_mib(),
         "peak_mib_before": before,
-        "peak_mib_of_largest_worker": watch.peak_mib,
+        "peak_mib_of_largest_worker": workers.most,
     }
     if options.with_start:
-        _forget_peak()
         started = time.perf_counter()
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, Watch(_own_mib, every=0.01) as own:
             start_run(config, data, test, vocabulary=len(renderer.tokenizer), folder=Path(folder))
-        found |= {"start_seconds": time.perf_counter() - started, "peak_mib_of_start": _peak_mib()}
+        found |= {"start_seconds": time.perf_counter() - started, "peak_mib_of_start": own.most}
     digest = hashlib.sha256()
     for index in range(0, len(data.train), max(len(data.train) // LIMIT, 1)):
         group = data.train[index]
@@ -149,13 +148,16 @@ def start_run(
     trainer._planned(0)
 
 
-class WorkerWatch:
-    """The peak memory of this process's children, looked at several times a second while the block runs."""
+class Watch:
+    """The most that `look` returned while the block ran, looked at every so many seconds."""
 
-    def __enter__(self) -> WorkerWatch:
-        self.peak_mib = 0.0
+    def __init__(self, look: Callable[[], float], *, every: float) -> None:
+        self.most = 0.0
+        self._look, self._every = look, every
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Watch:
         self._thread.start()
         return self
 
@@ -164,14 +166,21 @@ class WorkerWatch:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._over.wait(0.2):
-            children = "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
-            self.peak_mib = max([self.peak_mib, *map(_peak_mib, children)])
+        while not self._over.wait(self._every):
+            self.most = max(self.most, self._look())
+        self.most = max(self.most, self._look())
 
 
-def _forget_peak() -> None:
-    """Let the peak of this process start anew."""
-    Path("/proc/self/clear_refs").write_text("5")
+def _largest_worker_mib() -> float:
+    """The peak memory of the largest child of this process."""
+    children = "".join(path.read_text() for path in Path("/proc/self/task").glob("*/children")).split()
+    return max(map(_peak_mib, children), default=0.0)
+
+
+def _own_mib() -> float:
+    """Memory of this process without the files that it maps, which the system takes back when it needs them."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return round(next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) / 1024, 1)
 
 
 def _peak_mib(process: str = "self") -> float:
