@@ -100,7 +100,24 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--save-every 15", {"save_every": 15}),
     ("--log-samples 0", {"log_samples": 0}),
     ("--save-dtype bfloat16", {"save_dtype": "bfloat16"}),
-    ("--best-metric eval_loss", {"best_metric": "eval_loss"}),
+    ("--early-stopping-metric eval_loss", {"early_stopping_metric": "eval_loss"}),
+    ("--early-stopping-metric train_loss", {"early_stopping_metric": "train_loss"}),
+    (
+        "--early-stopping-metric gap_acc --early-stopping-mode min",
+        {"early_stopping_metric": "gap_acc", "early_stopping_mode": "min"},
+    ),
+    ("--early-stopping-patience 3", {"early_stopping_patience": 3}),
+    ("--early-stopping-min-delta 0.01", {"early_stopping_min_delta": 0.01}),
+    ("--save-total-limit 2", {"save_total_limit": 2}),
+    ("--lr-scheduler linear", {"lr_scheduler": "linear"}),
+    ("--lr-scheduler constant", {"lr_scheduler": "constant"}),
+    ("--lr-scheduler constant_with_warmup", {"lr_scheduler": "constant_with_warmup"}),
+    (
+        "--lr-scheduler cosine_with_min_lr --min-lr-ratio 0.2",
+        {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.2},
+    ),
+    ("--warmup-steps 50", {"warmup_steps": 50}),
+    ("--warmup-ratio 0.1", {"warmup_ratio": 0.1}),
 ]
 
 
@@ -125,6 +142,7 @@ def test_every_setting_has_a_flag_in_the_table():
 def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
     pairs = {line.split()[0][2:]: line.split()[1] for line, _ in FLAGS if re.fullmatch(r"--[a-z-]+ [\w./-]+", line)}
     del pairs["kwise-loss"]  # plackett-luce goes with neither soft labels nor margins
+    del pairs["warmup-ratio"]  # or in steps
     assert len(pairs) > 35
     words = [
         word
@@ -184,6 +202,6 @@ def test_a_flag_that_does_not_resolve_is_refused_in_one_plain_line(line, message
 
 def test_a_saved_configuration_gives_itself(tmp_path):
     changes = {name: value for _, settings in FLAGS for name, value in settings.items()}
-    config = replace(DEFAULTS, **changes | {"strength_as": "none", "kwise_loss": "pairs"})
+    config = replace(DEFAULTS, **changes | {"strength_as": "none", "kwise_loss": "pairs", "warmup_ratio": None})
     write_json(tmp_path / "config.json", to_mapping(config))
     assert parse_train(["--config", str(tmp_path / "config.json")]) == config

@@ -37,7 +37,8 @@ def test_conventions_fill_in_what_was_not_said_and_print_it(log):
     assert (config.label_smoothing, config.weight_decay, config.overlong) == (0.0, 0.0, "drop")
     (line,) = [record.getMessage() for record in log.records if "(not " in record.getMessage()]
     assert line.startswith("compat trl: --overlong drop (not truncate), --label-smoothing 0 (not 0.05)")
-    assert "--lr" not in line
+    assert "--lr " not in line
+    assert "--lr-scheduler linear (not cosine), --warmup-ratio 0 (not " in line
     assert "--lora-rank" not in line, "without --lora there are no adapters to speak of"
     assert [text for text in NOT_MATCHED.values() if text not in log.text] == []
 
@@ -185,10 +186,13 @@ def test_the_conventions_are_the_defaults_of_trl():
     assert {name: theirs[names[name]] for name in TRL if name in names} == {
         name: value for name, value in TRL.items() if name in names
     }
-    assert set(TRL) - set(names) == {"overlong", "lora_dropout", "lora_target_modules", "label_smoothing"}
+    assert set(TRL) - set(names) == {
+        *("overlong", "lora_dropout", "lora_target_modules", "label_smoothing", "lr_scheduler", "warmup_ratio"),
+    }
     assert theirs["lora_target_modules"] is None
     assert theirs["disable_dropout"] is True
-    assert theirs["lr_scheduler_type"] == "linear"
+    assert theirs["lr_scheduler_type"] == TRL["lr_scheduler"] == "linear"
+    assert theirs["warmup_steps"] == TRL["warmup_ratio"] == 0
     assert theirs["eval_strategy"] == "no"
     assert set(TRL) <= set(OURS)
 

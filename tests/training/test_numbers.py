@@ -17,7 +17,6 @@ from safetensors.torch import load_file
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GPTNeoXConfig
 
-import rewardlab.training.reward_trainer as reward_trainer_module
 import runs
 from conftest import SIZES, make_groups, make_model, make_tokenizer, write_pairs
 from rewardlab.artifact.load import load
@@ -29,6 +28,7 @@ from rewardlab.score import score_groups
 from rewardlab.training.config import EvalConfig
 from rewardlab.training.evaluate import evaluate_folder
 from rewardlab.training.run import train
+from rewardlab.training.selection import Selection
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 config_for = partial(runs.config_for, steps=4, log_every=1)
@@ -265,8 +265,12 @@ def test_scores_are_taken_in_evaluation_mode_whatever_the_model_is_in():
 
 
 def test_the_test_data_judge_the_chosen_checkpoint_and_not_the_last(base_model, pairs_file, tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(reward_trainer_module, "is_better", lambda *_: not calls and (calls.append(1) or True))
+
+    def offer(self, step, values, **_):
+        self.best_step = 2 if step == 2 else self.best_step
+        return step == 2
+
+    monkeypatch.setattr(Selection, "offer", offer)
     test = write_pairs(tmp_path / "test.jsonl", 12, offset=100)
     config = config_for(base_model, pairs_file, tmp_path / "run", eval_every=2, test_dataset=(str(test),))
     result = train(config)

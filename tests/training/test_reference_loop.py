@@ -95,6 +95,7 @@ def settings(**changes: object) -> dict[str, Any]:
         "beta": BETA,
         "label_smoothing": SMOOTHING,
         "lr": LR,
+        "lr_scheduler": "constant",
         "weight_decay": DECAY,
         "max_grad_norm": MAX_NORM,
         **changes,

@@ -14,14 +14,12 @@ from safetensors.torch import load_file
 
 import runs
 from conftest import make_groups, make_model, write_base_model, write_pairs
-from rewardlab.analysis.metrics import Evaluation
 from rewardlab.artifact.load import load
-from rewardlab.core.types import Sums
 from rewardlab.score import score_groups
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import judge
 from rewardlab.training.records import COLUMNS, Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer, is_better
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 from rewardlab.training.run import train
 from runs import rows_of
 
@@ -146,32 +144,12 @@ def test_a_fresh_head_is_never_saved_as_best(base_model, pairs_file, tmp_path):
             lr=1e-2,
             eval_every=2,
             eval_dataset=(str(reversed_pairs),),
-            best_metric="eval_loss",
+            early_stopping_metric="eval_loss",
         )
     )
     assert stuck.best is None
     assert not (tmp_path / "stuck/best").exists()
     assert stuck.model == tmp_path / "stuck/step_4"
-
-
-def evaluation(accuracy: float, loss: float) -> Evaluation:
-    return Evaluation(sums=Sums(correct=accuracy * 100, decided=100, comparisons=100, nll=loss * 100), estimates={})
-
-
-def test_better_means_more_accurate_then_likelier_and_nan_never_improves():
-    bar = evaluation(0.6, 0.6)
-    assert is_better(evaluation(0.61, 0.9), bar, "eval_accuracy")
-    assert not is_better(evaluation(0.59, 0.1), bar, "eval_accuracy")
-    assert is_better(evaluation(0.6, 0.59), bar, "eval_accuracy")
-    assert not is_better(evaluation(0.6, 0.6), bar, "eval_accuracy")
-    assert is_better(evaluation(0.1, 0.59), bar, "eval_loss")
-    assert not is_better(evaluation(float("nan"), 0.1), bar, "eval_accuracy")
-    assert not is_better(evaluation(0.9, float("nan")), bar, "eval_loss")
-    assert is_better(bar, evaluation(float("nan"), float("nan")), "eval_accuracy")
-    mostly_nan = Evaluation(sums=Sums(correct=1, decided=1, comparisons=10, non_finite=9, nll=0.1), estimates={})
-    assert not is_better(mostly_nan, bar, "eval_accuracy")
-    only_ties = Evaluation(sums=Sums(comparisons=10, label_ties=10, nll=1.0), estimates={})
-    assert is_better(only_ties, bar, "eval_loss")
 
 
 def test_selection_and_judgement_are_kept_apart(base_model, pairs_file, tmp_path):

@@ -60,10 +60,22 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"evaluation_strategy": "epoch", "dataset_test_split": "val"}, {"eval_every": None, "eval_split": "val"}),
     ({"test_split_size": 0.1}, {"eval_fraction": 0.1}),
     ({"test_split_size": 0.1, "eval_strategy": "steps"}, {"eval_fraction": 0.1, "eval_split": None}),
-    ({"load_best_model_at_end": True}, {"best_metric": "eval_loss"}),
-    ({"metric_for_best_model": "accuracy"}, {"best_metric": "eval_accuracy"}),
-    ({"metric_for_best_model": "eval_loss"}, {"best_metric": "eval_loss"}),
+    ({"load_best_model_at_end": True}, {"early_stopping_metric": "eval_loss"}),
+    ({"metric_for_best_model": "accuracy"}, {"early_stopping_metric": "eval_accuracy"}),
+    ({"metric_for_best_model": "eval_loss"}, {"early_stopping_metric": "eval_loss"}),
+    ({"metric_for_best_model": "margin", "save_total_limit": 3}, {"early_stopping_metric": "eval_margin"}),
+    ({"save_total_limit": 3}, {"save_total_limit": 3}),
     ({"bf16": True}, {"precision": "bf16"}),
+    ({"seed": 1}, {"lr_scheduler": "linear", "warmup_steps": None, "warmup_ratio": 0.0}),
+    ({"lr_scheduler_type": "cosine"}, {"lr_scheduler": "cosine", "warmup_ratio": 0.0}),
+    ({"lr_scheduler_type": "constant", "warmup_steps": 5}, {"lr_scheduler": "constant", "warmup_steps": None}),
+    ({"warmup_steps": 20}, {"lr_scheduler": "linear", "warmup_steps": 20}),
+    ({"warmup_steps": 0.1}, {"warmup_steps": None, "warmup_ratio": 0.1}),
+    ({"warmup_ratio": 0.1}, {"warmup_steps": None, "warmup_ratio": 0.1}),
+    (
+        {"lr_scheduler_type": "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.2}},
+        {"lr_scheduler": "cosine_with_min_lr", "min_lr_ratio": 0.2},
+    ),
     ({"bf16": False}, {"precision": "fp32"}),
     ({"use_peft": True}, {"lora": True, "lora_rank": 16, "lora_alpha": 32.0, "lora_dropout": 0.0}),
     ({"use_peft": True}, {"lora_target_modules": ("peft-default",)}),
@@ -87,12 +99,13 @@ def test_a_key_becomes_the_setting_that_does_the_same(tmp_path, keys, settings):
 
 def test_every_key_of_a_rule_has_a_case():
     tried = {trl_keys.OLDER_NAMES.get(key, key) for keys, _ in SETTINGS for key in keys} | {*NEEDED, "datasets", "fp16"}
-    assert trl_keys.HANDLED | set(trl_keys.RENAMED) <= tried | {"lr_scheduler_type", "lora_modules_to_save"}
+    assert trl_keys.HANDLED | set(trl_keys.RENAMED) <= tried | {"lora_modules_to_save"}
 
 
 REMARKS: list[tuple[dict[str, Any], str]] = [
-    ({"lr_scheduler_type": "cosine"}, "lr_scheduler_type: cosine -> no setting: the learning rate is constant"),
-    ({"warmup_ratio": 0.1}, "warmup_ratio: 0.1 -> no setting: the learning rate is constant"),
+    ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type: polynomial -> no setting: the run takes linear"),
+    ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "warmup_steps: 5 -> no setting: TRL's constant schedule"),
+    ({"lr_scheduler_kwargs": {"power": 2}}, "lr_scheduler_kwargs: {'power': 2} -> no setting: not passed on"),
     ({"fp16": True}, "fp16: true -> no setting: not offered; --precision"),
     ({"gradient_checkpointing": True}, "gradient_checkpointing: true -> no setting: activations are kept"),
     ({"report_to": "wandb"}, "report_to: wandb -> no setting: the record of a run is metrics.csv"),
@@ -105,7 +118,7 @@ REMARKS: list[tuple[dict[str, Any], str]] = [
     ({"save_strategy": "epoch"}, "save_strategy: epoch -> no setting: --save-every counts steps"),
     ({"test_split_size": 100}, "test_split_size: 100 -> no setting: a number of rows"),
     ({"eval_strategy": "epoch"}, "eval_strategy: epoch -> no setting: --eval-every counts steps"),
-    ({"metric_for_best_model": "margin"}, "metric_for_best_model: margin -> no setting: --best-metric takes"),
+    ({"metric_for_best_model": "f1"}, "metric_for_best_model: f1 -> no setting: --early-stopping-metric takes"),
     ({"disable_dropout": False}, "disable_dropout: false -> no setting: the model's own dropout is always off"),
     (
         {"lora_modules_to_save": ["score", "embed_tokens"]},
@@ -242,4 +255,4 @@ def test_what_was_decided_is_not_called_unmatched(tmp_path, log):
     log.clear()
     parse_train(["--model", "m", "--dataset", "d", "--compat", "trl", "--precision", "fp32", "--eval-fraction", "0.1"])
     unmatched = [topic for topic, text in NOT_MATCHED.items() if text in log.text]
-    assert unmatched == ["learning rate", "gradient checkpointing", "draws", "pad"]
+    assert unmatched == ["gradient checkpointing", "draws", "pad"]

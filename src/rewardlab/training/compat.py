@@ -29,6 +29,8 @@ TRL: Final[Mapping[str, object]] = {
     "epochs": 3.0,
     "batch_size": 8,
     "lr": 1e-4,
+    "lr_scheduler": "linear",
+    "warmup_ratio": 0.0,
     "weight_decay": 0.0,
     "max_grad_norm": 1.0,
     "seed": 42,
@@ -37,7 +39,6 @@ TRL: Final[Mapping[str, object]] = {
 """Defaults of TRL 1.16's RewardConfig and ModelConfig, by our names."""
 
 NOT_MATCHED: Final[Mapping[str, str]] = {
-    "learning rate": "TRL's falls linearly to 0, ours is constant; the mean of TRL's is half of it",
     "precision": "TRL computes in bf16; --precision auto does so where the processor has it",
     "evaluation": "TRL evaluates nothing unless asked; here 5 % of the prompts are held out to choose the checkpoint "
     "(--eval-fraction 0 trains on all)",

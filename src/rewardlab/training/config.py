@@ -13,6 +13,8 @@ from rewardlab.model.config import BackboneConfig, ComputeConfig, ModelConfig, T
 
 FULL_LR = 5e-6
 LORA_LR = 5e-5
+WARMUP_RATIO = 0.05
+SchedulerName = Literal["cosine", "linear", "constant", "constant_with_warmup", "cosine_with_min_lr"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +50,41 @@ class LossConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerConfig:
+class ScheduleConfig:
+    """How the learning rate moves over a run."""
+
+    lr_scheduler: SchedulerName = "cosine"
+    """Course of the learning rate after the warm-up: down to 0, to a part of it, or level."""
+    warmup_steps: int | None = None
+    """Steps in which the learning rate rises from 0; by default `warmup_ratio` of the run."""
+    warmup_ratio: float | None = None
+    """Share of the run in which the learning rate rises from 0; by default 0.05, and none for `constant`."""
+    min_lr_ratio: float = 0.1
+    """Where `cosine_with_min_lr` ends, as a part of the learning rate."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.warmup_steps is None or self.warmup_steps >= 0,
+            f"--warmup-steps {self.warmup_steps}: must not be negative.",
+        )
+        require(
+            self.warmup_ratio is None or 0 <= self.warmup_ratio < 1,
+            f"--warmup-ratio {self.warmup_ratio}: a share of the run, at least 0 and below 1; for steps there is "
+            f"--warmup-steps.",
+        )
+        require(
+            not (self.warmup_steps and self.warmup_ratio),
+            "--warmup-steps and --warmup-ratio say the same thing; give one of them.",
+        )
+        require(
+            self.lr_scheduler != "constant" or not (self.warmup_steps or self.warmup_ratio),
+            "--lr-scheduler constant has no warm-up; use constant_with_warmup.",
+        )
+        require(0 <= self.min_lr_ratio < 1, f"--min-lr-ratio {self.min_lr_ratio}: must be at least 0 and below 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig(ScheduleConfig):
     """Steps, optimiser, cadence and output; knows nothing of rewards."""
 
     compat: Literal["none", "trl"] = "none"
@@ -67,7 +103,7 @@ class TrainerConfig:
     """Tokens computed at a time; smaller needs less memory and changes no number. `auto` takes the most that fits, by
     a trial at the start."""
     lr: float | None = None
-    """Learning rate; by default 5e-6 for full fine-tuning and 5e-5 for LoRA."""
+    """Highest learning rate; by default 5e-6 for full fine-tuning and 5e-5 for LoRA."""
     weight_decay: float = 0.01
     """AdamW weight decay; never on norms, biases and the head's bias."""
     max_grad_norm: float = 1.0
@@ -84,10 +120,20 @@ class TrainerConfig:
     """Rendered pairs written to `samples.txt`."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype of saved weights; `auto` is float32. Half the size moves the scores; by how much is printed and saved."""
-    best_metric: Literal["eval_accuracy", "eval_loss"] = "eval_accuracy"
-    """What decides which checkpoint is `best/`; equal accuracies are decided by the loss."""
+    save_total_limit: int | None = None
+    """`step_N/` folders kept, the newest ones; `best/` and the last step's are always kept."""
+    early_stopping_metric: str = "eval_accuracy"
+    """What decides which checkpoint is `best/`, and whether training stops: any column of metrics.csv. Equal
+    accuracies are decided by the loss."""
+    early_stopping_mode: Literal["auto", "max", "min"] = "auto"
+    """Whether more or less of it is better; `auto` knows accuracies, margins, losses and ECE."""
+    early_stopping_patience: int | None = None
+    """Stop after so many evaluations in a row without a better one; by default never."""
+    early_stopping_min_delta: float = 0.0
+    """By how much an evaluation must be better to count as better."""
 
     def __post_init__(self) -> None:
+        ScheduleConfig.__post_init__(self)
         require(self.steps is None or self.steps >= 1, f"--steps {self.steps}: must be at least 1.")
         require(self.epochs > 0, f"--epochs {self.epochs}: must be above 0.")
         require(self.batch_size >= 1, f"--batch-size {self.batch_size}: must be at least 1.")
@@ -102,6 +148,13 @@ class TrainerConfig:
         for name in ("eval_every", "save_every"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1.")
+        for name in ("save_total_limit", "early_stopping_patience"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1.")
+        require(
+            self.early_stopping_min_delta >= 0,
+            f"--early-stopping-min-delta {self.early_stopping_min_delta}: must be at least 0.",
+        )
         require(self.log_samples >= 0, f"--log-samples {self.log_samples}: must be at least 0.")
 
     @property

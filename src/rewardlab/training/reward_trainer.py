@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import math
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.stats import difference
 from rewardlab.batch import PackedBatch, pack
+from rewardlab.core.config import did_you_mean
+from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Sums, TokenGroup
 from rewardlab.data.level import plan_micro_batches
 from rewardlab.data.loader import macro_batch, steps_per_epoch
@@ -24,7 +25,8 @@ from rewardlab.report.tables import format_estimate
 from rewardlab.training import losses
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, distributions, evaluate_groups, write_evaluation
-from rewardlab.training.records import Records
+from rewardlab.training.records import COLUMNS, Records
+from rewardlab.training.selection import Selection, column, direction
 from rewardlab.training.throughput import Peak, Work
 from rewardlab.training.trainer import Trainer
 from rewardlab.training.work import shape_of, work_of
@@ -43,16 +45,20 @@ class Datasets:
     """A fixed part of the training data, evaluated like `eval`."""
 
 
-def is_better(candidate: Evaluation, bar: Evaluation, metric: str) -> bool:
-    """Whether an evaluation beats the best so far; equal accuracies are decided by the loss; NaN never improves."""
-    new_loss, old_loss = candidate.sums.mean_nll, bar.sums.mean_nll
-    new_accuracy, old_accuracy = candidate.sums.accuracy, bar.sums.accuracy
-    judged_by = new_loss if metric == "eval_loss" else new_accuracy
-    if candidate.sums.non_finite or math.isnan(judged_by):
-        return False
-    if metric == "eval_accuracy" and new_accuracy != old_accuracy:
-        return new_accuracy > old_accuracy or math.isnan(old_accuracy)
-    return new_loss < old_loss or math.isnan(old_loss)
+def selection_of(config: RewardTrainerConfig) -> Selection:
+    """The rule that a configuration asks for. Raises ConfigError for a metric that is not logged."""
+    metric = column(config.early_stopping_metric)
+    logged = [name for name in COLUMNS if name != "step"]
+    if metric not in logged:
+        raise ConfigError(
+            f"--early-stopping-metric {config.early_stopping_metric}: not a column of metrics.csv"
+            f"{did_you_mean(metric, logged)}"
+        )
+    return Selection(
+        metric=metric,
+        mode=direction(config.early_stopping_metric, config.early_stopping_mode),
+        min_delta=config.early_stopping_min_delta,
+    )
 
 
 @final
@@ -92,8 +98,8 @@ class RewardTrainer(Trainer[PackedBatch]):
         self.save = save
         self.baseline: EvalResult | None = None
         self.latest: EvalResult | None = None
-        self.best_step: int | None = None
-        self._bar: Evaluation | None = None
+        self.selection = selection_of(config)
+        self._saved: list[Path] = []
 
     @property
     def folder(self) -> Path:
@@ -214,15 +220,40 @@ class RewardTrainer(Trainer[PackedBatch]):
         )
         return values | {"train_eval_acc_low": accuracy.low, "train_eval_acc_high": accuracy.high}
 
+    @property
+    def best_step(self) -> int | None:
+        """The step of `best/`; None as long as nothing beat the untrained model."""
+        return self.selection.best_step
+
     def _keep_if_better(self, result: EvalResult) -> None:
-        """Step 0 sets the bar and is never kept: an untrained head is nobody's best model."""
-        if self._bar is None:
+        if self.baseline is None:
             self.baseline = result
-            self._bar = result.overall
-        elif is_better(result.overall, self._bar, self.settings.best_metric):
-            self._bar = result.overall
-            self.best_step = self.step
+        values = {name: value for name, value in self.records.rows[self.step].items() if value is not None}
+        non_finite = result.overall.sums.non_finite
+        if self.selection.offer(self.step, values, sound=not non_finite):
             self.save(self.folder / "best")
+        elif non_finite or self.selection.metric not in values:
+            logger.warning(
+                "step %d/%d  %s is no number%s, so this evaluation is not the best",
+                self.step,
+                self.num_steps,
+                self.settings.early_stopping_metric,
+                f" ({non_finite} pairs have no finite scores)" if non_finite else "",
+            )
+
+    def _should_stop(self) -> str:
+        patience = self.settings.early_stopping_patience
+        if patience is None or self.selection.since_best < patience:
+            return ""
+        best = "the untrained model" if self.best_step is None else f"step {self.best_step}"
+        return (
+            f"no better {self.settings.early_stopping_metric} in {self.selection.since_best} evaluations since {best} "
+            f"({self.selection.bar:.4f}; --early-stopping-patience)"
+        )
 
     def _save(self) -> None:
-        self.save(self.folder / f"step_{self.step}")
+        folder = self.folder / f"step_{self.step}"
+        self.save(folder)
+        self._saved.append(folder)
+        while self.settings.save_total_limit and len(self._saved) > self.settings.save_total_limit:
+            shutil.rmtree(self._saved.pop(0))

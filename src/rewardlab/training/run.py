@@ -40,8 +40,9 @@ from rewardlab.training.evaluate import EvalResult, evaluate_groups, write_evalu
 from rewardlab.training.peak import peak_of
 from rewardlab.training.prepare import Base, Prepared, first_rows_of, load_data, open_base, require_sources, to_groups
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer, selection_of
 from rewardlab.training.run_folder import claim_folder, clear_folder
+from rewardlab.training.schedule import warmup_steps
 from rewardlab.training.throughput import Peak
 from rewardlab.training.work import linear_shapes
 
@@ -89,11 +90,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
 
     Raises RewardlabError for anything the user can mend; nothing of an earlier run is overwritten unless asked.
     """
-    claim_folder(
-        config.output_dir,
-        (config.model, *config.dataset, *config.eval_dataset, *config.test_dataset),
-        overwrite=config.overwrite,
-    )
+    _claim(config)
     if config.compat != "none":
         config = settle_reading(config, first_rows_of(config))
     require_sources(config)
@@ -174,6 +171,16 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     trainer.release()
     result = _finish(resolved, trainer, test_groups, seconds)
     return replace(result, test_baseline=test_baseline, baselines=baselines, speed=speed)
+
+
+def _claim(config: RewardTrainerConfig) -> None:
+    """Take the run folder, once what can be told without data and model is right."""
+    selection_of(config)
+    claim_folder(
+        config.output_dir,
+        (config.model, *config.dataset, *config.eval_dataset, *config.test_dataset),
+        overwrite=config.overwrite,
+    )
 
 
 def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datasets) -> RewardTrainerConfig:
@@ -262,6 +269,8 @@ def _resolve(
         "overwrite": False,  # a permission for this run, not part of what it is
         "steps": steps,
         "lr": config.learning_rate,
+        "warmup_steps": warmup_steps(config, steps),
+        "warmup_ratio": None,
         "precision": precision,
         "attention": "padded" if layout == "padded" else "shared",
         "eval_every": config.eval_every or max(1, steps // 10),

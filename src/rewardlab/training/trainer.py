@@ -25,6 +25,7 @@ from rewardlab.training.config import TrainerConfig
 from rewardlab.training.memory import peak_memory, release_cached, unless_out_of_memory
 from rewardlab.training.optimizer import build_optimizer
 from rewardlab.training.records import Records
+from rewardlab.training.schedule import build_schedule
 from rewardlab.training.throughput import Peak, Throughput, Work, closing_line, speed_line
 
 logger = logging.getLogger("rewardlab")
@@ -40,6 +41,8 @@ class StepReport:
     """Before clipping."""
     head_grad_norm: float
     throughput: Throughput
+    lr: float
+    """Learning rate of the update."""
 
 
 class Trainer(ABC, Generic[MicroBatch]):
@@ -61,7 +64,6 @@ class Trainer(ABC, Generic[MicroBatch]):
         self.config = config
         self.num_steps = num_steps
         self.records = records
-        self.lr = lr
         self.peak = peak
         self.step = 0
         self.token_budget = config.token_budget
@@ -74,6 +76,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         self.optimizer = build_optimizer(
             model, lr=lr, weight_decay=config.weight_decay, decay_exempt=frozenset(decay_exempt)
         )
+        self.schedule = build_schedule(self.optimizer, config, num_steps)
         self.eval_every = config.eval_every or max(1, num_steps // 10)
 
     # The hooks of a task.
@@ -119,6 +122,10 @@ class Trainer(ABC, Generic[MicroBatch]):
         """Evaluate the model as it is, record it, and keep it if it is better."""
 
     @abstractmethod
+    def _should_stop(self) -> str:
+        """Why training should end after the evaluation just made, or an empty text."""
+
+    @abstractmethod
     def _save(self) -> None:
         """Write the model as it is to its `step_N/` folder."""
 
@@ -146,8 +153,13 @@ class Trainer(ABC, Generic[MicroBatch]):
                 self._log_speed(since_evaluation)
                 since_evaluation = Throughput()
                 self._evaluate()
+                if not last and (reason := self._should_stop()):
+                    logger.info("step %d/%d  STOP  %s", self.step, self.num_steps, reason)
+                    last = True
             if last or (self.config.save_every and self.step % self.config.save_every == 0):
                 self._save()
+            if last:
+                break
         bar.close()
 
     @final
@@ -192,7 +204,9 @@ class Trainer(ABC, Generic[MicroBatch]):
         seconds = time.perf_counter() - started
         throughput = Throughput(work=work, comparisons=sums.comparisons, seconds=seconds, steps=1)
         self.total += throughput
-        return StepReport(sums=sums, grad_norm=rest[-2], head_grad_norm=rest[-1], throughput=throughput)
+        rate = self.lr
+        self.schedule.step()
+        return StepReport(sums=sums, grad_norm=rest[-2], head_grad_norm=rest[-1], throughput=throughput, lr=rate)
 
     def _accumulate(self, batches: Sequence[MicroBatch], total_weight: float) -> Tensor | None:
         """Clipped gradients of the step; returns, still on the device, the loss of each micro-batch, the summed
@@ -219,6 +233,11 @@ class Trainer(ABC, Generic[MicroBatch]):
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return True
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the coming step."""
+        return float(self.schedule.get_last_lr()[0])
 
     def _any_rank(self, flag: bool) -> bool:
         """Whether `flag` holds on any rank, so that all do the same next; there is one."""
@@ -271,17 +290,18 @@ class Trainer(ABC, Generic[MicroBatch]):
         )
 
     def _log(self, window: _Window) -> None:
-        values = window.values(self.peak, peak_memory(self.device)) | {"lr": self.lr}
+        values = window.values(self.peak, peak_memory(self.device))
         self.records.add(self.step, values)
         remaining = (self.num_steps - self.step) * values["seconds"] / window.num_steps
         logger.info(
-            "step %d/%d  loss %.4f  acc %.3f  margin %+.3f  grad %.2f  %.1f pairs/s  %s left",
+            "step %d/%d  loss %.4f  acc %.3f  margin %+.3f  grad %.2f  lr %.1e  %.1f pairs/s  %s left",
             self.step,
             self.num_steps,
             values["train_loss"],
             values["train_acc"],
             values["train_margin"],
             values["grad_norm"],
+            values["lr"],
             values["pairs_per_second"],
             _duration(remaining),
         )
@@ -336,6 +356,7 @@ class _Window:
             "train_margin": sums.mean_margin,
             "train_pairs": sums.comparisons,
             "grad_norm": sum(report.grad_norm for report in self.reports) / len(self.reports),
+            "lr": self.reports[-1].lr,
             "head_grad_norm": sum(report.head_grad_norm for report in self.reports) / len(self.reports),
         } | throughput.values(peak, peak_memory)
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, get_args
 
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
+from rewardlab.training.config import SchedulerName
 from rewardlab.training.trl_keys import KEYS, OLDER_NAMES, REMARKS, RENAMED
 
 Values = Mapping[str, object]
+SCHEDULES: Final = get_args(SchedulerName)
 
 
 @dataclass(kw_only=True)
@@ -234,10 +236,15 @@ def _best(file: Values, made: Translation) -> None:
     if metric is None and file.get("load_best_model_at_end"):
         metric = "loss"
     name = f"eval_{str(metric).removeprefix('eval_')}"
-    if name in ("eval_loss", "eval_accuracy"):
-        made.set("best_metric", name, "metric_for_best_model", metric, "best/ is always kept")
+    if name in ("eval_loss", "eval_accuracy", "eval_margin"):
+        made.set("early_stopping_metric", name, "metric_for_best_model", metric, "best/ is always kept")
     elif metric is not None:
-        made.say("metric_for_best_model", metric, "--best-metric takes eval_accuracy or eval_loss")
+        made.say(
+            *("metric_for_best_model", metric),
+            "--early-stopping-metric takes eval_accuracy, eval_loss, and every other column of metrics.csv",
+        )
+    if limit := file.get("save_total_limit"):
+        made.set("save_total_limit", limit, "save_total_limit", limit)
 
 
 def _precision(file: Values, made: Translation, where: str) -> None:
@@ -250,11 +257,22 @@ def _precision(file: Values, made: Translation, where: str) -> None:
 
 def _schedule(file: Values, made: Translation, where: str) -> None:
     kind = file.get("lr_scheduler_type")
-    if kind is None:
-        return
-    made.settled.add("learning rate")
-    if kind != "constant":
-        made.say("lr_scheduler_type", kind, "the learning rate is constant; set --lr with that in mind")
+    if kind in SCHEDULES:
+        made.set("lr_scheduler", kind, "lr_scheduler_type", kind)
+    elif kind is not None:
+        made.say("lr_scheduler_type", kind, f"the run takes linear; --lr-scheduler knows {', '.join(SCHEDULES)}")
+    warmup = file.get("warmup_steps")
+    if warmup and kind == "constant":
+        made.say("warmup_steps", warmup, "TRL's constant schedule has no warm-up either")
+    elif isinstance(warmup, (int, float)) and warmup:
+        share = warmup < 1
+        made.set("warmup_ratio" if share else "warmup_steps", warmup if share else int(warmup), "warmup_steps", warmup)
+    given = file.get("lr_scheduler_kwargs")
+    options = dict(given) if isinstance(given, Mapping) else {}
+    if kind == "cosine_with_min_lr" and options.get("min_lr_rate") is not None:
+        made.set("min_lr_ratio", options.pop("min_lr_rate"), "lr_scheduler_kwargs", file.get("lr_scheduler_kwargs"))
+    if options:
+        made.say("lr_scheduler_kwargs", options, "not passed on; --min-lr-ratio is where cosine_with_min_lr ends")
 
 
 def _adapters(file: Values, made: Translation, where: str) -> None:

@@ -88,7 +88,6 @@ REMARKS: Final[Sequence[Remark]] = (
         keys=_named("push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision"),
         text="nothing is uploaded; the folder best/ can be uploaded as it is",
     ),
-    Remark(keys=("save_total_limit",), text="nothing is deleted; --save-every decides how many are kept"),
     Remark(
         keys=("resume_from_checkpoint", "enable_jit_checkpoint"),
         text="a run cannot be resumed; to go on from a saved model, name it with --model",
@@ -141,11 +140,6 @@ REMARKS: Final[Sequence[Remark]] = (
     Remark(keys=("adam_beta1",), text="it is 0.9", harmless=(None, 0.9)),
     Remark(keys=("adam_beta2",), text="it is 0.999", harmless=(None, 0.999)),
     Remark(keys=("adam_epsilon",), text="it is 1e-8", harmless=(None, 1e-8, "1e-8")),
-    Remark(
-        keys=("warmup_steps", "lr_scheduler_kwargs"),
-        text="the learning rate is constant, from the first step; set --lr with that in mind",
-        harmless=(None, 0, 0.0, {}),
-    ),
     Remark(keys=("lora_task_type",), text="nothing to choose: the head is always trained and saved", harmless=(None,)),
     Remark(keys=("eval_delay",), text="step 0 is always evaluated, to have a bar that the model must beat"),
     Remark(keys=("env",), text="set environment variables in the shell", harmless=(None, {})),
@@ -156,8 +150,10 @@ HANDLED: Final = frozenset(
     _named(
         "per_device_train_batch_size gradient_accumulation_steps max_steps max_length logging_steps",
         "dataset_name dataset_config dataset_train_split dataset_test_split datasets test_split_size",
-        "eval_strategy eval_steps load_best_model_at_end metric_for_best_model save_strategy save_steps",
-        "bf16 fp16 lr_scheduler_type lora_dropout disable_dropout lora_target_modules lora_modules_to_save",
+        "eval_strategy eval_steps load_best_model_at_end metric_for_best_model",
+        "save_strategy save_steps save_total_limit",
+        "bf16 fp16 lr_scheduler_type lr_scheduler_kwargs warmup_steps",
+        "lora_dropout disable_dropout lora_target_modules lora_modules_to_save",
     )
 )
 """Keys with a rule of their own, in trl_file."""
