@@ -128,6 +128,7 @@ def start_run(
 
     from harness import ours
     from harness.random_model import config_folder, random_weights
+    from rewardlab.training import ready
     from rewardlab.training import run as training_run
 
     shape = SMALL_MODEL | {"vocab_size": vocabulary, "max_position_embeddings": config.max_seq_len}
@@ -138,7 +139,7 @@ def start_run(
         precision="fp32",
         micro_token_budget="auto",
     )
-    training_run._baselines(config, data, test)
+    ready.fit_all_baselines(config, data, test)
     cpu = torch.device("cpu")
     with random_weights(seed=0, device=cpu):
         model = ours.build_model(config, sharing=True, device=cpu)

@@ -35,7 +35,7 @@ from rewardlab.training.run_folder import PROBE_FILES, RUN_FILES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
-OTHER_PROGRAMS = re.compile(r"^\s*(?:\$ )?(?:pip|uv|git|python3?|make)\b.*$", re.MULTILINE)
+OTHER_PROGRAMS = re.compile(r"^\s*(?:\$ )?(?:pip|uv|git|python3?|make|torchrun)\b.*$", re.MULTILINE)
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 

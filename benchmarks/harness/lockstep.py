@@ -9,8 +9,6 @@ variant gives back what the allocator keeps and its optimiser's moments; it gets
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import multiprocessing
 import threading
 import time
@@ -23,6 +21,7 @@ import torch
 
 from harness.machine import memory
 from harness.timing import Sample
+from rewardlab.core.libc import give_back_freed_memory
 
 Target = Callable[["Session", Any], None]
 
@@ -41,7 +40,7 @@ class Session:
         """Wait for the turn and start the clocks; False when there is no other turn."""
         if not self._ready:
             self._ready = True
-            trim()
+            give_back_freed_memory()
             self._connection.send(("ready", memory()))
         go: bool = self._connection.recv()
         if go:
@@ -53,7 +52,7 @@ class Session:
         """Stop the clocks and hand the sample over."""
         wall, cpu = time.perf_counter() - self._started[0], time.process_time() - self._started[1]
         release_moments(self.optimizer)
-        trim()
+        give_back_freed_memory()
         self._connection.send(("sample", Sample(wall=wall, cpu=cpu, facts=dict(facts))))
 
 
@@ -119,12 +118,6 @@ def restore_moments(optimizer: Any) -> None:
         for name, value in state.items():
             if isinstance(value, torch.Tensor) and value.device.type == "meta":
                 state[name] = torch.zeros_like(value, device="cpu").fill_(0)
-
-
-def trim() -> None:
-    """Give free memory back to the system, where the C library can."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _serve(connection: Connection, target: Target, job: Any) -> None:

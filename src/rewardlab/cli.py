@@ -18,12 +18,13 @@ from typing import Annotated, Any, Literal, TextIO, TypeVar, Union, get_args, ge
 import tyro
 
 from rewardlab.core.config import did_you_mean, field_texts, fields_of, from_mapping, read_settings, require
-from rewardlab.core.errors import ConfigError, RewardlabError
+from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted
 from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.data.config import SelectionConfig
 from rewardlab.model.config import ComputeConfig, ModelConfig, TrainComputeConfig
 from rewardlab.training.compat import Conventions
 from rewardlab.training.config import EvalConfig, LossConfig, ProbeConfig, RewardTrainerConfig, TrainerConfig
+from rewardlab.training.run_folder import with_settings_of_run
 
 Settings = TypeVar("Settings")
 
@@ -101,9 +102,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # whoever read the output has left, as `| head` does
         _discard_output()  # Python flushes once more at exit
         sys.exit(141)
+    except RunInterrupted as interrupted:
+        print(interrupted, file=sys.stderr)
+        sys.exit(interrupted.exit_status)
     except (RewardlabError, OSError) as error:
         remark = ". What was saved before is still there." if isinstance(error, OSError) else ""
-        print(f"error: {error}{remark}", file=sys.stderr)
+        who = "" if _is_first_process() else f"rank {os.environ['RANK']}: "
+        print(f"error: {who}{error}{remark}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -126,9 +131,14 @@ def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
 
     Raises ConfigError for anything that does not resolve.
     """
-    config = _parse(RewardTrainerConfig, arguments, "train", ROOMS, Conventions())
+    config = _parse(RewardTrainerConfig, with_settings_of_run(arguments), "train", ROOMS, Conventions())
     modules = tuple(name for names in config.lora_target_modules for name in names.split(",") if name)
     return dataclasses.replace(config, lora_target_modules=modules)
+
+
+def _is_first_process() -> bool:
+    """Of those that torchrun may have started: the one that reports."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _train(arguments: Sequence[str]) -> None:
@@ -137,6 +147,8 @@ def _train(arguments: Sequence[str]) -> None:
     from rewardlab.training.run import train
 
     result = train(config)
+    if not _is_first_process():
+        return
     report = train_report(
         selection=result.compared("selection"),
         test=result.compared("test"),

@@ -66,6 +66,7 @@ def quickstart_config(
         system_prompt="",
         eval_every=max(1, steps // 2),
         log_every=5 if steps >= 5 else 1,
+        checkpoints=False,  # a few minutes are not worth three times the model on the disk
         seed=seed,
     )
 

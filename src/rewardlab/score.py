@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +27,48 @@ from rewardlab.model.reward import RewardModel
 FloatArray = npt.NDArray[np.float32]
 
 
+@runtime_checkable
+class Together(Protocol):
+    """Processes that score together; each has the same groups and gets all rewards."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this one."""
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+
+    def gather(self, thing: Any) -> list[Any]:
+        """What each of them hands in."""
+
+
+class _Alone:
+    rank, size = 0, 1
+
+    def gather(self, thing: Any) -> list[Any]:
+        return [thing]
+
+
+ALONE: Final[Together] = _Alone()
+
+
 def score_groups(
-    model: RewardModel, groups: Sequence[TokenGroup], *, budget: int, progress: str | None = None
+    model: RewardModel,
+    groups: Sequence[TokenGroup],
+    *,
+    budget: int,
+    progress: str | None = None,
+    ranks: Together = ALONE,
 ) -> list[FloatArray]:
     """Rewards of every reply of every group, in order, without gradients; `progress` names a progress bar.
 
     At most `budget` tokens are computed at a time: a larger group in pieces, each with its own copy of the prompt, and
-    only a single conversation that is larger on its own.
+    only a single conversation that is larger on its own. The rows are dealt to `ranks`.
     """
-    return compute_groups(model, groups, lambda batch: model(batch).float(), budget=budget, progress=progress)
+    return compute_groups(
+        model, groups, lambda batch: model(batch).float(), budget=budget, progress=progress, ranks=ranks
+    )
 
 
 def compute_groups(
@@ -44,6 +78,7 @@ def compute_groups(
     *,
     budget: int,
     progress: str | None = None,
+    ranks: Together = ALONE,
 ) -> list[FloatArray]:
     """What `forward` makes of every group, in order: one entry of [K, …] for each, K its replies.
 
@@ -52,16 +87,20 @@ def compute_groups(
     """
     layout = model.layout
     rows = plan_replies(groups, budget, layout=layout)
+    own = rows[ranks.rank :: ranks.size]
+    # As many for all, dummies among them: a model that is sharded is computed by all ranks or by none.
+    own += [[]] * (-(-len(rows) // ranks.size) - len(own))
     found: dict[Piece, FloatArray] = {}
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        for row in tqdm(rows, desc=progress, disable=None if progress else True, leave=False):
+        for row in tqdm(own, desc=progress, disable=None if progress else True, leave=False):
             parts = [part_of(groups[piece.group], piece) for piece in row]
             values = forward(pack(parts, share=layout != "unshared").to(model.device)).cpu().numpy()
             ends = np.cumsum([part.num_replies for part in parts])
-            found |= zip(row, np.split(values, ends[:-1]), strict=True)
+            found |= zip(row, np.split(values, ends[:-1]) if row else [], strict=True)
     model.train(was_training)
+    found = {piece: values for part in ranks.gather(found) for piece, values in part.items()}
     values_of: list[list[FloatArray]] = [[] for _ in range(len(groups))]
     for piece in sorted(found):
         values_of[piece.group].append(found[piece])

@@ -25,7 +25,7 @@ import train_cpu  # noqa: E402
 from harness import machine, peers  # noqa: E402
 from harness.tiny import write_tiny  # noqa: E402
 from rewardlab.batch import pack  # noqa: E402
-from rewardlab.training import run as training_run  # noqa: E402
+from rewardlab.training import ready  # noqa: E402
 
 README = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
 pytestmark = [
@@ -236,7 +236,7 @@ def test_the_start_of_a_run_is_measured_and_builds_two_steps_of_the_data(tmp_pat
         numbers.append(len(built))
 
     monkeypatch.setattr(data_path, "start_run", watched)
-    monkeypatch.setattr(training_run, "_baselines", lambda *_: {})  # fitted on at most 10,000
+    monkeypatch.setattr(ready, "fit_all_baselines", lambda *_: {})  # fitted on at most 10,000
     path, model = tmp_path / "pairs.jsonl", write_tiny(tmp_path / "model", "tiny-llama")
     data_path.write_pairs(path, 400)
     given = ["--model", model, "--measure", str(path), "--cache-dir", "none", "--num-workers", "1"]

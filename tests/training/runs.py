@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
+import json
 from pathlib import Path
 
+from rewardlab.core.config import to_mapping
 from rewardlab.training.config import RewardTrainerConfig
 
 
@@ -22,6 +25,38 @@ def config_for(base_model: Path, data: Path, folder: Path, **changes) -> RewardT
         "micro_token_budget": 256,
     }
     return RewardTrainerConfig(**{**settings, **changes})
+
+
+CLOCK = ("tokens_per_second", "pairs_per_second", "model_tflops_per_second", "mfu", "peak_memory_gib", "seconds")
+"""Columns of metrics.csv that depend on the machine's mood."""
+
+
+def settings_of(config: RewardTrainerConfig) -> dict[str, object]:
+    """As in a configuration file."""
+    return to_mapping(config)
+
+
+def words_of(config: RewardTrainerConfig) -> list[str]:
+    """The flags of the settings that are not defaults."""
+    words: list[str] = []
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if value == field.default or value is None:
+            continue
+        flag = field.name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            words += [f"--{flag}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return words
+
+
+def history_of(folder: Path) -> list[dict[str, str]]:
+    """metrics.csv without the clock; metrics.jsonl must say the same."""
+    rows = [{name: value for name, value in row.items() if name not in CLOCK} for row in rows_of(folder)]
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [str(line["step"]) for line in lines] == [row["step"] for row in rows]
+    return rows
 
 
 def rows_of(folder: Path) -> list[dict[str, str]]:

@@ -30,6 +30,7 @@ from rewardlab.training.memory import (
     process_peak,
     unless_out_of_memory,
 )
+from rewardlab.training.ranks import Ranks
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 from rewardlab.training.trainer import ahead
@@ -236,7 +237,13 @@ def test_every_step_may_back_off_once_and_never_below_the_largest_preference(tmp
 def test_when_another_rank_runs_out_of_memory_this_one_starts_again_too(tmp_path, monkeypatch):
     trainer = trainer_on(tmp_path)
     asked = []
-    monkeypatch.setattr(trainer, "_any_rank", lambda flag: asked.append(flag) or len(asked) == 1)
+
+    class AnotherFailsOnce(Ranks):
+        def any(self, *flags):
+            asked.extend(flags)
+            return (len(asked) == 1,)
+
+    monkeypatch.setattr(trainer, "ranks", AnotherFailsOnce())
     report = trainer.train_step(trainer._planned(0))
     assert asked == [False, False]
     assert trainer.token_budget == 40
@@ -265,9 +272,9 @@ def test_other_errors_in_a_step_are_not_taken_for_memory(tmp_path):
 def test_the_next_step_is_planned_before_the_present_one_is_waited_for(tmp_path, monkeypatch):
     trainer = trainer_on(tmp_path)
     told = []
-    plan, require = trainer._plan, trainer._require_finite
+    plan, take = trainer._plan, trainer._of_all_ranks
     monkeypatch.setattr(trainer, "_plan", lambda step: told.append(f"plan {step}") or plan(step))
-    monkeypatch.setattr(trainer, "_require_finite", lambda *found: told.append("known") or require(*found))
+    monkeypatch.setattr(trainer, "_of_all_ranks", lambda *found: told.append("known") or take(*found))
     trainer.fit()
     assert told == ["plan 0", "plan 1", "known", "known"], "each step once, the next one before the sync"
 

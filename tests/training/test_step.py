@@ -28,7 +28,7 @@ def test_a_non_finite_loss_stops_before_the_update_and_names_the_examples(tmp_pa
     bad = replace(groups[2], comparisons=(replace(groups[2].comparisons[0], weight=float("inf")),))
     trainer = trainer_on([*groups[:2], bad, groups[3]], tmp_path)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
-    with pytest.raises(NonFiniteError, match=r"step 1, rank 0: .*row 2"):
+    with pytest.raises(NonFiniteError, match=r"step 1: .*rank 0: .*row 2"):
         trainer.fit()
     assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,6 +35,16 @@ NOTABLE_ROUNDING: Final = 0.05
 """Rounding that moves a canary's score further than this, in units of max(1, |score|), is worth a warning."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Live:
+    """A model that trains in parts on several devices, as a whole copy of it on the CPU cannot be asked."""
+
+    scores: Sequence[float]
+    """`live_scores` of it."""
+    device: torch.device
+    """One of its devices."""
+
+
 def save_reward_model(
     folder: Path,
     model: RewardModel,
@@ -44,10 +54,12 @@ def save_reward_model(
     save_dtype: torch.dtype,
     provenance: Mapping[str, Any],
     adapter: tuple[ModelConfig, str] | None = None,
+    live: Live | None = None,
 ) -> RewardSpec:
     """Write the model, adapters merged, as `folder`; an existing folder is replaced only at the very end.
 
-    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`.
+    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`. `live`
+    says what the model that trains does, where `model` is a copy of it.
 
     Raises ArtifactError if the folder would not give the model's own scores, or no pad token can be found; OSError
     if the disk is full. Either way nothing that was there before is lost.
@@ -71,9 +83,11 @@ def save_reward_model(
             provenance=dict(provenance),
         )
         require_head(temporary)
-        saved = assemble(temporary, draft, device=_spare_device(model), precision="fp32", attention_mode="padded")
+        where = _spare_device(model, live.device if live is not None else model.device)
+        saved = assemble(temporary, draft, device=where, precision="fp32", attention_mode="padded")
         _require_same_weights(saved.model, written)
-        spec = _complete(draft, saved, model, temporary)
+        scores = live.scores if live is not None else live_scores(model, renderer)
+        spec = _complete(draft, saved, scores, model.compute_dtype, temporary)
         write_json(temporary / SPEC_FILE, spec.to_dict())
     return spec
 
@@ -136,15 +150,22 @@ def saved_dtype(wanted: str) -> torch.dtype:
     return dtype
 
 
-def _complete(draft: RewardSpec, saved: Scorer, model: RewardModel, folder: Path) -> RewardSpec:
-    """The spec with canaries of the saved weights, after comparing them with the live model."""
-    canaries = make_canaries(saved.model, saved.renderer)
+def live_scores(model: RewardModel, renderer: Renderer) -> list[float]:
+    """Scores of the canaries, in their order, by a model as it computes while it trains."""
     was_training = model.training
     model.eval()
-    live = score_tokens(model, [_array(canary.token_ids) for canary in canaries])
+    scores = score_tokens(model, [token_ids for _, _, token_ids in render_canaries(renderer)])
     model.train(was_training)
+    return scores
+
+
+def _complete(
+    draft: RewardSpec, saved: Scorer, live: Sequence[float], live_dtype: torch.dtype, folder: Path
+) -> RewardSpec:
+    """The spec with canaries of the saved weights, after comparing them with the live model."""
+    canaries = make_canaries(saved.model, saved.renderer)
     error = max(abs(a.score - b) / max(1.0, abs(a.score)) for a, b in zip(canaries, live, strict=True))
-    exact = saved.model.compute_dtype == model.compute_dtype and draft.save_dtype == "float32"
+    exact = saved.model.compute_dtype == live_dtype and draft.save_dtype == "float32"
     if exact and not error <= SCORE_TOLERANCE["float32"]:
         raise ArtifactError(
             f"the saved folder scores {error:.3g} away from the live model on the canaries, with the same weights and "
@@ -164,13 +185,13 @@ def _complete(draft: RewardSpec, saved: Scorer, model: RewardModel, folder: Path
     )
 
 
-def _spare_device(model: RewardModel) -> torch.device:
-    """The model's own device if a second copy in float32 fits there, else the CPU."""
-    if model.device.type != "cuda":
-        return model.device
-    free, _ = torch.cuda.mem_get_info(model.device)
+def _spare_device(model: RewardModel, device: torch.device) -> torch.device:
+    """The device if a copy of the model in float32 fits there, else the CPU."""
+    if device.type != "cuda":
+        return device
+    free, _ = torch.cuda.mem_get_info(device)
     needed = 4 * sum(parameter.numel() for parameter in model.parameters())
-    return model.device if free > 1.2 * needed else torch.device("cpu")
+    return device if free > 1.2 * needed else torch.device("cpu")
 
 
 def _require_same_weights(saved: RewardModel, written: Mapping[str, Tensor]) -> None:

@@ -7,7 +7,9 @@
     ├── ModelError           a model that is missing, unsuitable or incomplete
     ├── ArtifactError        a reward-model folder that is damaged or does not give its own score
     ├── DeviceMemoryError    not even the smallest micro-batch fits into memory
-    └── NonFiniteError       training produced NaN or infinity and was stopped before the optimiser moved
+    ├── NonFiniteError       training produced NaN or infinity and was stopped before the optimiser moved
+    ├── RankError            a process of a run on many devices that ended because another one failed
+    └── RunInterrupted       a signal or a limit ended a run early; it can be resumed
 
 A message says what happened, what was found, what was wanted, and what to do next.
 """
@@ -45,3 +47,16 @@ class DeviceMemoryError(RewardlabError):
 
 class NonFiniteError(RewardlabError):
     """A non-finite loss or gradient; the weights are those of the last good step."""
+
+
+class RankError(RewardlabError):
+    """A process of a run on many devices that ended because another one failed; that one says why."""
+
+
+class RunInterrupted(RewardlabError):
+    """A run that was asked to end before its last step, and did so between two steps."""
+
+    def __init__(self, message: str, *, exit_status: int) -> None:
+        """`exit_status` is what the process ends with, so that a batch system knows that work is left."""
+        super().__init__(message)
+        self.exit_status = exit_status

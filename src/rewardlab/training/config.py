@@ -122,6 +122,27 @@ class TrainerConfig(ScheduleConfig):
     """Dtype of saved weights; `auto` is float32. Half the size moves the scores; by how much is printed and saved."""
     save_total_limit: int | None = None
     """`step_N/` folders kept, the newest ones; `best/` and the last step's are always kept."""
+    resume: str | None = None
+    """Go on with an interrupted run: `auto` for the one in `--output-dir`, if there is one, or the folder of a run or
+    of one of its checkpoints, whose settings then hold."""
+    reschedule: bool = False
+    """On resuming, let the learning rate follow the schedule of changed `--steps` from here on."""
+    checkpoints: bool = True
+    """Keep what an exact resume needs in `checkpoints/`: before each new `best/`, and as the next two say."""
+    checkpoint_minutes: float = 15.0
+    """Minutes after which there is another checkpoint."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints, in place of minutes."""
+    checkpoint_limit: int = 2
+    """Checkpoints kept while the run goes on, the newest ones; one of a finished run."""
+    max_hours: float | None = None
+    """Stop after so many hours with a checkpoint and exit status 75, so that a batch job can queue itself again."""
+    sharding: Literal["full", "hybrid", "none"] = "full"
+    """With many devices (torchrun): weights, gradients and optimiser in parts over all of them, or within each node, or
+    whole on each. `none` is fastest for what fits; only there one that runs out of memory makes all take less."""
+    defer_gradient_sync: bool = False
+    """With `--sharding full` or `hybrid`: add gradients up once a step, not in every micro-batch; faster, and takes the
+    memory of all gradients."""
     early_stopping_metric: str = "eval_accuracy"
     """What decides which checkpoint is `best/`, and whether training stops: any column of metrics.csv. Equal
     accuracies are decided by the loss."""
@@ -148,9 +169,21 @@ class TrainerConfig(ScheduleConfig):
         for name in ("eval_every", "save_every"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1.")
-        for name in ("save_total_limit", "early_stopping_patience"):
+        for name in ("save_total_limit", "early_stopping_patience", "checkpoint_every", "checkpoint_limit"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1.")
+        for name in ("checkpoint_minutes", "max_hours"):
+            hours = getattr(self, name)
+            require(hours is None or hours > 0, f"--{name.replace('_', '-')} {hours}: must be above 0.")
+        require(self.resume != "", "--resume: the name is empty; give auto, a run's folder or a checkpoint's.")
+        require(
+            not (self.resume and self.overwrite),
+            "--resume goes on with a run and --overwrite replaces it; give one of them.",
+        )
+        require(
+            not (self.reschedule and self.resume is None),
+            "--reschedule is about a run that goes on; give --resume with it.",
+        )
         require(
             self.early_stopping_min_delta >= 0,
             f"--early-stopping-min-delta {self.early_stopping_min_delta}: must be at least 0.",

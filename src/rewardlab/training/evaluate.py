@@ -11,14 +11,21 @@ from typing import Literal
 from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
 from rewardlab.artifact.load import load
 from rewardlab.core.config import to_mapping
-from rewardlab.core.files import finite_or_none, provenance, require_writable_folder, write_json, write_jsonl
+from rewardlab.core.files import (
+    finite_or_none,
+    provenance,
+    read_jsonl,
+    require_writable_folder,
+    write_json,
+    write_jsonl,
+)
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.core.types import ScoreRow, TokenGroup, join_comparisons
 from rewardlab.data.config import DataConfig
 from rewardlab.data.loader import TokenReport, tokenize
 from rewardlab.data.sources import SourceReport, load_preferences
 from rewardlab.model.reward import RewardModel
-from rewardlab.score import Scorer, score_groups, score_rows
+from rewardlab.score import ALONE, Scorer, Together, score_groups, score_rows
 from rewardlab.training.config import EvalConfig
 
 logger = logging.getLogger("rewardlab")
@@ -34,10 +41,17 @@ class EvalResult:
 
 
 def evaluate_groups(
-    model: RewardModel, groups: Sequence[TokenGroup], *, beta: float, budget: int, progress: str
+    model: RewardModel,
+    groups: Sequence[TokenGroup],
+    *,
+    beta: float,
+    budget: int,
+    progress: str,
+    ranks: Together = ALONE,
 ) -> EvalResult:
-    """Score every reply and judge the scores."""
-    return judge(score_rows(groups, score_groups(model, groups, budget=budget, progress=progress)), beta=beta)
+    """Score every reply, each on one of the `ranks`, and judge the scores."""
+    scores = score_groups(model, groups, budget=budget, progress=progress, ranks=ranks)
+    return judge(score_rows(groups, scores), beta=beta)
 
 
 def judge(rows: Sequence[ScoreRow], *, beta: float) -> EvalResult:
@@ -64,6 +78,14 @@ def write_evaluation(folder: Path, name: str, result: EvalResult) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_jsonl(folder / f"{name}.scores.jsonl", (row.as_dict() for row in result.rows))
     write_json(folder / f"{name}.metrics.json", summary(result))
+
+
+def read_evaluation(folder: Path, name: str, *, beta: float) -> EvalResult | None:
+    """What `write_evaluation` wrote, judged again; None if it is not there."""
+    path = folder / f"{name}.scores.jsonl"
+    if not path.is_file():
+        return None
+    return judge([ScoreRow.from_dict(row) for _, row in read_jsonl(path)], beta=beta)
 
 
 def summary(result: EvalResult) -> dict[str, object]:

@@ -28,15 +28,17 @@ MAX_SIDE: Final = 4096
 Linear = Callable[[Tensor, Tensor], Tensor]
 
 
-def peak_of(device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[int, int]]) -> Peak:
-    """The peak of a device for matmuls in `dtype`; `shapes` are (outputs, inputs) of the model's weights.
+def peak_of(device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[int, int]], *, count: int = 1) -> Peak:
+    """The peak of `count` devices like this for matmuls in `dtype`; `shapes` are (outputs, inputs) of the model's
+    weights.
 
     A GPU of the table has its maker's number, everything else is measured, on those shapes.
     """
-    if (known := makers_peak(device, dtype)) is not None:
-        return known
-    flops, (rows, outputs, inputs) = measure(device, dtype, shapes)
-    return Peak(flops=flops, source=f"measured, {_arithmetic(device, dtype)} matmul of {rows}x{inputs}x{outputs}")
+    peak = makers_peak(device, dtype)
+    if peak is None:
+        flops, (rows, outputs, inputs) = measure(device, dtype, shapes)
+        peak = Peak(flops=flops, source=f"measured, {_arithmetic(device, dtype)} matmul of {rows}x{inputs}x{outputs}")
+    return peak if count == 1 else Peak(flops=count * peak.flops, source=f"{count} x {peak.source}")
 
 
 def makers_peak(device: torch.device, dtype: torch.dtype) -> Peak | None:

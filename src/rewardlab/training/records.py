@@ -12,16 +12,18 @@ samples.txt                 rendered pairs, token by token
 evals/                      score rows of each evaluation
 report.txt                  the closing tables
 best/, step_N/              reward-model folders
+checkpoints/                what resuming needs (training/checkpoint.py)
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rewardlab.core.files import append_text, finite_or_none, to_json, write_json, write_text
+from rewardlab.core.files import append_text, finite_or_none, read_json, remove, to_json, write_json, write_text
 
 COLUMNS = (
     "step",
@@ -71,8 +73,10 @@ COLUMNS = (
 class Records:
     """Collects rows by step and keeps the files of a run folder up to date."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, writes: bool = True) -> None:
+        """`writes` is off on all ranks but the first, which keep the rows to themselves."""
         self.folder = folder
+        self.writes = writes
         self.rows: dict[int, dict[str, float | None]] = {}
         self.distributions: dict[str, object] = {}
 
@@ -90,16 +94,38 @@ class Records:
         row = self.rows.setdefault(step, {"step": step})
         row.update({name: finite_or_none(value) for name, value in values.items()})
         rows = [row] if is_last else [self.rows[number] for number in sorted(self.rows)]
-        write = append_text if is_last else write_text
-        write(files[0], _to_csv(rows, header=not is_last))
-        write(files[1], "".join(to_json(row, indent=None) + "\n" for row in rows))
+        self._write(rows, whole=not is_last)
+
+    def rewind(self, rows: Iterable[Mapping[str, float | None]], step: int) -> None:
+        """Take up the record of a run as it was after `step`: `rows` is all of it, and what came later is removed."""
+        self.rows = {int(row["step"] or 0): dict(row) for row in rows}
+        if not self.writes:
+            return
+        if self.rows:
+            self._write([self.rows[number] for number in sorted(self.rows)], whole=True)
+        path = self.folder / "reward_distributions.json"
+        earlier = read_json(path) if path.is_file() else {}
+        assert isinstance(earlier, dict)
+        self.distributions = {number: scores for number, scores in earlier.items() if int(number) <= step}
+        write_json(path, self.distributions)
+        for found in (self.folder / "evals").glob("step_*"):
+            if (match := re.match(r"step_(\d+)\.", found.name)) and int(match[1]) > step:
+                remove(found)
+
+    def _write(self, rows: list[dict[str, float | None]], *, whole: bool) -> None:
+        if not self.writes:
+            return
+        write = write_text if whole else append_text
+        write(self.folder / "metrics.csv", _to_csv(rows, header=whole))
+        write(self.folder / "metrics.jsonl", "".join(to_json(row, indent=None) + "\n" for row in rows))
 
     def add_distribution(self, step: int, scores: Mapping[str, list[float]]) -> None:
         """Scores of preferred (`chosen`) and other (`rejected`) replies at an evaluation."""
         self.distributions[str(step)] = {
             name: [finite_or_none(score) for score in values] for name, values in scores.items()
         }
-        write_json(self.folder / "reward_distributions.json", self.distributions)
+        if self.writes:
+            write_json(self.folder / "reward_distributions.json", self.distributions)
 
 
 def _to_csv(rows: list[dict[str, float | None]], *, header: bool) -> str:

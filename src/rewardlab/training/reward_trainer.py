@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,18 @@ from rewardlab.model.reward import RewardModel
 from rewardlab.report.tables import format_estimate
 from rewardlab.training import losses
 from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.evaluate import EvalResult, distributions, evaluate_groups, write_evaluation
+from rewardlab.training.evaluate import (
+    EvalResult,
+    distributions,
+    evaluate_groups,
+    read_evaluation,
+    write_evaluation,
+)
 from rewardlab.training.records import COLUMNS, Records
+from rewardlab.training.run_folder import saved_step, saved_steps
 from rewardlab.training.selection import Selection, column, direction
-from rewardlab.training.throughput import Peak, Work
-from rewardlab.training.trainer import Trainer
+from rewardlab.training.throughput import Work
+from rewardlab.training.trainer import Machine, Trainer
 from rewardlab.training.work import shape_of, work_of
 
 logger = logging.getLogger("rewardlab")
@@ -77,7 +84,7 @@ class RewardTrainer(Trainer[PackedBatch]):
         num_steps: int,
         records: Records,
         save: Save,
-        peak: Peak | None = None,
+        machine: Machine | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -86,7 +93,7 @@ class RewardTrainer(Trainer[PackedBatch]):
             num_steps=num_steps,
             decay_exempt=model.decay_exempt(),
             records=records,
-            peak=peak,
+            machine=machine,
         )
         self.reward_model = model
         self._to_loss = self._loss_and_statistics
@@ -97,8 +104,9 @@ class RewardTrainer(Trainer[PackedBatch]):
         self.data = data
         self.save = save
         self.baseline: EvalResult | None = None
-        self.latest: EvalResult | None = None
         self.selection = selection_of(config)
+        self._best_on_disk: int | None = None
+        """The step of `best/`."""
         self._saved: list[Path] = []
 
     @property
@@ -110,9 +118,10 @@ class RewardTrainer(Trainer[PackedBatch]):
         config, groups = self.settings, self.data.train
         chosen = macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
         built, layout = [groups[index] for index in chosen], self.reward_model.layout
-        (plan,) = plan_micro_batches(built, self.token_budget, layout=layout)
+        plans = plan_micro_batches(built, self.token_budget, layout=layout, num_ranks=self.ranks.size)
         return [
-            pack([built[n] for n in row], share=layout != "unshared", indices=[chosen[n] for n in row]) for row in plan
+            pack([built[n] for n in row], share=layout != "unshared", indices=[chosen[n] for n in row])
+            for row in plans[self.ranks.rank]
         ]
 
     def _least_budget(self) -> int:
@@ -151,7 +160,6 @@ class RewardTrainer(Trainer[PackedBatch]):
         if not self.data.eval:
             return
         result = self._judge(self.data.eval, "evaluating")
-        self.latest = result
         accuracy, loss, margin = (
             result.overall.estimates[name] for name in ("eval_accuracy", "eval_loss", "eval_margin")
         )
@@ -171,7 +179,8 @@ class RewardTrainer(Trainer[PackedBatch]):
         } | self._evaluate_training_part(result)
         self.records.add(self.step, values)
         self.records.add_distribution(self.step, distributions(result.rows))
-        write_evaluation(self.folder / "evals", f"step_{self.step}", result)
+        if self.ranks.is_first:
+            write_evaluation(self.folder / "evals", f"step_{self.step}", result)
         logger.info(
             "step %d/%d  EVAL  acc %s  loss %s  margin %+.3f  %d pairs",
             self.step,
@@ -181,7 +190,7 @@ class RewardTrainer(Trainer[PackedBatch]):
             margin.value,
             result.overall.sums.comparisons,
         )
-        self._keep_if_better(result)
+        self._offer(result)
 
     def _judge(self, groups: Sequence[TokenGroup], progress: str) -> EvalResult:
         return evaluate_groups(
@@ -190,6 +199,7 @@ class RewardTrainer(Trainer[PackedBatch]):
             beta=self.settings.beta,
             budget=self.token_budget,
             progress=progress,
+            ranks=self.ranks,
         )
 
     def _evaluate_training_part(self, result: EvalResult) -> dict[str, float]:
@@ -225,14 +235,14 @@ class RewardTrainer(Trainer[PackedBatch]):
         """The step of `best/`; None as long as nothing beat the untrained model."""
         return self.selection.best_step
 
-    def _keep_if_better(self, result: EvalResult) -> None:
+    def _offer(self, result: EvalResult) -> None:
+        """Let the rule see an evaluation."""
         if self.baseline is None:
             self.baseline = result
         values = {name: value for name, value in self.records.rows[self.step].items() if value is not None}
         non_finite = result.overall.sums.non_finite
-        if self.selection.offer(self.step, values, sound=not non_finite):
-            self.save(self.folder / "best")
-        elif non_finite or self.selection.metric not in values:
+        better = self.selection.offer(self.step, values, sound=not non_finite)
+        if not better and (non_finite or self.selection.metric not in values):
             logger.warning(
                 "step %d/%d  %s is no number%s, so this evaluation is not the best",
                 self.step,
@@ -240,6 +250,13 @@ class RewardTrainer(Trainer[PackedBatch]):
                 self.settings.early_stopping_metric,
                 f" ({non_finite} pairs have no finite scores)" if non_finite else "",
             )
+
+    def _best_is_due(self) -> bool:
+        return self.best_step == self.step and self._best_on_disk != self.step
+
+    def _save_best(self) -> None:
+        self.save(self.folder / "best")
+        self._best_on_disk = self.step
 
     def _should_stop(self) -> str:
         patience = self.settings.early_stopping_patience
@@ -253,7 +270,28 @@ class RewardTrainer(Trainer[PackedBatch]):
 
     def _save(self) -> None:
         folder = self.folder / f"step_{self.step}"
-        self.save(folder)
-        self._saved.append(folder)
+        if folder not in self._saved:
+            self.save(folder)
+            self._saved.append(folder)
         while self.settings.save_total_limit and len(self._saved) > self.settings.save_total_limit:
-            shutil.rmtree(self._saved.pop(0))
+            self._remove(self._saved.pop(0))
+
+    def _remove(self, folder: Path) -> None:
+        if self.ranks.is_first:
+            shutil.rmtree(folder)
+
+    def _task_state(self) -> dict[str, Any]:
+        return {"selection": self.selection.state()}
+
+    def _restore_task(self, state: Mapping[str, Any]) -> None:
+        asked = {name: getattr(self.selection, name) for name in ("metric", "mode", "min_delta")}
+        self.selection = Selection(**{**state["selection"], **asked})
+        self.baseline = read_evaluation(self.folder / "evals", "step_0", beta=self.settings.beta)
+        self._best_on_disk = saved_step(self.folder / "best")
+        saved = saved_steps(self.folder)
+        self.ranks.wait()  # until all have looked
+        for step, folder in saved:
+            if step > self.step:
+                self._remove(folder)  # the run writes it again when it gets there
+            else:
+                self._saved.append(folder)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import remove, require_writable_folder
+from rewardlab.core.spec import SPEC_FILE, read_spec
 
+CHECKPOINTS = "checkpoints"
+"""Folder, in that of a run, of what resuming needs."""
 RUN_FILES = (
     "config.json",
     "manifest.json",
@@ -19,11 +23,39 @@ RUN_FILES = (
     "report.txt",
     "evals",
     "best",
+    CHECKPOINTS,
 )
 """What a training run writes, beside its `step_N/` folders."""
 PROBE_FILES = ("probe.json", "heads.npz")
 """What only a probe writes."""
 OWN = (*RUN_FILES, *PROBE_FILES)
+
+
+def run_of(name: str) -> Path:
+    """The folder of the run that a name after `--resume` means: a run's, or a checkpoint's.
+
+    Raises ConfigError if it is neither.
+    """
+    path = Path(name)
+    run = path.parent.parent if path.parent.name == CHECKPOINTS else path
+    if not (run / "config.json").is_file():
+        raise ConfigError(
+            f"--resume {name}: there is no run. Give the folder of a run, or of one of its {CHECKPOINTS}/step_N."
+        )
+    return run
+
+
+def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
+    """Flags of `rewardlab train`, with the settings of the run that `--resume` names where no --config does; with
+    `--resume auto` they are given again. Raises ConfigError for a name that is no run.
+    """
+    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    given = {flag: value for flag, value in pairwise([*words, ""]) if flag in ("--resume", "--config", "--output-dir")}
+    if given.get("--resume", "auto") in ("auto", ""):
+        return list(arguments)
+    run = run_of(given["--resume"])
+    settings = [] if "--config" in given else ["--config", str(run / "config.json")]
+    return [*settings, *([] if "--output-dir" in given else ["--output-dir", str(run)]), *arguments]
 
 
 def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool) -> None:
@@ -53,3 +85,36 @@ def clear_folder(folder: Path) -> None:
     for path in folder.iterdir():
         if path.name in OWN or re.fullmatch(r"step_\d+|\.(best|step_\d+)\.(tmp|old)-\d+", path.name):
             remove(path)
+
+
+def saved_steps(folder: Path) -> list[tuple[int, Path]]:
+    """(step, folder) of every `step_N/` in a folder, in order."""
+    found = [(int(match[1]), path) for path in folder.iterdir() if (match := re.fullmatch(r"step_(\d+)", path.name))]
+    return sorted(found)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left of files and folders that they were writing in a run (see core.files)."""
+    rooms = (folder, folder / "evals", folder / CHECKPOINTS)
+    for path in [path for room in rooms if room.is_dir() for path in room.iterdir()]:
+        match = re.fullmatch(r"\.(.+)\.(tmp|old)-\d+", path.name)
+        if match and match[2] == "old" and not (target := path.with_name(match[1])).exists():
+            path.rename(target)  # it was moved aside, and its successor never came
+        elif match:
+            remove(path)
+
+
+def holds_models(folder: Path) -> bool:
+    """Whether there is more in the folder of a run than what its first seconds leave."""
+    checkpoints = folder / CHECKPOINTS
+    return folder.is_dir() and bool(
+        (folder / "best").exists() or saved_steps(folder) or (checkpoints.is_dir() and saved_steps(checkpoints))
+    )
+
+
+def saved_step(folder: Path) -> int | None:
+    """The step at which a reward-model folder of a run was saved; None if it is not there or does not say."""
+    if not (folder / SPEC_FILE).is_file():
+        return None
+    step = read_spec(folder).provenance.get("step")
+    return step if isinstance(step, int) else None

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from transformers import get_scheduler
 
 from rewardlab.training.config import WARMUP_RATIO, ScheduleConfig
@@ -39,3 +39,13 @@ def build_schedule(optimizer: torch.optim.Optimizer, config: ScheduleConfig, num
         scheduler_specific_kwargs=options,
     )
     return schedule
+
+
+def seek(schedule: LRScheduler, step: int) -> None:
+    """Put a schedule of `build_schedule` where it stands after `step` steps: a rate is a function of the step alone."""
+    assert isinstance(schedule, LambdaLR)
+    schedule.last_epoch, schedule._step_count = step, step + 1
+    rates = [base * share(step) for base, share in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
+    for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    schedule._last_lr = list(rates)

@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 GIB: Final = 2**30
 
@@ -132,6 +132,16 @@ class Work:
             model_flops=self.model_flops + other.model_flops,
         )
 
+    def numbers(self) -> list[int]:
+        """The four, to be added up elsewhere."""
+        return [self.computed_tokens, self.padding_tokens, self.unshared_tokens, self.model_flops]
+
+    @classmethod
+    def from_numbers(cls, numbers: Sequence[float]) -> Work:
+        """Inverse of `numbers`."""
+        computed, padding, unshared, flops = map(round, numbers)
+        return cls(computed_tokens=computed, padding_tokens=padding, unshared_tokens=unshared, model_flops=flops)
+
     @property
     def padding_share(self) -> float:
         """Padding tokens over computed tokens."""
@@ -160,6 +170,11 @@ class Throughput:
             seconds=self.seconds + other.seconds,
             steps=self.steps + other.steps,
         )
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Throughput:
+        """Inverse of `dataclasses.asdict`."""
+        return cls(**{**values, "work": Work(**values["work"])})
 
     def values(self, peak: Peak | None, peak_memory: int) -> dict[str, float]:
         """Columns of metrics.csv; `peak_memory` in bytes. Without a peak the utilisation is NaN."""

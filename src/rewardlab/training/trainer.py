@@ -10,39 +10,45 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 from rewardlab.core.errors import DeviceMemoryError, NonFiniteError
 from rewardlab.core.types import Sums
-from rewardlab.training.compiled import compiled_programs, growth_line
+from rewardlab.training.checkpoint import Checkpoint
 from rewardlab.training.config import TrainerConfig
-from rewardlab.training.memory import peak_memory, release_cached, unless_out_of_memory
-from rewardlab.training.optimizer import build_optimizer
+from rewardlab.training.interrupt import StopRequests
+from rewardlab.training.keeper import Keeper
+from rewardlab.training.logbook import Logbook, duration
+from rewardlab.training.memory import release_cached, unless_out_of_memory
+from rewardlab.training.optimizer import build_optimizer, create_state, training_tensors
+from rewardlab.training.progress import Progress, StepReport
+from rewardlab.training.ranks import Parallel
 from rewardlab.training.records import Records
-from rewardlab.training.schedule import build_schedule
-from rewardlab.training.throughput import Peak, Throughput, Work, closing_line, speed_line
+from rewardlab.training.schedule import build_schedule, seek
+from rewardlab.training.throughput import Peak, Throughput, Work
 
 logger = logging.getLogger("rewardlab")
 MicroBatch = TypeVar("MicroBatch")
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepReport:
-    """What one macro-step did."""
+class Machine:
+    """What a run runs on, and who may end it."""
 
-    sums: Sums
-    grad_norm: float
-    """Before clipping."""
-    head_grad_norm: float
-    throughput: Throughput
-    lr: float
-    """Learning rate of the update."""
+    peak: Peak | None = None
+    """What utilisation is measured against, of all ranks together."""
+    parallel: Parallel = field(default_factory=Parallel)
+    """How the ranks share a step."""
+    stops: StopRequests = field(default_factory=StopRequests)
+    """Asked between steps whether to go on."""
 
 
 class Trainer(ABC, Generic[MicroBatch]):
@@ -57,21 +63,24 @@ class Trainer(ABC, Generic[MicroBatch]):
         num_steps: int,
         decay_exempt: Iterable[str],
         records: Records,
-        peak: Peak | None = None,
+        machine: Machine | None = None,
     ) -> None:
-        """`peak` is what utilisation is measured against."""
+        """By default the process is alone."""
+        machine = machine or Machine()
         self.model = model
         self.config = config
         self.num_steps = num_steps
         self.records = records
-        self.peak = peak
+        self.parallel = machine.parallel
+        self.ranks = self.parallel.ranks
+        self.keeper = Keeper(config, records.folder, self.ranks, machine.stops)
         self.step = 0
         self.token_budget = config.token_budget
         """Tokens computed at a time: the configuration's, or half of it once memory ran out."""
-        self.total = Throughput()
-        """Of all steps of this process."""
-        self._programs = compiled_programs()
+        self._evaluated_step = -1
+        """The last step at which the model was evaluated."""
         self.device = next(model.parameters()).device
+        self.log = Logbook(records, num_steps=num_steps, peak=machine.peak, device=self.device)
         self._next: tuple[tuple[int, int], list[MicroBatch]] | None = None
         self.optimizer = build_optimizer(
             model, lr=lr, weight_decay=config.weight_decay, decay_exempt=frozenset(decay_exempt)
@@ -119,48 +128,117 @@ class Trainer(ABC, Generic[MicroBatch]):
 
     @abstractmethod
     def _evaluate(self) -> None:
-        """Evaluate the model as it is, record it, and keep it if it is better."""
+        """Evaluate the model as it is, and record it."""
+
+    @abstractmethod
+    def _best_is_due(self) -> bool:
+        """Whether the model as it is was found to be the best so far, and is not yet on the disk as that."""
+
+    @abstractmethod
+    def _save_best(self) -> None:
+        """Write the model as it is to `best/`."""
 
     @abstractmethod
     def _should_stop(self) -> str:
-        """Why training should end after the evaluation just made, or an empty text."""
+        """Why training should end after the last evaluation, or an empty text."""
 
     @abstractmethod
     def _save(self) -> None:
-        """Write the model as it is to its `step_N/` folder."""
+        """Write the model as it is to its `step_N/` folder, if it is not there."""
+
+    @abstractmethod
+    def _task_state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the task, as JSON."""
+
+    @abstractmethod
+    def _restore_task(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `_task_state`; `step` is that of the checkpoint. What the run saved after it is removed."""
 
     @final
     def fit(self) -> None:
-        """Train to the last step, evaluating and saving at the configured cadence.
+        """Train to the last step, evaluating and saving at the configured cadence, from the start or from where
+        `restore` left off.
 
-        Raises NonFiniteError before the update of a step whose loss or gradient is not finite.
+        Raises NonFiniteError before the update of a step whose loss or gradient is not finite, and RunInterrupted
+        between two steps if that was asked for.
         """
-        self._evaluate()
-        window, since_evaluation = _Window(), Throughput()
-        bar = tqdm(total=self.num_steps, desc="training", disable=None, leave=False)
-        while self.step < self.num_steps:
-            report = self.train_step(self._planned(self.step))
+        bar = tqdm(total=self.num_steps, initial=self.step, desc="training", disable=None, leave=False)
+        ended = self._finish_step()
+        while not ended:
+            self.log.progress.add(self.train_step(self._planned(self.step)))
             self.step += 1
             bar.update()
-            window.add(report)
-            since_evaluation += report.throughput
-            last = self.step == self.num_steps
-            due = last or self.step % self.eval_every == 0
-            if due or self.step % self.config.log_every == 0:
-                self._log(window)
-                window = _Window()
-            if due:
-                self._log_speed(since_evaluation)
-                since_evaluation = Throughput()
-                self._evaluate()
-                if not last and (reason := self._should_stop()):
-                    logger.info("step %d/%d  STOP  %s", self.step, self.num_steps, reason)
-                    last = True
-            if last or (self.config.save_every and self.step % self.config.save_every == 0):
-                self._save()
-            if last:
-                break
+            ended = self._finish_step()
         bar.close()
+        self.keeper.finish()
+
+    def _finish_step(self) -> bool:
+        """All that is due after a step, in an order in which it can be taken up again after any part of it; returns
+        whether training is over.
+        """
+        last = self.step == self.num_steps
+        evaluates = last or self.step % self.eval_every == 0
+        if self.log.progress.window and (evaluates or self.step % self.config.log_every == 0):
+            self.log.note_steps(self.step)
+        if evaluates and self._evaluated_step != self.step:
+            self._heed_stop()
+            self.log.note_speed(self.step)
+            self._evaluate()
+            self._evaluated_step = self.step
+        # Ranks agree by hand: their metrics are of the same scores, but perhaps not by the same processor.
+        (best, stop) = self.ranks.any(evaluates and self._best_is_due(), evaluates and bool(self._should_stop()))
+        if best:
+            self._checkpoint()  # first: whoever resumes finds the best model on the disk, or in hand
+            self._save_best()
+        if stop and not last:
+            logger.info("step %d/%d  STOP  %s", self.step, self.num_steps, self._should_stop())
+            last = True
+        if last or (self.step and self.config.save_every and self.step % self.config.save_every == 0):
+            self._save()
+        if last or self.keeper.is_due(self.step):
+            self._checkpoint()
+        if not last:
+            self._heed_stop()
+        return last
+
+    def _heed_stop(self) -> None:
+        """Raise RunInterrupted, after a checkpoint, if any rank was asked to end."""
+        if self.keeper.is_asked_to_stop():
+            self._checkpoint()
+            raise self.keeper.interruption(self.step, self.num_steps)
+
+    def _checkpoint(self) -> None:
+        """Keep the state after this step, unless that is done or there is nothing yet to keep."""
+        if not self.keeper.lacks(self.step):
+            return
+        state = {
+            "token_budget": [self.config.token_budget, self.token_budget],
+            "evaluated_step": self._evaluated_step,
+            "progress": self.log.progress.state(),
+            "rows": [self.records.rows[step] for step in sorted(self.records.rows)],
+            "task": self._task_state(),
+        }
+        self.parallel.drop_gathered()
+        tensors = training_tensors(self.model, self.optimizer)
+        folder, seconds = self.keeper.keep(self.step, tensors, state)
+        logger.info("step %d/%d  CHECKPOINT  %s (%s)", self.step, self.num_steps, folder, duration(seconds))
+
+    @final
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint of this run: the next `fit` trains from there, as if nothing had happened."""
+        self.parallel.drop_gathered()
+        create_state(self.optimizer)
+        checkpoint.read_into(training_tensors(self.model, self.optimizer))
+        state = checkpoint.state
+        self.step = self.keeper.kept_step = checkpoint.step
+        self._evaluated_step = state["evaluated_step"]
+        asked, held = state["token_budget"]
+        if asked == self.config.token_budget:  # otherwise it was changed by hand
+            self.token_budget = held
+        self.log.progress = Progress.from_dict(state["progress"])
+        seek(self.schedule, self.step)
+        self.records.rewind(state["rows"], self.step)
+        self._restore_task(state["task"])
 
     @final
     def release(self) -> None:
@@ -176,7 +254,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         """
         started = time.perf_counter()
         # Known before any backward: each micro-batch's share depends on all the others.
-        total_weight = sum(self._weight(batch) for batch in batches)
+        (total_weight,) = self.ranks.total([sum(self._weight(batch) for batch in batches)])
         if not total_weight > 0:
             raise NonFiniteError(
                 f"step {self.step + 1}: the weights of its comparisons add up to {total_weight}. Examples: "
@@ -193,41 +271,66 @@ class Trainer(ABC, Generic[MicroBatch]):
         if self.step + 1 < self.num_steps:
             self._planned(self.step + 1)
         host = found.tolist()  # the one synchronisation with the device in a macro-step
-        per_batch, rest = host[: len(batches)], host[len(batches) :]
-        self._require_finite(batches, per_batch, rest[-2])
+        losses, (*counted, grad_norm, head_grad_norm) = host[: len(batches)], host[len(batches) :]
+        loss, statistics, work = self._of_all_ranks(batches, losses, counted, grad_norm, work)
         if unless_out_of_memory(self._update) is None:
             raise DeviceMemoryError(
                 f"step {self.step + 1}: out of memory for the optimiser's state, two float32 copies of every weight "
                 f"that trains. Train with --lora, or a smaller model; --micro-token-budget does not change this."
             )
-        sums = self._to_sums(math.fsum(per_batch), total_weight, rest[:-2])
+        sums = self._to_sums(loss, total_weight, statistics)
         seconds = time.perf_counter() - started
         throughput = Throughput(work=work, comparisons=sums.comparisons, seconds=seconds, steps=1)
-        self.total += throughput
         rate = self.lr
         self.schedule.step()
-        return StepReport(sums=sums, grad_norm=rest[-2], head_grad_norm=rest[-1], throughput=throughput, lr=rate)
+        return StepReport(sums=sums, grad_norm=grad_norm, head_grad_norm=head_grad_norm, throughput=throughput, lr=rate)
+
+    def _of_all_ranks(
+        self, batches: Sequence[MicroBatch], losses: list[float], statistics: list[float], grad_norm: float, work: Work
+    ) -> tuple[float, list[float], Work]:
+        """(loss, statistics, work) of a step, summed over the ranks.
+
+        Raises NonFiniteError on all ranks if a loss or the gradient of any is not finite.
+        """
+        finite = all(map(math.isfinite, [*losses, grad_norm]))
+        own = [float(not finite), math.fsum(losses) if finite else math.nan, *statistics, *work.numbers()]
+        broken, loss, *rest = self.ranks.total(own)
+        if broken:
+            raise self._not_finite(batches, losses, grad_norm)
+        return loss, rest[: len(statistics)], Work.from_numbers(rest[len(statistics) :])
 
     def _accumulate(self, batches: Sequence[MicroBatch], total_weight: float) -> Tensor | None:
         """Clipped gradients of the step; returns, still on the device, the loss of each micro-batch, the summed
         statistics, the gradient norm and the head's. None if memory ran out on any rank.
         """
 
-        def compute() -> Tensor:
+        def compute() -> list[Tensor]:
+            # What is drawn in a step (adapter dropout) is a function of the step, so a resumed run draws the same.
+            torch.manual_seed(seed_of_step(self.config.seed, self.step, self.ranks.rank))
             losses, statistics = [], []
-            for batch in ahead(batches, self._move):
+            for number, batch in enumerate(ahead(batches, self._move), start=1):
+                self.parallel.before_micro_batch(is_last=number == len(batches))
                 loss, counted = self._forward(batch)
                 torch.autograd.backward(loss / total_weight)
                 losses.append(loss.detach().double())
                 statistics.append(counted)
-            head_norm = _norm(self._head().parameters())
-            grad_norm = nn.utils.clip_grad_norm_(self._trainable(), self.config.max_grad_norm, foreach=True)
-            return torch.cat(
-                [torch.stack(losses), torch.stack(statistics).sum(0), torch.stack([grad_norm, head_norm]).double()]
-            )
+            return [torch.stack(losses), torch.stack(statistics).sum(0)]
+
+        def clip() -> Tensor:
+            trainable = self._trainable()
+            self.parallel.sum_gradients(trainable)
+            head_norm, grad_norm = _norm(self._head().parameters()), _norm(trainable)
+            nn.utils.clip_grads_with_norm_(trainable, self.config.max_grad_norm, grad_norm, foreach=True)
+            return torch.stack([grad_norm, head_norm]).double()
 
         found = unless_out_of_memory(compute)
-        return None if self._any_rank(found is None) else found
+        if found is None and not self.parallel.can_back_off:
+            raise self._no_memory()
+        (failed,) = self.ranks.any(found is None)
+        if failed or found is None:
+            return None
+        norms = unless_out_of_memory(clip)
+        return None if norms is None else torch.cat([*found, norms])
 
     def _update(self) -> bool:
         self.optimizer.step()
@@ -238,10 +341,6 @@ class Trainer(ABC, Generic[MicroBatch]):
     def lr(self) -> float:
         """Learning rate of the coming step."""
         return float(self.schedule.get_last_lr()[0])
-
-    def _any_rank(self, flag: bool) -> bool:
-        """Whether `flag` holds on any rank, so that all do the same next; there is one."""
-        return flag
 
     def _planned(self, step: int) -> list[MicroBatch]:
         """The micro-batches of a step, made ahead of it or now."""
@@ -269,6 +368,11 @@ class Trainer(ABC, Generic[MicroBatch]):
 
     def _no_memory(self) -> DeviceMemoryError:
         self.optimizer.zero_grad(set_to_none=True)
+        if not self.parallel.can_back_off:  # the others are inside a layer and wait for this rank
+            return DeviceMemoryError(
+                f"step {self.step + 1}: out of memory on rank {self.ranks.rank} with --micro-token-budget "
+                f"{self.token_budget}. Start again with --micro-token-budget {self.token_budget // 2} --resume auto."
+            )
         return DeviceMemoryError(
             f"step {self.step + 1}: out of memory, also with --micro-token-budget {self.token_budget}. "
             f"Set a smaller --micro-token-budget (at least {self._least_budget()}, the largest preference), lower "
@@ -278,45 +382,21 @@ class Trainer(ABC, Generic[MicroBatch]):
     def _trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def _require_finite(self, batches: Sequence[MicroBatch], losses: Sequence[float], grad_norm: float) -> None:
-        if all(map(math.isfinite, losses)) and math.isfinite(grad_norm):
-            return
-        guilty = [batch for batch, loss in zip(batches, losses, strict=True) if not math.isfinite(loss)] or batches
+    def _not_finite(self, batches: Sequence[MicroBatch], losses: Sequence[float], grad_norm: float) -> NonFiniteError:
+        guilty = [batch for batch, loss in zip(batches, losses, strict=True) if not math.isfinite(loss)]
+        examples = "; ".join(text for text in map(self._describe, guilty or batches) if text)
+        told = self.ranks.gather((bool(guilty), f"rank {self.ranks.rank}: loss {losses}. Examples: {examples}."))
+        by_loss = [text for is_guilty, text in told if is_guilty] or [text for _, text in told]
         self.optimizer.zero_grad(set_to_none=True)
-        raise NonFiniteError(
-            f"step {self.step + 1}, rank 0: loss {losses}, gradient norm {grad_norm}; stopped before the update, so "
-            f"the weights are those of step {self.step}. Examples: {'; '.join(map(self._describe, guilty))}. "
-            f"Look at these rows; otherwise lower --lr, or use --precision fp32."
+        return NonFiniteError(
+            f"step {self.step + 1}: gradient norm {grad_norm}; stopped before the update, so the weights are those of "
+            f"step {self.step}. {' '.join(by_loss)} Look at these rows; otherwise lower --lr, or use --precision fp32."
         )
-
-    def _log(self, window: _Window) -> None:
-        values = window.values(self.peak, peak_memory(self.device))
-        self.records.add(self.step, values)
-        remaining = (self.num_steps - self.step) * values["seconds"] / window.num_steps
-        logger.info(
-            "step %d/%d  loss %.4f  acc %.3f  margin %+.3f  grad %.2f  lr %.1e  %.1f pairs/s  %s left",
-            self.step,
-            self.num_steps,
-            values["train_loss"],
-            values["train_acc"],
-            values["train_margin"],
-            values["grad_norm"],
-            values["lr"],
-            values["pairs_per_second"],
-            _duration(remaining),
-        )
-
-    def _log_speed(self, throughput: Throughput) -> None:
-        values = throughput.values(self.peak, peak_memory(self.device))
-        logger.info("step %d/%d  SPEED  %s", self.step, self.num_steps, speed_line(values))
-        if compiled := growth_line(self._programs, self.step - throughput.steps):
-            logger.info("step %d/%d  COMPILED  %s", self.step, self.num_steps, compiled)
-            self._programs = compiled_programs()
 
     @final
     def speed(self) -> str:
         """The closing line about all steps, and what memory made of the budget."""
-        line = closing_line(self.total, self.peak, peak_memory(self.device))
+        line = self.log.closing_line()
         if self.token_budget != self.config.token_budget:
             line += f" Out of memory on the way: --micro-token-budget {self.token_budget} at the end."
         return line
@@ -332,40 +412,13 @@ def ahead(batches: Iterable[MicroBatch], move: Callable[[MicroBatch], MicroBatch
     yield from moved
 
 
-class _Window:
-    """Steps since the last line of the log; their sums are divided once."""
-
-    def __init__(self) -> None:
-        self.reports: list[StepReport] = []
-
-    def add(self, report: StepReport) -> None:
-        self.reports.append(report)
-
-    @property
-    def num_steps(self) -> int:
-        return len(self.reports)
-
-    def values(self, peak: Peak | None, peak_memory: int) -> dict[str, Any]:
-        """Columns of metrics.csv."""
-        sums = sum((report.sums for report in self.reports), Sums())
-        throughput = sum((report.throughput for report in self.reports), Throughput())
-        return {
-            "train_loss": sums.mean_loss,
-            "train_nll": sums.mean_nll,
-            "train_acc": sums.accuracy,
-            "train_margin": sums.mean_margin,
-            "train_pairs": sums.comparisons,
-            "grad_norm": sum(report.grad_norm for report in self.reports) / len(self.reports),
-            "lr": self.reports[-1].lr,
-            "head_grad_norm": sum(report.head_grad_norm for report in self.reports) / len(self.reports),
-        } | throughput.values(peak, peak_memory)
+def seed_of_step(seed: int, step: int, rank: int) -> int:
+    """What torch's generators are seeded with before a step."""
+    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)
 
 
 def _norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Of all gradients together, whole ones also where each rank has a shard."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    return nn.utils.get_total_norm(gradients)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    norm = nn.utils.get_total_norm(gradients, foreach=True)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -90,7 +90,7 @@ REMARKS: Final[Sequence[Remark]] = (
     ),
     Remark(
         keys=("resume_from_checkpoint", "enable_jit_checkpoint"),
-        text="a run cannot be resumed; to go on from a saved model, name it with --model",
+        text="a run of TRL's cannot be resumed here; a run of rewardlab's goes on with --resume",
     ),
     Remark(keys=("data_seed",), text="one seed decides everything; set --seed"),
     Remark(keys=("full_determinism",), text="runs on one CPU thread repeat bit for bit anyway; a GPU is not promised"),
@@ -100,7 +100,7 @@ REMARKS: Final[Sequence[Remark]] = (
             "deepspeed fsdp fsdp_config parallelism_config accelerator_config ddp_backend ddp_timeout",
             "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph",
         ),
-        text="a run uses one process and one device",
+        text="with many devices, torchrun starts the run and --sharding says how they share the model",
     ),
     Remark(
         keys=("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"),

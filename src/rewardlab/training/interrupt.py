@@ -1,0 +1,67 @@
+"""Requests to end a run early: signals, as Slurm and people send them, and a limit in hours.
+
+They are heeded between two steps, so that what is on disk is whole. A second signal of the same kind ends the process
+as if nobody had been listening.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from types import FrameType, TracebackType
+from typing import Any, Final
+
+RESUME_LATER: Final = 75
+"""Exit status of a run that stopped with work left: EX_TEMPFAIL of sysexits.h, so a batch script can tell it from a
+failure and queue the run again."""
+INTERRUPTED: Final = 130
+"""Exit status after Ctrl-C, by the custom of shells."""
+SIGNALS: Final = ("SIGTERM", "SIGUSR1", "SIGINT")
+
+
+class StopRequests:
+    """Listens while it is entered; only the main thread can."""
+
+    def __init__(self, *, max_hours: float | None = None, started: float | None = None) -> None:
+        """`started` is a time of `time.monotonic`, by default now; `max_hours` count from it."""
+        self._deadline = None
+        if max_hours is not None:
+            self._deadline = (time.monotonic() if started is None else started) + 3600 * max_hours
+        self._max_hours = max_hours
+        self._received: str | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopRequests:
+        if threading.current_thread() is threading.main_thread():
+            for name in SIGNALS:
+                if (number := getattr(signal, name, None)) is not None:
+                    self._before[number] = signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        for number in list(self._before):
+            self._restore(number)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self._received = signal.Signals(number).name
+        self._restore(number)
+
+    def _restore(self, number: int) -> None:
+        if number in self._before:
+            before = self._before.pop(number)
+            signal.signal(number, signal.SIG_DFL if before is None else before)
+
+    @property
+    def reason(self) -> str:
+        """What asked for an end, in words; empty if nothing did."""
+        if self._received is not None:
+            return "Ctrl-C" if self._received == "SIGINT" else self._received
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            return f"--max-hours {self._max_hours:g}"
+        return ""
+
+    @property
+    def exit_status(self) -> int:
+        """With which the process should end."""
+        return INTERRUPTED if self._received == "SIGINT" else RESUME_LATER

@@ -1,0 +1,228 @@
+"""A run on many devices: joining the processes that torchrun started, and dividing a model among them.
+
+Two ways: FSDP2 shards weights, gradients and optimiser by decoder layer (over all ranks, or within each node and
+replicated over nodes), and `none` leaves a whole model on every rank and adds the gradients up once a step.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, Final, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from rewardlab.core.errors import ConfigError, RankError, RunInterrupted
+from rewardlab.model.layers import decoder_layers
+from rewardlab.model.reward import RewardModel
+from rewardlab.training.ranks import ALONE, Parallel, Ranks
+
+logger = logging.getLogger("rewardlab")
+Sharding = Literal["full", "hybrid", "none"]
+FAILED: Final = "rewardlab/failed"
+"""Key under which the first rank that fails says why."""
+LOOK_EVERY_S: Final = 1.0
+GRACE_S: Final = 10.0
+"""For a rank to end by itself once another has failed; after it the process is ended where it stands."""
+MAX_WAIT: Final = timedelta(hours=1)
+"""For the slowest rank: the first one saves while the others wait."""
+BUCKET_BYTES: Final = 256 << 20
+"""Gradients added up at a time where every rank has all of them."""
+
+
+def device_of_rank() -> torch.device:
+    """This process's device: its own GPU, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
+
+
+@contextmanager
+def joined_ranks() -> Iterator[Ranks]:
+    """The processes that torchrun started, joined; a process without its environment is alone.
+
+    An error on one rank ends all of them: whoever fails says so to the others, and those that cannot hear it because
+    they wait for the failed one are ended after GRACE_S. Raises RankError on ranks that end because of another.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        yield ALONE
+        return
+    device = device_of_rank()
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=MAX_WAIT)
+    ranks = Ranks(rank=dist.get_rank(), size=dist.get_world_size())
+    level = logger.level
+    if not ranks.is_first:
+        logger.setLevel(logging.ERROR)
+    ended = threading.Event()
+    store = _store()
+    watch = threading.Thread(target=_end_with_others, args=(ranks.rank, ended), daemon=True)
+    watch.start()
+    try:
+        yield ranks
+        ranks.wait()
+    except RunInterrupted:
+        raise
+    except BaseException as error:
+        told = _tell(store, f"rank {ranks.rank} failed: {error or type(error).__name__}")
+        if told.startswith(f"rank {ranks.rank} "):
+            raise
+        raise RankError(f"rank {ranks.rank} ended, because {told}") from error
+    finally:
+        ended.set()
+        watch.join()
+        logger.setLevel(level)
+        if sys.exception() is None:  # otherwise others may be gone, and there is nobody to say goodbye to
+            dist.destroy_process_group()
+
+
+def _store() -> Any:
+    """A connection of one's own to the TCPStore by which the ranks met: no other call holds it up."""
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    namespace: Any = dist  # does not say that it exports the class
+    return namespace.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30))
+
+
+def _tell(store: Any, text: str) -> str:
+    """What the first rank that failed says; `text` if it is this one."""
+    with suppress(dist.DistError):
+        return str(store.compare_set(FAILED, "", text).decode())
+    return "the first rank is gone"
+
+
+def _end_with_others(rank: int, ended: threading.Event) -> None:
+    """End this process soon after another rank has failed, whatever it waits for."""
+    try:
+        store = _store()
+        while not ended.wait(LOOK_EVERY_S):
+            if store.check([FAILED]):
+                text = store.get(FAILED).decode()
+                break
+        else:
+            return
+    except dist.DistError:
+        text = "the first rank is gone"
+    if not ended.wait(GRACE_S):
+        sys.stderr.write(f"error: rank {rank} ended, because {text}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def is_divided(sharding: Sharding) -> bool:
+    """Whether ranks have joined that will not hold the whole model each."""
+    return dist.is_initialized() and sharding != "none"
+
+
+def divide(
+    model: RewardModel, sharding: Sharding, ranks: Ranks, *, device: torch.device, defer_sync: bool = False
+) -> Parallel:
+    """Divide a loaded model among the ranks, in place; no optimiser may know its parameters yet.
+
+    Raises ConfigError where the ranks do not fit the way.
+    """
+    if not dist.is_initialized():
+        return Parallel(ranks)
+    if sharding == "none":
+        logger.info("ranks: %d, each with the whole model", ranks.size)
+        return _Replicated(ranks)
+    if sharding == "hybrid":
+        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size))
+        if ranks.size % per_node:
+            raise ConfigError(f"--sharding hybrid: {ranks.size} ranks are not a multiple of {per_node} a node.")
+        mesh = init_device_mesh(device.type, (ranks.size // per_node, per_node), mesh_dim_names=("replicate", "shard"))
+        logger.info("ranks: %d, sharded within %d and replicated %d times", ranks.size, per_node, mesh.size(0))
+    else:
+        mesh = init_device_mesh(device.type, (ranks.size,), mesh_dim_names=("shard",))
+        logger.info("ranks: %d, the model sharded over all of them", ranks.size)
+    # Frozen weights are held in their arithmetic already; those that train are float32 and gathered in it.
+    half = model.compute_dtype.itemsize < 4 and all(parameter.requires_grad for parameter in model.parameters())
+    layers = MixedPrecisionPolicy(
+        param_dtype=model.compute_dtype if half else None,
+        reduce_dtype=torch.float32 if half else None,
+        cast_forward_inputs=False,
+    )
+    for layer in decoder_layers(model.backbone):
+        fully_shard(layer, mesh=mesh, mp_policy=layers)
+    # What is left, the head among it, is computed as it is held: float32 where it trains.
+    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # Each rank's loss is divided by the weight of all, so gradients are to be added; by default they are
+            # averaged, and on gloo the factor alone is not enough.
+            module.set_gradient_divide_factor(1.0)
+            if device.type == "cpu":
+                module.set_force_sum_reduction_for_comms(True)
+    return _Sharded(ranks, model, defer_sync=defer_sync)
+
+
+class _Sharded(Parallel):
+    """FSDP2: gradients are added up, and each rank is left with its shard, in every backward pass or in the last."""
+
+    def __init__(self, ranks: Ranks, model: RewardModel, *, defer_sync: bool) -> None:
+        super().__init__(ranks)
+        self.can_back_off = ranks.size == 1
+        assert isinstance(model, FSDPModule)
+        self._root, self._defer_sync = model, defer_sync
+
+    def before_micro_batch(self, *, is_last: bool) -> None:
+        if self._defer_sync:
+            self._root.set_requires_gradient_sync(is_last)
+
+    def drop_gathered(self) -> None:
+        self._root.reshard()
+
+
+class _Replicated(Parallel):
+    """A whole model on every rank."""
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Add gradients up over the ranks, a bucket at a time; a rank that computed nothing adds zeros."""
+        if self.ranks.size == 1:
+            return
+        bucket: list[torch.Tensor] = []
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            bucket.append(parameter.grad)
+            if sum(gradient.nbytes for gradient in bucket) >= BUCKET_BYTES:
+                self._add_up(bucket)
+                bucket = []
+        if bucket:
+            self._add_up(bucket)
+
+    def _add_up(self, gradients: list[torch.Tensor]) -> None:
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat)
+        parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+
+def twin_of(model: RewardModel, ranks: Ranks) -> RewardModel | None:
+    """A whole copy of the model on the CPU of the first rank, for saving, made before it is sharded; None elsewhere."""
+    return copy.deepcopy(model).to("cpu") if ranks.is_first else None
+
+
+def update_twin(twin: RewardModel | None, model: RewardModel) -> None:
+    """Bring what trains to the first rank's copy, one tensor at a time. Every rank calls it."""
+    if isinstance(model, FSDPModule):
+        model.reshard()
+    held = dict(twin.named_parameters()) if twin is not None else {}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+                if twin is not None:
+                    held[name].copy_(whole)

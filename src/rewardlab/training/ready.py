@@ -1,0 +1,228 @@
+"""A run up to the point where the model is loaded: data, layout, settings, and the folder with what is known by then.
+
+Everything that can be wrong with flags, data or the output folder is found here.
+"""
+
+from __future__ import annotations
+
+import logging
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rewardlab.artifact.save import saved_dtype
+from rewardlab.core.config import config_hash, to_mapping
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import provenance, write_json, write_text
+from rewardlab.core.types import TokenGroup
+from rewardlab.data.chat import Renderer
+from rewardlab.data.loader import steps_per_epoch
+from rewardlab.data.pack import require_fit
+from rewardlab.model.compute import choose_compute
+from rewardlab.model.load import PRECISION, choose_layout, resolve_precision
+from rewardlab.model.reward import Layout
+from rewardlab.report.tables import format_estimate
+from rewardlab.training.baselines import fit_baselines
+from rewardlab.training.compat import settle_reading
+from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.evaluate import EvalResult, write_evaluation
+from rewardlab.training.parallel import device_of_rank
+from rewardlab.training.prepare import Base, first_rows_of, load_data, open_base, require_sources, to_groups
+from rewardlab.training.ranks import Ranks
+from rewardlab.training.resume import (
+    Interrupted,
+    find_interrupted,
+    require_same_base,
+    require_same_data,
+    require_same_run,
+    resumed_manifest,
+    with_decisions,
+)
+from rewardlab.training.reward_trainer import Datasets, selection_of
+from rewardlab.training.run_folder import claim_folder, clear_folder, holds_models
+from rewardlab.training.schedule import warmup_steps
+from rewardlab.training.throughput import Peak
+
+logger = logging.getLogger("rewardlab")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A run as far as it can be decided before the model is loaded."""
+
+    config: RewardTrainerConfig
+    """Every default decided, but for `micro_token_budget auto`."""
+    base: Base
+    device: torch.device
+    layout: Layout
+    data: Datasets
+    test: Sequence[TokenGroup]
+    baselines: Mapping[str, Mapping[str, EvalResult]]
+    facts: Mapping[str, Any]
+    """Of the manifest: what the data and the template are."""
+    interrupted: Interrupted | None
+    """The run to go on with."""
+    changes: Sequence[str] = ()
+    """Settings that differ from those it began with."""
+
+
+def make_ready(config: RewardTrainerConfig, ranks: Ranks) -> Ready:
+    """Data, layout and settings, with every error that can be told without the model's weights."""
+    if ranks.size > 1 and config.micro_token_budget == "auto" and config.resume is None:
+        raise ConfigError(
+            "--micro-token-budget auto is for one device. Give a number: what auto finds on one of these devices, or "
+            "more, since weights and optimiser are shared."
+        )
+    interrupted = ranks.by_first(lambda: _claim(config))
+    if config.compat != "none":
+        config = settle_reading(config, first_rows_of(config))
+    if interrupted is not None:
+        config = with_decisions(config, interrupted.config)
+    require_sources(config)
+    base = open_base(config, config)
+    prepared = load_data(config, base.renderer, seed=config.seed, kwise_loss=config.kwise_loss)
+    data, test, tokens = to_groups(config, prepared, base.renderer)
+    device = device_of_rank()
+    layout = choose_layout(
+        base.config,
+        base.disk_class,
+        config,
+        max_length=config.max_seq_len,
+        share=config.shares_prompts,
+        log=logger.info,
+    )
+    if config.micro_token_budget != "auto":
+        require_fit([data.train], config.token_budget, layout=layout)
+    baselines = fit_all_baselines(config, data, test)
+    resolved = _resolve(config, base, num_groups=len(data.train), device=device, layout=layout)
+    facts = {
+        "data": prepared.reports,
+        "tokens": {name: report.as_dict() for name, report in tokens.items()},
+        "template_hash": base.renderer.spec.template_hash,
+        "ranks": ranks.size,
+    }
+    changes: Sequence[str] = ()
+    if interrupted is not None:
+        changes = require_same_run(resolved, interrupted, reschedule=config.reschedule)
+        require_same_data(facts, interrupted.manifest)
+    return Ready(
+        config=resolved,
+        base=base,
+        device=device,
+        layout=layout,
+        data=data,
+        test=test,
+        baselines=baselines,
+        facts=facts,
+        interrupted=interrupted,
+        changes=changes,
+    )
+
+
+def _claim(config: RewardTrainerConfig) -> Interrupted | None:
+    """Take the run folder, once what can be told without data and model is right; the run in it to go on with."""
+    selection_of(config)
+    interrupted = find_interrupted(config) if config.resume is not None else None
+    # What a process left that was killed while it began is in nobody's way.
+    may_begin = config.resume is not None and not holds_models(config.output_dir)
+    claim_folder(
+        config.output_dir,
+        (config.model, *config.dataset, *config.eval_dataset, *config.test_dataset),
+        overwrite=config.overwrite or interrupted is not None or may_begin,
+    )
+    return interrupted
+
+
+def fit_all_baselines(
+    config: RewardTrainerConfig, data: Datasets, test: Sequence[TokenGroup]
+) -> dict[str, dict[str, EvalResult]]:
+    """What is to be beaten, by name and by what it was judged on (`selection`, `test`)."""
+    judged = {"selection": data.eval, "test": test}
+    if not config.baselines or not any(judged.values()):
+        return {}
+    found = fit_baselines(data.train, judged, seed=config.seed)
+    for name, results in found.items():
+        for on, result in results.items():
+            logger.info(
+                "baseline: %s: accuracy %s on %s data",
+                name,
+                format_estimate(result.overall.estimates["eval_accuracy"]),
+                {"selection": "evaluation"}.get(on, on),
+            )
+    return found
+
+
+def _resolve(
+    config: RewardTrainerConfig, base: Base, *, num_groups: int, device: torch.device, layout: Layout
+) -> RewardTrainerConfig:
+    """The configuration with every default decided: what is printed, hashed, saved and, on resuming, reused."""
+    steps = config.steps
+    if steps is None:
+        steps = max(1, round(config.epochs * steps_per_epoch(num_groups, config.batch_size)))
+    precision = resolve_precision(config.precision, device)
+    compute = choose_compute(
+        config, base.config.get_text_config(), device=device, dtype=PRECISION[precision], log=logger.info
+    )
+    decided: dict[str, Any] = compute | {
+        "overwrite": False,  # permissions for this start, not part of what the run is
+        "resume": None,
+        "reschedule": False,
+        "steps": steps,
+        "lr": config.learning_rate,
+        "warmup_steps": warmup_steps(config, steps),
+        "warmup_ratio": None,
+        "precision": precision,
+        "attention": "padded" if layout == "padded" else "shared",
+        "eval_every": config.eval_every or max(1, steps // 10),
+        "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
+    }
+    return replace(config, **decided)
+
+
+def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
+    """Settings and manifest; of a run that goes on, what is different from now on."""
+    config, folder, interrupted = ready.config, ready.config.output_dir, ready.interrupted
+    manifest = {
+        "config_hash": config_hash(config),
+        **ready.facts,
+        "peak": {"flops_per_second": peak.flops, "source": peak.source},
+        "frozen_weights": fingerprint,
+        "provenance": provenance(),
+    }
+    if interrupted is None:
+        clear_folder(folder)
+        write_text(folder / "samples.txt", _samples(ready.data.train[: config.log_samples], ready.base.renderer))
+    else:
+        require_same_base(fingerprint, interrupted.manifest)
+        manifest = resumed_manifest(manifest, interrupted, ready.changes)
+    write_json(folder / "config.json", to_mapping(config))
+    write_json(folder / "manifest.json", manifest)
+    for name, results in ready.baselines.items():
+        for on, judged in results.items():
+            write_evaluation(folder / "evals", f"{on}_{name.replace(' ', '_')}", judged)
+    shown = ", ".join(f"{name}={value}" for name, value in to_mapping(config).items() if value not in (None, [], False))
+    logger.info(
+        textwrap.fill(
+            f"configuration {config_hash(config)}: {shown}", width=100, subsequent_indent="  ", break_on_hyphens=False
+        )
+    )
+
+
+def _samples(groups: Sequence[TokenGroup], renderer: Renderer) -> str:
+    """Rendered replies as decoded tokens, the borders between tokens visible."""
+    lines = []
+    for group in groups:
+        for reply in range(group.num_replies):
+            pieces = [renderer.tokenizer.decode([int(token)]) for token in group.conversation(reply)]
+            boundary = group.prompt_tokens[reply]
+            lines += [
+                f"=== {group.preference_id}  reply {reply}  {len(pieces)} tokens, {boundary} before the reply, "
+                f"{len(group.shared)} shared, {group.truncated_tokens[reply]} cut ===",
+                "|".join(pieces[:boundary]) + "⟦reply⟧" + "|".join(pieces[boundary:]) + "⟦score read here⟧",
+                "",
+            ]
+        lines += [f"judged: {[(c.first, c.second, c.label) for c in group.comparisons]}", ""]
+    return "\n".join(lines)

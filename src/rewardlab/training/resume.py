@@ -1,0 +1,243 @@
+"""Going on with a run: which settings may differ from those it began with, and whether the data are still the same."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from rewardlab.core.config import from_mapping, to_mapping
+from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.files import read_json
+from rewardlab.training.checkpoint import Checkpoint, checkpoint_at, newest_checkpoint
+from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.run_folder import CHECKPOINTS, holds_models, run_of, sweep
+
+logger = logging.getLogger("rewardlab")
+AUTO: Final = "auto"
+
+PERMISSIONS: Final = ("overwrite", "resume", "reschedule")
+"""About one start of the program, not about what the run is."""
+PROBED: Final = (
+    "precision",
+    "attention",
+    "micro_token_budget",
+    "attention_backend",
+    "linear_backend",
+    "allocator",
+)
+"""Measured or found out when the run began; a resumed run takes what was decided then."""
+BY_CONTENT: Final = (
+    "model",
+    "dataset",
+    "hf_split",
+    "eval_dataset",
+    "eval_split",
+    "test_dataset",
+    "test_split",
+)
+"""Names, which may change when files move: what they stand for is compared."""
+FREE: Final = (
+    "output_dir",
+    "log_every",
+    "log_samples",
+    "save_every",
+    "save_dtype",
+    "save_total_limit",
+    "checkpoints",
+    "checkpoint_minutes",
+    "checkpoint_every",
+    "checkpoint_limit",
+    "max_hours",
+    "num_workers",
+    "cache_dir",
+    "baselines",
+    "trust_remote_code",
+    "compat",
+)
+"""They move no weight and choose no model."""
+CADENCE: Final = ("eval_every", "early_stopping_patience", "early_stopping_min_delta")
+"""They move no weight, but decide which model is chosen and when the run stops."""
+ROUNDING: Final = (
+    "micro_token_budget",
+    "attention",
+    "attention_backend",
+    "linear_backend",
+    "allocator",
+    "compile",
+    "activation_checkpointing",
+    "liger",
+    "sharding",
+    "defer_gradient_sync",
+)
+"""They change numbers by rounding alone."""
+LENGTH: Final = ("steps", "epochs", "warmup_steps", "warmup_ratio", "lr_scheduler", "min_lr_ratio")
+"""They move the learning rate; allowed with `--reschedule`."""
+SOURCE_FACTS: Final = ("name", "rows_read", "kept", "dropped", "unused_by_limit", "sha256")
+"""What says of a dataset that it is still the same; file names with folders do not."""
+LEVEL: Final = ("constant", "constant_with_warmup")
+"""Schedules in which the number of steps moves no learning rate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interrupted:
+    """A run that can go on."""
+
+    checkpoint: Checkpoint
+    config: RewardTrainerConfig
+    """The settings it ran with, every default decided."""
+    manifest: Mapping[str, Any]
+
+
+def find_interrupted(config: RewardTrainerConfig) -> Interrupted | None:
+    """What `--resume` asks to go on with; None to begin from the start.
+
+    Raises ConfigError if there is a run without anything to resume from, ArtifactError if all of it is damaged.
+    """
+    assert config.resume is not None
+    run = config.output_dir
+    if config.resume != AUTO and (named := run_of(config.resume)).resolve() != run.resolve():
+        raise ConfigError(
+            f"--resume {config.resume}: a run goes on in its own folder, {named}, not in --output-dir {run}. To branch "
+            f"off, copy the folder and resume the copy."
+        )
+    sweep(run)
+    if not (run / "config.json").is_file():
+        logger.info("RESUME: no run in %s yet; it begins from the start", run)
+        return None
+    is_checkpoint = config.resume != AUTO and Path(config.resume).parent.name == CHECKPOINTS
+    checkpoint = checkpoint_at(Path(config.resume)) if is_checkpoint else newest_checkpoint(run)
+    if checkpoint is None:
+        if config.resume != AUTO or holds_models(run):
+            raise ConfigError(
+                f"{run} holds a run without checkpoints, so it cannot be resumed. Begin again with --overwrite, or in "
+                f"another --output-dir."
+            )
+        logger.warning("RESUME: the run in %s had not come to a checkpoint; it begins again from the start", run)
+        return None
+    values = read_json(run / "config.json")
+    manifest = read_json(run / "manifest.json")
+    assert isinstance(values, dict)
+    assert isinstance(manifest, dict)
+    return Interrupted(
+        checkpoint=checkpoint,
+        config=from_mapping(RewardTrainerConfig, values, where=str(run / "config.json")),
+        manifest=manifest,
+    )
+
+
+def with_decisions(config: RewardTrainerConfig, run: RewardTrainerConfig) -> RewardTrainerConfig:
+    """Settings as asked for, with what a run found out when it began in place of `auto` and of lengths left open."""
+    taken: dict[str, Any] = {name: getattr(run, name) for name in PROBED if getattr(config, name) == "auto"}
+    if config.eval_every is None:
+        taken["eval_every"] = run.eval_every
+    if config.warmup_steps is None and config.warmup_ratio is None:
+        taken["warmup_steps"] = run.warmup_steps
+    return replace(config, **taken)
+
+
+def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedule: bool) -> list[str]:
+    """What is different, a line each, in the resolved configuration of now and that of the run.
+
+    Raises ConfigError where it would be another run.
+    """
+    now, then, step = to_mapping(config), to_mapping(run.config), run.checkpoint.step
+    changed = [name for name in now if now[name] != then[name] and name not in (*PERMISSIONS, *BY_CONTENT)]
+    lines = {name: f"--{name.replace('_', '-')} {now[name]}, it was {then[name]}" for name in changed}
+    may_change = {*FREE, *CADENCE, *ROUNDING}
+    if reschedule:
+        may_change |= set(LENGTH)
+    elif config.lr_scheduler in LEVEL:
+        may_change |= {"steps", "epochs"}
+    if refused := [name for name in changed if name not in may_change]:
+        remedy = "Give the settings that the run began with, or begin another run in another --output-dir."
+        if set(refused) <= set(LENGTH):
+            remedy = (
+                f"The learning rate of every step would be another, so this is not the run that began. Leave the "
+                f"length as it was, or take the new course from step {step} on with --reschedule."
+            )
+        raise ConfigError(f"--resume: {'; '.join(lines[name] for name in refused)}. {remedy}")
+    assert config.steps is not None
+    if config.steps < step:
+        raise ConfigError(f"--resume: --steps {config.steps} is behind the checkpoint, which is at step {step}.")
+    notes = {
+        **dict.fromkeys(ROUNDING, "equal up to rounding from here on"),
+        **dict.fromkeys(CADENCE, "which model is chosen may change"),
+        **dict.fromkeys(LENGTH, "the learning rate takes another course from here on"),
+    }
+    return [lines[name] + (f" ({notes[name]})" if name in notes else "") for name in changed]
+
+
+def require_same_data(facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+    """Raise DataError unless data and template are those that the manifest of the run describes."""
+    now, then = (_facts(json.loads(json.dumps(found))) for found in (facts, manifest))
+    for what in now:
+        if now[what] != then[what]:
+            raise DataError(
+                f"--resume: {what} not what the run began with (see manifest.json), so this would be another run. "
+                f"Restore them, or begin another run in another --output-dir."
+            )
+
+
+def frozen_fingerprint(model: nn.Module) -> str:
+    """A number that changes with any bit of the weights that do not train; a checkpoint does not hold them.
+
+    Sums of the bits as integers, so that neither device nor order matters.
+    """
+    total = 0
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            bits = parameter.detach().contiguous().view(torch.uint8).view(-1)
+            whole = bits[: len(bits) // 4 * 4].view(torch.int32)
+            found = int(whole.sum(dtype=torch.int64)) + int(bits[len(whole) * 4 :].sum(dtype=torch.int64))
+            total = (31 * total + found) % (1 << 61)
+    return f"{total:x}"
+
+
+def require_same_base(fingerprint: str, manifest: Mapping[str, Any]) -> None:
+    """Raise DataError if the weights that do not train are not those that the run began with."""
+    if manifest.get("frozen_weights") != fingerprint:
+        raise DataError(
+            "--resume: the frozen weights of --model are not those that the run began with. Name the same model, with "
+            "its files as they were."
+        )
+
+
+def resumed_manifest(now: Mapping[str, Any], run: Interrupted, changes: Sequence[str]) -> dict[str, Any]:
+    """The manifest of a run that goes on: what it began with, and an entry about this start. Tells changes."""
+    logger.info("RESUME: %s, after step %d", run.checkpoint.folder, run.checkpoint.step)
+    for line in changes:
+        logger.warning("RESUME: %s", line)
+    before, after = run.manifest["provenance"], now["provenance"]
+    for what in ("packages", "platform", "python"):
+        if before.get(what) != after.get(what):
+            logger.warning("RESUME: %s: %s, it was %s; equal up to rounding", what, after.get(what), before.get(what))
+    if run.manifest.get("ranks") != now["ranks"]:
+        logger.warning("RESUME: %s ranks, it was %s; equal up to rounding", now["ranks"], run.manifest.get("ranks"))
+    entry = {"step": run.checkpoint.step, "changed": list(changes), "provenance": after}
+    return {**run.manifest, "config_hash": now["config_hash"], "resumed": [*run.manifest.get("resumed", []), entry]}
+
+
+def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """What the data and the template of a run are, without names that may have moved."""
+
+    def content(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        return [{key: report[key] for key in SOURCE_FACTS} for report in reports]
+
+    data = manifest["data"]
+    return {
+        "the training data are": content(data["train"]),
+        "the evaluation data are": [content(data.get("eval", [])), data.get("held_out")],
+        "the test data are": content(data.get("test", [])),
+        "the tokens are": {
+            name: {key: value for key, value in report.items() if key != "dropped_ids"}
+            for name, report in manifest["tokens"].items()
+        },
+        "the chat template is": manifest["template_hash"],
+    }
