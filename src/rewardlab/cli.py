@@ -122,13 +122,16 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
-    """Flags over the configuration file (`--config`) over defaults.
+    """Flags over the configuration file (`--config`) over a preset or other conventions over defaults.
 
     Raises ConfigError for anything that does not resolve.
     """
-    config = _parse(RewardTrainerConfig, arguments, "train", ROOMS, Conventions())
+    conventions = Conventions()
+    config = _parse(RewardTrainerConfig, arguments, "train", ROOMS, conventions)
     modules = tuple(name for names in config.lora_target_modules for name in names.split(",") if name)
-    return dataclasses.replace(config, lora_target_modules=modules)
+    config = dataclasses.replace(config, lora_target_modules=modules)
+    conventions.tell(config)
+    return config
 
 
 def _train(arguments: Sequence[str]) -> None:
