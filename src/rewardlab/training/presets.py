@@ -141,10 +141,10 @@ def fill(given: Mapping[str, object]) -> dict[str, object]:
     preset = preset_of(given)
     if preset is None:
         return {}
-    if given.get("compat", "none") != "none":
+    if given.get("compat") == "trl":
         raise ConfigError(
-            f"--preset {preset.name} and --compat {given['compat']} both say what holds where nothing is given. Keep "
-            f"one; a file of TRL's implies --compat trl, and --compat none reads it with rewardlab's defaults."
+            f"--preset {preset.name} and --compat trl both say what holds where nothing is given. Keep one; a file of "
+            f"TRL's implies --compat trl, and --compat none reads it with rewardlab's defaults."
         )
     return {
         name: value
