@@ -234,8 +234,11 @@ SETTINGS: dict[str, type] = {
     "verify": cli.VerifyArguments,
     "quickstart": cli.QuickstartArguments,
 }
-FILES = {"trl.yaml": "model_name_or_path: m\ndataset_name: d\n"}
-"""Configuration files that lines name."""
+FILES = {
+    "trl.yaml": "model_name_or_path: m\ndataset_name: d\n",
+    "runs/mine/config.json": '{"model": "m", "dataset": "d"}',
+}
+"""Files that lines read settings from."""
 
 
 def command_lines(page: str) -> list[str]:
@@ -245,7 +248,7 @@ def command_lines(page: str) -> list[str]:
         text = block.text.replace("\\\n", " ")
         for name, value in ASSIGNMENT.findall(text):
             text = text.replace(f"${name}", value.strip('"'))
-        lines = (re.match(r"\s*(?:\S+/)?rewardlab (.*)", line) for line in text.splitlines())
+        lines = (re.match(r"\s*(?:torchrun .* -m |\S+/)?rewardlab (.*)", line) for line in text.splitlines())
         found += [line[1] for line in lines if line]
     return found
 
@@ -254,6 +257,7 @@ def test_every_command_line_in_the_documentation_can_be_read(tmp_path: Path) -> 
     found = {line: page for page in PAGES for line in command_lines((ROOT / page).read_text(encoding="utf-8"))}
     assert len(found) >= 15
     for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text, encoding="utf-8")
     with chdir(tmp_path):
         for line, page in found.items():

@@ -307,11 +307,13 @@ def _parse(
     )
     if unknown:
         raise _unknown(unknown[0], hints, command)
+    switched = {word[2:].replace("_", "-").removeprefix("no-").replace("-", "_") for word in flags if word[:2] == "--"}
     given = {
         field.name: _read(value, hints[field.name], _flag(field.name, hints))
         for room, twin in twins.items()
         for field in dataclasses.fields(twin)
         if (value := getattr(getattr(parsed, room), field.name)) != field.default
+        or (hints[field.name] is bool and field.name in switched)  # a default that is given is given
     }
     values: dict[str, object] = {**in_file, **given}
     if conventions is not None:
