@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from rewardlab.data.rows import CAUSES
 from rewardlab.data.sources import load_preferences
 from rewardlab.model.config import BackboneConfig, ComputeConfig
 from rewardlab.training.config import FULL_LR, LORA_LR, EvalConfig, ProbeConfig, RewardTrainerConfig
+from rewardlab.training.presets import PRESETS
 from rewardlab.training.records import COLUMNS
 from rewardlab.training.run_folder import PROBE_FILES, RUN_FILES
 
@@ -206,7 +208,7 @@ def known_flags() -> set[str]:
     "page",
     [
         *("docs/training.md", "docs/data.md", "docs/artifact.md", "docs/api.md", "docs/coming-from-trl.md"),
-        "docs/probe.md",
+        *("docs/probe.md", "docs/guidelines.md"),
         "README.md",
     ],
 )
@@ -219,6 +221,65 @@ def test_a_flag_that_does_not_exist_would_be_noticed() -> None:
     assert FLAG.findall("| --- | `--lora-rank 4` and --nosuch=1, not a--b") == ["--lora-rank", "--nosuch"]
     assert "--nosuch" not in known_flags()
     assert {"--lora", "--no-lora", "--hf-dataset", "--config", "--input"} <= known_flags()
+
+
+# --- command lines -------------------------------------------------------------------------------------------
+
+PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted(DOCS.glob("*.md")))]
+ASSIGNMENT = re.compile(r"^([A-Z]\w*)=(\"[^\"]*\"|\S+)$", re.MULTILINE)
+SETTINGS: dict[str, type] = {
+    "eval": EvalConfig,
+    "probe": ProbeConfig,
+    "score": cli.ScoreArguments,
+    "verify": cli.VerifyArguments,
+    "quickstart": cli.QuickstartArguments,
+}
+FILES = {
+    "trl.yaml": "model_name_or_path: m\ndataset_name: d\n",
+    "runs/mine/config.json": '{"model": "m", "dataset": "d"}',
+}
+"""Files that lines read settings from."""
+
+
+def command_lines(page: str) -> list[str]:
+    """What a page gives to `rewardlab` in its shell blocks, variables written out."""
+    found: list[str] = []
+    for block in blocks(page, "bash"):
+        text = block.text.replace("\\\n", " ")
+        for name, value in ASSIGNMENT.findall(text):
+            text = text.replace(f"${name}", value.strip('"'))
+        lines = (re.match(r"\s*(?:torchrun .* -m |\S+/)?rewardlab (.*)", line) for line in text.splitlines())
+        found += [line[1] for line in lines if line]
+    return found
+
+
+def test_every_command_line_in_the_documentation_can_be_read(tmp_path: Path) -> None:
+    found = {line: page for page in PAGES for line in command_lines((ROOT / page).read_text(encoding="utf-8"))}
+    assert len(found) >= 15
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    with chdir(tmp_path):
+        for line, page in found.items():
+            command, *words = shlex.split(line, comments=True)
+            try:
+                _ = cli.parse_train(words) if command == "train" else cli._parse(SETTINGS[command], words, command)
+            except rewardlab.RewardlabError as error:
+                pytest.fail(f"{page}: rewardlab {line}: {error}")
+
+
+def test_command_lines_are_found_in_every_form() -> None:
+    shell = (
+        'A="--lora \\\n  --lr 1"\n. .venv/bin/activate\nrewardlab train $A --seed 3  # note\nbin/rewardlab verify x\n'
+    )
+    page = f"```bash\n{shell}```\n"
+    assert [shlex.split(line, comments=True) for line in command_lines(page)] == [
+        ["train", "--lora", "--lr", "1", "--seed", "3"],
+        ["verify", "x"],
+    ]
+
+
+# --- tables of settings --------------------------------------------------------------------------------------
 
 
 def shown(default: object) -> str:
@@ -255,6 +316,23 @@ def test_the_probe_page_has_every_setting_of_its_own_with_its_default() -> None:
     own = [field for field in dataclasses.fields(ProbeConfig) if field.name not in elsewhere]
     assert printed == {flag(field.name): shown(field.default) for field in own}
     assert [name for name in PROBE_FILES if name not in first_cells(read("probe.md"), "The run folder")] == []
+
+
+def test_the_guidelines_have_every_preset_with_its_purpose_source_and_settings() -> None:
+    page = read("guidelines.md")
+    described = page.partition("What each sets")[0]
+    listed = re.findall(r"^\| `([^`]+)` \| (.+) \| (.+) \|$", described, re.MULTILINE)
+    assert listed == [(preset.name, preset.purpose, preset.source) for preset in PRESETS.values()]
+    assert sorted(first_cells(page, "How far to trust them")) == sorted(PRESETS)
+    assert sorted(first_cells(page, "When it underfits or overfits")) == sorted(set(PRESETS) - {"plain"})
+    (head,) = [line for line in page.splitlines() if line.startswith("| setting | `")]
+    assert re.findall(r"`([^`]+)`", head) == list(PRESETS)
+    table = {cells[0].strip("`"): cells[1:] for cells in table_rows(page)}
+    names = {name for preset in PRESETS.values() for name in preset.settings}
+    assert set(table) == {flag(name) for name in names}
+    for column, preset in enumerate(PRESETS.values()):
+        printed = {name: cells[column] for name, cells in table.items() if cells[column]}
+        assert printed == {flag(name): shown(value) for name, value in preset.settings.items()}, preset.name
 
 
 def test_the_two_learning_rates_are_those_of_the_code() -> None:

@@ -127,13 +127,16 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
-    """Flags over the configuration file (`--config`) over defaults.
+    """Flags over the configuration file (`--config`) over a preset or other conventions over defaults.
 
     Raises ConfigError for anything that does not resolve.
     """
-    config = _parse(RewardTrainerConfig, with_settings_of_run(arguments), "train", ROOMS, Conventions())
+    conventions = Conventions()
+    config = _parse(RewardTrainerConfig, with_settings_of_run(arguments), "train", ROOMS, conventions)
     modules = tuple(name for names in config.lora_target_modules for name in names.split(",") if name)
-    return dataclasses.replace(config, lora_target_modules=modules)
+    config = dataclasses.replace(config, lora_target_modules=modules)
+    conventions.tell(config)
+    return config
 
 
 def _is_first_process() -> bool:
@@ -316,11 +319,13 @@ def _parse(
     )
     if unknown:
         raise _unknown(unknown[0], hints, command)
+    switched = {word[2:].replace("_", "-").removeprefix("no-").replace("-", "_") for word in flags if word[:2] == "--"}
     given = {
         field.name: _read(value, hints[field.name], _flag(field.name, hints))
         for room, twin in twins.items()
         for field in dataclasses.fields(twin)
         if (value := getattr(getattr(parsed, room), field.name)) != field.default
+        or (hints[field.name] is bool and field.name in switched)  # a default that is given is given
     }
     values: dict[str, object] = {**in_file, **given}
     if conventions is not None:

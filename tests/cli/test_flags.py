@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,17 @@ from rewardlab.core.config import to_mapping
 from rewardlab.core.files import write_json
 from rewardlab.training.compat import TRL
 from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.presets import PRESETS
+
+
+def not_default(settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings that differ from the defaults."""
+    return {name: value for name, value in settings.items() if value != getattr(DEFAULTS, name)}
+
 
 FLAGS: list[tuple[str, dict[str, object]]] = [
-    ("--compat trl", {"compat": "trl"} | {n: value for n, value in TRL.items() if value != getattr(DEFAULTS, n)}),
+    ("--compat trl", {"compat": "trl"} | not_default(TRL)),
+    *((f"--preset {name}", {"preset": name} | not_default(preset.settings)) for name, preset in PRESETS.items()),
     ("--model other", {"model": "other"}),
     ("--dataset a.jsonl", {"dataset": ("a.jsonl",)}),
     ("--dataset a.jsonl b.jsonl", {"dataset": ("a.jsonl", "b.jsonl")}),
@@ -143,6 +152,7 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
     pairs = {line.split()[0][2:]: line.split()[1] for line, _ in FLAGS if re.fullmatch(r"--[a-z-]+ [\w./-]+", line)}
     del pairs["kwise-loss"]  # plackett-luce goes with neither soft labels nor margins
     del pairs["warmup-ratio"]  # or in steps
+    del pairs["preset"]  # or TRL's conventions
     assert len(pairs) > 35
     words = [
         word
@@ -183,6 +193,17 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
         ("--hf-datset=a", "unknown flag '--hf-datset'. Did you mean '--hf-dataset'?"),
         ("--no-rlora", "unknown flag '--no-rlora'. Did you mean '--no-rslora'?"),
         ("--conf a.yaml", "unknown flag '--conf'. Did you mean '--config'?"),
+        (
+            "--preset 3b-lora-sph",
+            "must be one of none, 0.5b-trial, 3b-lora-shp, 7b-lora-shp, full-finetuning, proxy-rm, ",
+        ),
+        ("--preset 3b-lora-sph", "Did you mean '3b-lora-shp'?"),
+        ("--preset", "--preset: the value is missing"),
+        ("--preset plain --compat trl", "--preset plain and --compat trl both say what holds where nothing is given"),
+        (
+            "--model m --dataset d --early-stopping-patience 3 --eval-fraction 0",
+            "--early-stopping-patience 3: without evaluation data nothing stops the run. Name some",
+        ),
         ("--zzz", "unknown flag '--zzz'. `rewardlab train --help` lists the flags"),
         ("--system-prompt '-x y'", "unknown flag '-x y'"),
         ("--max-seq-len 8", "--max-seq-len 8: must be at least 16"),
@@ -202,6 +223,7 @@ def test_a_flag_that_does_not_resolve_is_refused_in_one_plain_line(line, message
 
 def test_a_saved_configuration_gives_itself(tmp_path):
     changes = {name: value for _, settings in FLAGS for name, value in settings.items()}
-    config = replace(DEFAULTS, **changes | {"strength_as": "none", "kwise_loss": "pairs", "warmup_ratio": None})
+    either = {"strength_as": "none", "kwise_loss": "pairs", "warmup_ratio": None, "compat": "none"}
+    config = replace(DEFAULTS, **changes | either)
     write_json(tmp_path / "config.json", to_mapping(config))
     assert parse_train(["--config", str(tmp_path / "config.json")]) == config

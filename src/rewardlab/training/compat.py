@@ -1,6 +1,7 @@
-"""Another project's conventions as defaults (`--compat trl`), and its configuration files.
+"""What holds where nothing is given: a preset (`--preset`), or another project's conventions (`--compat trl`).
 
-What flags and files say wins over a convention; what a convention changes, and what it cannot match, is printed.
+What flags and files say wins over both; what they change, and what cannot be matched, is printed. Reads that
+project's configuration files as well.
 Needs nothing but the standard library, since the command line reads it before anything else.
 """
 
@@ -13,6 +14,7 @@ from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.training.config import FULL_LR, LORA_LR, RewardTrainerConfig
+from rewardlab.training.presets import fill, preset_of
 from rewardlab.training.trl_file import flag, is_trl_file, show, translate
 from rewardlab.training.trl_keys import KEYS
 
@@ -59,12 +61,16 @@ class Conventions:
     def __init__(self) -> None:
         self.settled: set[str] = set()
         """Topics of NOT_MATCHED on which the file has decided."""
+        self.preset_in_file: object = None
+        self.from_preset: dict[str, object] = {}
+        """What the preset filled in."""
 
     def translate(self, values: Mapping[str, object], where: str) -> dict[str, object]:
         """A file by our names; one of TRL's is recognised by a key that only TRL has, and then implies `compat`.
 
         Raises ConfigError for what cannot be translated.
         """
+        self.preset_in_file = values.get("preset")
         if not is_trl_file(values, OURS):
             return dict(values)
         own = [key for key in values if key in OURS and key not in KEYS]
@@ -82,9 +88,18 @@ class Conventions:
         return {"compat": "trl", **made.settings}
 
     def complete(self, values: Mapping[str, object]) -> dict[str, object]:
-        """The settings with the conventions they ask for filled in."""
+        """The settings with the preset or the conventions they ask for filled in.
+
+        Raises ConfigError for a preset beside conventions, and for one that has nothing left to say.
+        """
+        self.from_preset, preset = fill(values), preset_of(values)
+        if preset is not None and not self.from_preset and preset.name != self.preset_in_file:
+            raise ConfigError(
+                f"--preset {preset.name} would change nothing: all its settings are given, and what is given wins over "
+                f"a preset. Leave it out, or take those settings out of the file (a run's config.json gives them all)."
+            )
         if values.get("compat") != "trl":
-            return dict(values)
+            return {**values, **self.from_preset}
         default: dict[str, object] = {field.name: field.default for field in fields(RewardTrainerConfig)}
         default["lr"] = LORA_LR if values.get("lora") else FULL_LR
         filled = {name: value for name, value in TRL.items() if name not in values}
@@ -100,6 +115,32 @@ class Conventions:
             if topic not in settled:
                 logger.info("compat trl: not matched: %s: %s", topic, text)
         return {**values, **filled}
+
+    def tell(self, config: RewardTrainerConfig) -> None:
+        """Print what the preset set, and what was given instead."""
+        preset = preset_of(vars(config))
+        if preset is None:
+            return
+        if not self.from_preset:
+            logger.info("preset %s: fills in nothing, since everything is given", preset.name)
+            return
+        logger.info("preset %s: %s", preset.name, preset.purpose)
+        inert = () if config.lora else [name for name in preset.settings if name.startswith("lora_")]
+        sets = [_flag(name, value) for name, value in self.from_preset.items() if name not in inert]
+        yours = [
+            f"{_flag(name, getattr(config, name))} (not {_flag(name, value)})"
+            for name, value in preset.settings.items()
+            if name not in inert and getattr(config, name) != value
+        ]
+        logger.info("preset %s: sets %s", preset.name, ", ".join(sets))
+        if yours:
+            logger.info("preset %s: yours instead: %s", preset.name, ", ".join(yours))
+        if preset.advice:
+            logger.info("preset %s: %s", preset.name, preset.advice)
+
+
+def _flag(name: str, value: object) -> str:
+    return flag(name, "None" if value is None else value)
 
 
 def settle_reading(

@@ -10,11 +10,13 @@ from rewardlab.core.config import convert_fields, require
 from rewardlab.core.errors import ConfigError
 from rewardlab.data.config import DataConfig, SelectionConfig
 from rewardlab.model.config import BackboneConfig, ComputeConfig, ModelConfig, TrainComputeConfig
+from rewardlab.training.presets import fill
 
 FULL_LR = 5e-6
 LORA_LR = 5e-5
 WARMUP_RATIO = 0.05
 SchedulerName = Literal["cosine", "linear", "constant", "constant_with_warmup", "cosine_with_min_lr"]
+PresetName = Literal["none", "0.5b-trial", "3b-lora-shp", "7b-lora-shp", "full-finetuning", "proxy-rm", "plain"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,8 @@ class TrainerConfig(ScheduleConfig):
 
     compat: Literal["none", "trl"] = "none"
     """Whose defaults hold for what flags and file leave out: rewardlab's, or those of TRL's RewardTrainer."""
+    preset: PresetName = "none"
+    """Settings from experience for what flags and file leave out; docs/guidelines.md says which for what."""
     output_dir: Path = Path("runs/reward-model")
     """Run folder: configuration, metrics, samples and the saved models."""
     overwrite: bool = False
@@ -199,14 +203,32 @@ class TrainerConfig(ScheduleConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class RewardTrainerConfig(TrainerConfig, LossConfig, TrainComputeConfig, ModelConfig, SelectionConfig):
-    """Every setting of `rewardlab train`, by the names of its flags."""
+    """Every setting of `rewardlab train`, by the names of its flags.
+
+    A `preset` fills in what is not given, as the flag does; what `dataclasses.replace` makes has everything given.
+    """
+
+    def __new__(cls, **given: object) -> RewardTrainerConfig:
+        """Notes what is given, which a value that equals its default does not tell."""
+        config = super().__new__(cls)
+        if given:
+            vars(config)["_given"] = given
+        return config
 
     def __post_init__(self) -> None:
+        vars(self).update(fill(vars(self).pop("_given", {})))
         convert_fields(self, where="RewardTrainerConfig")
         for room in (TrainerConfig, LossConfig, TrainComputeConfig, ModelConfig, SelectionConfig):
             room.__post_init__(self)
         require(self.model != "", "--model is missing: name a hub model, a folder, or smollm2-135m-instruct.")
         require(len(self.dataset) > 0, "--dataset is missing: name a file, a folder or a hub dataset.")
+        require(
+            self.early_stopping_patience is None
+            or self.eval_fraction > 0
+            or bool(self.eval_dataset or self.eval_split),
+            f"--early-stopping-patience {self.early_stopping_patience}: without evaluation data nothing stops the run. "
+            f"Name some (--eval-split, --eval-dataset, --eval-fraction), or set it to None.",
+        )
         if self.kwise_loss == "plackett-luce":
             if self.ties == "half":
                 raise ConfigError("--ties half has no meaning for a ranking; use --ties skip or --kwise-loss pairs.")
