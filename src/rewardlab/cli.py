@@ -127,8 +127,13 @@ def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
     Raises ConfigError for anything that does not resolve.
     """
     config = _parse(RewardTrainerConfig, arguments, "train", ROOMS, Conventions())
-    modules = tuple(name for names in config.lora_target_modules for name in names.split(",") if name)
-    return dataclasses.replace(config, lora_target_modules=modules)
+    targets, saved = map(_apart, (config.lora_target_modules, config.lora_modules_to_save))
+    return dataclasses.replace(config, lora_target_modules=targets, lora_modules_to_save=saved)
+
+
+def _apart(names: Sequence[str]) -> tuple[str, ...]:
+    """Names that may also be written with commas between them."""
+    return tuple(name for several in names for name in several.split(",") if name)
 
 
 def _train(arguments: Sequence[str]) -> None:

@@ -26,11 +26,13 @@ from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec
 from rewardlab.data.chat import Renderer
 from rewardlab.model import lora
 from rewardlab.model.config import ModelConfig
+from rewardlab.model.quantization import num_weights
 from rewardlab.model.reward import RewardModel, disk_state
 from rewardlab.score import Scorer
 
 PORTABLE_TOKENIZER: Final = "PreTrainedTokenizerFast"
 """Read by transformers 4 and 5 alike; version 5 writes a name that version 4 does not know."""
+QUANTIZED: Final = ("quantization_config", "_pre_quantization_dtype")
 NOTABLE_ROUNDING: Final = 0.05
 """Rounding that moves a canary's score further than this, in units of max(1, |score|), is worth a warning."""
 
@@ -144,7 +146,11 @@ def _complete(draft: RewardSpec, saved: Scorer, model: RewardModel, folder: Path
     live = score_tokens(model, [_array(canary.token_ids) for canary in canaries])
     model.train(was_training)
     error = max(abs(a.score - b) / max(1.0, abs(a.score)) for a, b in zip(canaries, live, strict=True))
-    exact = saved.model.compute_dtype == model.compute_dtype and draft.save_dtype == "float32"
+    exact = (
+        saved.model.compute_dtype == model.compute_dtype
+        and draft.save_dtype == "float32"
+        and model.read_originals is None  # else the live model computes with rounded or quantised weights
+    )
     if exact and not error <= SCORE_TOLERANCE["float32"]:
         raise ArtifactError(
             f"the saved folder scores {error:.3g} away from the live model on the canaries, with the same weights and "
@@ -169,7 +175,7 @@ def _spare_device(model: RewardModel) -> torch.device:
     if model.device.type != "cuda":
         return model.device
     free, _ = torch.cuda.mem_get_info(model.device)
-    needed = 4 * sum(parameter.numel() for parameter in model.parameters())
+    needed = 4 * sum(map(num_weights, model.parameters()))
     return model.device if free > 1.2 * needed else torch.device("cpu")
 
 
@@ -223,7 +229,8 @@ def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -
         "use_cache": True,
     }
     values |= _rope_for_older_transformers(values)
-    for name in ("_attn_implementation", "attn_implementation", "_name_or_path"):
+    # The folder holds plain weights, however those of the live model were held.
+    for name in ("_attn_implementation", "attn_implementation", "_name_or_path", *QUANTIZED):
         values.pop(name, None)
     write_json(folder / "config.json", json.loads(json.dumps(values, default=str)))
 

@@ -30,13 +30,16 @@ from rewardlab.data.loader import TokenReport, steps_per_epoch
 from rewardlab.data.pack import largest_cost, require_fit
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.load import PRECISION, choose_layout, load_reward_model, resolve_precision
+from rewardlab.model.quantization import require_quantization
 from rewardlab.model.reward import Layout, RewardModel
+from rewardlab.model.trainable import require_layers
 from rewardlab.report.tables import format_estimate
 from rewardlab.training.baselines import fit_baselines
 from rewardlab.training.budget import choose_budget
 from rewardlab.training.compat import settle_reading
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, evaluate_groups, write_evaluation
+from rewardlab.training.optimizer import require_optimizer
 from rewardlab.training.peak import peak_of
 from rewardlab.training.prepare import Base, Prepared, first_rows_of, load_data, open_base, require_sources, to_groups
 from rewardlab.training.records import Records
@@ -95,6 +98,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
         config = settle_reading(config, first_rows_of(config))
     require_sources(config)
     base = open_base(config, config)
+    require_layers(config, base.config.get_text_config())
     renderer, path = base.renderer, base.path
     prepared = load_data(config, renderer, seed=config.seed, kwise_loss=config.kwise_loss)
     data, test_groups, tokens = to_groups(config, prepared, renderer)
@@ -176,6 +180,8 @@ def train(config: RewardTrainerConfig) -> TrainResult:
 def _claim(config: RewardTrainerConfig) -> None:
     """Take the run folder, once what can be told without data and model is right."""
     selection_of(config)
+    require_optimizer(config.optimizer)
+    require_quantization(config.quantization)
     claim_folder(
         config.output_dir,
         (config.model, *config.dataset, *config.eval_dataset, *config.test_dataset),
@@ -188,7 +194,9 @@ def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datase
     if config.micro_token_budget != "auto":
         return config
     largest = largest_cost([data.train], model.layout)
-    choice = choose_budget(model, data.train, config, batch_size=config.batch_size, floor=largest)
+    choice = choose_budget(
+        model, data.train, config, batch_size=config.batch_size, floor=largest, optimizer=config.optimizer
+    )
     logger.info("micro-token budget: %d by trial (%s)", choice.budget, choice.reason)
     return replace(config, micro_token_budget=choice.budget)
 
@@ -269,6 +277,7 @@ def _resolve(
         "overwrite": False,  # a permission for this run, not part of what it is
         "steps": steps,
         "lr": config.learning_rate,
+        "backbone_lr_mult": config.backbone_share if config.differential_lr else None,
         "warmup_steps": warmup_steps(config, steps),
         "warmup_ratio": None,
         "precision": precision,

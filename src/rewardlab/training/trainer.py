@@ -23,7 +23,6 @@ from rewardlab.core.types import Sums
 from rewardlab.training.compiled import compiled_programs, growth_line
 from rewardlab.training.config import TrainerConfig
 from rewardlab.training.memory import peak_memory, release_cached, unless_out_of_memory
-from rewardlab.training.optimizer import build_optimizer
 from rewardlab.training.records import Records
 from rewardlab.training.schedule import build_schedule
 from rewardlab.training.throughput import Peak, Throughput, Work, closing_line, speed_line
@@ -53,13 +52,14 @@ class Trainer(ABC, Generic[MicroBatch]):
         model: nn.Module,
         config: TrainerConfig,
         *,
-        lr: float,
+        optimizer: torch.optim.Optimizer,
         num_steps: int,
-        decay_exempt: Iterable[str],
         records: Records,
         peak: Peak | None = None,
     ) -> None:
-        """`peak` is what utilisation is measured against."""
+        """The optimiser's first group has the learning rate that is logged. `peak` is what utilisation is measured
+        against.
+        """
         self.model = model
         self.config = config
         self.num_steps = num_steps
@@ -70,12 +70,11 @@ class Trainer(ABC, Generic[MicroBatch]):
         """Tokens computed at a time: the configuration's, or half of it once memory ran out."""
         self.total = Throughput()
         """Of all steps of this process."""
+        self._gradients_checked = False
         self._programs = compiled_programs()
         self.device = next(model.parameters()).device
         self._next: tuple[tuple[int, int], list[MicroBatch]] | None = None
-        self.optimizer = build_optimizer(
-            model, lr=lr, weight_decay=config.weight_decay, decay_exempt=frozenset(decay_exempt)
-        )
+        self.optimizer = optimizer
         self.schedule = build_schedule(self.optimizer, config, num_steps)
         self.eval_every = config.eval_every or max(1, num_steps // 10)
 
@@ -116,6 +115,10 @@ class Trainer(ABC, Generic[MicroBatch]):
     @abstractmethod
     def _head(self) -> nn.Module:
         """The part whose gradient norm is logged apart."""
+
+    @abstractmethod
+    def _require_gradients(self) -> None:
+        """Raise ModelError if the backward pass just made, the first of this process, missed something that trains."""
 
     @abstractmethod
     def _evaluate(self) -> None:
@@ -188,6 +191,9 @@ class Trainer(ABC, Generic[MicroBatch]):
             found = self._accumulate(batches, total_weight)
         if found is None:
             raise self._no_memory()
+        if not self._gradients_checked:
+            self._require_gradients()
+            self._gradients_checked = True
         # The host works while the device does.
         work = sum((self._work(batch) for batch in batches), Work())
         if self.step + 1 < self.num_steps:
@@ -197,8 +203,9 @@ class Trainer(ABC, Generic[MicroBatch]):
         self._require_finite(batches, per_batch, rest[-2])
         if unless_out_of_memory(self._update) is None:
             raise DeviceMemoryError(
-                f"step {self.step + 1}: out of memory for the optimiser's state, two float32 copies of every weight "
-                f"that trains. Train with --lora, or a smaller model; --micro-token-budget does not change this."
+                f"step {self.step + 1}: out of memory for the optimiser's state; AdamW's is two float32 copies of every "
+                f"weight that trains. Train with --lora, another --optimizer or a smaller model; --micro-token-budget "
+                f"does not change this."
             )
         sums = self._to_sums(math.fsum(per_batch), total_weight, rest[:-2])
         seconds = time.perf_counter() - started
