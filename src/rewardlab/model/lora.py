@@ -235,9 +235,7 @@ def adapter_state(model: RewardModel) -> dict[str, Tensor]:
     state = {f"backbone.{name}": tensor for name, tensor in inner.items()}
     for path in whole_modules(model):
         state |= {f"{path}.{name}": tensor for name, tensor in model.get_submodule(path).state_dict().items()}
-    return {
-        PEFT_PREFIX + disk_name(name, model.disk_class): tensor.detach().float() for name, tensor in state.items()
-    }
+    return {PEFT_PREFIX + disk_name(name, model.disk_class): tensor.detach().float() for name, tensor in state.items()}
 
 
 def adapter_config(config: ModelConfig, model: RewardModel, base: str) -> dict[str, Any]:
