@@ -208,7 +208,7 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
             "--optimizer adam: must be one of adamw, sgd, adafactor, adamw8bit. Did you mean 'adamw'?",
         ),
         ("--optimizer sgd", "--optimizer sgd: the default learning rates are those of AdamW. Give one with --lr"),
-        ("--backbone-lr-mult 0.5", "--backbone-lr-mult 0.5: without --differential-lr there is one learning rate"),
+        ("--backbone-lr-mult 0.5", "--backbone-lr-mult 0.5: without --differential-lr there is one rate"),
         ("--lora --freeze-layers 1", "--freeze-layers 1: with --lora every layer is frozen"),
         ("--lora --train-head-only", "--train-head-only: with --lora adapters train too"),
         ("--max-seq-len 8", "--max-seq-len 8: must be at least 16"),

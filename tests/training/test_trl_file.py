@@ -136,7 +136,7 @@ REMARKS: list[tuple[dict[str, Any], str]] = [
     ({"lora_target_parameters": ["x"]}, "lora_target_parameters: x -> no setting: not offered"),
     (
         {"use_peft": True, "lora_modules_to_save": ["score", "norm"]},
-        "lora_modules_to_save: score norm -> --lora-modules-to-save norm (by whole names, in PEFT by their last letters)",
+        "lora_modules_to_save: score norm -> --lora-modules-to-save norm (whole names; in PEFT their last letters)",
     ),
     ({"adam_beta2": 0.95}, "adam_beta2: 0.95 -> no setting: it is 0.999"),
     ({"optim": "lion_32bit"}, "optim: lion_32bit -> no setting: the optimiser is AdamW; --optimizer knows adamw, sgd"),

@@ -126,8 +126,8 @@ def choose_budget(
 ) -> Choice:
     """The budget for training `model` on `groups`, by trial.
 
-    `floor` is the largest of them; `optimizer` will keep its state beside them. Weights, gradients and random numbers are as they were when this
-    returns. Raises DeviceMemoryError if the largest preference does not fit.
+    `floor` is the largest of them; the state of `optimizer` is added. Weights, gradients and random numbers are as
+    they were when this returns. Raises DeviceMemoryError if the largest preference does not fit.
     """
     device = model.device
     worst = largest_groups(groups, batch_size, model.layout)

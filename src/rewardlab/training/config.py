@@ -116,7 +116,7 @@ class OptimizerConfig:
         )
         require(
             self.backbone_lr_mult is None or self.differential_lr,
-            f"--backbone-lr-mult {self.backbone_lr_mult}: without --differential-lr there is one learning rate. Add it.",
+            f"--backbone-lr-mult {self.backbone_lr_mult}: without --differential-lr there is one rate. Add it.",
         )
         require(
             self.backbone_lr_mult is None or self.backbone_lr_mult > 0,

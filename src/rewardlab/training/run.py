@@ -97,8 +97,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     if config.compat != "none":
         config = settle_reading(config, first_rows_of(config))
     require_sources(config)
-    base = open_base(config, config)
-    require_layers(config, base.config.get_text_config())
+    base = _open(config)
     renderer, path = base.renderer, base.path
     prepared = load_data(config, renderer, seed=config.seed, kwise_loss=config.kwise_loss)
     data, test_groups, tokens = to_groups(config, prepared, renderer)
@@ -187,6 +186,13 @@ def _claim(config: RewardTrainerConfig) -> None:
         (config.model, *config.dataset, *config.eval_dataset, *config.test_dataset),
         overwrite=config.overwrite,
     )
+
+
+def _open(config: RewardTrainerConfig) -> Base:
+    """The model before its weights are read. Raises ConfigError if it has too few layers for what is to be frozen."""
+    base = open_base(config, config)
+    require_layers(config, base.config.get_text_config())
+    return base
 
 
 def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datasets) -> RewardTrainerConfig:

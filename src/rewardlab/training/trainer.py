@@ -203,9 +203,9 @@ class Trainer(ABC, Generic[MicroBatch]):
         self._require_finite(batches, per_batch, rest[-2])
         if unless_out_of_memory(self._update) is None:
             raise DeviceMemoryError(
-                f"step {self.step + 1}: out of memory for the optimiser's state; AdamW's is two float32 copies of every "
-                f"weight that trains. Train with --lora, another --optimizer or a smaller model; --micro-token-budget "
-                f"does not change this."
+                f"step {self.step + 1}: out of memory for the optimiser's state; AdamW's is two float32 copies of "
+                f"every weight that trains. Train with --lora, another --optimizer or a smaller model; "
+                f"--micro-token-budget does not change this."
             )
         sums = self._to_sums(math.fsum(per_batch), total_weight, rest[:-2])
         seconds = time.perf_counter() - started

@@ -308,7 +308,7 @@ def _only_with_adapters(file: Values, made: Translation) -> None:
         made.say("bnb_4bit_quant_type", other, "in 4 bits weights are held as nf4, with double quantisation")
     for key, setting, value, remark in (
         ("use_dora", "dora", True, ""),
-        ("lora_modules_to_save", "lora_modules_to_save", others, "by whole names, in PEFT by their last letters"),
+        ("lora_modules_to_save", "lora_modules_to_save", others, "whole names; in PEFT their last letters"),
         (quantized, "quantization", kind, "compute as --precision says"),
     ):
         if not (file.get(key) and value):
