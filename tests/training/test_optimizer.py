@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+import runs
 from conftest import make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError, ModelError
@@ -19,6 +21,7 @@ from rewardlab.training.config import FULL_LR, HEAD_LR, LORA_LR, OptimizerConfig
 from rewardlab.training.optimizer import build_optimizer, state_bytes
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.run import train
 
 
 def config_of(**settings) -> RewardTrainerConfig:
@@ -188,6 +191,19 @@ def test_a_tenth_of_the_rate_moves_the_backbone_a_tenth_as_far_and_the_head_as_b
     part = moved(config_of(**settings, differential_lr=True), tmp_path, steps=1)
     for name, distance in whole.items():
         assert part[name] == pytest.approx(distance * (1.0 if is_head(name) else 0.1), rel=2e-3), name
+
+
+def test_the_backbones_share_is_written_down_and_the_record_has_the_heads_rate(
+    base_model, pairs_file, tmp_path, verified_here
+):
+    config = runs.config_for(
+        *(base_model, pairs_file, tmp_path / "run"),
+        **{"steps": 2, "lr": 2e-3, "log_every": 1, "lr_scheduler": "constant", "differential_lr": True},
+    )
+    train(config)
+    saved = json.loads((tmp_path / "run/config.json").read_text())
+    assert (saved["differential_lr"], saved["backbone_lr_mult"], saved["optimizer"]) == (True, 0.1, "adamw")
+    assert [float(row["lr"]) for row in runs.rows_of(tmp_path / "run") if row["lr"]] == [2e-3, 2e-3]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
     for path in whole:
         backbone.get_submodule(path).requires_grad_(True)
     for parameter in backbone.parameters():
-        if parameter.requires_grad:
+        if parameter.requires_grad and parameter.dtype.itemsize < 4:
             parameter.data = parameter.data.float()
 
 
@@ -223,7 +223,7 @@ def _originals(model: RewardModel, held: Mapping[str, Tensor], read: Mapping[str
             changed = not torch.equal(tensor.to(held[name].dtype), held[name].cpu())
         if changed:
             raise ModelError(
-                f"{name} of the base model is not what the run started from, so adapters cannot be merged into it. "
+                f"{name} of the base model is not what the run started from, so what was trained cannot be joined with it. "
                 f"Leave the files of --model as they are while it trains."
             )
     return originals
