@@ -223,8 +223,8 @@ def _originals(model: RewardModel, held: Mapping[str, Tensor], read: Mapping[str
             changed = not torch.equal(tensor.to(held[name].dtype), held[name].cpu())
         if changed:
             raise ModelError(
-                f"{name} of the base model is not what the run started from, so what was trained cannot be joined with it. "
-                f"Leave the files of --model as they are while it trains."
+                f"{name} of the base model is not what the run started from, so what was trained cannot be joined with "
+                f"it. Leave the files of --model as they are while it trains."
             )
     return originals
 
