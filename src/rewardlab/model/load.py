@@ -190,8 +190,9 @@ def require_sound_layout(model: RewardModel, log: Log) -> None:
     """Raise ModelError if a reply's score depends on its sibling, or the packed row strays from the padded path."""
     if model.layout == "padded":
         return
-    exact = model.compute_dtype.itemsize >= 4
-    most_moved = EXACT if exact else torch.finfo(model.compute_dtype).eps
+    # With weights in 8 bits activations are rounded to 8 bits too, more coarsely than to bf16.
+    exact = model.compute_dtype.itemsize >= 4 and not getattr(model.backbone, "is_loaded_in_8bit", False)
+    most_moved = EXACT if exact else torch.finfo(torch.bfloat16).eps
     most_distant = MAX_DISTANCE if exact else MAX_DISTANCE_HALF
     model.eval()
     if model.device.type == "cpu":
