@@ -220,7 +220,9 @@ def _originals(model: RewardModel, held: Mapping[str, Tensor], read: Mapping[str
         if is_quantized(parameter):
             changed = far_from(model.get_submodule(name.rpartition(".")[0]), tensor)
         else:
-            changed = not torch.equal(tensor.to(held[name].dtype), held[name].cpu())
+            # As half_frozen holds it; bitsandbytes may have cast a bias since.
+            rounded = tensor.to(model.compute_dtype).to(held[name].dtype)
+            changed = not torch.equal(rounded, held[name].cpu())
         if changed:
             raise ModelError(
                 f"{name} of the base model is not what the run started from, so what was trained cannot be joined with "

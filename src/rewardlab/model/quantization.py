@@ -6,6 +6,7 @@ Quantised weights only compute; what is saved is the base model's own weights pl
 from __future__ import annotations
 
 import importlib
+import logging
 import math
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -60,6 +61,8 @@ def loading_options(
             llm_int8_skip_modules=skipped,
         )
     else:
+        # It would say at every product that activations are cast to float16.
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
         # Outliers are told by whole columns of a batch, so a score would depend on what is computed beside it (law 3).
         settings = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0, llm_int8_skip_modules=skipped)
     return {"quantization_config": settings, "device_map": {"": device}}
