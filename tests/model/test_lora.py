@@ -163,6 +163,20 @@ def test_siblings_stay_invisible_with_every_kind_of_adapter(base_model, kind):
     assert leak(moved_model(config_for(base_model, **settings_of(kind, "with norms"))).eval()) <= 1e-6
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_sharing_prompts_changes_neither_scores_nor_gradients(base_model, kind):
+    model = moved_model(config_for(base_model, **settings_of(kind, "with norms")))
+    found = {}
+    for layout in ("shared", "padded"):
+        rewards = set_layout(model, layout)(pack(GROUPS))
+        model.zero_grad()
+        (rewards * torch.linspace(-1, 1, len(rewards))).sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
+        found[layout] = (rewards.detach(), gradient)
+    assert apart(found["shared"][0], found["padded"][0]) <= 1e-5
+    assert (found["shared"][1] - found["padded"][1]).norm() <= 1e-5 * found["padded"][1].norm()
+
+
 def test_modules_are_named_so_that_peft_finds_these_and_no_others(base_model, tmp_path):
     """In PEFT `norm` would be every module whose name ends so."""
     names = ("norm", "layers.1.mlp", "model.layers.0.self_attn.o_proj")
