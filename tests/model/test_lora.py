@@ -13,8 +13,8 @@ from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification
 
-from adapted import KINDS, SAVED, config_for, load_model, moved_model, save
-from conftest import make_groups, set_layout, write_base_model
+from adapted import KINDS, SAVED, config_for, load_model, moved_model, save, write_ordinary_base
+from conftest import make_groups, set_layout
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError, ModelError
@@ -105,7 +105,7 @@ def test_naming_the_head_among_the_modules_to_save_changes_nothing(base_model, t
 @pytest.mark.parametrize("family", ["llama", "gpt_neox"])
 @pytest.mark.parametrize(("kind", "saved"), ALL)
 def test_merged_adapter_and_live_scores_are_the_same(tmp_path, family, kind, saved):
-    base_model = write_base_model(tmp_path / "base", family=family)
+    base_model = write_ordinary_base(tmp_path / "base", family)
     names = (
         {"lora_modules_to_save": ("head", "final_layer_norm", "embed_in")}
         if family == "gpt_neox" and SAVED[saved]
@@ -177,8 +177,9 @@ def test_sharing_prompts_changes_neither_scores_nor_gradients(base_model, kind):
     assert (found["shared"][1] - found["padded"][1]).norm() <= 1e-5 * found["padded"][1].norm()
 
 
-def test_modules_are_named_so_that_peft_finds_these_and_no_others(base_model, tmp_path):
+def test_modules_are_named_so_that_peft_finds_these_and_no_others(tmp_path):
     """In PEFT `norm` would be every module whose name ends so."""
+    base_model = write_ordinary_base(tmp_path / "base")
     names = ("norm", "layers.1.mlp", "model.layers.0.self_attn.o_proj")
     config = config_for(base_model, lora_modules_to_save=names)
     model = moved_model(config)
@@ -271,7 +272,15 @@ def test_every_adapter_gets_a_gradient_however_activations_are_kept(base_model, 
 def test_adapters_that_a_checkpoint_cuts_off_are_named(base_model):
     """Reentrant checkpoints give frozen inputs, and so everything inside, no gradient."""
     model = load_model(config_for(base_model))
-    model.backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    backbone = model.backbone
+    # Its name since transformers 5.2x, and before.
+    newer = getattr(backbone, "activation_checkpointing_enable", None)
+    if newer is not None:
+        newer(activation_checkpointing_kwargs={"use_reentrant": True})
+    else:
+        backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    if getattr(backbone, "_require_grads_hook", None) is not None:  # which would save them
+        backbone.disable_input_require_grads()
     model(pack(GROUPS)).sum().backward()
     with pytest.raises(ModelError, match=r"left 28 of 29 tensors .* backbone.layers.0.self_attn.q_proj.lora_A"):
         require_adapter_gradients(model)

@@ -13,6 +13,7 @@ import runs
 from conftest import make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError, ModelError
+from rewardlab.model.compute import checkpoint_activations
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.trainable import choose_trainable, half_frozen, require_layers
@@ -86,14 +87,17 @@ def test_what_trains_moves_and_nothing_else_does(tmp_path, name):
     assert {key for key, distance in distances.items() if distance > 0} == {key for key in distances if trains(key)}
 
 
-def test_nothing_is_computed_backward_for_what_is_frozen():
-    model = make_model()
+@pytest.mark.parametrize("checkpoints", ["none", "full"])
+def test_nothing_is_computed_backward_for_what_is_frozen(checkpoints):
+    model = make_model().train()
     choose_trainable(model, ModelConfig(train_head_only=True), seed=0)
+    checkpoint_activations(model, checkpoints)
     batch = pack(make_groups(3))
     assert not model.final_states(batch).requires_grad
     assert model(batch).requires_grad
-    half = make_model()
+    half = make_model().train()
     choose_trainable(half, ModelConfig(freeze_layers=1), seed=0)
+    checkpoint_activations(half, checkpoints)
     seen: list[bool] = []
     for part in half.backbone.layers:
         part.register_forward_hook(lambda _module, _inputs, output: seen.append(output.requires_grad))
