@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import chdir
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import pytest
 import torch
@@ -30,7 +30,16 @@ from rewardlab.data.readers import EXTENSIONS
 from rewardlab.data.rows import CAUSES
 from rewardlab.data.sources import load_preferences
 from rewardlab.model.config import BackboneConfig, ComputeConfig
-from rewardlab.training.config import FULL_LR, LORA_LR, EvalConfig, ProbeConfig, RewardTrainerConfig
+from rewardlab.training.config import (
+    BACKBONE_LR_MULT,
+    FULL_LR,
+    HEAD_LR,
+    LORA_LR,
+    EvalConfig,
+    OptimizerName,
+    ProbeConfig,
+    RewardTrainerConfig,
+)
 from rewardlab.training.presets import PRESETS
 from rewardlab.training.records import COLUMNS
 from rewardlab.training.run_folder import PROBE_FILES, RUN_FILES
@@ -335,10 +344,25 @@ def test_the_guidelines_have_every_preset_with_its_purpose_source_and_settings()
         assert printed == {flag(name): shown(value) for name, value in preset.settings.items()}, preset.name
 
 
-def test_the_two_learning_rates_are_those_of_the_code() -> None:
+def test_the_three_learning_rates_are_those_of_the_code() -> None:
     (row,) = [cells for cells in table_rows(read("training.md")) if cells[0] == "`--lr`"]
-    full, lora = (float(number) for number in re.findall(r"\d\.?\d*e-\d", row[2])[:2])
-    assert (full, lora) == (FULL_LR, LORA_LR)
+    full, lora, head = (float(number) for number in re.findall(r"\d\.?\d*e-\d", row[2])[:3])
+    assert (full, lora, head) == (FULL_LR, LORA_LR, HEAD_LR)
+    (row,) = [cells for cells in table_rows(read("training.md")) if cells[0] == "`--backbone-lr-mult`"]
+    assert row[2].endswith(f"without it {BACKBONE_LR_MULT:g}")
+
+
+def test_the_table_of_what_trains_has_the_learning_rates_of_the_code() -> None:
+    found = dict(
+        re.findall(r"^\| (none|`--[a-zA-Z -]+`) \| [^|]* \| (\d\.?\d*e-\d) \|$", read("training.md"), re.MULTILINE)
+    )
+    wanted = {"none": FULL_LR, "`--freeze-layers N`": FULL_LR, "`--lora`": LORA_LR, "`--train-head-only`": HEAD_LR}
+    assert {name: float(rate) for name, rate in found.items()} == wanted
+
+
+def test_the_table_of_optimisers_has_every_one() -> None:
+    page = read("training.md")
+    assert [name for name in get_args(OptimizerName) if f"\n| `{name}` | " not in page] == []
 
 
 # --- lists ---------------------------------------------------------------------------------------------------

@@ -133,10 +133,15 @@ def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
     """
     conventions = Conventions()
     config = _parse(RewardTrainerConfig, with_settings_of_run(arguments), "train", ROOMS, conventions)
-    modules = tuple(name for names in config.lora_target_modules for name in names.split(",") if name)
-    config = dataclasses.replace(config, lora_target_modules=modules)
+    targets, saved = map(_apart, (config.lora_target_modules, config.lora_modules_to_save))
+    config = dataclasses.replace(config, lora_target_modules=targets, lora_modules_to_save=saved)
     conventions.tell(config)
     return config
+
+
+def _apart(names: Sequence[str]) -> tuple[str, ...]:
+    """Names that may also be written with commas between them."""
+    return tuple(name for several in names for name in several.split(",") if name)
 
 
 def _is_first_process() -> bool:

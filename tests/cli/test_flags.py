@@ -84,6 +84,16 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--lora-target-modules q_proj, k_proj,", {"lora_target_modules": ("q_proj", "k_proj")}),
     ("--rslora", {"rslora": True}),
     ("--lora --lora-rank 8 --rslora", {"lora": True, "lora_rank": 8, "rslora": True}),
+    ("--lora --dora", {"lora": True, "dora": True}),
+    ("--lora --lora-modules-to-save norm", {"lora": True, "lora_modules_to_save": ("norm",)}),
+    (
+        "--lora --lora-modules-to-save norm,score input_layernorm",
+        {"lora": True, "lora_modules_to_save": ("norm", "score", "input_layernorm")},
+    ),
+    ("--lora --quantization nf4", {"lora": True, "quantization": "nf4"}),
+    ("--lora --quantization int8", {"lora": True, "quantization": "int8"}),
+    ("--train-head-only", {"train_head_only": True}),
+    ("--freeze-layers 2", {"freeze_layers": 2}),
     ("--beta 0.5", {"beta": 0.5}),
     ("--label-smoothing 0", {"label_smoothing": 0.0}),
     ("--regularization-lambda 0.01", {"regularization_lambda": 0.01}),
@@ -101,6 +111,12 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--batch-size 32", {"batch_size": 32}),
     ("--micro-token-budget 4096", {"micro_token_budget": 4096}),
     ("--lr 5e-6", {"lr": 5e-6}),
+    ("--optimizer adamw8bit", {"optimizer": "adamw8bit"}),
+    ("--optimizer sgd --lr 0.1", {"optimizer": "sgd", "lr": 0.1}),
+    ("--optimizer adafactor --lr 1e-3", {"optimizer": "adafactor", "lr": 1e-3}),
+    ("--differential-lr", {"differential_lr": True}),
+    ("--differential-lr --backbone-lr-mult 0.5", {"differential_lr": True, "backbone_lr_mult": 0.5}),
+    ("--head-only-weight-decay", {"head_only_weight_decay": True}),
     ("--weight-decay 0.1", {"weight_decay": 0.1}),
     ("--max-grad-norm 0.5", {"max_grad_norm": 0.5}),
     ("--seed 7", {"seed": 7}),
@@ -206,6 +222,16 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
         ),
         ("--zzz", "unknown flag '--zzz'. `rewardlab train --help` lists the flags"),
         ("--system-prompt '-x y'", "unknown flag '-x y'"),
+        ("--dora", "--dora: it is about runs with adapters. Add --lora, or leave it out."),
+        ("--lora --quantization nf5", "--quantization nf5: must be one of none, nf4, int8. Did you mean 'nf4'?"),
+        (
+            "--optimizer adam",
+            "--optimizer adam: must be one of adamw, sgd, adafactor, adamw8bit. Did you mean 'adamw'?",
+        ),
+        ("--optimizer sgd", "--optimizer sgd: the default learning rates are those of AdamW. Give one with --lr"),
+        ("--backbone-lr-mult 0.5", "--backbone-lr-mult 0.5: without --differential-lr there is one rate"),
+        ("--lora --freeze-layers 1", "--freeze-layers 1: with --lora every layer is frozen"),
+        ("--lora --train-head-only", "--train-head-only: with --lora adapters train too"),
         ("--max-seq-len 8", "--max-seq-len 8: must be at least 16"),
         ("--micro-token-budget 8", "--micro-token-budget 8: must be at least 16"),
         ("--label-smoothing 0.5", "--label-smoothing 0.5: must be at least 0 and below 0.5"),
@@ -223,7 +249,9 @@ def test_a_flag_that_does_not_resolve_is_refused_in_one_plain_line(line, message
 
 def test_a_saved_configuration_gives_itself(tmp_path):
     changes = {name: value for _, settings in FLAGS for name, value in settings.items()}
-    either = {"strength_as": "none", "kwise_loss": "pairs", "warmup_ratio": None, "compat": "none"}
-    config = replace(DEFAULTS, **changes | either)
+    together = {"strength_as": "none", "kwise_loss": "pairs", "warmup_ratio": None, "compat": "none"}
+    together |= {"train_head_only": False, "freeze_layers": 0}  # which go with no adapters
+    together |= {"resume": None, "reschedule": False}  # which go with no --overwrite
+    config = replace(DEFAULTS, **changes | together)
     write_json(tmp_path / "config.json", to_mapping(config))
     assert parse_train(["--config", str(tmp_path / "config.json")]) == config

@@ -65,8 +65,8 @@ def test_the_help_says_type_meaning_and_default_of_a_flag(capsys, tmp_path):
     assert "--max-seq-len INT Tokens a conversation may have; `--overlong` says what happens to" in text
     assert "to longer ones. (default: 1024)" in text
     assert (
-        "--lr FLOAT Highest learning rate; by default 5e-6 for full fine-tuning and 5e-5 for LoRA. --weight-decay"
-        in text
+        "--lr FLOAT Highest learning rate; by default 5e-6 for full fine-tuning, 5e-5 for LoRA and 1e-3 for the head "
+        "alone. --differential-lr" in text
     )
     assert re.search(r"--kwise-loss \{pairs,plackett-luce\} For K > 2: [^()]* \(default: pairs\)", text)
     assert "--center-lambda FLOAT c of the centring regulariser" in text

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig
 
-from conftest import make_groups, make_model, set_layout
+from conftest import make_groups, make_model, make_tokenizer, set_layout
+from rewardlab.artifact.load import load
 from rewardlab.batch import pack
 from rewardlab.model.attention_backends import unavailable
 from rewardlab.model.compute import (
@@ -23,6 +25,7 @@ from rewardlab.training.config import LossConfig, RewardTrainerConfig
 from rewardlab.training.losses import preference_loss, total_weight
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.run import train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = torch.device("cuda")
@@ -163,3 +166,28 @@ def test_compiled_layers_agree_and_do_not_recompile_for_every_length():
     for count in (5, 9, 17):
         scores_and_gradient(model, groups[:count])
     assert compiled_programs() == made
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int8"])
+def test_a_run_with_quantised_weights_saves_whole_ones(kind, tmp_path, pairs_file, verified_here):
+    pytest.importorskip("bitsandbytes")
+    config = wide_config()
+    config.eos_token_id = config.pad_token_id = 2
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    make_tokenizer().save_pretrained(tmp_path / "base")
+    base = load_file(tmp_path / "base/model.safetensors")
+    result = train(
+        RewardTrainerConfig(
+            **{"model": str(tmp_path / "base"), "dataset": (str(pairs_file),), "output_dir": tmp_path / "run"},
+            **{"steps": 4, "batch_size": 8, "lr": 1e-3, "max_seq_len": 128, "precision": "bf16"},
+            **{"lora": True, "dora": True, "lora_rank": 2, "lora_alpha": 4.0, "lora_modules_to_save": ("norm",)},
+            **{"quantization": kind, "optimizer": "adamw8bit", "activation_checkpointing": "full"},
+        )
+    )
+    saved = load_file(result.last / "model.safetensors")
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    for name, tensor in saved.items():
+        if name != "score.weight" and "norm" not in name:
+            rest = float((tensor - base[name]).norm() / base[name].norm())
+            assert rest < 0.05, f"{name}: {rest}, of which rounding to 4 bits would be 0.1"
+    load(result.last)

@@ -136,7 +136,10 @@ def test_trials_leave_no_gradient_no_moved_weight_and_no_drawn_number(monkeypatc
     assert choice == Choice(budget=sum(worst), reason="no micro-batch is larger, or faster")
 
 
-def test_the_trial_is_with_the_longest_preferences_and_the_state_of_the_optimiser_is_added(monkeypatch):
+@pytest.mark.parametrize(("optimizer", "bytes_a_weight"), [("adamw", 8), ("sgd", 0), ("adamw8bit", 2)])
+def test_the_trial_is_with_the_longest_preferences_and_the_state_of_the_optimiser_is_added(
+    monkeypatch, optimizer, bytes_a_weight
+):
     model = make_model().train()
     groups = make_groups(30)
     seen = []
@@ -152,13 +155,13 @@ def test_the_trial_is_with_the_longest_preferences_and_the_state_of_the_optimise
 
     monkeypatch.setattr(budget_module, "search", search_once)
     monkeypatch.setattr(budget_module, "HighWater", Still)
-    choose_budget(model, groups, LossConfig(), batch_size=16, floor=40)
+    choose_budget(model, groups, LossConfig(), batch_size=16, floor=40, optimizer=optimizer)
     sizes = sorted((group.num_tokens for group in groups), reverse=True)
     longest = sizes[: len(seen[0].groups)]
     assert seen[0].num_tokens >= 0.95 * sum(longest)
     assert 160 <= seen[0].num_tokens <= 200
     weights = sum(parameter.numel() for parameter in model.parameters())
-    assert limits["trial"] == Trial(tokens=seen[0].num_tokens, bytes=1000 + 8 * weights)
+    assert limits["trial"] == Trial(tokens=seen[0].num_tokens, bytes=1000 + bytes_a_weight * weights)
     assert (limits["floor"], limits["ceiling"]) == (40, sum(sizes[:16]))
     assert limits["limit"] == int(0.85 * 10**12)
 

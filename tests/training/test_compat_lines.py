@@ -35,7 +35,7 @@ def test_chosen_columns_of_a_mixture_are_said_not_to_be_chosen():
     assert [line for line in made.lines if line.startswith("columns: chosen rejected -> no setting: ")]
 
 
-@pytest.mark.parametrize(("flags", "rate"), [((), "5e-06"), (("--lora",), "5e-05")])
+@pytest.mark.parametrize(("flags", "rate"), [((), "5e-06"), (("--lora",), "5e-05"), (("--train-head-only",), "0.001")])
 def test_the_learning_rate_that_a_convention_replaces_is_named(caplog, flags, rate):
     parse_train(["--compat", "trl", "--model", "m", "--dataset", "d.jsonl", *flags])
     assert f"--lr 0.0001 (not {rate})" in caplog.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -69,6 +71,32 @@ def test_a_bf16_run_saves_the_original_weights_plus_the_update(
         else:
             assert torch.equal(tensor, base[name]), name
     assert num_adapted == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "still"),
+    [
+        ({"train_head_only": True}, ("model.",)),
+        ({"freeze_layers": 1}, ("model.embed_tokens", "model.layers.0.")),
+        (
+            {"lora": True, "dora": True, "lora_modules_to_save": ("norm",)},
+            ("model.embed_tokens", "model.layers.0.input"),
+        ),
+    ],
+)
+def test_what_is_frozen_is_saved_as_it_was_and_the_rest_is_not(base_model, pairs_file, tmp_path, settings, still):
+    """In bf16, whose grid the base does not lie on."""
+    folder = train(replace(config_for(base_model, pairs_file, tmp_path / "run"), **{"lora": False, **settings})).last
+    base, saved = (load_file(path / "model.safetensors") for path in (base_model, folder))
+    for name, tensor in base.items():
+        if name.startswith("model."):
+            assert torch.equal(saved[name], tensor) or not name.startswith(still), name
+    moved = {name for name in saved if name in base and not torch.equal(saved[name], base[name])}
+    if "lora" in settings:
+        adapted = {f"model.layers.{n}.{part}_proj.weight" for n in range(2) for part in ("self_attn.q", "mlp.down")}
+        assert moved == adapted | {"model.norm.weight"}
+    else:
+        assert moved == {name for name in base if name.startswith("model.") and not name.startswith(still)}
 
 
 def test_a_base_that_changed_meanwhile_is_not_merged_into(base_model, pairs_file, tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 from conftest import make_groups, make_model
 from rewardlab.core.errors import ModelError, NonFiniteError
-from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.config import OptimizerConfig, RewardTrainerConfig
 from rewardlab.training.optimizer import build_optimizer
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
@@ -52,8 +52,9 @@ def test_weight_decay_leaves_norms_biases_and_narrow_weights_are_refused():
     exempt = set(model.decay_exempt())
     assert all("norm" in name or name.endswith("bias") for name in exempt)
     assert {name for name, p in model.named_parameters() if p.ndim > 1}.isdisjoint(exempt)
-    optimizer = build_optimizer(model, lr=1e-3, weight_decay=0.1, decay_exempt=exempt)
+    config = OptimizerConfig(weight_decay=0.1)
+    optimizer = build_optimizer(model, config, lr=1e-3, head=["head.weight"], decay_exempt=exempt)
     decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert {name for name, p in model.named_parameters() if decays[id(p)] == 0.0} == exempt
     with pytest.raises(ModelError, match="must be float32"):
-        build_optimizer(model.to(torch.bfloat16), lr=1e-3, weight_decay=0.1, decay_exempt=exempt)
+        build_optimizer(model.to(torch.bfloat16), config, lr=1e-3, head=["head.weight"], decay_exempt=exempt)

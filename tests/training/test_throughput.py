@@ -12,8 +12,10 @@ from transformers import MixtralConfig
 
 from conftest import CONFIGS, GROUPED, SIZES, make_groups, make_model
 from rewardlab.batch import pack
+from rewardlab.model.compute import read_last_layer_only_where_scored
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.lora import add_adapters
+from rewardlab.model.trainable import choose_trainable
 from rewardlab.training import peak as peak_module
 from rewardlab.training.peak import measure, peak_of
 from rewardlab.training.throughput import (
@@ -27,7 +29,7 @@ from rewardlab.training.throughput import (
     short,
     speed_line,
 )
-from rewardlab.training.work import linear_shapes, shape_of, work_of
+from rewardlab.training.work import idle_layers, linear_shapes, shape_of, work_of
 
 
 def pairs_by_hand(shared: int, replies: tuple[int, ...], window: int) -> int:
@@ -80,6 +82,33 @@ def test_frozen_weights_cost_two_thirds_and_embeddings_nothing():
     assert (adapted.frozen_weights, adapted.trained_weights) == (whole.trained_weights, added)
     groups = [(4, (3, 5))]
     assert adapted.flops(groups) == whole.flops(groups) - 12 * whole.trained_weights * 2 + 12 * added * 6
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_below_the_first_layer_that_trains_nothing_is_backward(everywhere):
+    """A frozen layer costs a third of one that trains, attention included; embeddings cost nothing anyway."""
+    model = make_model()
+    if everywhere:
+        read_last_layer_only_where_scored(model)
+    whole, groups = shape_of(model), [(4, (3, 5))]
+    of_a_layer = whole.trained_weights // 2
+    attended = whole.attention_width * sum(attended_pairs(*group) for group in groups)
+    choose_trainable(model, ModelConfig(freeze_layers=1), seed=0)
+    lower = shape_of(model)
+    assert (lower.idle_weights, lower.frozen_weights, lower.idle_full_layers) == (of_a_layer, of_a_layer, 1)
+    assert whole.flops(groups) - lower.flops(groups) == 4 * 12 * of_a_layer + 8 * attended
+    choose_trainable(model, ModelConfig(train_head_only=True), seed=0)
+    alone = shape_of(model)
+    forward = 2 * (12 * whole.trained_weights - 10 * (whole.last_trained if everywhere else 0))
+    assert alone.flops(groups) == forward + 2 * 4 * attended + 6 * 2 * model.head.weight.numel()
+
+
+def test_a_layer_with_adapters_or_above_trained_embeddings_is_not_idle():
+    model = make_model()
+    choose_trainable(model, ModelConfig(lora=True, lora_target_modules=("layers.1.self_attn.q_proj",)), seed=0)
+    assert idle_layers(model.backbone) == [model.backbone.layers[0]]
+    model.backbone.embed_tokens.requires_grad_(True)
+    assert idle_layers(model.backbone) == []
 
 
 def test_windows_and_experts_are_counted_for_what_a_token_sees():

@@ -86,6 +86,22 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"lora_target_modules": ["q_proj", "k_proj"]}, {"lora_target_modules": ("q_proj", "k_proj")}),
     ({"lora_target_modules": "all-linear"}, {"lora_target_modules": ("all-linear",)}),
     ({"use_rslora": True}, {"rslora": True}),
+    ({"use_peft": True, "use_dora": True}, {"lora": True, "dora": True}),
+    ({"use_dora": True}, {"lora": False, "dora": False}),
+    ({"use_peft": True, "lora_modules_to_save": ["score", "norm"]}, {"lora_modules_to_save": ("norm",)}),
+    ({"use_peft": True, "lora_modules_to_save": "norm"}, {"lora_modules_to_save": ("norm",)}),
+    ({"use_peft": True, "lora_modules_to_save": ["score"]}, {"lora_modules_to_save": ()}),
+    ({"lora_modules_to_save": ["norm"]}, {"lora_modules_to_save": ()}),
+    ({"use_peft": True, "load_in_4bit": True}, {"quantization": "nf4"}),
+    ({"use_peft": True, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, {"quantization": "nf4"}),
+    ({"use_peft": True, "load_in_8bit": True}, {"quantization": "int8"}),
+    ({"use_peft": True, "load_in_8bit": False}, {"quantization": "none"}),
+    ({"load_in_4bit": True}, {"quantization": "none"}),
+    ({"optim": "adamw_torch_fused"}, {"optimizer": "adamw"}),
+    ({"optim": "sgd"}, {"optimizer": "sgd", "lr": 1e-4}),
+    ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw8bit"}),
+    ({"optim": "adamw_8bit"}, {"optimizer": "adamw8bit"}),
+    ({"optim": "adafactor"}, {"optimizer": "adamw"}),
     ({"center_rewards_coefficient": 0.01}, {"center_lambda": 0.01}),
     ({"center_rewards_coefficient": None}, {"center_lambda": 0.0}),
 ]
@@ -99,7 +115,7 @@ def test_a_key_becomes_the_setting_that_does_the_same(tmp_path, keys, settings):
 
 def test_every_key_of_a_rule_has_a_case():
     tried = {trl_keys.OLDER_NAMES.get(key, key) for keys, _ in SETTINGS for key in keys} | {*NEEDED, "datasets", "fp16"}
-    assert trl_keys.HANDLED | set(trl_keys.RENAMED) <= tried | {"lora_modules_to_save"}
+    assert trl_keys.HANDLED | set(trl_keys.RENAMED) <= tried
 
 
 REMARKS: list[tuple[dict[str, Any], str]] = [
@@ -109,10 +125,26 @@ REMARKS: list[tuple[dict[str, Any], str]] = [
     ({"fp16": True}, "fp16: true -> no setting: not offered; --precision"),
     ({"gradient_checkpointing": True}, "gradient_checkpointing: true -> no setting: activations are kept"),
     ({"report_to": "wandb"}, "report_to: wandb -> no setting: the record of a run is metrics.csv"),
-    ({"use_dora": True}, "use_dora: true -> no setting: not offered"),
-    ({"load_in_4bit": True}, "load_in_4bit: true -> no setting: weights are not quantised"),
+    ({"use_dora": True}, "use_dora: true -> no setting: it is about adapters; with --lora, give --dora"),
+    ({"lora_modules_to_save": ["norm"]}, "lora_modules_to_save: norm -> no setting: it is about adapters; with --lora"),
+    (
+        {"load_in_4bit": True},
+        "load_in_4bit: true -> no setting: it is about adapters; with --lora, give --quantization",
+    ),
+    ({"bnb_4bit_quant_type": "fp4", "load_in_4bit": True}, "bnb_4bit_quant_type: fp4 -> no setting: in 4 bits weights"),
+    ({"use_bnb_nested_quant": False}, "use_bnb_nested_quant: false -> no setting: with --quantization nf4 the scales"),
+    ({"lora_target_parameters": ["x"]}, "lora_target_parameters: x -> no setting: not offered"),
+    (
+        {"use_peft": True, "lora_modules_to_save": ["score", "norm"]},
+        "lora_modules_to_save: score norm -> --lora-modules-to-save norm (whole names; in PEFT their last letters)",
+    ),
     ({"adam_beta2": 0.95}, "adam_beta2: 0.95 -> no setting: it is 0.999"),
-    ({"optim": "lion_32bit"}, "optim: lion_32bit -> no setting: the optimiser is AdamW"),
+    ({"optim": "lion_32bit"}, "optim: lion_32bit -> no setting: the optimiser is AdamW; --optimizer knows adamw, sgd"),
+    (
+        {"optim": "adafactor"},
+        "optim: adafactor -> no setting: the optimiser is AdamW; --optimizer adafactor is PyTorch's",
+    ),
+    ({"optim": "sgd", "optim_args": "momentum=0.9"}, "optim_args: momentum=0.9 -> no setting: not passed on"),
     ({"max_length": None}, "max_length: null -> no setting: there is always a limit"),
     ({"logging_steps": 0.1}, "logging_steps: 0.1 -> no setting: a share of the run; give --log-every STEPS"),
     ({"save_strategy": "epoch"}, "save_strategy: epoch -> no setting: --save-every counts steps"),
@@ -120,10 +152,6 @@ REMARKS: list[tuple[dict[str, Any], str]] = [
     ({"eval_strategy": "epoch"}, "eval_strategy: epoch -> no setting: --eval-every counts steps"),
     ({"metric_for_best_model": "f1"}, "metric_for_best_model: f1 -> no setting: --early-stopping-metric takes"),
     ({"disable_dropout": False}, "disable_dropout: false -> no setting: the model's own dropout is always off"),
-    (
-        {"lora_modules_to_save": ["score", "embed_tokens"]},
-        "lora_modules_to_save: embed_tokens -> no setting: with --lora",
-    ),
     ({"lora_task_type": "CAUSAL_LM"}, "lora_task_type: CAUSAL_LM -> no setting: nothing to choose: the head"),
     ({"model_revision": "v2"}, "model_revision: v2 -> no setting: the main revision is used"),
     ({"push_to_hub": True}, "push_to_hub: true -> no setting: nothing is uploaded"),

@@ -26,11 +26,13 @@ from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec
 from rewardlab.data.chat import Renderer
 from rewardlab.model import lora
 from rewardlab.model.config import ModelConfig
+from rewardlab.model.quantization import num_weights
 from rewardlab.model.reward import RewardModel, disk_state
 from rewardlab.score import Scorer
 
 PORTABLE_TOKENIZER: Final = "PreTrainedTokenizerFast"
 """Read by transformers 4 and 5 alike; version 5 writes a name that version 4 does not know."""
+QUANTIZED: Final = ("quantization_config", "_pre_quantization_dtype")
 NOTABLE_ROUNDING: Final = 0.05
 """Rounding that moves a canary's score further than this, in units of max(1, |score|), is worth a warning."""
 
@@ -87,7 +89,9 @@ def save_reward_model(
         saved = assemble(temporary, draft, device=where, precision="fp32", attention_mode="padded")
         _require_same_weights(saved.model, written)
         scores = live.scores if live is not None else live_scores(model, renderer)
-        spec = _complete(draft, saved, scores, model.compute_dtype, temporary)
+        # With weights held rounded or quantised, or in another arithmetic, the live model's scores are others.
+        same = saved.model.compute_dtype == model.compute_dtype and model.read_originals is None
+        spec = _complete(draft, saved, scores, same, temporary)
         write_json(temporary / SPEC_FILE, spec.to_dict())
     return spec
 
@@ -159,13 +163,13 @@ def live_scores(model: RewardModel, renderer: Renderer) -> list[float]:
     return scores
 
 
-def _complete(
-    draft: RewardSpec, saved: Scorer, live: Sequence[float], live_dtype: torch.dtype, folder: Path
-) -> RewardSpec:
-    """The spec with canaries of the saved weights, after comparing them with the live model."""
+def _complete(draft: RewardSpec, saved: Scorer, live: Sequence[float], live_is_same: bool, folder: Path) -> RewardSpec:
+    """The spec with canaries of the saved weights, after comparing them with the live model, which computes the same
+    way or not.
+    """
     canaries = make_canaries(saved.model, saved.renderer)
     error = max(abs(a.score - b) / max(1.0, abs(a.score)) for a, b in zip(canaries, live, strict=True))
-    exact = saved.model.compute_dtype == live_dtype and draft.save_dtype == "float32"
+    exact = live_is_same and draft.save_dtype == "float32"
     if exact and not error <= SCORE_TOLERANCE["float32"]:
         raise ArtifactError(
             f"the saved folder scores {error:.3g} away from the live model on the canaries, with the same weights and "
@@ -190,7 +194,7 @@ def _spare_device(model: RewardModel, device: torch.device) -> torch.device:
     if device.type != "cuda":
         return device
     free, _ = torch.cuda.mem_get_info(device)
-    needed = 4 * sum(parameter.numel() for parameter in model.parameters())
+    needed = 4 * sum(map(num_weights, model.parameters()))
     return device if free > 1.2 * needed else torch.device("cpu")
 
 
@@ -244,7 +248,8 @@ def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -
         "use_cache": True,
     }
     values |= _rope_for_older_transformers(values)
-    for name in ("_attn_implementation", "attn_implementation", "_name_or_path"):
+    # The folder holds plain weights, however those of the live model were held.
+    for name in ("_attn_implementation", "attn_implementation", "_name_or_path", *QUANTIZED):
         values.pop(name, None)
     write_json(folder / "config.json", json.loads(json.dumps(values, default=str)))
 

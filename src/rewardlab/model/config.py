@@ -78,9 +78,39 @@ class ModelConfig(BackboneConfig):
     """Names of layers to adapt, `all-linear`, or `peft-default` for PEFT's own choice for the architecture."""
     rslora: bool = False
     """Scale by alpha / sqrt(r) instead."""
+    dora: bool = False
+    """Train the length of every weight row apart from its direction (DoRA); slower, and a little more memory."""
+    lora_modules_to_save: tuple[str, ...] = ()
+    """Modules trained whole beside the adapters, by name, such as `input_layernorm`; the head always is."""
+    quantization: Literal["none", "nf4", "int8"] = "none"
+    """Hold the frozen weights in 4 or 8 bits (QLoRA; CUDA and the package `bitsandbytes`)."""
+    train_head_only: bool = False
+    """Train the head alone, on a frozen backbone: a linear probe by gradient descent."""
+    freeze_layers: int = 0
+    """Leave the embeddings and so many of the first layers as they are."""
 
     def __post_init__(self) -> None:
         require(self.lora_rank >= 1, f"--lora-rank {self.lora_rank}: must be at least 1.")
         require(self.lora_alpha > 0, f"--lora-alpha {self.lora_alpha}: must be above 0.")
         require(0 <= self.lora_dropout < 1, f"--lora-dropout {self.lora_dropout}: must be at least 0 and below 1.")
         require(len(self.lora_target_modules) > 0, "--lora-target-modules: name at least one layer, or `all-linear`.")
+        for flag, given in (
+            ("--dora", self.dora),
+            ("--lora-modules-to-save", self.lora_modules_to_save),
+            (f"--quantization {self.quantization}", self.quantization != "none"),
+        ):
+            require(self.lora or not given, f"{flag}: it is about runs with adapters. Add --lora, or leave it out.")
+        require(self.freeze_layers >= 0, f"--freeze-layers {self.freeze_layers}: must not be negative.")
+        require(
+            not (self.lora and self.freeze_layers),
+            f"--freeze-layers {self.freeze_layers}: with --lora every layer is frozen. Leave one of the two out.",
+        )
+        require(
+            not (self.train_head_only and self.lora),
+            "--train-head-only: with --lora adapters train too. Leave one of the two out.",
+        )
+        require(
+            not (self.train_head_only and self.freeze_layers),
+            f"--freeze-layers {self.freeze_layers}: with --train-head-only every layer is frozen. Leave one of the two "
+            f"out.",
+        )

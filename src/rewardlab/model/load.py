@@ -6,7 +6,7 @@ What is missing, extra or unsuitable is an error or a printed line; nothing is f
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,14 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from rewardlab.core.errors import ModelError
-from rewardlab.model import attention, lora
+from rewardlab.model import attention
 from rewardlab.model.compute import apply_compute, choose_compute
 from rewardlab.model.config import DEFAULT_COMPUTE, BackboneConfig, ComputeConfig, ModelConfig
+from rewardlab.model.lora import HEAD_NAMES
+from rewardlab.model.quantization import loading_options, tell_peft
 from rewardlab.model.reward import HEAD_ON_DISK, Layout, RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak, measured_again
+from rewardlab.model.trainable import choose_trainable, half_frozen, parameters_line
 
 SEQUENCE_CLASSIFIER: Final = "ForSequenceClassification"
 PRECISION: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -113,27 +116,28 @@ def load_reward_model(
     Raises ModelError for missing or mismatched weights, or if one reply can see another.
     """
     precision = PRECISION[resolve_precision(config.precision, device)]
-    classifier, new_head = _read_weights(name, config, layout)
+    kept = [module for module in config.lora_modules_to_save if module not in HEAD_NAMES]
+    options = loading_options(config.quantization, compute_dtype=precision, keep=kept, device=device)
+    classifier, new_head = _read_weights(name, config, layout, options)
     model = wrap(classifier, layout=layout, compute_dtype=precision)
+    tell_peft(model.backbone, config.quantization)
     if new_head:
         init_head(model.head, seed)
         log(f"head: new, seed {seed}")
     else:
         log(f"head: kept from {Path(name).name}, norm {model.head.weight.norm():.4g}")
     disable_dropout(model)
-    if config.lora:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            lora.add_adapters(model.backbone, config)
-        if lora.half_frozen(model.backbone, precision):
-            model.read_originals = partial(_read_state, name, config)
-    model.to(device).train()
+    choose_trainable(model, config, seed=seed)
+    if half_frozen(model.backbone, precision) or config.quantization != "none":
+        model.read_originals = partial(_read_state, name, config)
+    if config.quantization == "none":  # else it was read to the device, and bitsandbytes' weights are best left there
+        model.to(device)
+    model.train()
     if "auto" in (compute.attention_backend, compute.linear_backend, compute.allocator):
         compute = replace(compute, **choose_compute(compute, model.config, device=device, dtype=precision, log=log))
     apply_compute(model, compute)
     require_sound_layout(model, log)
-    trainable, total = lora.count_parameters(model)
-    log(f"parameters: {trainable:,} of {total:,} trained ({trainable / total:.2%})")
+    log(parameters_line(model))
     return model
 
 
@@ -186,8 +190,9 @@ def require_sound_layout(model: RewardModel, log: Log) -> None:
     """Raise ModelError if a reply's score depends on its sibling, or the packed row strays from the padded path."""
     if model.layout == "padded":
         return
-    exact = model.compute_dtype.itemsize >= 4
-    most_moved = EXACT if exact else torch.finfo(model.compute_dtype).eps
+    # With weights in 8 bits activations are rounded to 8 bits too, more coarsely than to bf16.
+    exact = model.compute_dtype.itemsize >= 4 and not getattr(model.backbone, "is_loaded_in_8bit", False)
+    most_moved = EXACT if exact else torch.finfo(torch.bfloat16).eps
     most_distant = MAX_DISTANCE if exact else MAX_DISTANCE_HALF
     model.eval()
     if model.device.type == "cpu":
@@ -219,8 +224,10 @@ def resolve_precision(precision: str, device: torch.device) -> str:
     return "bf16" if native else "fp32"
 
 
-def _read_weights(name: str, config: ModelConfig, layout: Layout) -> tuple[Any, bool]:
-    """(classifier in float32, whether its head is new)."""
+def _read_weights(
+    name: str, config: ModelConfig, layout: Layout, options: Mapping[str, Any] | None = None
+) -> tuple[Any, bool]:
+    """(classifier in float32, whether its head is new); `options` are for `from_pretrained`."""
     model_config = read_config(name, trust_remote_code=config.trust_remote_code)
     disk_class = disk_class_of(model_config)
     was_classifier = any(SEQUENCE_CLASSIFIER in entry for entry in model_config.architectures or [])
@@ -233,7 +240,12 @@ def _read_weights(name: str, config: ModelConfig, layout: Layout) -> tuple[Any, 
         attention.padded_implementation(model_config.get_text_config()) if layout == "padded" else attention.NAME
     )
     classifier, missing = read_classifier(
-        disk_class, name, implementation, new_head=config.new_head, trust_remote_code=config.trust_remote_code
+        disk_class,
+        name,
+        implementation,
+        new_head=config.new_head,
+        trust_remote_code=config.trust_remote_code,
+        options=options,
     )
     head_keys = {key for key in missing if key.startswith(f"{HEAD_ON_DISK}.")}
     if other := sorted(missing - head_keys):
@@ -251,9 +263,15 @@ def _read_weights(name: str, config: ModelConfig, layout: Layout) -> tuple[Any, 
 
 
 def read_classifier(
-    disk_class: Any, name: str, implementation: str, *, new_head: bool = False, trust_remote_code: bool = False
+    disk_class: Any,
+    name: str,
+    implementation: str,
+    *,
+    new_head: bool = False,
+    trust_remote_code: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> tuple[Any, set[str]]:
-    """(sequence classifier in float32, names missing from its files)."""
+    """(sequence classifier in float32 unless `options` quantise it, names missing from its files)."""
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
@@ -266,6 +284,7 @@ def read_classifier(
             output_loading_info=True,
             trust_remote_code=trust_remote_code,
             ignore_mismatched_sizes=new_head,
+            **(options or {}),
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise ModelError(f"{name}: cannot be loaded as {disk_class.__name__}: {error}") from error

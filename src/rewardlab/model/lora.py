@@ -1,46 +1,53 @@
 """Low-rank adapters on the backbone through PEFT; the head stays outside, trained and whole.
 
-In memory the adapters are injected into the backbone. On disk they have the layout of PEFT's sequence-classification
-wrapper, with the head beside them, so that plain `PeftModel.from_pretrained` reads them.
+In memory the adapters are injected into the backbone, and modules that train whole are simply left trainable. On disk
+both have the layout of PEFT's sequence-classification wrapper, with the head beside them, so that plain
+`PeftModel.from_pretrained` reads them.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import torch
-from peft import LoraConfig, TaskType, inject_adapter_in_model
+from peft import LoraConfig, TaskType, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
+from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ModelError
 from rewardlab.model.config import ModelConfig
+from rewardlab.model.quantization import far_from, is_quantized
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, disk_name
 
 ADAPTER: Final = "default"
 PEFT_PREFIX: Final = "base_model.model."
+HEAD_NAMES: Final = (HEAD_ON_DISK, "head", "classifier")
+"""What people call the head; it trains and is saved whether it is named or not."""
+WHOLE_CHOICES: Final[Mapping[str, str | None]] = {"all-linear": "all-linear", "peft-default": None}
+"""Words for layers to adapt, and what PEFT calls them."""
 
 
 def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
-    """Freeze the backbone and inject trainable float32 adapters.
+    """Freeze the backbone, inject trainable float32 adapters, and let the modules that are named train whole.
 
-    Raises ModelError if no layer has one of the target names.
+    Raises ModelError if no layer has one of the target names, if a module to save is in the model under no such name,
+    or if a layer is to be both.
     """
     backbone.requires_grad_(False)
+    whole = modules_to_save(backbone, config.lora_modules_to_save)
     targets = list(config.lora_target_modules)
-    special: dict[str, str | None] = {"all-linear": "all-linear", "peft-default": None}
+    word = len(targets) == 1 and targets[0] in WHOLE_CHOICES
+    if not word and (both := [path for path in whole if any(_is_called(path, target) for target in targets)]):
+        raise ModelError(
+            f"{both[0]} is named by --lora-target-modules and by --lora-modules-to-save: it gets an adapter or trains "
+            f"whole. Leave it out of one of the two."
+        )
     try:
         inject_adapter_in_model(
-            LoraConfig(
-                task_type=TaskType.SEQ_CLS,
-                r=config.lora_rank,
-                lora_alpha=config.lora_alpha,
-                lora_dropout=config.lora_dropout,
-                target_modules=special[targets[0]] if len(targets) == 1 and targets[0] in special else targets,
-                use_rslora=config.rslora,
-            ),
+            _lora_config(config, WHOLE_CHOICES[targets[0]] if word else targets, exclude_modules=whole or None),
             backbone,
             adapter_name=ADAPTER,
         )
@@ -51,9 +58,64 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
         raise ModelError(
             f"--lora-target-modules {' '.join(targets)}: {error} Layers of this model: {', '.join(linear)}."
         ) from error
-    for name, parameter in backbone.named_parameters():
-        if "lora_" in name:
+    for path in whole:
+        backbone.get_submodule(path).requires_grad_(True)
+    for parameter in backbone.parameters():
+        if parameter.requires_grad and parameter.dtype.itemsize < 4:
             parameter.data = parameter.data.float()
+
+
+def modules_to_save(backbone: nn.Module, names: Sequence[str]) -> list[str]:
+    """Paths of the modules with weights of their own that the names stand for, the head's names left out.
+
+    A name is the end of a path, by whole words: `norm` is the last norm, not every module whose name ends so.
+
+    Raises ModelError for a name that no module has, or whose modules have no weights.
+    """
+    paths = [path for path, _ in backbone.named_modules() if path]
+    found: dict[str, None] = {}
+    for name in names:
+        if name in HEAD_NAMES:
+            continue
+        roots = [path for path in paths if _is_called(_full(backbone, path), name)]
+        if not roots:
+            called = sorted({word for path in paths if not (word := path.rpartition(".")[2]).isdecimal()})
+            raise ModelError(
+                f"--lora-modules-to-save {name}: no module of this model is called so.{did_you_mean(name, called)} "
+                f"Its modules: {', '.join(called)}."
+            )
+        inside = {
+            f"{root}.{path}".rstrip("."): None
+            for root in roots
+            for path, module in backbone.get_submodule(root).named_modules()
+            if next(module.parameters(recurse=False), None) is not None
+        }
+        if not inside:
+            raise ModelError(f"--lora-modules-to-save {name}: it has no weights that could train. Leave it out.")
+        found |= inside
+    return list(found)
+
+
+def _is_called(path: str, name: str) -> bool:
+    return path == name or path.endswith(f".{name}")
+
+
+def _full(backbone: Any, path: str) -> str:
+    """A path in the backbone as one in the sequence classifier."""
+    return f"{backbone.base_model_prefix}.{path}"
+
+
+def _lora_config(config: ModelConfig, targets: str | Sequence[str] | None, **more: Any) -> LoraConfig:
+    return LoraConfig(
+        task_type=TaskType.SEQ_CLS,
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=config.lora_dropout,
+        target_modules=targets,
+        use_rslora=config.rslora,
+        use_dora=config.dora,
+        **more,
+    )
 
 
 def has_adapters(model: nn.Module) -> bool:
@@ -61,65 +123,140 @@ def has_adapters(model: nn.Module) -> bool:
     return any(isinstance(module, BaseTunerLayer) for module in model.modules())
 
 
+def adapted_layers(model: nn.Module) -> list[str]:
+    """Names of the layers that carry adapters."""
+    return [name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
+
+
+def whole_modules(model: nn.Module) -> list[str]:
+    """Names of the modules that own weights which train and are no adapters."""
+    owners = (
+        name.rpartition(".")[0]
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad and not is_adapter(name)
+    )
+    return list(dict.fromkeys(owners))
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a parameter is part of an adapter, by its name."""
+    return ".lora_" in name
+
+
+def require_adapter_gradients(model: nn.Module) -> None:
+    """Raise ModelError if a backward pass left an adapter, or a module beside them, without a gradient.
+
+    One of zeros is a gradient: with B = 0 that of A is. A token may pass by an expert, so those may have none.
+    """
+    if not has_adapters(model):
+        return
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    missed = [name for name, parameter in trained.items() if parameter.grad is None and ".experts." not in name]
+    if missed:
+        raise ModelError(
+            f"the first backward pass left {len(missed)} of {len(trained)} tensors that train without a gradient: "
+            f"{', '.join(missed[:5])}{' …' if len(missed) > 5 else ''}. They would never move. Leave these layers out "
+            f"of --lora-target-modules and --lora-modules-to-save, or use --activation-checkpointing none."
+        )
+
+
 def merged_state(model: RewardModel) -> dict[str, Tensor]:
     """The state dict with adapters merged into their layers in float32, under the names of the bare model.
 
-    Where frozen weights are held rounded, they are the original ones here. The live model is not touched.
+    Where frozen weights are held rounded or quantised, they are the original ones here. The live model is not touched.
 
     Raises ModelError if the originals are not those that the run started from.
     """
-    state = {name: tensor for name, tensor in model.state_dict().items() if ".lora_" not in name}
-    originals = _originals(model, state)
-    state |= originals
-    for name, module in model.named_modules():
-        if isinstance(module, BaseTunerLayer):
-            merged = copy.deepcopy(module).float()
-            key = f"{name}.base_layer.weight"
-            if key in originals:
-                merged.get_base_layer().weight.data = originals[key].to(model.device)
-            merged.merge()
-            state[key] = merged.get_base_layer().weight.data
-    return {name.replace(".base_layer.", "."): tensor for name, tensor in state.items()}
+    state = {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(name)}
+    originals: dict[str, Tensor] = {}
+    if model.read_originals is not None:
+        read = model.read_originals()
+        # What a quantised layer keeps beside its weight belongs to no weight of the bare model.
+        state = {name: tensor for name, tensor in state.items() if _bare(name) in read}
+        originals = _originals(model, state, read)
+        state |= originals
+    for name in adapted_layers(model):
+        key = f"{name}.base_layer.weight"
+        state[key] = _merged(model.get_submodule(name), originals.get(key))
+    return {_bare(name): tensor for name, tensor in state.items()}
 
 
-def _originals(model: RewardModel, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Frozen weights before they were rounded, under the names of the live model."""
-    if model.read_originals is None:
-        return {}
-    read = model.read_originals()
-    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-    originals = {name: read[name.replace(".base_layer.", ".")] for name in frozen}
-    for name, tensor in originals.items():
-        if not torch.equal(tensor.to(held[name].dtype), held[name].cpu()):
+def _bare(name: str) -> str:
+    return name.replace(".base_layer.", ".")
+
+
+@torch.no_grad()
+def _merged(layer: Any, original: Tensor | None) -> Tensor:
+    """The weight of an adapted layer with its update, in float32; `original` takes the place of the one it holds."""
+    if is_quantized(layer.get_base_layer().weight):
+        assert original is not None, "what is quantised has originals"
+        return merge_update(layer, original)
+    merged = copy.deepcopy(layer).float()
+    weight = merged.get_base_layer().weight
+    if original is not None:
+        weight.data = original.to(weight.device)
+    merged.merge()
+    result: Tensor = merged.get_base_layer().weight.data
+    return result
+
+
+def merge_update(layer: Any, weight_OI: Tensor) -> Tensor:
+    """W + scale · B A, as PEFT merges into a linear layer; with DoRA, every row then gets the length trained for it."""
+    update_OI = layer.get_delta_weight(ADAPTER).detach().float()
+    merged_OI = weight_OI.to(update_OI) + update_OI
+    if ADAPTER in layer.lora_magnitude_vector:
+        length_O = layer.lora_magnitude_vector[ADAPTER].weight.detach()
+        merged_OI *= (length_O / merged_OI.norm(dim=1))[:, None]
+    return merged_OI
+
+
+def _originals(model: RewardModel, held: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Frozen weights before they were rounded or quantised, under the names of the live model."""
+    originals: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            continue
+        originals[name] = tensor = read[_bare(name)]
+        if is_quantized(parameter):
+            changed = far_from(model.get_submodule(name.rpartition(".")[0]), tensor)
+        else:
+            # As half_frozen holds it; bitsandbytes may have cast a bias since.
+            rounded = tensor.to(model.compute_dtype).to(held[name].dtype)
+            changed = not torch.equal(rounded, held[name].cpu())
+        if changed:
             raise ModelError(
-                f"{name} of the base model is not what the run started from, so adapters cannot be merged into it. "
-                f"Leave the files of --model as they are while it trains."
+                f"{name} of the base model is not what the run started from, so what was trained cannot be joined with "
+                f"it. Leave the files of --model as they are while it trains."
             )
     return originals
 
 
 def adapter_state(model: RewardModel) -> dict[str, Tensor]:
-    """Adapters and head under the names of PEFT's sequence-classification layout."""
-    state = {}
-    for name, tensor in model.state_dict().items():
-        if ".lora_" in name or name.startswith("head."):
-            state[PEFT_PREFIX + disk_name(name, model.disk_class).replace(f".{ADAPTER}", "")] = tensor.detach().float()
-    return state
+    """Adapters, head and modules that train whole, under the names of PEFT's sequence-classification layout."""
+    inner: Any = get_peft_model_state_dict(model.backbone, adapter_name=ADAPTER, save_embedding_layers=False)
+    state = {f"backbone.{name}": tensor for name, tensor in inner.items()}
+    for path in whole_modules(model):
+        state |= {f"{path}.{name}": tensor for name, tensor in model.get_submodule(path).state_dict().items()}
+    return {PEFT_PREFIX + disk_name(name, model.disk_class): tensor.detach().float() for name, tensor in state.items()}
 
 
 def adapter_config(config: ModelConfig, model: RewardModel, base: str) -> dict[str, Any]:
-    """`adapter_config.json`: the true rank and alpha, the layers by name, and the head as a module to save."""
-    targets = sorted(
-        {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)}
-    )
-    peft_config = LoraConfig(
-        task_type=TaskType.SEQ_CLS,
-        r=config.lora_rank,
-        lora_alpha=config.lora_alpha,
-        lora_dropout=config.lora_dropout,
-        target_modules=targets,
-        use_rslora=config.rslora,
-        modules_to_save=[HEAD_ON_DISK],
+    """`adapter_config.json`: the true rank and alpha, the layers by name, and the head among the modules to save."""
+    backbone: Any = model.backbone
+    paths = {
+        _full(backbone, path): None
+        for path, _ in backbone.named_modules()
+        if path and ".base_layer" not in path and not is_adapter(path)
+    }
+    adapted = {_full(backbone, path) for path in adapted_layers(backbone)}
+    whole = {_full(backbone, path) for path in whole_modules(backbone)}
+    # PEFT finds layers to adapt by the last words of their paths, and modules to save by the last letters.
+    targets = _by_name(adapted, paths, _is_called, also=whole)
+    saved = _by_name(whole, paths, str.endswith)
+    peft_config = _lora_config(
+        config,
+        targets,
+        modules_to_save=[HEAD_ON_DISK, *saved],
         base_model_name_or_path=base,
         inference_mode=True,
     )
@@ -130,21 +267,13 @@ def adapter_config(config: ModelConfig, model: RewardModel, base: str) -> dict[s
     }
 
 
-def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """(trainable, all) parameters."""
-    trainable = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    return trainable, sum(parameter.numel() for parameter in model.parameters())
-
-
-def half_frozen(model: nn.Module, dtype: torch.dtype) -> bool:
-    """Hold frozen floating-point weights in the dtype they are computed in; what trains is left as it is.
-
-    Returns whether that rounded any: weights that come from a file in this dtype lose nothing.
-    """
-    rounded = False
-    for parameter in model.parameters():
-        if not parameter.requires_grad and parameter.is_floating_point():
-            held = parameter.data.to(dtype)
-            rounded = rounded or not torch.equal(held.to(parameter.dtype), parameter.data)
-            parameter.data = held
-    return rounded
+def _by_name(
+    wanted: Collection[str], paths: Collection[str], fits: Callable[[str, str], bool], *, also: Collection[str] = ()
+) -> list[str]:
+    """The shortest way to name the wanted paths: by their last word where no other path fits it, else in full."""
+    named = set()
+    for path in wanted:
+        word = path.rpartition(".")[2]
+        alone = all(other in wanted or other in also for other in paths if fits(other, word))
+        named.add(word if alone else path)
+    return sorted(named)

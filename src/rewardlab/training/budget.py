@@ -22,6 +22,7 @@ from rewardlab.model.reward import RewardModel
 from rewardlab.training import losses
 from rewardlab.training.config import LossConfig
 from rewardlab.training.memory import HighWater, free_memory, in_use, release_cached, unless_out_of_memory
+from rewardlab.training.optimizer import state_bytes
 from rewardlab.training.throughput import GIB
 
 CEILING: Final = {"cpu": 8192, "cuda": 65_536}
@@ -115,12 +116,18 @@ def _does_not_fit(tokens: int) -> DeviceMemoryError:
 
 
 def choose_budget(
-    model: RewardModel, groups: Sequence[TokenGroup], config: LossConfig, *, batch_size: int, floor: int
+    model: RewardModel,
+    groups: Sequence[TokenGroup],
+    config: LossConfig,
+    *,
+    batch_size: int,
+    floor: int,
+    optimizer: str = "adamw",
 ) -> Choice:
     """The budget for training `model` on `groups`, by trial.
 
-    `floor` is the largest of them. Weights, gradients and random numbers are as they were when this
-    returns. Raises DeviceMemoryError if the largest preference does not fit.
+    `floor` is the largest of them; the state of `optimizer` is added. Weights, gradients and random numbers are as
+    they were when this returns. Raises DeviceMemoryError if the largest preference does not fit.
     """
     device = model.device
     worst = largest_groups(groups, batch_size, model.layout)
@@ -130,7 +137,7 @@ def choose_budget(
         budget = min(max(DEFAULT, floor), max(ceiling, floor))
         return Choice(budget=budget, reason="the default, since this system does not say how much memory is free")
     before = in_use(device)
-    moments = sum(2 * p.numel() * max(4, p.itemsize) for p in model.parameters() if p.requires_grad)
+    state = state_bytes(model.parameters(), optimizer)
 
     def run(budget: int) -> Trial | None:
         chosen = fill(worst, budget, model.layout)
@@ -139,7 +146,7 @@ def choose_budget(
             found = unless_out_of_memory(lambda: _compute(model, batch, config))
         model.zero_grad(set_to_none=True)
         release_cached(device)
-        taken = water.bytes - before + moments  # the optimiser's two copies come with the first step
+        taken = water.bytes - before + state  # which comes with the first step
         return None if found is None else Trial(tokens=_size(chosen, model.layout), bytes=taken)
 
     devices = [device] if device.type == "cuda" else []

@@ -13,7 +13,7 @@ from dataclasses import fields, replace
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.training.config import FULL_LR, LORA_LR, RewardTrainerConfig
+from rewardlab.training.config import FULL_LR, HEAD_LR, LORA_LR, RewardTrainerConfig
 from rewardlab.training.presets import fill, preset_of
 from rewardlab.training.trl_file import flag, is_trl_file, show, translate
 from rewardlab.training.trl_keys import KEYS
@@ -101,7 +101,7 @@ class Conventions:
         if values.get("compat") != "trl":
             return {**values, **self.from_preset}
         default: dict[str, object] = {field.name: field.default for field in fields(RewardTrainerConfig)}
-        default["lr"] = LORA_LR if values.get("lora") else FULL_LR
+        default["lr"] = HEAD_LR if values.get("train_head_only") else LORA_LR if values.get("lora") else FULL_LR
         filled = {name: value for name, value in TRL.items() if name not in values}
         changed = [
             f"{flag(name, value)} (not {show(default[name])})"

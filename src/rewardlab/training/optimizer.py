@@ -1,31 +1,81 @@
-"""AdamW over float32 master weights, with weight decay only where it belongs."""
+"""The optimiser over float32 master weights: which learning rate and which decay every weight gets."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import importlib
+from collections.abc import Collection, Iterable
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from rewardlab.core.errors import ModelError
+from rewardlab.model.quantization import require_bitsandbytes
+from rewardlab.training.config import OptimizerConfig
+
+BETAS: Final = (0.9, 0.999)
+EPSILON: Final = 1e-8
+
+
+def require_optimizer(name: str) -> None:
+    """Raise ConfigError if an optimiser cannot run here, for want of a device or a package."""
+    if name == "adamw8bit":
+        require_bitsandbytes(f"--optimizer {name}")
 
 
 def build_optimizer(
-    model: nn.Module, *, lr: float, weight_decay: float, decay_exempt: Collection[str]
+    model: nn.Module,
+    config: OptimizerConfig,
+    *,
+    lr: float,
+    head: Collection[str],
+    decay_exempt: Collection[str],
 ) -> torch.optim.Optimizer:
-    """AdamW (β 0.9, 0.999; ε 1e-8) over every trainable parameter; `decay_exempt` names those without decay.
+    """The optimiser that `config` names, over every trainable parameter.
 
-    Raises ModelError if a trainable parameter is narrower than float32: its updates would be rounded away.
+    `lr` is the head's learning rate, `config.backbone_share` of it the backbone's. `head` names the parameters of the
+    head, whose group is the first; `decay_exempt` names those without decay.
+
+    Raises ModelError if a trainable parameter is narrower than float32: its updates would be rounded away. Raises
+    ConfigError if the optimiser cannot run here.
     """
+    require_optimizer(config.optimizer)
     trainable = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     narrow = [name for name, parameter in trainable if parameter.dtype.itemsize < 4]
     if narrow:
         raise ModelError(f"trainable parameters must be float32 or wider; {narrow[0]} is not.")
-    groups = [
-        {"params": [p for name, p in trainable if name not in decay_exempt], "weight_decay": weight_decay},
-        {"params": [p for name, p in trainable if name in decay_exempt], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=lr, fused=True)
+    members: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in sorted(trainable, key=lambda entry: entry[0] not in head):
+        rate = lr if name in head else lr * config.backbone_share
+        exempt = name in decay_exempt or (config.head_only_weight_decay and name not in head)
+        members.setdefault((rate, 0.0 if exempt else config.weight_decay), []).append(parameter)
+    groups = [{"params": list(part), "lr": rate, "weight_decay": decay} for (rate, decay), part in members.items()]
+    return _make(config.optimizer, groups, lr)
+
+
+def _make(name: str, groups: list[dict[str, Any]], lr: float) -> torch.optim.Optimizer:
+    if name == "sgd":
+        return torch.optim.SGD(groups, lr=lr)
+    if name == "adafactor":
+        return torch.optim.Adafactor(groups, lr=lr)
+    if name == "adamw8bit":
+        bitsandbytes: Any = importlib.import_module("bitsandbytes")
+        made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(groups, lr=lr, betas=BETAS, eps=EPSILON)
+        return made
+    return torch.optim.AdamW(groups, lr=lr, betas=BETAS, eps=EPSILON, fused=True)
+
+
+def state_bytes(parameters: Iterable[nn.Parameter], optimizer: str) -> int:
+    """Bytes that an optimiser keeps for those of the parameters that train, as good as exactly."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if optimizer == "sgd":
+        return 0
+    if optimizer == "adafactor":  # one number a row and one a column
+        return sum(
+            p.itemsize * (p.numel() // p.shape[-1] + p.numel() // p.shape[-2] if p.ndim > 1 else p.numel())
+            for p in trained
+        )
+    return sum(2 * p.numel() * (1 if optimizer == "adamw8bit" else max(4, p.itemsize)) for p in trained)
 
 
 def create_state(optimizer: torch.optim.Optimizer) -> None:

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor
 from rewardlab.core.errors import ConfigError, RankError, RunInterrupted
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.reward import RewardModel
+from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.ranks import ALONE, Parallel, Ranks
 
 logger = logging.getLogger("rewardlab")
@@ -123,6 +124,20 @@ def _end_with_others(rank: int, ended: threading.Event) -> None:
 def is_divided(sharding: Sharding) -> bool:
     """Whether ranks have joined that will not hold the whole model each."""
     return dist.is_initialized() and sharding != "none"
+
+
+def require_sharding(config: RewardTrainerConfig, ranks: Ranks) -> None:
+    """Raise ConfigError for what several ranks cannot do together."""
+    if ranks.size == 1:
+        return
+    if config.micro_token_budget == "auto" and config.resume is None:
+        raise ConfigError(
+            "--micro-token-budget auto is for one device. Give a number: what auto finds on one of these devices, or "
+            "more, since weights and optimiser are shared."
+        )
+    if config.sharding != "none" and (config.quantization != "none" or config.optimizer in ("adafactor", "adamw8bit")):
+        what = "--quantization" if config.quantization != "none" else f"--optimizer {config.optimizer}"
+        raise ConfigError(f"{what} cannot be divided among devices. Use --sharding none, or leave it out.")
 
 
 def divide(

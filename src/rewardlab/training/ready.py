@@ -15,7 +15,6 @@ import torch
 
 from rewardlab.artifact.save import saved_dtype
 from rewardlab.core.config import config_hash, to_mapping
-from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import provenance, write_json, write_text
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
@@ -23,13 +22,16 @@ from rewardlab.data.loader import steps_per_epoch
 from rewardlab.data.pack import require_fit
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.load import PRECISION, choose_layout, resolve_precision
+from rewardlab.model.quantization import require_quantization
 from rewardlab.model.reward import Layout
+from rewardlab.model.trainable import require_layers
 from rewardlab.report.tables import format_estimate
 from rewardlab.training.baselines import fit_baselines
 from rewardlab.training.compat import settle_reading
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, write_evaluation
-from rewardlab.training.parallel import device_of_rank
+from rewardlab.training.optimizer import require_optimizer
+from rewardlab.training.parallel import device_of_rank, require_sharding
 from rewardlab.training.prepare import Base, first_rows_of, load_data, open_base, require_sources, to_groups
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.resume import (
@@ -71,11 +73,7 @@ class Ready:
 
 def make_ready(config: RewardTrainerConfig, ranks: Ranks) -> Ready:
     """Data, layout and settings, with every error that can be told without the model's weights."""
-    if ranks.size > 1 and config.micro_token_budget == "auto" and config.resume is None:
-        raise ConfigError(
-            "--micro-token-budget auto is for one device. Give a number: what auto finds on one of these devices, or "
-            "more, since weights and optimiser are shared."
-        )
+    require_sharding(config, ranks)
     interrupted = ranks.by_first(lambda: _claim(config))
     if config.compat != "none":
         config = settle_reading(config, first_rows_of(config))
@@ -83,6 +81,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks) -> Ready:
         config = with_decisions(config, interrupted.config)
     require_sources(config)
     base = open_base(config, config)
+    require_layers(config, base.config.get_text_config())
     prepared = load_data(config, base.renderer, seed=config.seed, kwise_loss=config.kwise_loss)
     data, test, tokens = to_groups(config, prepared, base.renderer)
     device = device_of_rank()
@@ -125,6 +124,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks) -> Ready:
 def _claim(config: RewardTrainerConfig) -> Interrupted | None:
     """Take the run folder, once what can be told without data and model is right; the run in it to go on with."""
     selection_of(config)
+    require_optimizer(config.optimizer)
+    require_quantization(config.quantization)
     interrupted = find_interrupted(config) if config.resume is not None else None
     # What a process left that was killed while it began is in nobody's way.
     may_begin = config.resume is not None and not holds_models(config.output_dir)
@@ -172,6 +173,7 @@ def _resolve(
         "reschedule": False,
         "steps": steps,
         "lr": config.learning_rate,
+        "backbone_lr_mult": config.backbone_share if config.differential_lr else None,
         "warmup_steps": warmup_steps(config, steps),
         "warmup_ratio": None,
         "precision": precision,

@@ -20,6 +20,7 @@ from rewardlab.core.types import Sums, TokenGroup
 from rewardlab.data.level import plan_micro_batches
 from rewardlab.data.loader import macro_batch, steps_per_epoch
 from rewardlab.data.pack import largest_cost
+from rewardlab.model.lora import require_adapter_gradients
 from rewardlab.model.reward import RewardModel
 from rewardlab.report.tables import format_estimate
 from rewardlab.training import losses
@@ -31,6 +32,7 @@ from rewardlab.training.evaluate import (
     read_evaluation,
     write_evaluation,
 )
+from rewardlab.training.optimizer import build_optimizer
 from rewardlab.training.records import COLUMNS, Records
 from rewardlab.training.run_folder import saved_step, saved_steps
 from rewardlab.training.selection import Selection, column, direction
@@ -89,9 +91,14 @@ class RewardTrainer(Trainer[PackedBatch]):
         super().__init__(
             model,
             config,
-            lr=config.learning_rate,
+            optimizer=build_optimizer(
+                model,
+                config,
+                lr=config.learning_rate,
+                head=[name for name, _ in model.named_parameters() if name.startswith("head.")],
+                decay_exempt=frozenset(model.decay_exempt()),
+            ),
             num_steps=num_steps,
-            decay_exempt=model.decay_exempt(),
             records=records,
             machine=machine,
         )
@@ -155,6 +162,9 @@ class RewardTrainer(Trainer[PackedBatch]):
 
     def _head(self) -> nn.Module:
         return self.reward_model.head
+
+    def _require_gradients(self) -> None:
+        require_adapter_gradients(self.reward_model)
 
     def _evaluate(self) -> None:
         if not self.data.eval:

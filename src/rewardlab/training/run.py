@@ -149,7 +149,9 @@ def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datase
     if config.micro_token_budget != "auto":
         return config
     largest = largest_cost([data.train], model.layout)
-    choice = choose_budget(model, data.train, config, batch_size=config.batch_size, floor=largest)
+    choice = choose_budget(
+        model, data.train, config, batch_size=config.batch_size, floor=largest, optimizer=config.optimizer
+    )
     logger.info("micro-token budget: %d by trial (%s)", choice.budget, choice.reason)
     return replace(config, micro_token_budget=choice.budget)
 

@@ -79,12 +79,17 @@ class ModelShape:
     windowed_layers: int = 0
     window: int = 0
     """Tokens that a token sees in those layers, itself included."""
+    idle_weights: int = 0
+    """Of the frozen weights, those below everything that trains: no gradient passes through them."""
+    idle_full_layers: int = 0
+    idle_windowed_layers: int = 0
 
     def flops(self, groups: Groups) -> int:
         """Model FLOPs of forward and backward over groups of conversations.
 
         A weight costs 2 a token forward and 2 backward for its input, and 2 more if it trains; a query-key pair
         costs 4 a unit of attention width forward and twice that backward; the head is paid where scores are read.
+        Nothing is backward below the first layer that trains.
         """
         tokens = reads = full = windowed = 0
         for shared, replies in groups:
@@ -95,7 +100,12 @@ class ModelShape:
                 windowed += attended_pairs(shared, replies, self.window)
         linear = tokens * (4 * self.frozen_weights + 6 * self.trained_weights) + 6 * reads * self.head_weights
         linear -= (tokens - reads) * (4 * self.last_frozen + 6 * self.last_trained)
-        return linear + 12 * self.attention_width * (self.full_layers * full + self.windowed_layers * windowed)
+        attention = 12 * self.attention_width * (self.full_layers * full + self.windowed_layers * windowed)
+        linear -= 2 * tokens * self.idle_weights
+        if self.idle_weights == self.frozen_weights and not self.trained_weights:  # the last layer too is idle
+            linear += 2 * (tokens - reads) * self.last_frozen
+        idle = 8 * self.attention_width * (self.idle_full_layers * full + self.idle_windowed_layers * windowed)
+        return linear + attention - idle
 
 
 def attended_pairs(shared: int, replies: Sequence[int], window: int | None = None) -> int:

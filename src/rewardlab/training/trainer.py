@@ -28,7 +28,7 @@ from rewardlab.training.interrupt import StopRequests
 from rewardlab.training.keeper import Keeper
 from rewardlab.training.logbook import Logbook, duration
 from rewardlab.training.memory import release_cached, unless_out_of_memory
-from rewardlab.training.optimizer import build_optimizer, create_state, training_tensors
+from rewardlab.training.optimizer import create_state, training_tensors
 from rewardlab.training.progress import Progress, StepReport
 from rewardlab.training.ranks import Parallel
 from rewardlab.training.records import Records
@@ -59,13 +59,12 @@ class Trainer(ABC, Generic[MicroBatch]):
         model: nn.Module,
         config: TrainerConfig,
         *,
-        lr: float,
+        optimizer: torch.optim.Optimizer,
         num_steps: int,
-        decay_exempt: Iterable[str],
         records: Records,
         machine: Machine | None = None,
     ) -> None:
-        """By default the process is alone."""
+        """The optimiser's first group has the learning rate that is logged. By default the process is alone."""
         machine = machine or Machine()
         self.model = model
         self.config = config
@@ -79,12 +78,11 @@ class Trainer(ABC, Generic[MicroBatch]):
         """Tokens computed at a time: the configuration's, or half of it once memory ran out."""
         self._evaluated_step = -1
         """The last step at which the model was evaluated."""
+        self._gradients_checked = False
         self.device = next(model.parameters()).device
         self.log = Logbook(records, num_steps=num_steps, peak=machine.peak, device=self.device)
         self._next: tuple[tuple[int, int], list[MicroBatch]] | None = None
-        self.optimizer = build_optimizer(
-            model, lr=lr, weight_decay=config.weight_decay, decay_exempt=frozenset(decay_exempt)
-        )
+        self.optimizer = optimizer
         self.schedule = build_schedule(self.optimizer, config, num_steps)
         self.eval_every = config.eval_every or max(1, num_steps // 10)
 
@@ -125,6 +123,10 @@ class Trainer(ABC, Generic[MicroBatch]):
     @abstractmethod
     def _head(self) -> nn.Module:
         """The part whose gradient norm is logged apart."""
+
+    @abstractmethod
+    def _require_gradients(self) -> None:
+        """Raise ModelError if the backward pass just made, the first of this process, missed something that trains."""
 
     @abstractmethod
     def _evaluate(self) -> None:
@@ -266,6 +268,9 @@ class Trainer(ABC, Generic[MicroBatch]):
             found = self._accumulate(batches, total_weight)
         if found is None:
             raise self._no_memory()
+        if not self._gradients_checked:
+            self._require_gradients()
+            self._gradients_checked = True
         # The host works while the device does.
         work = sum((self._work(batch) for batch in batches), Work())
         if self.step + 1 < self.num_steps:
@@ -275,8 +280,9 @@ class Trainer(ABC, Generic[MicroBatch]):
         loss, statistics, work = self._of_all_ranks(batches, losses, counted, grad_norm, work)
         if unless_out_of_memory(self._update) is None:
             raise DeviceMemoryError(
-                f"step {self.step + 1}: out of memory for the optimiser's state, two float32 copies of every weight "
-                f"that trains. Train with --lora, or a smaller model; --micro-token-budget does not change this."
+                f"step {self.step + 1}: out of memory for the optimiser's state; AdamW's is two float32 copies of "
+                f"every weight that trains. Train with --lora, another --optimizer or a smaller model; "
+                f"--micro-token-budget does not change this."
             )
         sums = self._to_sums(loss, total_weight, statistics)
         seconds = time.perf_counter() - started

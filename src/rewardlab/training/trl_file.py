@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
-from rewardlab.training.config import SchedulerName
+from rewardlab.training.config import OptimizerName, SchedulerName
 from rewardlab.training.trl_keys import KEYS, OLDER_NAMES, REMARKS, RENAMED
 
 Values = Mapping[str, object]
 SCHEDULES: Final = get_args(SchedulerName)
+OPTIMIZERS: Final[Mapping[Any, str]] = {"sgd": "sgd", "adamw_8bit": "adamw8bit", "adamw_bnb_8bit": "adamw8bit"}
 
 
 @dataclass(kw_only=True)
@@ -293,9 +294,42 @@ def _adapters(file: Values, made: Translation, where: str) -> None:
             *("lora_target_modules", tuple(targets) if isinstance(targets, list) else (targets,)),
             *("lora_target_modules", targets),
         )
+    _only_with_adapters(file, made)
+
+
+def _only_with_adapters(file: Values, made: Translation) -> None:
+    """Keys that do nothing in TRL without `use_peft`, and are refused here without --lora."""
+    adapted = bool(file.get("use_peft"))
     modules = file.get("lora_modules_to_save") or []
-    if others := [name for name in (modules if isinstance(modules, (list, tuple)) else [modules]) if name != "score"]:
-        made.say("lora_modules_to_save", others, "with --lora only adapters and the head train")
+    others = tuple(name for name in (modules if isinstance(modules, (list, tuple)) else [modules]) if name != "score")
+    kind = "nf4" if file.get("load_in_4bit") else "int8"
+    quantized = "load_in_4bit" if kind == "nf4" else "load_in_8bit"
+    if kind == "nf4" and (other := file.get("bnb_4bit_quant_type", kind)) != kind:
+        made.say("bnb_4bit_quant_type", other, "in 4 bits weights are held as nf4, with double quantisation")
+    for key, setting, value, remark in (
+        ("use_dora", "dora", True, ""),
+        ("lora_modules_to_save", "lora_modules_to_save", others, "whole names; in PEFT their last letters"),
+        (quantized, "quantization", kind, "compute as --precision says"),
+    ):
+        if not (file.get(key) and value):
+            continue
+        if adapted:
+            made.set(setting, value, key, file[key], remark)
+        else:
+            made.say(key, file[key], f"it is about adapters; with --lora, give {flag(setting, value)}")
+
+
+def _optimizer(file: Values, made: Translation, where: str) -> None:
+    kind = file.get("optim")
+    if kind in OPTIMIZERS:
+        made.set("optimizer", OPTIMIZERS[kind], "optim", kind)
+    elif kind == "adafactor":
+        made.say(
+            *("optim", kind),
+            "the optimiser is AdamW; --optimizer adafactor is PyTorch's, whose --lr is a share of a weight's size",
+        )
+    elif kind not in (None, "adamw_torch", "adamw_torch_fused"):
+        made.say("optim", kind, f"the optimiser is AdamW; --optimizer knows {', '.join(get_args(OptimizerName))}")
 
 
 RULES: Final[Sequence[Callable[[Values, Translation, str], None]]] = (
@@ -307,4 +341,5 @@ RULES: Final[Sequence[Callable[[Values, Translation, str], None]]] = (
     _precision,
     _schedule,
     _adapters,
+    _optimizer,
 )

@@ -66,7 +66,7 @@ REMARKS: Final[Sequence[Remark]] = (
             "greater_is_better save_only_model save_on_each_node ignore_data_skip debug local_rank",
             "restore_callback_states_from_checkpoint use_liger_kernel liger_kernel_config torch_compile",
             "torch_compile_backend torch_compile_mode auto_find_batch_size ignore_bias_buffers",
-            "average_tokens_across_devices gradient_checkpointing_kwargs optim_args",
+            "average_tokens_across_devices gradient_checkpointing_kwargs",
         ),
         text="about speed, display or evaluation in TRL; nothing to set here",
         harmless=(None,),
@@ -103,11 +103,12 @@ REMARKS: Final[Sequence[Remark]] = (
         text="with many devices, torchrun starts the run and --sharding says how they share the model",
     ),
     Remark(
-        keys=("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "use_bnb_nested_quant", "bnb_4bit_quant_storage"),
-        text="weights are not quantised; --lora with --precision bf16 holds the frozen ones in bf16",
+        keys=("use_bnb_nested_quant", "bnb_4bit_quant_storage"),
+        text="with --quantization nf4 the scales are quantised too, and bytes hold the weights",
+        harmless=(None, True, "uint8"),
     ),
     Remark(
-        keys=("use_dora", "lora_target_parameters", "neftune_noise_alpha", "optim_target_modules"),
+        keys=("lora_target_parameters", "neftune_noise_alpha", "optim_target_modules"),
         text="not offered; the run goes on without it",
     ),
     Remark(
@@ -132,11 +133,7 @@ REMARKS: Final[Sequence[Remark]] = (
         text="the order is always drawn with --seed; inside a step, rows of like length are put together",
         harmless=(None, False, "random"),
     ),
-    Remark(
-        keys=("optim",),
-        text="the optimiser is AdamW",
-        harmless=(None, "adamw_torch", "adamw_torch_fused"),
-    ),
+    Remark(keys=("optim_args",), text="not passed on; optimisers run with their usual settings"),
     Remark(keys=("adam_beta1",), text="it is 0.9", harmless=(None, 0.9)),
     Remark(keys=("adam_beta2",), text="it is 0.999", harmless=(None, 0.999)),
     Remark(keys=("adam_epsilon",), text="it is 1e-8", harmless=(None, 1e-8, "1e-8")),
@@ -153,7 +150,8 @@ HANDLED: Final = frozenset(
         "eval_strategy eval_steps load_best_model_at_end metric_for_best_model",
         "save_strategy save_steps save_total_limit",
         "bf16 fp16 lr_scheduler_type lr_scheduler_kwargs warmup_steps",
-        "lora_dropout disable_dropout lora_target_modules lora_modules_to_save",
+        "lora_dropout disable_dropout lora_target_modules lora_modules_to_save use_dora",
+        "load_in_4bit load_in_8bit bnb_4bit_quant_type optim",
     )
 )
 """Keys with a rule of their own, in trl_file."""

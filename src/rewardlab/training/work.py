@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import takewhile
 
 from torch import nn
 
 from rewardlab.batch import PackedBatch
+from rewardlab.core.errors import ModelError
+from rewardlab.model.layers import decoder_layers, final_norm
+from rewardlab.model.quantization import num_weights, weight_shape
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.throughput import ModelShape, Work
 
@@ -17,10 +21,16 @@ def shape_of(model: RewardModel) -> ModelShape:
     weights = {True: 0.0, False: 0.0}
     last = {True: 0, False: 0}
     for parameter, share in _multiplied(model.backbone, _expert_share(config)):
-        weights[parameter.requires_grad] += parameter.numel() * share
+        weights[parameter.requires_grad] += num_weights(parameter) * share
     if model.read_only_where_scored is not None:
         for parameter, _ in _multiplied(model.read_only_where_scored, 1.0):
-            last[parameter.requires_grad] += parameter.numel()
+            last[parameter.requires_grad] += num_weights(parameter)
+    idle = idle_layers(model.backbone)
+    idle_weights = sum(
+        num_weights(parameter) * share
+        for layer in idle
+        for parameter, share in _multiplied(layer, _expert_share(config))
+    )
     window = getattr(config, "sliding_window", None) or 0
     every = "sliding_attention" if window and getattr(config, "use_sliding_window", True) else "full_attention"
     kinds = list(getattr(config, "layer_types", None) or [every] * config.num_hidden_layers)
@@ -36,12 +46,27 @@ def shape_of(model: RewardModel) -> ModelShape:
         full_layers=kinds.count("full_attention"),
         windowed_layers=windowed,
         window=window,
+        idle_weights=round(idle_weights),
+        idle_full_layers=kinds[: len(idle)].count("full_attention"),
+        idle_windowed_layers=kinds[: len(idle)].count("sliding_attention") if window else 0,
     )
+
+
+def idle_layers(backbone: nn.Module) -> list[nn.Module]:
+    """The layers below everything that trains, through which no gradient passes; none where that cannot be told."""
+    try:
+        layers = list(decoder_layers(backbone))
+        above = {id(parameter) for module in (*layers, final_norm(backbone)) for parameter in module.parameters()}
+    except ModelError:
+        return []
+    if any(parameter.requires_grad and id(parameter) not in above for parameter in backbone.parameters()):
+        return []
+    return list(takewhile(lambda layer: not any(p.requires_grad for p in layer.parameters()), layers))
 
 
 def linear_shapes(model: RewardModel) -> list[tuple[int, int]]:
     """(outputs, inputs) of the backbone's matrices; the head's where it has none."""
-    found = [tuple(parameter.shape[-2:]) for parameter, _ in _multiplied(model.backbone, 1.0)]
+    found = [weight_shape(parameter)[-2:] for parameter, _ in _multiplied(model.backbone, 1.0)]
     return [(outputs, inputs) for outputs, inputs in found or [tuple(model.head.weight.shape)]]
 
 

@@ -1,0 +1,98 @@
+"""Frozen weights in 4 or 8 bits through bitsandbytes (QLoRA). The head, and whatever else trains, is never among them.
+
+Quantised weights only compute; what is saved is the base model's own weights plus the update (model/lora.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+from collections.abc import Iterable
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from transformers import BitsAndBytesConfig
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.model.reward import HEAD_ON_DISK
+
+INSTALL: Final = "pip install 'rewardlab[quantization]'"
+FOUR_BIT: Final = "Params4bit"
+EIGHT_BIT: Final = "Int8Params"
+"""Classes of bitsandbytes' parameters; by name, since the package is optional."""
+FARTHEST: Final = 0.25
+"""How far quantised weights may be from their originals, as relative L2: nf4 takes about 0.1 of weights that are nearly
+normal, int8 about 0.01; weights of another model are at a distance of 1 and more."""
+
+
+def require_bitsandbytes(flag: str, *others: str) -> None:
+    """Raise ConfigError, naming the flag, unless there is a CUDA device and bitsandbytes and `others` are installed."""
+    if not torch.cuda.is_available():
+        raise ConfigError(f"{flag}: it needs a CUDA device, and there is none. Leave it out here.")
+    if missing := [name for name in ("bitsandbytes", *others) if find_spec(name) is None]:
+        raise ConfigError(f"{flag} needs the package {' and '.join(missing)}: {INSTALL}.")
+
+
+def require_quantization(kind: str) -> None:
+    """Raise ConfigError if weights cannot be held so here."""
+    if kind != "none":
+        require_bitsandbytes(f"--quantization {kind}", "accelerate")
+
+
+def loading_options(
+    kind: str, *, compute_dtype: torch.dtype, keep: Iterable[str], device: torch.device
+) -> dict[str, Any]:
+    """Arguments of `from_pretrained` that quantise while it reads; none for `none`.
+
+    `keep` names modules that stay as they are, besides the head.
+    """
+    if kind == "none":
+        return {}
+    skipped = [HEAD_ON_DISK, *keep]
+    if kind == "nf4":
+        settings = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=compute_dtype,
+            llm_int8_skip_modules=skipped,
+        )
+    else:
+        # It would say at every product that activations are cast to float16.
+        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
+        # Outliers are told by whole columns of a batch, so a score would depend on what is computed beside it (law 3).
+        settings = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0, llm_int8_skip_modules=skipped)
+    return {"quantization_config": settings, "device_map": {"": device}}
+
+
+def tell_peft(backbone: nn.Module, kind: str) -> None:
+    """Mark the backbone as PEFT expects it: transformers marks the classifier around it alone."""
+    marked: Any = backbone
+    marked.is_loaded_in_4bit, marked.is_loaded_in_8bit = kind == "nf4", kind == "int8"
+
+
+def is_quantized(parameter: Tensor) -> bool:
+    """Whether bitsandbytes holds this weight in fewer bits."""
+    return type(parameter).__name__ in (FOUR_BIT, EIGHT_BIT)
+
+
+def weight_shape(parameter: Tensor) -> tuple[int, ...]:
+    """Shape of the weights in a parameter; in 4 bits they are packed into one column of bytes."""
+    held: Any = parameter
+    return tuple(held.quant_state.shape if type(parameter).__name__ == FOUR_BIT else parameter.shape)
+
+
+def num_weights(parameter: Tensor) -> int:
+    """Weights in a parameter, packed or not."""
+    return math.prod(weight_shape(parameter))
+
+
+def far_from(module: nn.Module, original: Tensor) -> bool:
+    """Whether a layer's quantised weight cannot be that of `original`."""
+    dequantize: Any = importlib.import_module("peft.utils.integrations").dequantize_module_weight
+    held = dequantize(module).detach().float().cpu()
+    wanted = original.float().cpu()
+    return not float((held - wanted).norm()) <= FARTHEST * float(wanted.norm())

@@ -1,0 +1,86 @@
+"""What of a model trains: every weight, its upper layers, adapters, or the head alone. The head always does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from rewardlab.core.config import require
+from rewardlab.core.errors import ModelError
+from rewardlab.model import lora
+from rewardlab.model.config import ModelConfig
+from rewardlab.model.layers import decoder_layers
+from rewardlab.model.quantization import num_weights
+from rewardlab.model.reward import RewardModel
+
+
+def require_layers(config: ModelConfig, text_config: Any) -> None:
+    """Raise ConfigError if more layers are to be frozen than leave one to train."""
+    count = text_config.num_hidden_layers
+    require(
+        config.freeze_layers < count,
+        f"--freeze-layers {config.freeze_layers}: the model has {count} layers, so at most {count - 1} can be frozen; "
+        f"--train-head-only freezes all of them.",
+    )
+
+
+def choose_trainable(model: RewardModel, config: ModelConfig, *, seed: int) -> None:
+    """Freeze what is not to train, and add adapters if they are asked for, drawn from `seed`.
+
+    Raises ModelError for names that the model does not have, and for layers that cannot be found.
+    """
+    if config.lora:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            lora.add_adapters(model.backbone, config)
+    elif config.train_head_only:
+        model.backbone.requires_grad_(False)
+    elif config.freeze_layers:
+        _freeze_first(model.backbone, config.freeze_layers)
+
+
+def _freeze_first(backbone: nn.Module, count: int) -> None:
+    """Freeze every embedding and the first `count` decoder layers."""
+    try:
+        layers = decoder_layers(backbone)
+    except ModelError as error:
+        raise ModelError(
+            f"--freeze-layers {count}: the layers of {type(backbone).__name__} are not in one list, so the first ones "
+            f"cannot be told. Leave it out, or use --lora or --train-head-only."
+        ) from error
+    embeddings = [module for module in backbone.modules() if isinstance(module, nn.Embedding)]
+    for module in [*embeddings, *layers[:count]]:
+        module.requires_grad_(False)
+
+
+def half_frozen(model: nn.Module, dtype: torch.dtype) -> bool:
+    """Hold frozen floating-point weights in the dtype they are computed in; what trains is left as it is.
+
+    Returns whether that rounded any: weights that come from a file in this dtype lose nothing.
+    """
+    rounded = False
+    for parameter in model.parameters():
+        if not parameter.requires_grad and parameter.is_floating_point():
+            held = parameter.data.to(dtype)
+            rounded = rounded or not torch.equal(held.to(parameter.dtype), parameter.data)
+            parameter.data = held
+    return rounded
+
+
+def count_parameters(model: nn.Module) -> tuple[int, int]:
+    """(trainable, all) weights."""
+    counts = [(num_weights(parameter), parameter.requires_grad) for parameter in model.parameters()]
+    return sum(count for count, trains in counts if trains), sum(count for count, _ in counts)
+
+
+def parameters_line(model: RewardModel) -> str:
+    """How many weights train; beside adapters, of which kind they are."""
+    trainable, total = count_parameters(model)
+    line = f"parameters: {trainable:,} of {total:,} trained ({trainable / total:.2%})"
+    if not lora.has_adapters(model):
+        return line
+    adapters = sum(p.numel() for name, p in model.named_parameters() if p.requires_grad and lora.is_adapter(name))
+    head = sum(parameter.numel() for parameter in model.head.parameters())
+    return f"{line}: adapters {adapters:,}, modules to save {trainable - adapters - head:,}, head {head:,}"
