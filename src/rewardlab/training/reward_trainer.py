@@ -17,6 +17,7 @@ from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Sums, TokenGroup
+from rewardlab.data.groups import origin
 from rewardlab.data.level import plan_micro_batches
 from rewardlab.data.loader import macro_batch, steps_per_epoch
 from rewardlab.data.pack import largest_cost
@@ -24,7 +25,8 @@ from rewardlab.model.reward import RewardModel
 from rewardlab.report.tables import format_estimate
 from rewardlab.training import losses
 from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.evaluate import EvalResult, distributions, evaluate_groups, write_evaluation
+from rewardlab.training.evaluate import EvalResult, distributions, evaluate_groups, score_spread, write_evaluation
+from rewardlab.training.observers import Observers
 from rewardlab.training.records import COLUMNS, Records
 from rewardlab.training.selection import Selection, column, direction
 from rewardlab.training.throughput import Peak, Work
@@ -78,6 +80,7 @@ class RewardTrainer(Trainer[PackedBatch]):
         records: Records,
         save: Save,
         peak: Peak | None = None,
+        observers: Observers | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -87,7 +90,9 @@ class RewardTrainer(Trainer[PackedBatch]):
             decay_exempt=model.decay_exempt(),
             records=records,
             peak=peak,
+            observers=observers,
         )
+        self.batch_timeout_s = config.batch_timeout_s
         self.reward_model = model
         self._to_loss = self._loss_and_statistics
         if config.compile:
@@ -115,6 +120,11 @@ class RewardTrainer(Trainer[PackedBatch]):
             pack([built[n] for n in row], share=layout != "unshared", indices=[chosen[n] for n in row]) for row in plan
         ]
 
+    def _reads(self, step: int) -> str:
+        config, groups = self.settings, self.data.train
+        rows = macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
+        return f"preferences {_some(list(map(str, rows)))} of {origin(groups)}"
+
     def _least_budget(self) -> int:
         return largest_cost([self.data.train], self.reward_model.layout)
 
@@ -137,8 +147,7 @@ class RewardTrainer(Trainer[PackedBatch]):
         return losses.to_sums(loss, weight, statistics)
 
     def _describe(self, batch: PackedBatch) -> str:
-        names = [self.data.train[index].preference_id for index in batch.indices]
-        return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        return _some([self.data.train[index].preference_id for index in batch.indices])
 
     def _work(self, batch: PackedBatch) -> Work:
         model = self.reward_model
@@ -167,6 +176,7 @@ class RewardTrainer(Trainer[PackedBatch]):
             "eval_margin_high": margin.high,
             "eval_ece": result.overall.estimates["eval_ece"].value,
             "eval_pairs": result.overall.sums.comparisons,
+            **score_spread(result.rows),
             "epoch": self.step / steps_per_epoch(len(self.data.train), self.settings.batch_size),
         } | self._evaluate_training_part(result)
         self.records.add(self.step, values)
@@ -181,6 +191,7 @@ class RewardTrainer(Trainer[PackedBatch]):
             margin.value,
             result.overall.sums.comparisons,
         )
+        self.observers.row(self.step, values)
         self._keep_if_better(result)
 
     def _judge(self, groups: Sequence[TokenGroup], progress: str) -> EvalResult:
@@ -257,3 +268,8 @@ class RewardTrainer(Trainer[PackedBatch]):
         self._saved.append(folder)
         while self.settings.save_total_limit and len(self._saved) > self.settings.save_total_limit:
             shutil.rmtree(self._saved.pop(0))
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first eight, and how many more there are."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

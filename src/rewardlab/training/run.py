@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from rewardlab.analysis.health import WarningSign
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import (
     NOTABLE_ROUNDING,
@@ -37,12 +38,14 @@ from rewardlab.training.budget import choose_budget
 from rewardlab.training.compat import settle_reading
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, evaluate_groups, write_evaluation
+from rewardlab.training.monitor import require_monitoring, watch_run
 from rewardlab.training.peak import peak_of
 from rewardlab.training.prepare import Base, Prepared, first_rows_of, load_data, open_base, require_sources, to_groups
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer, selection_of
 from rewardlab.training.run_folder import claim_folder, clear_folder
 from rewardlab.training.schedule import warmup_steps
+from rewardlab.training.sinks import choose_viewers
 from rewardlab.training.throughput import Peak
 from rewardlab.training.work import linear_shapes
 
@@ -71,6 +74,8 @@ class TrainResult:
     train_seconds: float
     speed: str
     """Rates of the training steps and peak memory, in a line."""
+    warnings: Sequence[WarningSign]
+    """What was wrong on the way, in the order in which it was seen."""
 
     @property
     def model(self) -> Path:
@@ -151,10 +156,6 @@ def train(config: RewardTrainerConfig) -> TrainResult:
                 resolved.precision,
             )
 
-    assert resolved.steps is not None
-    trainer = RewardTrainer(
-        resolved, model, data, num_steps=resolved.steps, records=Records(resolved.output_dir), save=save, peak=peak
-    )
     test_baseline = None
     if test_groups:  # nothing is chosen by it: the other half of a before-and-after
         test_baseline = evaluate_groups(
@@ -165,17 +166,32 @@ def train(config: RewardTrainerConfig) -> TrainResult:
             progress="test data before training",
         )
         write_evaluation(resolved.output_dir / "evals", "test_before_training", test_baseline)
+    assert resolved.steps is not None
+    watch = watch_run(resolved, next(model.parameters()).device, tokens)
+    trainer = RewardTrainer(
+        resolved,
+        model,
+        data,
+        num_steps=resolved.steps,
+        records=Records(resolved.output_dir),
+        save=save,
+        peak=peak,
+        observers=watch.observers,
+    )
     started = time.perf_counter()
-    trainer.fit()
+    with watch.observers:
+        trainer.fit()
     seconds, speed = time.perf_counter() - started, trainer.speed()
     trainer.release()
     result = _finish(resolved, trainer, test_groups, seconds)
-    return replace(result, test_baseline=test_baseline, baselines=baselines, speed=speed)
+    warnings = tuple(watch.health.signs)
+    return replace(result, test_baseline=test_baseline, baselines=baselines, speed=speed, warnings=warnings)
 
 
 def _claim(config: RewardTrainerConfig) -> None:
     """Take the run folder, once what can be told without data and model is right."""
     selection_of(config)
+    require_monitoring(config)
     claim_folder(
         config.output_dir,
         (config.model, *config.dataset, *config.eval_dataset, *config.test_dataset),
@@ -251,6 +267,7 @@ def _finish(
         baselines={},
         train_seconds=seconds,
         speed="",
+        warnings=(),
     )
 
 
@@ -274,6 +291,7 @@ def _resolve(
         "precision": precision,
         "attention": "padded" if layout == "padded" else "shared",
         "eval_every": config.eval_every or max(1, steps // 10),
+        "report_to": choose_viewers(config.report_to),
         "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
     }
     return replace(config, **decided)

@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from rewardlab.core.errors import DeviceMemoryError, NonFiniteError
+from rewardlab.core.errors import DataError, DeviceMemoryError, NonFiniteError
 from rewardlab.core.types import Sums
 from rewardlab.training.compiled import compiled_programs, growth_line
-from rewardlab.training.config import TrainerConfig
+from rewardlab.training.config import MonitorConfig, TrainerConfig
 from rewardlab.training.memory import peak_memory, release_cached, unless_out_of_memory
+from rewardlab.training.observers import Observers
 from rewardlab.training.optimizer import build_optimizer
+from rewardlab.training.pending import Pending
 from rewardlab.training.records import Records
 from rewardlab.training.schedule import build_schedule
 from rewardlab.training.throughput import Peak, Throughput, Work, closing_line, speed_line
@@ -58,13 +60,17 @@ class Trainer(ABC, Generic[MicroBatch]):
         decay_exempt: Iterable[str],
         records: Records,
         peak: Peak | None = None,
+        observers: Observers | None = None,
     ) -> None:
-        """`peak` is what utilisation is measured against."""
+        """`peak` is what utilisation is measured against; who made the observers closes them."""
         self.model = model
         self.config = config
         self.num_steps = num_steps
         self.records = records
         self.peak = peak
+        self.observers = observers or Observers()
+        self.batch_timeout_s = MonitorConfig.batch_timeout_s
+        """Seconds to wait for a plan; a task sets it by its settings."""
         self.step = 0
         self.token_budget = config.token_budget
         """Tokens computed at a time: the configuration's, or half of it once memory ran out."""
@@ -72,7 +78,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         """Of all steps of this process."""
         self._programs = compiled_programs()
         self.device = next(model.parameters()).device
-        self._next: tuple[tuple[int, int], list[MicroBatch]] | None = None
+        self._next: Pending[list[MicroBatch]] | None = None
         self.optimizer = build_optimizer(
             model, lr=lr, weight_decay=config.weight_decay, decay_exempt=frozenset(decay_exempt)
         )
@@ -84,6 +90,10 @@ class Trainer(ABC, Generic[MicroBatch]):
     @abstractmethod
     def _plan(self, step: int) -> list[MicroBatch]:
         """The micro-batches of macro-step `step` (from 0), at most `token_budget` tokens each."""
+
+    @abstractmethod
+    def _reads(self, step: int) -> str:
+        """What `_plan` reads for a step, by names alone: said when it cannot be read."""
 
     @abstractmethod
     def _least_budget(self) -> int:
@@ -141,6 +151,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         while self.step < self.num_steps:
             report = self.train_step(self._planned(self.step))
             self.step += 1
+            self.observers.step_done(self.step)
             bar.update()
             window.add(report)
             since_evaluation += report.throughput
@@ -191,7 +202,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         # The host works while the device does.
         work = sum((self._work(batch) for batch in batches), Work())
         if self.step + 1 < self.num_steps:
-            self._planned(self.step + 1)
+            self._begin_plan(self.step + 1)
         host = found.tolist()  # the one synchronisation with the device in a macro-step
         per_batch, rest = host[: len(batches)], host[len(batches) :]
         self._require_finite(batches, per_batch, rest[-2])
@@ -214,10 +225,13 @@ class Trainer(ABC, Generic[MicroBatch]):
         """
 
         def compute() -> Tensor:
+            self.observers.step_begins(self.step + 1)
             losses, statistics = [], []
             for batch in ahead(batches, self._move):
                 loss, counted = self._forward(batch)
+                self.observers.forward_done()
                 torch.autograd.backward(loss / total_weight)
+                self.observers.backward_done()
                 losses.append(loss.detach().double())
                 statistics.append(counted)
             head_norm = _norm(self._head().parameters())
@@ -243,12 +257,23 @@ class Trainer(ABC, Generic[MicroBatch]):
         """Whether `flag` holds on any rank, so that all do the same next; there is one."""
         return flag
 
-    def _planned(self, step: int) -> list[MicroBatch]:
-        """The micro-batches of a step, made ahead of it or now."""
+    def _begin_plan(self, step: int) -> Pending[list[MicroBatch]]:
+        """The plan of a step, in the making since now or before; made beside this thread, where a read may stall."""
         key = (step, self.token_budget)
-        if self._next is None or self._next[0] != key:
-            self._next = (key, self._plan(step))
-        return self._next[1]
+        if self._next is None or self._next.key != key:
+            self._next = Pending(key, lambda: self._plan(step))
+        return self._next
+
+    def _planned(self, step: int) -> list[MicroBatch]:
+        """The micro-batches of a step, made ahead of it or now. DataError if that takes too long."""
+        pending = self._begin_plan(step)
+        if not pending.wait(self.batch_timeout_s):
+            raise DataError(
+                f"step {step + 1}: its data could not be read within {self.batch_timeout_s:g} s: {self._reads(step)}. "
+                f"Is the disk or network share there? Keep prepared data on a local disk with --cache-dir, or wait "
+                f"longer with --batch-timeout-s. The weights are those of step {self.step}."
+            )
+        return pending.result()
 
     def _with_half_the_budget(self) -> list[MicroBatch]:
         """Drop what the step has computed, and plan it again: more micro-batches, the same mean."""
@@ -305,6 +330,7 @@ class Trainer(ABC, Generic[MicroBatch]):
             values["pairs_per_second"],
             _duration(remaining),
         )
+        self.observers.row(self.step, values)
 
     def _log_speed(self, throughput: Throughput) -> None:
         values = throughput.values(self.peak, peak_memory(self.device))
