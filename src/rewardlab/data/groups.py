@@ -141,7 +141,7 @@ def num_replies(groups: Sequence[TokenGroup]) -> Numbers:
 
 
 def origin(groups: Sequence[TokenGroup]) -> str:
-    """The datasets that groups are of, and where their tokens lie; nothing of them is read, so it can always be said."""
+    """The datasets that groups are of, and where their tokens lie; nothing of them is read to say it."""
     if not isinstance(groups, Groups):
         return "data in memory"
     files = [(store.source, getattr(store.columns["tokens"].base, "filename", None)) for store in groups.stores]

@@ -1,4 +1,4 @@
-"""Everyone who watches a run, as its settings ask for: viewers, memory, GPU, profiler, and the warning signs, always."""
+"""Everyone who watches a run: viewers, memory, GPU and profiler as its settings ask, and always the warning signs."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def require_steps(num_traced: int, num_steps: int) -> None:
 
 
 class StepProfiler:
-    """Traces macro-steps `WARMUP_STEPS` + 1 and those that follow, counted from the first one that this process does."""
+    """Traces the macro-steps after `WARMUP_STEPS`, counted from the first one that this process does."""
 
     def __init__(self, device: torch.device, folder: Path, *, num_traced: int) -> None:
         self.device = device

@@ -1,7 +1,8 @@
 """The run folder: metrics as CSV and JSONL, reward distributions, samples.
 
 Every file is replaced in one step, but for a new row of the metrics, which is appended by one write and flushed to the
-disk: a process that is killed leaves whole lines (so are warnings; memory.csv and gpu.csv are not flushed). Only a full disk or a loss of power may leave a torn last line.
+disk, as a warning is: a process that is killed leaves whole lines. Only a full disk or a loss of power may leave a torn
+last line. Rows of memory.csv and gpu.csv are not flushed.
 
 config.json                 the resolved configuration
 manifest.json               its hash, rows kept and dropped by cause, token counts, versions

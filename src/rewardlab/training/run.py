@@ -156,16 +156,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
                 resolved.precision,
             )
 
-    test_baseline = None
-    if test_groups:  # nothing is chosen by it: the other half of a before-and-after
-        test_baseline = evaluate_groups(
-            model,
-            test_groups,
-            beta=resolved.beta,
-            budget=resolved.token_budget,
-            progress="test data before training",
-        )
-        write_evaluation(resolved.output_dir / "evals", "test_before_training", test_baseline)
+    test_baseline = _judge_before(resolved, model, test_groups)
     assert resolved.steps is not None
     watch = watch_run(resolved, next(model.parameters()).device, tokens)
     trainer = RewardTrainer(
@@ -225,6 +216,17 @@ def _baselines(
                 {"selection": "evaluation"}.get(on, on),
             )
     return found
+
+
+def _judge_before(config: RewardTrainerConfig, model: RewardModel, test: Sequence[TokenGroup]) -> EvalResult | None:
+    """The untrained model on the test data: nothing is chosen by it, it is the other half of a before-and-after."""
+    if not test:
+        return None
+    result = evaluate_groups(
+        model, test, beta=config.beta, budget=config.token_budget, progress="test data before training"
+    )
+    write_evaluation(config.output_dir / "evals", "test_before_training", result)
+    return result
 
 
 def _finish(

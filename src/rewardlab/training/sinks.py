@@ -1,4 +1,4 @@
-"""Where the values of metrics.csv go besides: TensorBoard, and services by their own packages. Our JSONL stays the record.
+"""Where the values of metrics.csv go besides: TensorBoard, or a service by its own package. The record is our JSONL.
 
 A package that is missing is an error before anything runs; a sink that fails later is dropped (see observers.py).
 """
