@@ -63,7 +63,7 @@ def test_a_loss_that_rises_beyond_its_intervals_while_training_goes_on_is_overfi
     (sign,) = judge(memorising(0.05), FACTS)
     assert (sign.name, sign.step) == ("overfitting", 60), "two evaluations in a row are clear of the best"
     assert "loss rose from 0.570 [0.520, 0.620] at step 30 to 0.850 [0.800, 0.900]" in sign.text
-    assert "training loss went from 0.360 to 0.047" in sign.text
+    assert "training loss went from 0.392 to 0.047" in sign.text
     assert "--early-stopping-patience" in sign.advice
 
 
@@ -167,7 +167,7 @@ def test_what_stays_a_multiple_of_its_median_explodes(name):
 def test_one_spike_a_hard_batch_of_a_good_model_and_a_row_of_few_pairs_are_none():
     usual = [training(10 * n, loss=0.6) for n in range(1, 9)]
     assert judge([*usual, training(90, loss=30.0, grad_norm=900.0), training(100, loss=0.6)], FACTS) == []
-    fitted = [training(10 * n, loss=0.7 * 0.4**n, grad_norm=5 * 0.4**n) for n in range(1, 9)]
+    fitted = [training(10 * n, loss=0.7 * 0.4**n, grad_norm=5 * 0.4**n, head_grad_norm=0.4**n) for n in range(1, 9)]
     assert judge([*fitted, *(training(n, loss=0.5, grad_norm=3.0) for n in (90, 95, 100))], FACTS) == []
     few = [training(n, loss=0.5, train_pairs=1) for n in range(1, 9)]
     assert judge([*few, *(training(n, loss=4.0, grad_norm=90.0, train_pairs=1) for n in (9, 10, 11))], FACTS) == []
@@ -260,12 +260,12 @@ def test_every_sign_has_advice_that_names_a_flag_and_every_advice_a_sign():
 
 
 def test_a_sign_is_told_once_and_again_only_after_it_was_gone():
-    health, told = Health(FACTS), []
-    zero = [True] * 6 + [False] * 2 + [True] * 6 + [False] * 3 + [True] * 6
-    for number, frozen in enumerate(zero):
-        for sign in health.offer(training(number + 1, loss=0.6, head_grad_norm=0.0 if frozen else 1.0)):
-            told.append(sign.step)
-    assert told == [3, 20], "while it flickers (two looks) it is not told again; the last two need three rows"
+    health, told = Health(RunFacts(num_steps=1)), []
+    seen = [True] * 4 + [False] * 2 + [True] * 4 + [False] * 3 + [True] * 4
+    for step, constant in enumerate(seen, start=20):
+        row = evaluation(step, acc=0.5, loss=0.69, eval_score_mean=0.0, eval_score_std=0.001 if constant else 1.0)
+        told += [sign.step for sign in health.offer(row)]
+    assert told == [20, 33], "while it flickers (two looks) it is not told again"
 
 
 def test_values_may_come_in_parts_as_text_and_with_empty_cells():
@@ -287,7 +287,7 @@ def test_without_facts_the_history_tells_them():
     rows = [
         training(10 * n, loss=0.69, acc=0.5, lr=1e-4 * min(n, 5) if n <= 5 else 1e-4 * (11 - n)) for n in range(1, 11)
     ]
-    assert [sign.step for sign in judge(rows)] == [80], "20 steps, and 200 pairs, past a warm-up that ends at step 50"
+    assert [sign.step for sign in judge(rows)] == [70], "20 steps, and 200 pairs, past a warm-up that ends at step 50"
     assert judge([]) == []
 
 
@@ -357,5 +357,5 @@ def test_the_healthy_runs_are_runs_in_which_something_could_be_seen():
     rows = run_of(0, pairs=300, evaluations=10, batch=16, gain=3.0)
     accs = [row["eval_acc"] for row in rows if "eval_acc" in row]
     assert accs[0] < 0.6 < 0.7 < accs[-1]
-    assert rows[-1]["train_nll"] < 0.6 < rows[1]["train_nll"]
+    assert rows[-1]["train_nll"] < rows[1]["train_nll"] - 0.02
     assert any(later < earlier for earlier, later in pairwise(accs)), "it is noisy"

@@ -22,7 +22,7 @@ from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 
 
 class Stalling(Sequence[TokenGroup]):
-    """Groups of which one is never read until `go` is set."""
+    """Groups of which one is never read until `go` is set, but for the type checker, which looks on the main thread."""
 
     def __init__(self, groups: Sequence[TokenGroup], at: int) -> None:
         self.groups = groups
@@ -34,8 +34,9 @@ class Stalling(Sequence[TokenGroup]):
         return len(self.groups)
 
     def __getitem__(self, index: int) -> TokenGroup:
-        if index == self.at:
-            self.threads.append(threading.current_thread())
+        thread = threading.current_thread()
+        if index == self.at and thread is not threading.main_thread():
+            self.threads.append(thread)
             self.go.wait()
         return self.groups[index]
 

@@ -210,7 +210,7 @@ def _exploding(history: History) -> str | None:
     losses = [row["train_loss"] for row in before if "train_loss" in row]
     if losses and all("train_loss" in row for row in recent):
         usual = statistics.median(losses)
-        loss = _mean(recent, "train_loss")
+        loss = statistics.median_low(row["train_loss"] for row in recent)
         if loss > LOSS_TIMES * max(usual, LOG_2):
             return f"the training loss is {loss:.3g} over {_rows(recent)}; its median before was {usual:.3g}."
     norms = [row["grad_norm"] for row in before if "grad_norm" in row]
