@@ -21,6 +21,7 @@ import rewardlab
 import rewardlab.training.run as run_module
 from conftest import write_base_model, write_pairs
 from rewardlab import cli
+from rewardlab.analysis.health import ADVICE
 from rewardlab.analysis.metrics import METRICS
 from rewardlab.artifact.canaries import FAULTS
 from rewardlab.core.spec import SCORE_TOLERANCE, Canary, RendererSpec, RewardSpec
@@ -30,6 +31,7 @@ from rewardlab.data.readers import EXTENSIONS
 from rewardlab.data.rows import CAUSES
 from rewardlab.data.sources import load_preferences
 from rewardlab.model.config import BackboneConfig, ComputeConfig
+from rewardlab.training import gpu, memory_watch
 from rewardlab.training.config import (
     BACKBONE_LR_MULT,
     FULL_LR,
@@ -43,6 +45,7 @@ from rewardlab.training.config import (
 from rewardlab.training.presets import PRESETS
 from rewardlab.training.records import COLUMNS
 from rewardlab.training.run_folder import PROBE_FILES, RUN_FILES
+from rewardlab.training.sinks import OPEN
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -381,6 +384,15 @@ def test_the_training_page_lists_the_files_of_a_run_and_the_columns_of_its_metri
     listed = [name.rstrip("/") for name in first_cells(read("training.md"), "The run folder")]
     assert [name for name in RUN_FILES if name not in listed] == []
     assert sorted(name for name in listed if name in COLUMNS) == sorted(COLUMNS)
+
+
+def test_the_training_page_lists_every_warning_sign_viewer_and_watched_column() -> None:
+    page = read("training.md")
+    assert first_cells(page, "Warning signs") == list(ADVICE)
+    assert first_cells(page, "Watching a run") == list(OPEN)
+    columns = {*gpu.COLUMNS, *memory_watch.COLUMNS}
+    section = page.split("## Watching a run")[1].split("\n## ")[0]
+    assert [name for name in columns if f"`{name}`" not in section] == []
 
 
 def test_the_data_page_gives_every_cause_and_extension() -> None:

@@ -23,7 +23,14 @@ from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.data.config import SelectionConfig
 from rewardlab.model.config import ComputeConfig, ModelConfig, TrainComputeConfig
 from rewardlab.training.compat import Conventions
-from rewardlab.training.config import EvalConfig, LossConfig, ProbeConfig, RewardTrainerConfig, TrainerConfig
+from rewardlab.training.config import (
+    EvalConfig,
+    LossConfig,
+    MonitorConfig,
+    ProbeConfig,
+    RewardTrainerConfig,
+    TrainerConfig,
+)
 from rewardlab.training.run_folder import with_settings_of_run
 
 Settings = TypeVar("Settings")
@@ -39,6 +46,7 @@ ROOMS: dict[str, type] = {
     "speed": TrainComputeConfig,
     "loss": LossConfig,
     "run": TrainerConfig,
+    "monitoring": MonitorConfig,
 }
 WANTED: dict[type, str] = {int: "a whole number", float: "a finite number", Path: "a path"}
 Words = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
@@ -162,6 +170,7 @@ def _train(arguments: Sequence[str]) -> None:
         test=result.compared("test"),
         speed=result.speed,
         chosen=str(result.model),
+        warnings=result.warnings,
     )
     write_text(result.output_dir / "report.txt", report.lstrip() + "\n")
     print(report)
@@ -409,7 +418,7 @@ def _read(given: Any, hint: Any, flag: str) -> object:
         return given
     times = given if isinstance(given[-1], tuple) else (given,)  # a positional argument stands there once
     if get_origin(hint) is tuple:
-        return tuple(word for words in times for word in words)
+        return tuple(_read_word(word, get_args(hint)[0], flag) for words in times for word in words)
     if not times[-1]:
         raise ConfigError(f"{flag}: the value is missing. Write one that begins with a dash as {flag}=VALUE.")
     if len(times[-1]) > 1:

@@ -15,7 +15,7 @@ from rewardlab.analysis.metrics import Evaluation, evaluate
 from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.core.types import ScoreRow
 from rewardlab.data.synthetic import Ceiling, SyntheticPair, ceiling, generate, write_dataset
-from rewardlab.report.run import command, comparison_table
+from rewardlab.report.run import command, comparison_table, warning_block
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import TrainResult, train
 
@@ -82,6 +82,7 @@ def closing_report(result: TrainResult, pairs: tuple[SyntheticPair, ...], best: 
             "length only, bag of words: linear models fitted on the same training pairs.",
             f"ceiling: the true utilities; over other draws of the label noise, {best.bayes_accuracy:.3f} on average.",
             textwrap.fill(result.speed, width=100),
+            *warning_block(result.warnings),
             f"Training took {result.train_seconds / 60:.1f} minutes, everything {minutes:.1f}.",
             "",
             f"Run folder:    {result.output_dir}",

@@ -20,6 +20,7 @@ HAS_TRL = importlib.util.find_spec("trl") is not None
 import data_path  # noqa: E402
 import gpu  # noqa: E402
 import growth  # noqa: E402
+import monitoring  # noqa: E402
 import score_cpu  # noqa: E402
 import train_cpu  # noqa: E402
 from harness import machine, peers  # noqa: E402
@@ -125,6 +126,17 @@ def test_growth_measures_the_tokens_that_the_formula_promises(tmp_path):
     if importlib.util.find_spec("matplotlib") is not None:
         (plot,) = tmp_path.glob("*.svg")
         assert plot.name in next(tmp_path.glob("*.md")).read_text(encoding="utf-8")
+
+
+def test_watching_is_timed_beside_a_run_that_nobody_watches(tmp_path):
+    flags = ["--size", "tiny", "--layers", "1", "--steps", "2", "--batch-size", "2", "--repeats", "2", "--threads", "1"]
+    assert monitoring.main([*flags, "--results", str(tmp_path)]) == 0
+    found = result(tmp_path)
+    assert set(found["variants"]) == set(monitoring.VARIANTS)
+    assert set(found["ratios"]) == {"planned over alone", "default over alone", "memory over alone"}
+    seconds = {name: facts["facts"]["seconds_in_observers"] for name, facts in found["variants"].items()}
+    assert seconds["alone"] < seconds["default"], "somebody watches"
+    assert all(0 < share < 1 for share in found["shares"].values())
 
 
 def test_growth_names_what_it_had_no_time_for(tmp_path):

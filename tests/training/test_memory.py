@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -271,12 +272,20 @@ def test_other_errors_in_a_step_are_not_taken_for_memory(tmp_path):
 
 def test_the_next_step_is_planned_before_the_present_one_is_waited_for(tmp_path, monkeypatch):
     trainer = trainer_on(tmp_path)
-    told = []
+    planned, begun = [], threading.Event()
     plan, take = trainer._plan, trainer._of_all_ranks
-    monkeypatch.setattr(trainer, "_plan", lambda step: told.append(f"plan {step}") or plan(step))
-    monkeypatch.setattr(trainer, "_of_all_ranks", lambda *found: told.append("known") or take(*found))
+
+    def note(step: int):
+        planned.append(step)
+        if step == 1:
+            begun.set()
+        return plan(step)
+
+    monkeypatch.setattr(trainer, "_plan", note)
+    monkeypatch.setattr(trainer, "_of_all_ranks", lambda *found: begun.wait(60) and take(*found))
     trainer.fit()
-    assert told == ["plan 0", "plan 1", "known", "known"], "each step once, the next one before the sync"
+    assert begun.is_set(), "before the first step was known to be finite"
+    assert planned == [0, 1], "each step once"
 
 
 def test_a_step_waits_for_the_device_once(tmp_path, monkeypatch):

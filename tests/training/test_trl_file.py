@@ -104,6 +104,11 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"optim": "adafactor"}, {"optimizer": "adamw"}),
     ({"center_rewards_coefficient": 0.01}, {"center_lambda": 0.01}),
     ({"center_rewards_coefficient": None}, {"center_lambda": 0.0}),
+    ({"report_to": "wandb"}, {"report_to": ("wandb",)}),
+    ({"report_to": ["tensorboard", "comet_ml", "trackio"]}, {"report_to": ("tensorboard", "trackio")}),
+    ({"report_to": []}, {"report_to": ("none",)}),
+    ({"report_to": None}, {"report_to": ("auto",)}),
+    ({"report_to": "all"}, {"report_to": ("auto",)}),
 ]
 
 
@@ -124,7 +129,8 @@ REMARKS: list[tuple[dict[str, Any], str]] = [
     ({"lr_scheduler_kwargs": {"power": 2}}, "lr_scheduler_kwargs: {'power': 2} -> no setting: not passed on"),
     ({"fp16": True}, "fp16: true -> no setting: not offered; --precision"),
     ({"gradient_checkpointing": True}, "gradient_checkpointing: true -> no setting: activations are kept"),
-    ({"report_to": "wandb"}, "report_to: wandb -> no setting: the record of a run is metrics.csv"),
+    ({"report_to": ["comet_ml", "wandb"]}, "report_to: comet_ml -> no setting: --report-to knows auto, tensorboard"),
+    ({"trackio_space_id": "a/b"}, "trackio_space_id: a/b -> no setting: --report-to trackio writes to this machine"),
     ({"use_dora": True}, "use_dora: true -> no setting: it is about adapters; with --lora, give --dora"),
     ({"lora_modules_to_save": ["norm"]}, "lora_modules_to_save: norm -> no setting: it is about adapters; with --lora"),
     (

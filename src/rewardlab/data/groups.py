@@ -9,6 +9,7 @@ Legend: P preferences, G groups.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
 import numpy as np
@@ -137,6 +138,14 @@ def num_replies(groups: Sequence[TokenGroup]) -> Numbers:
     if isinstance(groups, Groups):
         return groups.num_replies()
     return np.array([group.num_replies for group in groups], dtype=np.int64)
+
+
+def origin(groups: Sequence[TokenGroup]) -> str:
+    """The datasets that groups are of, and where their tokens lie; nothing of them is read to say it."""
+    if not isinstance(groups, Groups):
+        return "data in memory"
+    files = [(store.source, getattr(store.columns["tokens"].base, "filename", None)) for store in groups.stores]
+    return ", ".join(f"{name} in {Path(file).parent if file else 'memory'}" for name, file in files)
 
 
 def _starts(counts: Sequence[int]) -> Numbers:

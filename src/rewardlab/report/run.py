@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.report.tables import column_notes, format_count, format_estimate, text_table
 
@@ -85,7 +86,25 @@ def next_steps(model: str) -> str:
     return f"Reward model: {model}\nNext: {command(f'eval --model {model} --dataset YOUR_PAIRS.jsonl')}"
 
 
-def train_report(*, selection: Mapping[str, Judged], test: Mapping[str, Judged], speed: str, chosen: str) -> str:
+def warning_block(warnings: Sequence[WarningSign]) -> list[str]:
+    """A block of the closing report with what was wrong on the way; none if nothing was."""
+    if not warnings:
+        return []
+    lines = [
+        textwrap.fill(f"step {sign.step}: {sign.line()}", width=100, subsequent_indent="  ", break_on_hyphens=False)
+        for sign in warnings
+    ]
+    return ["\n".join(["Warning signs on the way (docs/training.md says what they mean):", *lines])]
+
+
+def train_report(
+    *,
+    selection: Mapping[str, Judged],
+    test: Mapping[str, Judged],
+    speed: str,
+    chosen: str,
+    warnings: Sequence[WarningSign] = (),
+) -> str:
     """The closing tables of a training run; `speed` is a line about its steps.
 
     Numbers of the evaluation data are labelled as what chose the checkpoint; only the test data judge it.
@@ -97,7 +116,7 @@ def train_report(*, selection: Mapping[str, Judged], test: Mapping[str, Judged],
     ):
         if judged:
             blocks.append(f"{title}\n{judged_table(judged)}")
-    blocks += [textwrap.fill(speed, width=100), next_steps(chosen)]
+    blocks += [*warning_block(warnings), textwrap.fill(speed, width=100), next_steps(chosen)]
     return "\n\n".join(["", *blocks])
 
 

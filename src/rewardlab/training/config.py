@@ -18,6 +18,7 @@ HEAD_LR = 1e-3
 """Default learning rates of AdamW by what trains: every weight, adapters and head, the head alone."""
 BACKBONE_LR_MULT = 0.1
 WARMUP_RATIO = 0.05
+Viewer = Literal["auto", "tensorboard", "wandb", "trackio", "mlflow", "none"]
 SchedulerName = Literal["cosine", "linear", "constant", "constant_with_warmup", "cosine_with_min_lr"]
 PresetName = Literal["none", "0.5b-trial", "3b-lora-shp", "7b-lora-shp", "full-finetuning", "proxy-rm", "plain"]
 OptimizerName = Literal["adamw", "sgd", "adafactor", "adamw8bit"]
@@ -244,7 +245,43 @@ class TrainerConfig(OptimizerConfig, ScheduleConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardTrainerConfig(TrainerConfig, LossConfig, TrainComputeConfig, ModelConfig, SelectionConfig):
+class MonitorConfig:
+    """How a run is watched; changes no number of it."""
+
+    report_to: tuple[Viewer, ...] = ("auto",)
+    """Who gets the values of metrics.csv as well, one or several; `auto` is TensorBoard where it is installed."""
+    profile_memory: bool = False
+    """Memory of every step, forward and backward apart, to `memory.csv`."""
+    track_gpu: bool = False
+    """Utilisation, memory, power and temperature of the run's GPU, sampled through NVML, to `gpu.csv`."""
+    gpu_sample_interval_ms: int = 500
+    """Milliseconds between these samples."""
+    profile: bool = False
+    """Trace some steps with torch's profiler, to `profile/`."""
+    profile_steps: int = 3
+    """How many, after two that warm up."""
+    batch_timeout_s: float = 60.0
+    """Seconds to wait for the data of a step before the run ends with an error."""
+
+    def __post_init__(self) -> None:
+        alone = [viewer for viewer in self.report_to if viewer in ("auto", "none")]
+        require(len(self.report_to) > 0, "--report-to: name one or several, or none.")
+        require(
+            not alone or len(self.report_to) == 1,
+            f"--report-to {' '.join(self.report_to)}: {' and '.join(alone)} stands alone.",
+        )
+        require(
+            len(set(self.report_to)) == len(self.report_to),
+            f"--report-to {' '.join(self.report_to)}: names one twice.",
+        )
+        for name in ("gpu_sample_interval_ms", "profile_steps"):
+            value = getattr(self, name)
+            require(value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1.")
+        require(self.batch_timeout_s > 0, f"--batch-timeout-s {self.batch_timeout_s}: must be above 0.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardTrainerConfig(TrainerConfig, MonitorConfig, LossConfig, TrainComputeConfig, ModelConfig, SelectionConfig):
     """Every setting of `rewardlab train`, by the names of its flags.
 
     A `preset` fills in what is not given, as the flag does; what `dataclasses.replace` makes has everything given.
@@ -260,7 +297,7 @@ class RewardTrainerConfig(TrainerConfig, LossConfig, TrainComputeConfig, ModelCo
     def __post_init__(self) -> None:
         vars(self).update(fill(vars(self).pop("_given", {})))
         convert_fields(self, where="RewardTrainerConfig")
-        for room in (TrainerConfig, LossConfig, TrainComputeConfig, ModelConfig, SelectionConfig):
+        for room in (TrainerConfig, MonitorConfig, LossConfig, TrainComputeConfig, ModelConfig, SelectionConfig):
             room.__post_init__(self)
         require(self.model != "", "--model is missing: name a hub model, a folder, or smollm2-135m-instruct.")
         require(len(self.dataset) > 0, "--dataset is missing: name a file, a folder or a hub dataset.")

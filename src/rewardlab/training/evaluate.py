@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
 from rewardlab.artifact.load import load
@@ -71,6 +74,14 @@ def distributions(rows: Sequence[ScoreRow]) -> dict[str, list[float]]:
         chosen.append(preferred.score)
         rejected.append(other.score)
     return {"chosen": chosen, "rejected": rejected}
+
+
+def score_spread(rows: Sequence[ScoreRow]) -> dict[str, float]:
+    """Columns of metrics.csv: mean and standard deviation of all finite scores, NaN where there are none."""
+    scores = np.array([row.score for row in rows if math.isfinite(row.score)], dtype=np.float64)
+    if not scores.size:
+        return {"eval_score_mean": math.nan, "eval_score_std": math.nan}
+    return {"eval_score_mean": float(scores.mean()), "eval_score_std": float(scores.std())}
 
 
 def write_evaluation(folder: Path, name: str, result: EvalResult) -> None:

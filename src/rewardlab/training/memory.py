@@ -56,10 +56,14 @@ def release_cached(device: torch.device) -> None:
         give_back_freed_memory()
 
 
+_TAKEN: Final[dict[torch.device, int]] = {}
+"""The most that `take_peak` saw, which the counters of torch have forgotten."""
+
+
 def peak_memory(device: torch.device) -> int:
     """Bytes: the most that tensors took on a GPU, or that the process took of the machine; 0 where nobody counts."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return max(torch.cuda.max_memory_allocated(device), _TAKEN.get(device, 0))
     if (high_water := process_peak()) is not None:
         return high_water
     if sys.platform == "win32":
@@ -68,6 +72,14 @@ def peak_memory(device: torch.device) -> int:
 
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest if sys.platform == "darwin" else largest * 1024
+
+
+def take_peak(device: torch.device) -> int:
+    """Bytes: the most that tensors took on a GPU since the last call; `peak_memory` goes on counting from the start."""
+    peak = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    _TAKEN[device] = max(peak, _TAKEN.get(device, 0))
+    return peak
 
 
 def free_memory(device: torch.device) -> int | None:

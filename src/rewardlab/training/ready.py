@@ -18,7 +18,7 @@ from rewardlab.core.config import config_hash, to_mapping
 from rewardlab.core.files import provenance, write_json, write_text
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
-from rewardlab.data.loader import steps_per_epoch
+from rewardlab.data.loader import TokenReport, steps_per_epoch
 from rewardlab.data.pack import require_fit
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.load import PRECISION, choose_layout, resolve_precision
@@ -30,6 +30,7 @@ from rewardlab.training.baselines import fit_baselines
 from rewardlab.training.compat import settle_reading
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, write_evaluation
+from rewardlab.training.monitor import require_monitoring
 from rewardlab.training.optimizer import require_optimizer
 from rewardlab.training.parallel import device_of_rank, require_sharding
 from rewardlab.training.prepare import Base, first_rows_of, load_data, open_base, require_sources, to_groups
@@ -46,6 +47,7 @@ from rewardlab.training.resume import (
 from rewardlab.training.reward_trainer import Datasets, selection_of
 from rewardlab.training.run_folder import claim_folder, clear_folder, holds_models
 from rewardlab.training.schedule import warmup_steps
+from rewardlab.training.sinks import choose_viewers
 from rewardlab.training.throughput import Peak
 
 logger = logging.getLogger("rewardlab")
@@ -63,6 +65,8 @@ class Ready:
     data: Datasets
     test: Sequence[TokenGroup]
     baselines: Mapping[str, Mapping[str, EvalResult]]
+    tokens: Mapping[str, TokenReport]
+    """What tokenising did to each kind of data."""
     facts: Mapping[str, Any]
     """Of the manifest: what the data and the template are."""
     interrupted: Interrupted | None
@@ -115,6 +119,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks) -> Ready:
         data=data,
         test=test,
         baselines=baselines,
+        tokens=tokens,
         facts=facts,
         interrupted=interrupted,
         changes=changes,
@@ -126,6 +131,7 @@ def _claim(config: RewardTrainerConfig) -> Interrupted | None:
     selection_of(config)
     require_optimizer(config.optimizer)
     require_quantization(config.quantization)
+    require_monitoring(config)
     interrupted = find_interrupted(config) if config.resume is not None else None
     # What a process left that was killed while it began is in nobody's way.
     may_begin = config.resume is not None and not holds_models(config.output_dir)
@@ -179,6 +185,7 @@ def _resolve(
         "precision": precision,
         "attention": "padded" if layout == "padded" else "shared",
         "eval_every": config.eval_every or max(1, steps // 10),
+        "report_to": choose_viewers(config.report_to),
         "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
     }
     return replace(config, **decided)

@@ -1,12 +1,16 @@
 """The run folder: metrics as CSV and JSONL, reward distributions, samples.
 
 Every file is replaced in one step, but for a new row of the metrics, which is appended by one write and flushed to the
-disk: a process that is killed leaves whole lines. Only a full disk or a loss of power may leave a torn last line.
+disk, as a warning is: a process that is killed leaves whole lines. Only a full disk or a loss of power may leave a torn
+last line. Rows of memory.csv and gpu.csv are not flushed.
 
 config.json                 the resolved configuration
 manifest.json               its hash, rows kept and dropped by cause, token counts, versions
 metrics.jsonl               the record: one object for each logged or evaluated step
 metrics.csv                 the same for spreadsheets
+warnings.jsonl              warning signs as they were told, one object each
+memory.csv, gpu.csv         with --profile-memory and --track-gpu: a row a step, a row a sample
+tensorboard/, profile/      event files of TensorBoard; with --profile a trace and a table
 reward_distributions.json   scores of preferred and other replies at each evaluation
 samples.txt                 rendered pairs, token by token
 evals/                      score rows of each evaluation
@@ -41,6 +45,8 @@ COLUMNS = (
     "eval_margin_low",
     "eval_margin_high",
     "eval_ece",
+    "eval_score_mean",
+    "eval_score_std",
     "train_nll",
     "train_pairs",
     "train_eval_loss",

@@ -60,6 +60,14 @@ FREE: Final = (
     "baselines",
     "trust_remote_code",
     "compat",
+    "preset",
+    "report_to",
+    "profile_memory",
+    "track_gpu",
+    "gpu_sample_interval_ms",
+    "profile",
+    "profile_steps",
+    "batch_timeout_s",
 )
 """They move no weight and choose no model."""
 CADENCE: Final = ("eval_every", "early_stopping_patience", "early_stopping_min_delta")

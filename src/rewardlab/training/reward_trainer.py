@@ -17,6 +17,7 @@ from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Sums, TokenGroup
+from rewardlab.data.groups import origin
 from rewardlab.data.level import plan_micro_batches
 from rewardlab.data.loader import macro_batch, steps_per_epoch
 from rewardlab.data.pack import largest_cost
@@ -30,8 +31,10 @@ from rewardlab.training.evaluate import (
     distributions,
     evaluate_groups,
     read_evaluation,
+    score_spread,
     write_evaluation,
 )
+from rewardlab.training.observers import Observers
 from rewardlab.training.optimizer import build_optimizer
 from rewardlab.training.records import COLUMNS, Records
 from rewardlab.training.run_folder import saved_step, saved_steps
@@ -87,6 +90,7 @@ class RewardTrainer(Trainer[PackedBatch]):
         records: Records,
         save: Save,
         machine: Machine | None = None,
+        observers: Observers | None = None,
     ) -> None:
         super().__init__(
             model,
@@ -101,7 +105,9 @@ class RewardTrainer(Trainer[PackedBatch]):
             num_steps=num_steps,
             records=records,
             machine=machine,
+            observers=observers,
         )
+        self.batch_timeout_s = config.batch_timeout_s
         self.reward_model = model
         self._to_loss = self._loss_and_statistics
         if config.compile:
@@ -131,6 +137,11 @@ class RewardTrainer(Trainer[PackedBatch]):
             for row in plans[self.ranks.rank]
         ]
 
+    def _reads(self, step: int) -> str:
+        config, groups = self.settings, self.data.train
+        rows = macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
+        return f"preferences {_some(list(map(str, rows)))} of {origin(groups)}"
+
     def _least_budget(self) -> int:
         return largest_cost([self.data.train], self.reward_model.layout)
 
@@ -153,8 +164,7 @@ class RewardTrainer(Trainer[PackedBatch]):
         return losses.to_sums(loss, weight, statistics)
 
     def _describe(self, batch: PackedBatch) -> str:
-        names = [self.data.train[index].preference_id for index in batch.indices]
-        return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+        return _some([self.data.train[index].preference_id for index in batch.indices])
 
     def _work(self, batch: PackedBatch) -> Work:
         model = self.reward_model
@@ -185,6 +195,7 @@ class RewardTrainer(Trainer[PackedBatch]):
             "eval_margin_high": margin.high,
             "eval_ece": result.overall.estimates["eval_ece"].value,
             "eval_pairs": result.overall.sums.comparisons,
+            **score_spread(result.rows),
             "epoch": self.step / steps_per_epoch(len(self.data.train), self.settings.batch_size),
         } | self._evaluate_training_part(result)
         self.records.add(self.step, values)
@@ -200,6 +211,7 @@ class RewardTrainer(Trainer[PackedBatch]):
             margin.value,
             result.overall.sums.comparisons,
         )
+        self.observers.row(self.step, values)
         self._offer(result)
 
     def _judge(self, groups: Sequence[TokenGroup], progress: str) -> EvalResult:
@@ -305,3 +317,8 @@ class RewardTrainer(Trainer[PackedBatch]):
                 self._remove(folder)  # the run writes it again when it gets there
             else:
                 self._saved.append(folder)
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first eight, and how many more there are."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

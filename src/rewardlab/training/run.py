@@ -11,6 +11,7 @@ from typing import Literal
 
 import torch
 
+from rewardlab.analysis.health import WarningSign
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import verify_in_clean_process
 from rewardlab.core.types import TokenGroup
@@ -21,6 +22,7 @@ from rewardlab.training.budget import choose_budget
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, evaluate_groups, read_evaluation, write_evaluation
 from rewardlab.training.interrupt import StopRequests
+from rewardlab.training.monitor import Watch, watch_run
 from rewardlab.training.parallel import divide, joined_ranks
 from rewardlab.training.peak import peak_of
 from rewardlab.training.ranks import Ranks
@@ -57,6 +59,8 @@ class TrainResult:
     train_seconds: float
     speed: str
     """Rates of the training steps and peak memory, in a line."""
+    warnings: Sequence[WarningSign]
+    """What was wrong on the way, in the order in which it was seen."""
 
     @property
     def model(self) -> Path:
@@ -103,6 +107,7 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests) -> Tr
     saver = Saver(config, ready.base, model, ranks)
     parallel = divide(model, config.sharding, ranks, device=ready.device, defer_sync=config.defer_gradient_sync)
     assert config.steps is not None
+    watch = watch_run(config, ready.device, ready.tokens) if ranks.is_first else Watch()
     trainer = RewardTrainer(
         config,
         model,
@@ -111,17 +116,21 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests) -> Tr
         records=Records(config.output_dir, writes=ranks.is_first),
         save=lambda folder: saver.save(folder, trainer.step),
         machine=Machine(peak=peak, parallel=parallel, stops=stops),
+        observers=watch.observers,
     )
-    test_baseline = _judge_untrained(config, model, ready, ranks)
-    if ready.interrupted is not None:
-        trainer.restore(ready.interrupted.checkpoint)
     started = time.perf_counter()
-    with stops:
+    with watch.observers, stops:
+        test_baseline = _judge_untrained(config, model, ready, ranks)
+        if ready.interrupted is not None:
+            trainer.restore(ready.interrupted.checkpoint)
+            watch.resume(trainer.records.rows)
         trainer.fit()
     seconds, speed = time.perf_counter() - started, trainer.speed()
     trainer.release()
     result = _finish(config, trainer, ready.test, seconds, ranks)
-    return replace(result, test_baseline=test_baseline, baselines=ready.baselines, speed=speed)
+    return replace(
+        result, test_baseline=test_baseline, baselines=ready.baselines, speed=speed, warnings=tuple(watch.signs)
+    )
 
 
 def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Ready, ranks: Ranks) -> EvalResult | None:
@@ -198,4 +207,5 @@ def _finish(
         baselines={},
         train_seconds=seconds,
         speed="",
+        warnings=(),
     )

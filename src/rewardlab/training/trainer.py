@@ -20,15 +20,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
-from rewardlab.core.errors import DeviceMemoryError, NonFiniteError
+from rewardlab.core.errors import DataError, DeviceMemoryError, NonFiniteError
 from rewardlab.core.types import Sums
 from rewardlab.training.checkpoint import Checkpoint
-from rewardlab.training.config import TrainerConfig
+from rewardlab.training.config import MonitorConfig, TrainerConfig
 from rewardlab.training.interrupt import StopRequests
 from rewardlab.training.keeper import Keeper
 from rewardlab.training.logbook import Logbook, duration
 from rewardlab.training.memory import release_cached, unless_out_of_memory
+from rewardlab.training.observers import Observers
 from rewardlab.training.optimizer import create_state, training_tensors
+from rewardlab.training.pending import Pending
 from rewardlab.training.progress import Progress, StepReport
 from rewardlab.training.ranks import Parallel
 from rewardlab.training.records import Records
@@ -63,8 +65,11 @@ class Trainer(ABC, Generic[MicroBatch]):
         num_steps: int,
         records: Records,
         machine: Machine | None = None,
+        observers: Observers | None = None,
     ) -> None:
-        """The optimiser's first group has the learning rate that is logged. By default the process is alone."""
+        """The optimiser's first group has the learning rate that is logged. By default the process is alone; who made
+        the observers closes them.
+        """
         machine = machine or Machine()
         self.model = model
         self.config = config
@@ -73,6 +78,9 @@ class Trainer(ABC, Generic[MicroBatch]):
         self.parallel = machine.parallel
         self.ranks = self.parallel.ranks
         self.keeper = Keeper(config, records.folder, self.ranks, machine.stops)
+        self.observers = observers or Observers()
+        self.batch_timeout_s = MonitorConfig.batch_timeout_s
+        """Seconds to wait for a plan; a task sets it by its settings."""
         self.step = 0
         self.token_budget = config.token_budget
         """Tokens computed at a time: the configuration's, or half of it once memory ran out."""
@@ -81,7 +89,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         self._gradients_checked = False
         self.device = next(model.parameters()).device
         self.log = Logbook(records, num_steps=num_steps, peak=machine.peak, device=self.device)
-        self._next: tuple[tuple[int, int], list[MicroBatch]] | None = None
+        self._next: Pending[list[MicroBatch]] | None = None
         self.optimizer = optimizer
         self.schedule = build_schedule(self.optimizer, config, num_steps)
         self.eval_every = config.eval_every or max(1, num_steps // 10)
@@ -91,6 +99,10 @@ class Trainer(ABC, Generic[MicroBatch]):
     @abstractmethod
     def _plan(self, step: int) -> list[MicroBatch]:
         """The micro-batches of macro-step `step` (from 0), at most `token_budget` tokens each."""
+
+    @abstractmethod
+    def _reads(self, step: int) -> str:
+        """What `_plan` reads for a step, by names alone: said when it cannot be read."""
 
     @abstractmethod
     def _least_budget(self) -> int:
@@ -169,6 +181,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         while not ended:
             self.log.progress.add(self.train_step(self._planned(self.step)))
             self.step += 1
+            self.observers.step_done(self.step)
             bar.update()
             ended = self._finish_step()
         bar.close()
@@ -181,7 +194,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         last = self.step == self.num_steps
         evaluates = last or self.step % self.eval_every == 0
         if self.log.progress.window and (evaluates or self.step % self.config.log_every == 0):
-            self.log.note_steps(self.step)
+            self.observers.row(self.step, self.log.note_steps(self.step))
         if evaluates and self._evaluated_step != self.step:
             self._heed_stop()
             self.log.note_speed(self.step)
@@ -274,7 +287,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         # The host works while the device does.
         work = sum((self._work(batch) for batch in batches), Work())
         if self.step + 1 < self.num_steps:
-            self._planned(self.step + 1)
+            self._begin_plan(self.step + 1)
         host = found.tolist()  # the one synchronisation with the device in a macro-step
         losses, (*counted, grad_norm, head_grad_norm) = host[: len(batches)], host[len(batches) :]
         loss, statistics, work = self._of_all_ranks(batches, losses, counted, grad_norm, work)
@@ -311,13 +324,16 @@ class Trainer(ABC, Generic[MicroBatch]):
         """
 
         def compute() -> list[Tensor]:
+            self.observers.step_begins(self.step + 1)
             # What is drawn in a step (adapter dropout) is a function of the step, so a resumed run draws the same.
             torch.manual_seed(seed_of_step(self.config.seed, self.step, self.ranks.rank))
             losses, statistics = [], []
             for number, batch in enumerate(ahead(batches, self._move), start=1):
                 self.parallel.before_micro_batch(is_last=number == len(batches))
                 loss, counted = self._forward(batch)
+                self.observers.forward_done()
                 torch.autograd.backward(loss / total_weight)
+                self.observers.backward_done()
                 losses.append(loss.detach().double())
                 statistics.append(counted)
             return [torch.stack(losses), torch.stack(statistics).sum(0)]
@@ -348,12 +364,23 @@ class Trainer(ABC, Generic[MicroBatch]):
         """Learning rate of the coming step."""
         return float(self.schedule.get_last_lr()[0])
 
-    def _planned(self, step: int) -> list[MicroBatch]:
-        """The micro-batches of a step, made ahead of it or now."""
+    def _begin_plan(self, step: int) -> Pending[list[MicroBatch]]:
+        """The plan of a step, in the making since now or before; made beside this thread, where a read may stall."""
         key = (step, self.token_budget)
-        if self._next is None or self._next[0] != key:
-            self._next = (key, self._plan(step))
-        return self._next[1]
+        if self._next is None or self._next.key != key:
+            self._next = Pending(key, lambda: self._plan(step))
+        return self._next
+
+    def _planned(self, step: int) -> list[MicroBatch]:
+        """The micro-batches of a step, made ahead of it or now. DataError if that takes too long."""
+        pending = self._begin_plan(step)
+        if not pending.wait(self.batch_timeout_s):
+            raise DataError(
+                f"step {step + 1}: its data could not be read within {self.batch_timeout_s:g} s: {self._reads(step)}. "
+                f"Is the disk or network share there? Keep prepared data on a local disk with --cache-dir, or wait "
+                f"longer with --batch-timeout-s. The weights are those of step {self.step}."
+            )
+        return pending.result()
 
     def _with_half_the_budget(self) -> list[MicroBatch]:
         """Drop what the step has computed, and plan it again: more micro-batches, the same mean."""

@@ -11,12 +11,13 @@ from typing import Any, Final, get_args
 
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
-from rewardlab.training.config import OptimizerName, SchedulerName
+from rewardlab.training.config import OptimizerName, SchedulerName, Viewer
 from rewardlab.training.trl_keys import KEYS, OLDER_NAMES, REMARKS, RENAMED
 
 Values = Mapping[str, object]
 SCHEDULES: Final = get_args(SchedulerName)
 OPTIMIZERS: Final[Mapping[Any, str]] = {"sgd": "sgd", "adamw_8bit": "adamw8bit", "adamw_bnb_8bit": "adamw8bit"}
+VIEWERS: Final = get_args(Viewer)
 
 
 @dataclass(kw_only=True)
@@ -332,6 +333,20 @@ def _optimizer(file: Values, made: Translation, where: str) -> None:
         made.say("optim", kind, f"the optimiser is AdamW; --optimizer knows {', '.join(get_args(OptimizerName))}")
 
 
+def _viewers(file: Values, made: Translation, where: str) -> None:
+    asked = file.get("report_to")
+    if asked is None:
+        return
+    names = [str(name) for name in asked] if isinstance(asked, (list, tuple)) else [str(asked)]
+    if others := [name for name in names if name not in VIEWERS]:
+        made.say(
+            "report_to", others, f"--report-to knows {', '.join(VIEWERS)}; the record is metrics.jsonl in any case"
+        )
+    known = tuple(dict.fromkeys(name for name in names if name in VIEWERS))
+    if known or not names:
+        made.set("report_to", known or ("none",), "report_to", list(known) or "none")
+
+
 RULES: Final[Sequence[Callable[[Values, Translation, str], None]]] = (
     _batch,
     _length_of_run,
@@ -342,4 +357,5 @@ RULES: Final[Sequence[Callable[[Values, Translation, str], None]]] = (
     _schedule,
     _adapters,
     _optimizer,
+    _viewers,
 )

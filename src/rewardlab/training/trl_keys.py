@@ -80,9 +80,9 @@ REMARKS: Final[Sequence[Remark]] = (
         "--micro-token-budget, or use --activation-checkpointing full",
     ),
     Remark(
-        keys=("report_to", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
-        text="the record of a run is metrics.csv and metrics.jsonl in its folder; send them on from there",
-        harmless=(None, "none", [], ["none"]),
+        keys=("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"),
+        text="--report-to trackio writes to this machine; set TRACKIO_SPACE_ID for a space",
+        harmless=(None,),
     ),
     Remark(
         keys=_named("push_to_hub hub_token hub_private_repo hub_model_id hub_strategy hub_always_push hub_revision"),
@@ -151,7 +151,7 @@ HANDLED: Final = frozenset(
         "save_strategy save_steps save_total_limit",
         "bf16 fp16 lr_scheduler_type lr_scheduler_kwargs warmup_steps",
         "lora_dropout disable_dropout lora_target_modules lora_modules_to_save use_dora",
-        "load_in_4bit load_in_8bit bnb_4bit_quant_type optim",
+        "load_in_4bit load_in_8bit bnb_4bit_quant_type optim report_to",
     )
 )
 """Keys with a rule of their own, in trl_file."""

@@ -1,0 +1,141 @@
+"""Warning signs of a run: which were seen at which step, and what to try. Judges the rows of metrics.csv alone.
+
+A sign is told when it appears, and again only after it was gone. No clock, no files, no torch: a running Trainer offers
+its rows one by one, and the history of a finished run is judged by the same code.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from rewardlab.analysis.signs import AT_EVALUATION, MOSTLY, WHILE_TRAINING, History, Look, RunFacts
+
+GONE: Final = 3
+"""Looks in a row that a sign must be gone before it is told again."""
+
+ADVICE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "overfitting": "best/ keeps the best evaluation. Try fewer --epochs or --steps, a lower --lr, "
+        "--early-stopping-patience 3, --score-regularization-lambda 0.1, or more data",
+        "reversed_labels": "Look whether --eval-dataset and --dataset mean the same reply by `chosen` (samples.txt "
+        "shows training rows); for soft labels and K-wise scores, which end of the scale is good",
+        "no_skill": "Try a --lr three to ten times higher, and --lora-target-modules all-linear with --lora; look at "
+        "samples.txt: are the replies cut, and do the labels follow from them?",
+        "exploding": "Try a --lr three to ten times lower, a longer --warmup-ratio, a lower --max-grad-norm, or "
+        "--precision fp32",
+        "oscillating": "Try a lower --lr, a schedule that falls (--lr-scheduler cosine), or a larger --batch-size",
+        "narrow_scores": "Try a higher --lr or more --epochs, and less of --score-regularization-lambda, "
+        "--regularization-lambda and --center-lambda",
+        "growing_scores": "Try --score-regularization-lambda 0.1, more --label-smoothing, or fewer --epochs",
+        "frozen_head": "The head must train: look at what changed requires_grad or detached the scores",
+        "frozen_backbone": "Only the head learns. With --lora look at --lora-target-modules; `rewardlab probe` fits a "
+        "head on a frozen model in seconds",
+        "truncated": "Raise --max-seq-len, or leave long rows out with --overlong drop",
+    }
+)
+"""Every sign, and what to try."""
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarningSign:
+    """What was seen at a step, and what to try."""
+
+    step: int
+    name: str
+    """A key of `ADVICE`."""
+    text: str
+    """A sentence with the numbers."""
+    advice: str
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+    def line(self) -> str:
+        """For the log and the report."""
+        return f"{self.name}: {self.text} {self.advice}."
+
+
+class Health:
+    """Is offered each row of a run and says what is new."""
+
+    def __init__(self, facts: RunFacts) -> None:
+        self.history = History(facts)
+        self._gone: dict[str, int] = {}
+        """Sign that was told -> looks since it was last seen."""
+
+    def start(self, truncation: Mapping[str, tuple[int, int]]) -> list[WarningSign]:
+        """Signs in the data: name -> (replies whose prompt was cut, replies)."""
+        cut = {name: (part, of) for name, (part, of) in truncation.items() if of and part >= MOSTLY * of}
+        if not cut:
+            return []
+        shares = "; ".join(f"{part} of {of} replies of the {name} data" for name, (part, of) in cut.items())
+        return [self._sign("truncated", f"prompts were cut to fit the limit of tokens: {shares}.")]
+
+    def offer(self, row: Row) -> list[WarningSign]:
+        """New signs after a row of metrics.csv, or after a part of it: values of one step may come one after the other.
+
+        Cells may be numbers, texts of numbers, empty or None. Rows come in the order of their steps.
+        """
+        values = {name: number for name, cell in row.items() if (number := _number(cell)) is not None}
+        history = self.history
+        history.step = int(values["step"])
+        found = []
+        if "train_loss" in values or "train_nll" in values:
+            history.add_trained(values)
+            found += self._look(WHILE_TRAINING)
+        if "eval_loss" in values or "eval_acc" in values:
+            history.evaluated.append(values)
+            found += self._look(AT_EVALUATION)
+        return found
+
+    def _look(self, looks: Mapping[str, Look]) -> list[WarningSign]:
+        found = []
+        for name, look in looks.items():
+            text = look(self.history)
+            if text is None:
+                self._gone[name] = self._gone.get(name, GONE) + 1
+            else:
+                if self._gone.get(name, GONE) >= GONE:
+                    found.append(self._sign(name, text))
+                self._gone[name] = 0
+        return found
+
+    def _sign(self, name: str, text: str) -> WarningSign:
+        return WarningSign(step=self.history.step, name=name, text=text, advice=ADVICE[name])
+
+
+def judge(
+    rows: Iterable[Row], facts: RunFacts | None = None, *, truncation: Mapping[str, tuple[int, int]] | None = None
+) -> list[WarningSign]:
+    """Every sign of a whole history, in the order in which it would have been told; facts are guessed without."""
+    rows = list(rows)
+    health = Health(facts or _facts_of(rows))
+    found = health.start(truncation or {})
+    for row in rows:
+        found += health.offer(row)
+    return found
+
+
+def _facts_of(rows: Sequence[Row]) -> RunFacts:
+    """The last row is the end; the warm-up ends where the learning rate is highest."""
+    steps = [int(number) for row in rows if (number := _number(row.get("step"))) is not None]
+    rates = [(rate, row) for row in rows if (rate := _number(row.get("lr"))) is not None]
+    highest = max(rates, key=lambda entry: entry[0], default=(0.0, {"step": 0}))
+    rising = bool(rates) and rates[0][0] < highest[0]
+    return RunFacts(num_steps=max(steps, default=0), warmup_steps=int(highest[1]["step"]) if rising else 0)
+
+
+def _number(cell: Any) -> float | None:
+    """A finite number, or None."""
+    try:
+        number = float(cell)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

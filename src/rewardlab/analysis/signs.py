@@ -1,0 +1,379 @@
+"""What each warning sign looks like: functions of the rows so far, with the borders they go by and why.
+
+Evaluations are compared by their intervals, as in `stats.difference`, so that noise is no sign; where a value or an
+interval is missing there is none either.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Final
+
+from rewardlab.analysis.stats import wilson
+
+LOG_2: Final = math.log(2)
+"""Loss of a coin toss."""
+SURE: Final = 1.5
+"""Widths of a 95 % interval (z = 2.9) by which one comparison must be clear: dozens of looks are taken at a run."""
+LEARNED: Final = 0.02
+"""How far below log 2 a loss shows skill: that of a calibrated model with an accuracy of 0.6."""
+SETTLED_STEPS: Final = 20
+"""Steps past the warm-up before a model is expected to have learned anything."""
+SETTLED_SHARE: Final = 0.4
+"""Share of the run after which the same is expected."""
+MANY_PAIRS: Final = 5_000
+"""Comparisons past the warm-up after which it is expected in a run of any length."""
+ENOUGH_PAIRS: Final = 200
+"""Comparisons without which a mean training loss is too uncertain (± 0.05) to say that nothing was learned."""
+EARLY_SHARE: Final = 0.2
+"""Share of the run in which an untrained head may still disagree with the labels by accident."""
+MOST_ROWS: Final = 500
+"""Rows of the latter half of a run that are looked at, so that a look takes no longer in a long run."""
+SPIKE_PAIRS: Final = 64
+"""Comparisons over which an explosion must last, and two rows at least: one bad batch is no sign."""
+LOSS_TIMES: Final = 3.0
+"""Multiple of its running median, and of log 2, at which a loss explodes: three coin tosses in place of one."""
+GRADIENT_TIMES: Final = 10.0
+"""The same for a gradient norm, which moves by factors of two or three in healthy runs."""
+MEDIAN_ROWS: Final = 50
+"""Rows of a running median."""
+FEWEST_ROWS: Final = 5
+"""Rows that a median of gradient norms needs."""
+LATE_SHARE: Final = 2 / 3
+"""Where the last third of a run begins."""
+MOST_LATE: Final = 30
+"""Evaluations of the last third that are looked at."""
+NEEDED_SPREAD: Final = 0.88
+"""Standard deviation of β · score over the log odds of the accuracy, for a calibrated model with normal differences."""
+NARROW: Final = 1 / 3
+"""Part of the needed spread below which scores are too close together."""
+CONSTANT: Final = 0.02
+"""Standard deviation of β · score at which every reply has the same probability to within a per cent."""
+GROWING_EVALUATIONS: Final = 5
+"""Evaluations in a row over which scores must have grown."""
+GROWTH: Final = 1.5
+"""Factor by which they must have grown."""
+LARGE_MARGIN: Final = 3.0
+"""β · margin beyond which growth buys nothing: σ(3) is 0.95."""
+LARGE_SCORE: Final = 5.0
+"""The same for scores, whose differences are √2 as wide."""
+FROZEN_ROWS: Final = 3
+"""Rows in which a gradient must be zero."""
+ROUNDING: Final = 1e-6
+"""Relative difference of two gradient norms that is none in float32."""
+MOSTLY: Final = 0.5
+"""Share of truncated replies from which on the data are no longer what was collected."""
+
+
+Values = dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What the rows of a run do not say."""
+
+    num_steps: int
+    """Of the whole run."""
+    warmup_steps: int = 0
+    beta: float = 1.0
+    """σ(β · score difference) is the probability of the preferred reply."""
+
+
+class History:
+    """The rows so far, as numbers."""
+
+    def __init__(self, facts: RunFacts) -> None:
+        self.facts = facts
+        self.step = 0
+        self.trained: list[Values] = []
+        """Rows with training values."""
+        self.evaluated: list[Values] = []
+        """Rows with an evaluation."""
+        self.past_warmup = 0.0
+        """Comparisons trained on after the warm-up."""
+
+    def add_trained(self, row: Values) -> None:
+        """A row with training values."""
+        self.trained.append(row)
+        if row["step"] > self.facts.warmup_steps:
+            self.past_warmup += _pairs(row)
+
+    @property
+    def settled(self) -> bool:
+        """Whether a healthy run would have learned something by now."""
+        facts = self.facts
+        if self.step < facts.warmup_steps + SETTLED_STEPS:
+            return False
+        return self.step >= SETTLED_SHARE * facts.num_steps or self.past_warmup >= MANY_PAIRS
+
+
+Look = Callable[[History], str | None]
+"""Says what it sees in a sentence, or nothing."""
+
+
+# --- signs -----------------------------------------------------------------------------------------------------
+
+
+def _overfitting(history: History) -> str | None:
+    """The last two evaluations are both worse than an earlier one, and the training data are fitted better."""
+    *earlier, before, now = [{}, {}, *history.evaluated]
+    for name, what, went, sign in (
+        ("eval_loss", "loss", "rose", -1),
+        ("eval_acc", "accuracy", "fell", 1),
+    ):
+        candidates = [row for row in earlier if name in row]
+        if not candidates:
+            continue
+        best = max(candidates, key=lambda row: sign * row[name])
+        if not all(_worse(row, best, name, sign) for row in (before, now)):
+            continue
+        if trained := _fitted_better(history, best, now):
+            return (
+                f"the evaluation {what} {went} from {_shown(best, name)} at step {best['step']:.0f} to "
+                f"{_shown(now, name)}, beyond the intervals, while {trained}."
+            )
+    return None
+
+
+def _fitted_better(history: History, best: Values, now: Values) -> str | None:
+    """How the loss on training data fell since `best`, or None if it did not, or is not below the evaluation's."""
+    first, last = best.get("train_eval_loss"), now.get("train_eval_loss")
+    if first is not None and last is not None:
+        better = last < first and now.get("gap_loss_low", 0.0) > 0
+        return f"that of the watched training rows went from {first:.3f} to {last:.3f}" if better else None
+    after = [row for row in history.trained if row["step"] > best["step"]]
+    until = [row for row in history.trained if row["step"] <= best["step"]][-len(after) :] or after[:1]
+    recent = after[-max(1, len(after) // 3) :]
+    if not recent or not until:
+        return None
+    first, last = _mean(until, "train_nll"), _mean(recent, "train_nll")
+    if last < first and last < now.get("eval_loss_low", -math.inf):
+        return f"the training loss went from {first:.3f} to {last:.3f}"
+    return None
+
+
+def _reversed_labels(history: History) -> str | None:
+    """Twice in a row below one half (or a negative margin), past the beginning, and not on the way up."""
+    facts = history.facts
+    first, last = history.evaluated[0], history.evaluated[-2:]
+    if len(last) < 2 or any(
+        row["step"] <= facts.warmup_steps or row["step"] < EARLY_SHARE * facts.num_steps for row in last
+    ):
+        return None
+    for name, what, border in (("eval_acc", "accuracy", 0.5), ("eval_margin", "margin", 0.0)):
+        below = all(name in row and _reach(row, name, 1, SURE) < border for row in last)
+        if below and not _above(last[-1], first, name, SURE):
+            return (
+                f"the evaluation {what} is {_shown(last[-1], name)}, below {border:g} by more than its interval, after "
+                f"{history.step} steps."
+            )
+    return None
+
+
+def _no_skill(history: History) -> str | None:
+    """Neither the recent training loss nor the accuracies are better than those of a coin."""
+    facts = history.facts
+    if not history.settled:
+        return None
+    latest = history.trained[-MOST_ROWS:]
+    rows = [row for row in latest if row["step"] > max(facts.warmup_steps, history.step / 2)]
+    pairs = sum(map(_pairs, rows))
+    if pairs < ENOUGH_PAIRS or (loss := _mean(rows, "train_nll")) < LOG_2 - LEARNED:
+        return None
+    accuracy = _mean(rows, "train_acc")
+    if math.isfinite(accuracy) and wilson(accuracy * pairs, int(pairs)).low > 0.5:
+        return None
+    evaluated = ""
+    if history.evaluated:
+        now = history.evaluated[-1]
+        if now.get("eval_acc_low", 0.0) > 0.5 or now.get("eval_loss_high", math.inf) < LOG_2:
+            return None
+        evaluated = f", and the evaluation accuracy {_shown(now, 'eval_acc')}" if "eval_acc" in now else ""
+    return (
+        f"the training loss over the last {pairs:.0f} pairs is {loss:.3f}, a coin toss has {LOG_2:.3f}; their accuracy "
+        f"is {accuracy:.3f}{evaluated}."
+    )
+
+
+def _exploding(history: History) -> str | None:
+    """Loss or gradient norm far above what they were, for more than a batch."""
+    recent = _recent(history.trained)
+    if not recent:
+        return None
+    end = len(history.trained) - len(recent)
+    before = history.trained[max(0, end - MEDIAN_ROWS) : end]
+    losses = [row["train_loss"] for row in before if "train_loss" in row]
+    if losses and all("train_loss" in row for row in recent):
+        usual = statistics.median(losses)
+        loss = statistics.median_low(row["train_loss"] for row in recent)
+        if loss > LOSS_TIMES * max(usual, LOG_2):
+            return f"the training loss is {loss:.3g} over {_rows(recent)}; its median before was {usual:.3g}."
+    norms = [row["grad_norm"] for row in before if "grad_norm" in row]
+    now = [row["grad_norm"] for row in recent if "grad_norm" in row]
+    if now and len(norms) >= FEWEST_ROWS:
+        # Above its early level too: the gradients of a model that fits its data are small, and any batch is a multiple.
+        first = [row["grad_norm"] for row in history.trained[:FEWEST_ROWS] if "grad_norm" in row]
+        usual = max(statistics.median(norms), statistics.median(first or norms))
+        norm = statistics.median_low(now)
+        if norm > GRADIENT_TIMES * usual > 0:
+            return f"the gradient norm is {norm:.3g} over {_rows(recent)}; its median before was {usual:.3g}."
+    return None
+
+
+def _recent(rows: Sequence[Values]) -> list[Values]:
+    """The last rows, two at least, that hold `SPIKE_PAIRS`; nothing if there are not so many."""
+    pairs = 0.0
+    for number in range(1, len(rows) + 1):
+        pairs += _pairs(rows[-number])
+        if number >= 2 and pairs >= SPIKE_PAIRS:
+            return list(rows[-number:])
+    return []
+
+
+def _oscillating(history: History) -> str | None:
+    """Late in a run the accuracy falls and rises again (or the other way), both further than intervals allow."""
+    late = [row for row in history.evaluated if row["step"] >= LATE_SHARE * history.facts.num_steps][-MOST_LATE:]
+    for middle in range(1, len(late) - 1):
+        for sign in (1, -1):
+            turn = late[middle]
+            before = max(late[:middle], key=lambda row: sign * row.get("eval_acc", -sign * math.inf))
+            after = max(late[middle + 1 :], key=lambda row: sign * row.get("eval_acc", -sign * math.inf))
+            if all(_worse(turn, row, "eval_acc", sign, width=1.0) for row in (before, after)):
+                return (
+                    f"the evaluation accuracy went {_shown(before, 'eval_acc')}, {_shown(turn, 'eval_acc')}, "
+                    f"{_shown(after, 'eval_acc')} at steps {before['step']:.0f}, {turn['step']:.0f} and "
+                    f"{after['step']:.0f}: further than the intervals allow."
+                )
+    return None
+
+
+def _narrow_scores(history: History) -> str | None:
+    """All scores are (nearly) the same, or too close together for the accuracy that their order shows."""
+    now = history.evaluated[-1]
+    if not history.settled or "eval_score_std" not in now:
+        return None
+    spread = history.facts.beta * now["eval_score_std"]
+    low = min(now.get("eval_acc_low", 0.0), 1 - 1e-3)  # an accuracy of 1 would need any spread
+    needed = NEEDED_SPREAD * math.log(low / (1 - low)) if low > 0.5 else 0.0
+    if spread >= max(CONSTANT, NARROW * needed):
+        return None
+    what = f"; an accuracy of {_shown(now, 'eval_acc')} needs {needed:.2g} or more" if needed > CONSTANT else ""
+    return (
+        f"the scores of the evaluation data lie in a narrow band: {now.get('eval_score_mean', math.nan):.3g} with a "
+        f"standard deviation of {now['eval_score_std']:.2g}{what}."
+    )
+
+
+def _growing_scores(history: History) -> str | None:
+    """Margin or scores have grown evaluation by evaluation, with nothing to show for it."""
+    rows = history.evaluated[-GROWING_EVALUATIONS:]
+    first, now = rows[0], rows[-1]
+    if len(rows) < GROWING_EVALUATIONS or first["step"] <= history.facts.warmup_steps:
+        return None
+    if _above(now, first, "eval_acc", 1.0) or not now.get("eval_loss", -1.0) >= first.get("eval_loss", math.inf):
+        return None
+    for what, size, large in (
+        ("margin", lambda row: row.get("eval_margin", 0.0), LARGE_MARGIN),
+        ("size of the scores", lambda row: _size(row), LARGE_SCORE),
+    ):
+        sizes = [history.facts.beta * size(row) for row in rows]
+        steady = all(later > earlier for earlier, later in pairwise(sizes))
+        if steady and sizes[-1] >= max(large, GROWTH * sizes[0]):
+            return (
+                f"the {what} (times β) grew from {sizes[0]:.2f} at step {first['step']:.0f} to {sizes[-1]:.2f} over "
+                f"{len(rows)} evaluations, while the accuracy went from {_shown(first, 'eval_acc')} to "
+                f"{_shown(now, 'eval_acc')} and the loss from {first['eval_loss']:.3f} to {now['eval_loss']:.3f}."
+            )
+    return None
+
+
+def _frozen_head(history: History) -> str | None:
+    rows = history.trained[-FROZEN_ROWS:]
+    if len(rows) < FROZEN_ROWS or any(row.get("head_grad_norm") != 0 for row in rows):
+        return None
+    return f"the gradient of the head has been zero since step {rows[0]['step']:.0f}."
+
+
+def _frozen_backbone(history: History) -> str | None:
+    rows = history.trained[-FROZEN_ROWS:]
+    if len(rows) < FROZEN_ROWS or not all("grad_norm" in row and "head_grad_norm" in row for row in rows):
+        return None
+    if not all(0 < row["grad_norm"] <= row["head_grad_norm"] * (1 + ROUNDING) for row in rows):
+        return None
+    return (
+        f"the gradient of everything but the head has been zero since step {rows[0]['step']:.0f}: its norm is "
+        f"{rows[-1]['grad_norm']:.3g}, the head's alone {rows[-1]['head_grad_norm']:.3g}."
+    )
+
+
+WHILE_TRAINING: Final[Mapping[str, Look]] = MappingProxyType(
+    {"exploding": _exploding, "frozen_head": _frozen_head, "frozen_backbone": _frozen_backbone, "no_skill": _no_skill}
+)
+AT_EVALUATION: Final[Mapping[str, Look]] = MappingProxyType(
+    {
+        "overfitting": _overfitting,
+        "reversed_labels": _reversed_labels,
+        "oscillating": _oscillating,
+        "narrow_scores": _narrow_scores,
+        "growing_scores": _growing_scores,
+    }
+)
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------
+
+
+def _pairs(row: Values) -> float:
+    return row.get("train_pairs", 0.0)
+
+
+def _mean(rows: Sequence[Values], name: str) -> float:
+    """Over pairs; NaN where nobody has a value."""
+    known = [(row[name], _pairs(row)) for row in rows if name in row]
+    weight = sum(pairs for _, pairs in known)
+    return sum(value * pairs for value, pairs in known) / weight if weight else math.nan
+
+
+def _size(row: Values) -> float:
+    """Root mean square of the scores."""
+    return math.hypot(row.get("eval_score_mean", 0.0), row.get("eval_score_std", 0.0))
+
+
+def _reach(row: Values, name: str, sign: int, width: float) -> float:
+    """The value and `width` times its interval's half upwards (sign 1) or downwards; NaN without an interval."""
+    limit = row.get(f"{name}_high" if sign > 0 else f"{name}_low", math.nan)
+    return row[name] + width * (limit - row[name])
+
+
+def _above(one: Values, other: Values, name: str, width: float) -> bool:
+    """Whether `one` lies above `other` by more than `width` times the interval of the difference (Zou & Donner 2008).
+
+    False where a value or an interval is missing. Two evaluations of the same pairs vary together, so this is careful.
+    """
+    if name not in one or name not in other:
+        return False
+    apart = one[name] - other[name]
+    noise = math.hypot(_reach(one, name, -1, 1.0) - one[name], _reach(other, name, 1, 1.0) - other[name])
+    return apart > width * noise
+
+
+def _worse(row: Values, best: Values, name: str, sign: int, width: float = SURE) -> bool:
+    """Whether `row` is clearly worse than `best` where more (sign 1) or less (−1) is better."""
+    return _above(best, row, name, width) if sign > 0 else _above(row, best, name, width)
+
+
+def _shown(row: Values, name: str) -> str:
+    """`0.734 [0.695, 0.771]`."""
+    if name not in row:
+        return "—"
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+    return f"{row[name]:.3f} [{low:.3f}, {high:.3f}]" if low is not None and high is not None else f"{row[name]:.3f}"
+
+
+def _rows(rows: Sequence[Values]) -> str:
+    return f"the last {sum(map(_pairs, rows)):.0f} pairs"

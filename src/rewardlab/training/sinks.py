@@ -1,0 +1,170 @@
+"""Where the values of metrics.csv go besides: TensorBoard, or a service by its own package. The record is our JSONL.
+
+A package that is missing is an error before anything runs; a sink that fails later is dropped (see observers.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.training.config import Viewer
+from rewardlab.training.observers import Observer, Observers
+
+logger = logging.getLogger("rewardlab")
+
+PROJECT: Final = "rewardlab"
+"""Project or experiment in a service, unless its own environment variable names another."""
+GROUPS: Final = ("train_eval", "train", "eval", "gap")
+"""First words of columns by which viewers group them."""
+HEADLINE: Final = ("eval_acc", "eval_loss", "eval_margin", "eval_ece", "train_loss")
+"""What TensorBoard's table of hyper-parameters shows."""
+MOST_PARAMETERS: Final = 100
+"""Parameters that MLflow takes at once."""
+
+
+def require_viewers(asked: Sequence[Viewer]) -> None:
+    """Raise ConfigError for a package that is not installed."""
+    for viewer in asked:
+        if viewer not in ("auto", "none") and not _installed(viewer):
+            raise ConfigError(
+                f"--report-to {viewer}: the package is not installed. Install it with `pip install {viewer}`, or leave "
+                f"it out; the values are in metrics.csv and metrics.jsonl in any case."
+            )
+
+
+def choose_viewers(asked: Sequence[Viewer]) -> tuple[Viewer, ...]:
+    """What `--report-to` means here: `auto` decided."""
+    if tuple(asked) != ("auto",):
+        return tuple(asked)
+    if _installed("tensorboard"):
+        return ("tensorboard",)
+    logger.info("viewers: none, since tensorboard is not installed (pip install tensorboard)")
+    return ("none",)
+
+
+def open_sinks(viewers: Sequence[Viewer], folder: Path, settings: Mapping[str, object]) -> list[Observer]:
+    """An observer for each viewer; `settings` is the configuration as JSON, the run is named after its folder.
+
+    Raises ConfigError where one cannot be started, a service without a login, say.
+    """
+    opened: list[Observer] = []
+    for viewer in viewers:
+        if viewer == "none":
+            continue
+        try:
+            opened.append(OPEN[viewer](folder, settings))
+        except Exception as error:  # every package has errors of its own
+            with Observers(opened):
+                first = (str(error).splitlines() or [""])[0]
+            raise ConfigError(
+                f"--report-to {viewer}: cannot be started ({type(error).__name__}: {first}). See to its login and "
+                f"settings, or leave it out."
+            ) from error
+    return opened
+
+
+def tag(column: str) -> str:
+    """`eval_loss` as `eval/loss`, `lr` as `run/lr`: viewers group names by what is before the stroke."""
+    for group in GROUPS:
+        if column.startswith(f"{group}_"):
+            return f"{group}/{column.removeprefix(f'{group}_')}"
+    return f"run/{column}"
+
+
+def scalars(values: Mapping[str, Any]) -> dict[str, float]:
+    """Those that are finite numbers, by their tags."""
+    return {
+        tag(name): float(value) for name, value in values.items() if value is not None and math.isfinite(float(value))
+    }
+
+
+def _plain(settings: Mapping[str, object]) -> dict[str, bool | int | float | str]:
+    """Settings as viewers take them: lists as words, nothing for what is not set."""
+    return {
+        name: value if isinstance(value, (bool, int, float, str)) else _words(value)
+        for name, value in settings.items()
+        if value is not None
+    }
+
+
+def _words(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+# --- the viewers -----------------------------------------------------------------------------------------------
+
+
+def _open_tensorboard(folder: Path, settings: Mapping[str, object]) -> Observer:
+    from torch.utils.tensorboard import SummaryWriter
+    from torch.utils.tensorboard.summary import hparams
+
+    writer = SummaryWriter(log_dir=str(folder / "tensorboard"))
+    # Not add_hparams: it would make a run of its own, in a folder below.
+    for summary in hparams(_plain(settings), {tag(column): 0.0 for column in HEADLINE}):
+        writer.file_writer.add_summary(summary)
+    lines = ["| setting | value |", "| --- | --- |"]
+    cells = {name: str(value).replace("|", "\\|") for name, value in _plain(settings).items()}
+    writer.add_text("config", "\n".join([*lines, *(f"| {name} | {cell} |" for name, cell in cells.items())]))
+    writer.flush()
+
+    def row(step: int, values: Mapping[str, Any]) -> None:
+        for name, value in scalars(values).items():
+            writer.add_scalar(name, value, step)
+        writer.flush()  # whoever watches sees it now
+
+    return Observer(name="TensorBoard", row=row, close=lambda failed: writer.close())
+
+
+def _open_wandb(folder: Path, settings: Mapping[str, object]) -> Observer:
+    wandb: Any = importlib.import_module("wandb")
+    run = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=folder.name, config=dict(settings))
+    return Observer(
+        name="wandb",
+        row=lambda step, values: run.log(scalars(values), step=step),
+        close=lambda failed: run.finish(exit_code=int(failed)),
+    )
+
+
+def _open_trackio(folder: Path, settings: Mapping[str, object]) -> Observer:
+    trackio: Any = importlib.import_module("trackio")
+    run = trackio.init(project=PROJECT, name=folder.name, config=dict(settings), embed=False)
+    return Observer(
+        name="trackio",
+        row=lambda step, values: run.log(scalars(values), step=step),
+        close=lambda failed: run.finish(),
+    )
+
+
+def _open_mlflow(folder: Path, settings: Mapping[str, object]) -> Observer:
+    mlflow: Any = importlib.import_module("mlflow")
+    if not {"MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"} & set(os.environ):
+        mlflow.set_experiment(PROJECT)
+    mlflow.start_run(run_name=folder.name)
+    parameters = list(_plain(settings).items())
+    for start in range(0, len(parameters), MOST_PARAMETERS):
+        mlflow.log_params(dict(parameters[start : start + MOST_PARAMETERS]))
+    return Observer(
+        name="MLflow",
+        row=lambda step, values: mlflow.log_metrics(scalars(values), step=step),
+        close=lambda failed: mlflow.end_run("FAILED" if failed else "FINISHED"),
+    )
+
+
+OPEN: Final[Mapping[str, Callable[[Path, Mapping[str, object]], Observer]]] = {
+    "tensorboard": _open_tensorboard,
+    "wandb": _open_wandb,
+    "trackio": _open_trackio,
+    "mlflow": _open_mlflow,
+}
