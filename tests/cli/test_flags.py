@@ -100,6 +100,15 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--track-gpu --gpu-sample-interval-ms 100", {"track_gpu": True, "gpu_sample_interval_ms": 100}),
     ("--profile --profile-steps 5", {"profile": True, "profile_steps": 5}),
     ("--batch-timeout-s 7.5", {"batch_timeout_s": 7.5}),
+    ("--resume auto", {"resume": "auto"}),
+    ("--resume auto --steps 9 --reschedule", {"resume": "auto", "steps": 9, "reschedule": True}),
+    ("--no-checkpoints", {"checkpoints": False}),
+    ("--checkpoint-minutes 5", {"checkpoint_minutes": 5.0}),
+    ("--checkpoint-every 50", {"checkpoint_every": 50}),
+    ("--checkpoint-limit 3", {"checkpoint_limit": 3}),
+    ("--max-hours 3.5", {"max_hours": 3.5}),
+    ("--sharding hybrid", {"sharding": "hybrid"}),
+    ("--defer-gradient-sync", {"defer_gradient_sync": True}),
     ("--beta 0.5", {"beta": 0.5}),
     ("--label-smoothing 0", {"label_smoothing": 0.0}),
     ("--regularization-lambda 0.01", {"regularization_lambda": 0.01}),
@@ -175,6 +184,7 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
     del pairs["kwise-loss"]  # plackett-luce goes with neither soft labels nor margins
     del pairs["warmup-ratio"]  # or in steps
     del pairs["preset"]  # or TRL's conventions
+    del pairs["freeze-layers"]  # or adapters
     assert len(pairs) > 35
     words = [
         word

@@ -115,7 +115,17 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(flags, pairs_file, tm
         write(tensors, filename, metadata=metadata)
 
     monkeypatch.setattr(save_module, "save_file", full_at_the_second_step)
-    more = ["--dataset", pairs_file, "--save-every", "1", "--eval-fraction", "0"]
+    more = [
+        "--dataset",
+        pairs_file,
+        "--save-every",
+        "1",
+        "--eval-fraction",
+        "0",
+        "--report-to",
+        "none",
+        "--no-checkpoints",
+    ]
     said = refusal(capsys, *flags, *more)
     assert "No space left on device" in said
     assert said.endswith("What was saved before is still there.\n")

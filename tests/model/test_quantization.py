@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import rewardlab.model.quantization as quantization_module
+import rewardlab.training.ready as ready_module
 import rewardlab.training.run as run_module
 from adapted import config_for, load_model, moved_model, save
 from conftest import GROUPED, SIZES, make_groups, make_tokenizer
@@ -70,7 +71,7 @@ def test_without_cuda_or_the_packages_it_is_refused_and_says_what_to_install(mon
 
 def test_a_run_is_refused_before_its_data_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(run_module, "open_base", lambda *_: pytest.fail("the model was opened"))
+    monkeypatch.setattr(ready_module, "open_base", lambda *_: pytest.fail("the model was opened"))
     for settings in ({"lora": True, "quantization": "nf4"}, {"optimizer": "adamw8bit"}):
         config = RewardTrainerConfig(model="nosuch", dataset=("nosuch",), output_dir=tmp_path / "run", **settings)
         with pytest.raises(ConfigError, match="it needs a CUDA device"):

@@ -34,7 +34,7 @@ from rewardlab.training.memory import (
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
-from rewardlab.training.trainer import ahead
+from rewardlab.training.stepping import ahead
 
 CPU = torch.device("cpu")
 

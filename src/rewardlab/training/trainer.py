@@ -9,15 +9,12 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 
 from rewardlab.core.errors import DataError, DeviceMemoryError, NonFiniteError
@@ -35,6 +32,7 @@ from rewardlab.training.progress import Progress, StepReport
 from rewardlab.training.ranks import Parallel
 from rewardlab.training.records import Records
 from rewardlab.training.schedule import build_schedule, seek
+from rewardlab.training.stepping import ahead, norm_of, seed_of_step
 from rewardlab.training.throughput import Peak, Throughput, Work
 
 logger = logging.getLogger("rewardlab")
@@ -341,7 +339,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         def clip() -> Tensor:
             trainable = self._trainable()
             self.parallel.sum_gradients(trainable)
-            head_norm, grad_norm = _norm(self._head().parameters()), _norm(trainable)
+            head_norm, grad_norm = norm_of(self._head().parameters()), norm_of(trainable)
             nn.utils.clip_grads_with_norm_(trainable, self.config.max_grad_norm, grad_norm, foreach=True)
             return torch.stack([grad_norm, head_norm]).double()
 
@@ -433,25 +431,3 @@ class Trainer(ABC, Generic[MicroBatch]):
         if self.token_budget != self.config.token_budget:
             line += f" Out of memory on the way: --micro-token-budget {self.token_budget} at the end."
         return line
-
-
-def ahead(batches: Iterable[MicroBatch], move: Callable[[MicroBatch], MicroBatch]) -> Iterator[MicroBatch]:
-    """Every batch after `move`, which is called for the next one before the present one is handed out."""
-    moved: deque[MicroBatch] = deque()
-    for batch in batches:
-        moved.append(move(batch))
-        if len(moved) > 1:
-            yield moved.popleft()
-    yield from moved
-
-
-def seed_of_step(seed: int, step: int, rank: int) -> int:
-    """What torch's generators are seeded with before a step."""
-    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)
-
-
-def _norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Of all gradients together, whole ones also where each rank has a shard."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = nn.utils.get_total_norm(gradients, foreach=True)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
