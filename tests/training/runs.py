@@ -20,6 +20,7 @@ def config_for(base_model: Path, data: Path, folder: Path, **changes) -> RewardT
         "max_seq_len": 128,
         "precision": "fp32",
         "micro_token_budget": 256,
+        "report_to": ("none",),
     }
     return RewardTrainerConfig(**{**settings, **changes})
 
