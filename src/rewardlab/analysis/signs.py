@@ -121,7 +121,8 @@ Look = Callable[[History], str | None]
 
 def _overfitting(history: History) -> str | None:
     """The last two evaluations are both worse than an earlier one, and the training data are fitted better."""
-    *earlier, before, now = [{}, {}, *history.evaluated]
+    rows: list[Values] = [{}, {}, *history.evaluated]
+    *earlier, before, now = rows
     if all(_below(row, "eval_acc", 0.5) for row in (before, now)):
         return None  # what is learned is the opposite: another sign
     for name, what, went, sign in (
