@@ -34,10 +34,8 @@ class Nvml:
     NVMLError = NVMLError
     NVML_TEMPERATURE_GPU = 0
 
-    def __init__(self, *, older: bool = False, started: bool = True) -> None:
-        """`older`: the driver does not take the old names of slices for a UUID."""
+    def __init__(self, *, started: bool = True) -> None:
         self.slices = {"MIG-aa": (1, 0), "MIG-bb": (2, 0)}
-        self.older = older
         self.started = started
         self.open = 0
         self.samples = 0

@@ -64,7 +64,7 @@ def event_files() -> Any:
 
 
 def test_tensorboard_gets_every_value_by_step_and_the_settings(base_model, pairs_file, tmp_path, event_files):
-    train(config_for(base_model, pairs_file, tmp_path / "run"))
+    train(config_for(base_model, pairs_file, tmp_path / "run", report_to=("auto",)))
     settings = json.loads((tmp_path / "run/config.json").read_text())
     assert settings["report_to"] == ["tensorboard"], "decided, so that a repeated run does the same"
     found = event_files(tmp_path / "run/tensorboard")

@@ -22,9 +22,7 @@ from rewardlab.report.run import train_report
 from rewardlab.training.run import TrainResult, train
 
 pytestmark = pytest.mark.usefixtures("verified_here")
-config_for = partial(
-    runs.config_for, steps=40, log_every=2, eval_every=4, report_to=("none",), baselines=False, label_smoothing=0.0
-)
+config_for = partial(runs.config_for, steps=40, log_every=2, eval_every=4, baselines=False, label_smoothing=0.0)
 
 
 def names_of(result: TrainResult) -> list[str]:
@@ -87,7 +85,7 @@ def test_reversed_labels_are_named_in_log_record_and_report(base_model, many, tm
     assert names_of(result)[0] == "reversed_labels"
     first = result.warnings[0]
     assert f"step {first.step}/40  WARNING  {first.line()}" in log.text
-    assert f"{first.name}: {first.text} {ADVICE[first.name]}." == first.line()
+    assert f"{first.name}: {first.text} {ADVICE[first.name]}" == first.line()
     report = train_report(selection={}, test={}, speed="fast", chosen="x", warnings=result.warnings)
     assert f"step {first.step}: reversed_labels: the evaluation accuracy is" in " ".join(report.split())
 
@@ -111,8 +109,11 @@ def test_labels_that_follow_from_nothing_are_named_as_no_skill(base_model, tmp_p
 
 def test_a_learning_rate_far_too_high_is_named_as_exploding(base_model, tmp_path):
     data = random_pairs(tmp_path / "random.jsonl", 300, offset=0)
-    result = train(config_for(base_model, data, tmp_path / "run", lr=1.0, max_grad_norm=100.0, batch_size=16))
-    assert "exploding" in names_of(result)
+    settings = {"lr": 4.0, "max_grad_norm": 100.0, "batch_size": 64, "micro_token_budget": 8192, "log_every": 1}
+    schedule = {"lr_scheduler": "constant_with_warmup", "warmup_steps": 4, "steps": 8}
+    result = train(config_for(base_model, data, tmp_path / "run", **settings, **schedule))
+    assert names_of(result)[0] == "exploding"
+    assert "over the last 128 pairs; its median before was" in result.warnings[0].text
 
 
 def without_gradient(monkeypatch: pytest.MonkeyPatch, chosen: Callable[[str], bool]) -> None:

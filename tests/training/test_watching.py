@@ -25,7 +25,7 @@ from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 from rewardlab.training.run import train
 
 CADENCE = Cadence(num_steps=4, every=2)
-config_for = partial(runs.config_for, steps=6, log_every=2, eval_every=2, report_to=("none",), baselines=False)
+config_for = partial(runs.config_for, steps=6, log_every=2, eval_every=2, baselines=False)
 
 
 def trainer_on(folder: Path, observers: Observers | None, *, num_steps: int = 3, **changes) -> RewardTrainer:

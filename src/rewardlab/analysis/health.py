@@ -20,21 +20,22 @@ GONE: Final = 3
 ADVICE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "overfitting": "best/ keeps the best evaluation. Try fewer --epochs or --steps, a lower --lr, "
-        "--early-stopping-patience 3, --score-regularization-lambda 0.1, or more data",
+        "--early-stopping-patience 3, --score-regularization-lambda 0.1, or more data.",
         "reversed_labels": "Look whether --eval-dataset and --dataset mean the same reply by `chosen` (samples.txt "
-        "shows training rows); for soft labels and K-wise scores, which end of the scale is good",
-        "no_skill": "Try a --lr three to ten times higher, and --lora-target-modules all-linear with --lora; look at "
-        "samples.txt: are the replies cut, and do the labels follow from them?",
+        "shows training rows); for soft labels and K-wise scores, which end of the scale is good.",
+        "no_skill": "Try a --lr three to ten times higher (lower, if the loss has been far above log 2), and with "
+        "--lora the --lora-target-modules all-linear; look at samples.txt: are the replies cut, and do the labels "
+        "follow from them?",
         "exploding": "Try a --lr three to ten times lower, a longer --warmup-ratio, a lower --max-grad-norm, or "
-        "--precision fp32",
-        "oscillating": "Try a lower --lr, a schedule that falls (--lr-scheduler cosine), or a larger --batch-size",
+        "--precision fp32.",
+        "oscillating": "Try a lower --lr, a schedule that falls (--lr-scheduler cosine), or a larger --batch-size.",
         "narrow_scores": "Try a higher --lr or more --epochs, and less of --score-regularization-lambda, "
-        "--regularization-lambda and --center-lambda",
-        "growing_scores": "Try --score-regularization-lambda 0.1, more --label-smoothing, or fewer --epochs",
-        "frozen_head": "The head must train: look at what changed requires_grad or detached the scores",
+        "--regularization-lambda and --center-lambda.",
+        "growing_scores": "Try --score-regularization-lambda 0.1, more --label-smoothing, or fewer --epochs.",
+        "frozen_head": "The head must train: look at what changed requires_grad or detached the scores.",
         "frozen_backbone": "Only the head learns. With --lora look at --lora-target-modules; `rewardlab probe` fits a "
-        "head on a frozen model in seconds",
-        "truncated": "Raise --max-seq-len, or leave long rows out with --overlong drop",
+        "head on a frozen model in seconds.",
+        "truncated": "Raise --max-seq-len, or leave long rows out with --overlong drop.",
     }
 )
 """Every sign, and what to try."""
@@ -59,7 +60,7 @@ class WarningSign:
 
     def line(self) -> str:
         """For the log and the report."""
-        return f"{self.name}: {self.text} {self.advice}."
+        return f"{self.name}: {self.text} {self.advice}"
 
 
 class Health:

@@ -121,7 +121,10 @@ Look = Callable[[History], str | None]
 
 def _overfitting(history: History) -> str | None:
     """The last two evaluations are both worse than an earlier one, and the training data are fitted better."""
-    *earlier, before, now = [{}, {}, *history.evaluated]
+    rows: list[Values] = [{}, {}, *history.evaluated]
+    *earlier, before, now = rows
+    if all(_below(row, "eval_acc", 0.5) for row in (before, now)):
+        return None  # what is learned is the opposite: another sign
     for name, what, went, sign in (
         ("eval_loss", "loss", "rose", -1),
         ("eval_acc", "accuracy", "fell", 1),
@@ -166,8 +169,7 @@ def _reversed_labels(history: History) -> str | None:
     ):
         return None
     for name, what, border in (("eval_acc", "accuracy", 0.5), ("eval_margin", "margin", 0.0)):
-        below = all(name in row and _reach(row, name, 1, SURE) < border for row in last)
-        if below and not _above(last[-1], first, name, SURE):
+        if all(_below(row, name, border) for row in last) and not _above(last[-1], first, name, SURE):
             return (
                 f"the evaluation {what} is {_shown(last[-1], name)}, below {border:g} by more than its interval, after "
                 f"{history.step} steps."
@@ -348,6 +350,11 @@ def _reach(row: Values, name: str, sign: int, width: float) -> float:
     """The value and `width` times its interval's half upwards (sign 1) or downwards; NaN without an interval."""
     limit = row.get(f"{name}_high" if sign > 0 else f"{name}_low", math.nan)
     return row[name] + width * (limit - row[name])
+
+
+def _below(row: Values, name: str, border: float) -> bool:
+    """Whether a value is clearly below a border."""
+    return name in row and _reach(row, name, 1, SURE) < border
 
 
 def _above(one: Values, other: Values, name: str, width: float) -> bool:

@@ -70,20 +70,21 @@ class Gpu:
         self.handle = self._find(uuid, name)
         self.card = self.handle
         """The whole GPU: a slice has no power and temperature of its own."""
-        if self._ask(lambda: bool(nvml.nvmlDeviceIsMigDeviceHandle(self.handle))):
+        if self._ask(nvml.nvmlDeviceIsMigDeviceHandle, self.handle):
             self.card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self.handle)
 
     def values(self) -> dict[str, float | None]:
         """Columns of gpu.csv; None for what this device does not tell, utilisation of a slice, say."""
         nvml = self._nvml
-        memory = self._ask(lambda: nvml.nvmlDeviceGetMemoryInfo(self.handle))
-        power = self._ask(lambda: nvml.nvmlDeviceGetPowerUsage(self.card))
+        memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, self.handle)
+        busy = self._ask(nvml.nvmlDeviceGetUtilizationRates, self.handle)
+        power = self._ask(nvml.nvmlDeviceGetPowerUsage, self.card)
         return {
-            "utilization_percent": self._ask(lambda: nvml.nvmlDeviceGetUtilizationRates(self.handle).gpu),
+            "utilization_percent": None if busy is None else busy.gpu,
             "memory_used_gib": None if memory is None else memory.used / GIB,
             "memory_total_gib": None if memory is None else memory.total / GIB,
             "power_w": None if power is None else power / 1000,
-            "temperature_c": self._ask(lambda: nvml.nvmlDeviceGetTemperature(self.card, nvml.NVML_TEMPERATURE_GPU)),
+            "temperature_c": self._ask(nvml.nvmlDeviceGetTemperature, self.card, nvml.NVML_TEMPERATURE_GPU),
         }
 
     def close(self) -> None:
@@ -93,7 +94,7 @@ class Gpu:
     def _find(self, uuid: str, name: str | None) -> Any:
         names = [name] if name else [f"GPU-{uuid}", f"MIG-{uuid}"]
         for candidate in names:
-            if (handle := self._ask(lambda own=candidate: self._nvml.nvmlDeviceGetHandleByUUID(own))) is not None:
+            if (handle := self._ask(self._nvml.nvmlDeviceGetHandleByUUID, candidate)) is not None:
                 return handle
         if name and (handle := self._by_instances(name)) is not None:
             return handle
@@ -105,11 +106,11 @@ class Gpu:
         """A slice under its older name, MIG-GPU-<uuid>/<GPU instance>/<compute instance>; None if it is not there."""
         nvml = self._nvml
         card, *instances = name.removeprefix("MIG-").split("/")
-        parent = self._ask(lambda: nvml.nvmlDeviceGetHandleByUUID(card))
+        parent = self._ask(nvml.nvmlDeviceGetHandleByUUID, card)
         if parent is None or len(instances) != 2:
             return None
-        for index in range(self._ask(lambda: nvml.nvmlDeviceGetMaxMigDeviceCount(parent)) or 0):
-            part = self._ask(lambda own=index: nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, own))
+        for index in range(self._ask(nvml.nvmlDeviceGetMaxMigDeviceCount, parent) or 0):
+            part = self._ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, index)
             if part is None:
                 continue
             found = nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part)
@@ -117,10 +118,10 @@ class Gpu:
                 return part
         return None
 
-    def _ask(self, question: Callable[[], Any]) -> Any:
+    def _ask(self, question: Callable[..., Any], *about: object) -> Any:
         """What NVML answers, or None if it has no answer for this device."""
         try:
-            return question()
+            return question(*about)
         except self._nvml.NVMLError:
             return None
 
@@ -206,6 +207,6 @@ def means(samples: list[Mapping[str, float | None]]) -> str:
 def watch_gpu(device: torch.device, visible: str | None, path: Path, cadence: Cadence, *, interval_ms: int) -> Observer:
     """An observer of the device of this run; `visible` is CUDA_VISIBLE_DEVICES. Raises ConfigError as `Gpu` does."""
     index = torch.cuda.current_device() if device.index is None else device.index
-    uuid = str(torch.cuda.get_device_properties(index).uuid)
+    uuid = str(torch.cuda.get_device_properties(index).uuid).removeprefix("GPU-")
     gpu = Gpu(importlib.import_module("pynvml"), uuid, visible_slice(index, visible))
     return GpuWatch(gpu, path, cadence, interval_s=interval_ms / 1000).observer()

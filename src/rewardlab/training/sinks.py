@@ -107,12 +107,10 @@ def _installed(package: str) -> bool:
 
 
 def _open_tensorboard(folder: Path, settings: Mapping[str, object]) -> Observer:
-    from torch.utils.tensorboard import SummaryWriter
-    from torch.utils.tensorboard.summary import hparams
-
-    writer = SummaryWriter(log_dir=str(folder / "tensorboard"))
+    tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
+    writer = tensorboard.SummaryWriter(log_dir=str(folder / "tensorboard"))
     # Not add_hparams: it would make a run of its own, in a folder below.
-    for summary in hparams(_plain(settings), {tag(column): 0.0 for column in HEADLINE}):
+    for summary in tensorboard.summary.hparams(_plain(settings), {tag(column): 0.0 for column in HEADLINE}):
         writer.file_writer.add_summary(summary)
     lines = ["| setting | value |", "| --- | --- |"]
     cells = {name: str(value).replace("|", "\\|") for name, value in _plain(settings).items()}
