@@ -120,7 +120,7 @@ def test_a_reader_that_leaves_early_is_no_error():
 def test_a_terminal_that_lacks_a_letter_loses_the_letter_and_not_the_text():
     answer = in_process("train", "--help", env={**os.environ, "PYTHONIOENCODING": "ascii"})
     assert (answer.returncode, answer.stderr) == (0, "")
-    assert re.search(r"--beta FLOAT +\?\(beta \? score difference\)", answer.stdout)
+    assert re.search(r"--beta FLOAT\s+\?\(beta \? score difference\)", answer.stdout)
 
 
 def test_the_log_goes_to_the_output_of_each_call_and_leaves_the_logger_as_it_was(monkeypatch, capsys):

@@ -125,8 +125,7 @@ def test_weights_are_counted_as_they_were_before(wide_base, kind):
 
 
 @installed
-@pytest.mark.parametrize("dora", [False, True])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dora"), [("nf4", False), ("nf4", True), ("int8", False)])
 def test_what_is_saved_is_the_original_base_plus_the_update(wide_base, tmp_path, kind, dora):
     settings = {"lora_modules_to_save": ("norm",), "dora": dora}
     config = config_for(wide_base, quantization=kind, **settings)
@@ -145,7 +144,7 @@ def test_what_is_saved_is_the_original_base_plus_the_update(wide_base, tmp_path,
     with torch.no_grad():
         live, canonical, again = packed.eval()(batch), plain.eval()(batch), load(folder).model(batch)
     assert torch.allclose(again, canonical, rtol=1e-6, atol=1e-6)
-    assert 1e-4 < float((live - canonical).abs().max()) < 0.5, "quantised, and not something else"
+    assert 1e-4 < float((live - canonical).norm() / canonical.norm()) < 0.5, "quantised, and not something else"
 
 
 @installed
