@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import rewardlab.model.quantization as quantization_module
-import rewardlab.training.run as run_module
 from adapted import config_for, load_model, moved_model, save
 from conftest import GROUPED, SIZES, make_groups, make_tokenizer
 from rewardlab.artifact.load import load
@@ -68,9 +67,8 @@ def test_without_cuda_or_the_packages_it_is_refused_and_says_what_to_install(mon
     require_quantization("none")
 
 
-def test_a_run_is_refused_before_its_data_are_read(tmp_path, monkeypatch):
+def test_a_run_is_refused_before_its_model_and_its_data_are_looked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(run_module, "open_base", lambda *_: pytest.fail("the model was opened"))
     for settings in ({"lora": True, "quantization": "nf4"}, {"optimizer": "adamw8bit"}):
         config = RewardTrainerConfig(model="nosuch", dataset=("nosuch",), output_dir=tmp_path / "run", **settings)
         with pytest.raises(ConfigError, match="it needs a CUDA device"):
@@ -167,7 +165,7 @@ def test_a_base_that_is_another_one_is_not_merged_into(wide_base):
 @pytest.mark.usefixtures("verified_here")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_from_data_to_a_verified_folder(wide_base, pairs_file, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(run_module, "require_quantization", lambda kind: None)
+    monkeypatch.setattr(quantization_module, "require_bitsandbytes", lambda *_: None)
     config = RewardTrainerConfig(
         **{"model": str(wide_base), "dataset": (str(pairs_file),), "output_dir": tmp_path / "run", "steps": 4},
         **{"batch_size": 8, "lr": 1e-2, "eval_fraction": 0.2, "max_seq_len": 128, "precision": "bf16"},
