@@ -5,16 +5,14 @@ The flags one by one are in test_flags.py, the lines of the documentation in tes
 
 from __future__ import annotations
 
-import re
 import shlex
 
 import pytest
 import yaml
 
-from command_line import BASE, DEFAULTS
+from command_line import DEFAULTS
 from rewardlab.cli import parse_train
 from rewardlab.core.config import to_mapping
-from rewardlab.core.errors import ConfigError
 from rewardlab.training.presets import PRESETS
 
 SHP = "--hf-dataset stanfordnlp/SHP"

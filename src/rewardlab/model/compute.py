@@ -98,8 +98,8 @@ def checkpoint_activations(model: RewardModel, mode: str) -> None:
     else:
         backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
     if getattr(backbone, "_require_grads_hook", None) is not None:
-        # transformers makes the embeddings' output need a gradient, for checkpoints of the reentrant kind; here it would
-        # only send gradients down through frozen layers.
+        # transformers makes the embeddings' output need a gradient, for checkpoints of the reentrant kind; here that
+        # would only send gradients down through frozen layers.
         backbone.disable_input_require_grads()
 
 

@@ -202,7 +202,7 @@ def _merged(layer: Any, original: Tensor | None) -> Tensor:
 
 def merge_update(layer: Any, weight_OI: Tensor) -> Tensor:
     """W + scale · B A, as PEFT merges into a linear layer; with DoRA, every row then gets the length trained for it."""
-    update_OI = layer.get_delta_weight(ADAPTER).detach().float()
+    update_OI: Tensor = layer.get_delta_weight(ADAPTER).detach().float()
     merged_OI = weight_OI.to(update_OI) + update_OI
     if ADAPTER in layer.lora_magnitude_vector:
         length_O = layer.lora_magnitude_vector[ADAPTER].weight.detach()

@@ -5,7 +5,6 @@ Quantised weights only compute; what is saved is the base model's own weights pl
 
 from __future__ import annotations
 
-import importlib
 import logging
 import math
 from collections.abc import Iterable
@@ -13,6 +12,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 import torch
+from peft.utils.integrations import dequantize_bnb_weight
 from torch import Tensor, nn
 from transformers import BitsAndBytesConfig
 
@@ -92,7 +92,6 @@ def num_weights(parameter: Tensor) -> int:
 
 def far_from(module: nn.Module, original: Tensor) -> bool:
     """Whether a layer's quantised weight cannot be that of `original`."""
-    dequantize: Any = importlib.import_module("peft.utils.integrations").dequantize_module_weight
-    held = dequantize(module).detach().float().cpu()
+    held = dequantize_bnb_weight(module.weight, state=getattr(module, "state", None)).detach().float().cpu()
     wanted = original.float().cpu()
     return not float((held - wanted).norm()) <= FARTHEST * float(wanted.norm())

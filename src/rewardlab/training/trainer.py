@@ -257,6 +257,10 @@ class Trainer(ABC, Generic[MicroBatch]):
     def release(self) -> None:
         """Give the memory of weights and optimiser back; what was saved and recorded stays."""
         self.optimizer.state.clear()
+        for module in self.model.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None and not parameter.is_floating_point():
+                    module._parameters[name] = None  # quantised weights cannot be moved to `meta`
         self.model.to("meta")
 
     @final
