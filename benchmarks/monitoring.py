@@ -30,7 +30,6 @@ from rewardlab.training.pending import Pending
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 from rewardlab.training.sinks import choose_viewers
-from rewardlab.training.trainer import _Window
 
 CPU = torch.device("cpu")
 VARIANTS: Mapping[str, str] = {
@@ -87,12 +86,12 @@ class Variant:
         """`steps` steps and a row."""
 
         def run() -> Mapping[str, float]:
-            trainer, window, before = self.trainer, _Window(), self.observers.seconds
+            trainer, before = self.trainer, self.observers.seconds
             for _ in range(steps):
-                window.add(trainer.train_step(trainer._planned(trainer.step)))
+                trainer.log.progress.add(trainer.train_step(trainer._planned(trainer.step)))
                 trainer.step += 1
                 trainer.observers.step_done(trainer.step)
-            trainer._log(window)
+            trainer.observers.row(trainer.step, trainer.log.note_steps(trainer.step))
             return {"seconds_in_observers": self.observers.seconds - before}
 
         return run

@@ -20,7 +20,7 @@ import torch
 import rewardlab
 import rewardlab.training.run as run_module
 from conftest import write_base_model, write_pairs
-from rewardlab import cli
+from rewardlab import cli, flags
 from rewardlab.analysis.health import ADVICE
 from rewardlab.analysis.metrics import METRICS
 from rewardlab.artifact.canaries import FAULTS
@@ -213,7 +213,7 @@ def known_flags() -> set[str]:
         field for part in [RewardTrainerConfig, EvalConfig, ProbeConfig, *others] for field in dataclasses.fields(part)
     ]
     switches = {f"--no-{flag(field.name)[2:]}" for field in fields if isinstance(field.default, bool)}
-    return {flag(field.name) for field in fields} | switches | {*cli.SHORTHANDS, "--config", "--help", "--version"}
+    return {flag(field.name) for field in fields} | switches | {*flags.SHORTHANDS, "--config", "--help", "--version"}
 
 
 @pytest.mark.parametrize(
