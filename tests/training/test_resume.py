@@ -25,7 +25,13 @@ from rewardlab.training import resume
 from rewardlab.training.checkpoint import newest_checkpoint
 from rewardlab.training.config import OptimizerConfig, RewardTrainerConfig
 from rewardlab.training.interrupt import StopRequests
-from rewardlab.training.optimizer import build_optimizer, create_state, training_tensors
+from rewardlab.training.optimizer import (
+    build_optimizer,
+    create_state,
+    optimizer_numbers,
+    restore_numbers,
+    training_tensors,
+)
 from rewardlab.training.run import train
 from rewardlab.training.schedule import build_schedule, seek
 from rewardlab.training.trainer import Trainer
@@ -450,6 +456,18 @@ def test_making_state_moves_no_weight(name, kept):
     tensors = training_tensors(model, optimizer)
     assert wanted <= set(tensors)
     assert {name.rpartition(".")[2] for name in set(tensors) - wanted} == kept
+
+
+def test_what_an_optimiser_keeps_as_plain_numbers_is_kept():
+    model = make_model()
+    optimizer = build_optimizer(model, OptimizerConfig(), lr=0.1, head=["head.weight"], decay_exempt=frozenset())
+    create_state(optimizer)
+    optimizer.state[model.head.weight]["count"] = 7  # as bitsandbytes counts its steps
+    numbers = optimizer_numbers(model, optimizer)
+    assert numbers == {"head.weight.count": 7}
+    optimizer.state[model.head.weight]["count"] = 0
+    restore_numbers(model, optimizer, json.loads(json.dumps(numbers)))
+    assert optimizer.state[model.head.weight]["count"] == 7
 
 
 def test_every_setting_is_of_one_kind():

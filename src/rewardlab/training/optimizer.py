@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 import torch
@@ -102,3 +102,22 @@ def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
             f"optimizer.{names[parameter]}.{key}": value for key, value in state.items() if isinstance(value, Tensor)
         }
     return tensors
+
+
+def optimizer_numbers(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """What an optimiser keeps as plain numbers, by `NAME.KEY`: a count of steps, where it is not a tensor."""
+    names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
+    return {
+        f"{names[parameter]}.{key}": value
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+        if isinstance(value, (int, float))
+    }
+
+
+def restore_numbers(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: Mapping[str, float]) -> None:
+    """Inverse of `optimizer_numbers`, once there is a state."""
+    parameters = dict(model.named_parameters())
+    for place, value in numbers.items():
+        name, _, key = place.rpartition(".")
+        optimizer.state[parameters[name]][key] = value

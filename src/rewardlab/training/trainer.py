@@ -26,7 +26,7 @@ from rewardlab.training.keeper import Keeper
 from rewardlab.training.logbook import Logbook, duration
 from rewardlab.training.memory import release_cached, unless_out_of_memory
 from rewardlab.training.observers import Observers
-from rewardlab.training.optimizer import create_state, training_tensors
+from rewardlab.training.optimizer import create_state, optimizer_numbers, restore_numbers, training_tensors
 from rewardlab.training.pending import Pending
 from rewardlab.training.progress import Progress, StepReport
 from rewardlab.training.ranks import Parallel
@@ -228,6 +228,7 @@ class Trainer(ABC, Generic[MicroBatch]):
             "token_budget": [self.config.token_budget, self.token_budget],
             "evaluated_step": self._evaluated_step,
             "progress": self.log.progress.state(),
+            "optimizer_numbers": optimizer_numbers(self.model, self.optimizer),
             "rows": [self.records.rows[step] for step in sorted(self.records.rows)],
             "task": self._task_state(),
         }
@@ -243,6 +244,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         create_state(self.optimizer)
         checkpoint.read_into(training_tensors(self.model, self.optimizer))
         state = checkpoint.state
+        restore_numbers(self.model, self.optimizer, state["optimizer_numbers"])
         self.step = self.keeper.kept_step = checkpoint.step
         self._evaluated_step = state["evaluated_step"]
         asked, held = state["token_budget"]
