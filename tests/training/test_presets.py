@@ -73,7 +73,7 @@ def test_the_best_run_of_the_study_is_what_it_was():
     assert (config.lr_scheduler, warmup_steps(config, 1000)) == ("cosine", 50)
     assert (config.max_seq_len, config.score_regularization_lambda, config.beta) == (1024, 0.1, 1.0)
     labels = torch.tensor([1.0, 0.0, 0.5, 0.8], dtype=torch.float64)
-    theirs = labels * (1 - 0.05) + 0.05 / 2
+    theirs = labels * 0.95 + (1 - labels) * 0.05
     torch.testing.assert_close(smooth(labels, config.label_smoothing), theirs, rtol=0, atol=1e-12)
 
 
@@ -256,7 +256,7 @@ def test_a_run_keeps_the_name_of_its_preset_beside_settings_that_repeat_it(base_
     train(parse_train([*line, "--output-dir", str(tmp_path / "first")]))
     saved = json.loads((tmp_path / "first/config.json").read_text())
     settings = ("preset", "lora_rank", "early_stopping_patience", "steps", "warmup_steps", "lr", "label_smoothing")
-    assert [saved[name] for name in settings] == ["0.5b-trial", 8, 5, 2, 0, 1e-3, 0.025]
+    assert [saved[name] for name in settings] == ["0.5b-trial", 8, 5, 2, 0, 1e-3, 0.05]
     again = parse_train(["--config", str(tmp_path / "first/config.json"), "--output-dir", str(tmp_path / "second")])
     train(again)
     scores = [(tmp_path / name / "reward_distributions.json").read_text() for name in ("first", "second")]
