@@ -87,6 +87,11 @@ def test_an_evaluation_that_falls_with_its_training_is_not_overfitting():
     assert judge(rows, FACTS) == []
 
 
+def test_learning_the_opposite_is_not_called_overfitting():
+    rows = [both(10 * n, trained=0.7 - 0.06 * n, acc=0.5 - 0.04 * n, loss=0.6 + 0.2 * n) for n in range(1, 11)]
+    assert names(judge([START, *rows], FACTS)) == ["reversed_labels"]
+
+
 def test_the_watched_training_rows_decide_where_there_are_any():
     rows = memorising(0.05)
     for number, row in enumerate(rows):
@@ -147,6 +152,11 @@ def test_any_sign_of_skill_is_enough(trained, train_acc, acc, loss):
         *(both(10 * n, trained=trained, acc=acc, loss=loss, train_acc=train_acc) for n in range(1, 11)),
     ]
     assert judge(rows, FACTS) == []
+
+
+def test_a_few_pairs_show_neither_skill_nor_the_lack_of_it():
+    rows = [training(10 * n, loss=0.69, acc=0.5, train_pairs=30) for n in range(1, 11)]
+    assert judge(rows, FACTS) == [], "150 pairs in the latter half"
 
 
 def test_skill_is_not_asked_for_before_the_warm_up_is_over():
@@ -227,6 +237,7 @@ def test_margins_or_scores_that_grow_for_nothing_are_told():
     assert judge(rows([0.7, 0.72, 0.75, 0.8, 0.84], [0.6] * 5, eval_margin=growing), FACTS) == [], "it pays"
     assert judge(rows([0.7] * 5, [0.6, 0.58, 0.56, 0.54, 0.5], eval_margin=growing), FACTS) == [], "the loss falls"
     assert judge(rows([0.7] * 5, [0.6] * 5, eval_margin=[1.0, 1.6, 1.5, 3.1, 4.0]), FACTS) == [], "not steadily"
+    assert judge(rows([0.7] * 5, [0.6] * 5, eval_margin=[3.8, 3.9, 4.0, 4.1, 4.2]), FACTS) == [], "hardly"
     assert judge(rows([0.7] * 5, [0.6] * 5, eval_margin=[g / 2 for g in growing]), FACTS) == [], "small"
     drift = judge(rows([0.7] * 5, [0.6] * 5, eval_score_mean=[-1, -3, -5, -8, -12], eval_score_std=[1] * 5), FACTS)
     assert names(drift) == ["growing_scores"]

@@ -17,6 +17,7 @@ import runs
 from conftest import write_pairs
 from rewardlab.analysis.health import ADVICE, judge
 from rewardlab.analysis.signs import RunFacts
+from rewardlab.cli import main
 from rewardlab.core.files import read_jsonl
 from rewardlab.model.reward import RewardModel
 from rewardlab.report.run import train_report
@@ -146,6 +147,21 @@ def test_prompts_that_are_mostly_cut_are_named_before_the_first_step(base_model,
     assert names_of(result) == ["truncated"]
     assert result.warnings[0].step == 0
     assert "80 of 80 replies of the training data" in result.warnings[0].text
+
+
+def test_the_report_of_the_command_repeats_the_signs(base_model, pairs_file, tmp_path, capsys):
+    data = rewritten(tmp_path / "long.jsonl", pairs_file, lambda row, _: row | {"prompt": "more and more " * 20})
+    folder = tmp_path / "run"
+    flags = f"--model {base_model} --dataset {data} --output-dir {folder} --max-seq-len 80 --steps 1 --eval-fraction 0"
+    main(["train", *flags.split(), "--report-to", "none"])
+    report = (folder / "report.txt").read_text()
+    assert "Warning signs on the way" in report
+    assert "step 0: truncated: prompts were cut to fit the limit of tokens: 80 of 80 replies" in " ".join(
+        report.split()
+    )
+    said = capsys.readouterr().out
+    assert "step 0/1  WARNING  truncated: prompts were cut" in said
+    assert report.strip() in said
 
 
 def test_a_finished_run_can_be_judged_from_its_rows(base_model, many, tmp_path):

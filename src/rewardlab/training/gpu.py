@@ -135,9 +135,10 @@ class GpuWatch:
         self.cadence = cadence
         self.step = 0
         self._interval_s = interval_s
-        self._file = path.open("w", encoding="utf-8", newline="", buffering=1)
+        self._file = path.open("a", encoding="utf-8", newline="", buffering=1)
         self._writer = csv.DictWriter(self._file, fieldnames=COLUMNS, lineterminator="\n")
-        self._writer.writeheader()
+        if not self._file.tell():
+            self._writer.writeheader()
         self._started = time.perf_counter()
         self._lock = threading.Lock()
         self._since: list[Mapping[str, float | None]] = []

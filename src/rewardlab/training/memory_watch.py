@@ -38,9 +38,10 @@ class MemoryWatch:
         self.cadence = cadence
         self._forward = self._backward = 0
         self._since: list[dict[str, float]] = []
-        self._file = path.open("w", encoding="utf-8", newline="", buffering=1)
+        self._file = path.open("a", encoding="utf-8", newline="", buffering=1)
         self._writer = csv.DictWriter(self._file, fieldnames=COLUMNS, restval="", lineterminator="\n")
-        self._writer.writeheader()
+        if not self._file.tell():
+            self._writer.writeheader()
 
     def observer(self) -> Observer:
         """What it wants to be told."""

@@ -21,7 +21,7 @@ from rewardlab.training.gpu import require_nvml, watch_gpu
 from rewardlab.training.memory_watch import MemoryWatch
 from rewardlab.training.observers import Cadence, Observer, Observers
 from rewardlab.training.profiler import StepProfiler, require_steps
-from rewardlab.training.sinks import open_sinks, require_viewers
+from rewardlab.training.sinks import choose_viewers, open_sinks, require_viewers
 
 logger = logging.getLogger("rewardlab")
 WARNINGS: Final = "warnings.jsonl"
@@ -102,7 +102,8 @@ def watch_run(config: RewardTrainerConfig, device: torch.device, tokens: Mapping
     if config.track_gpu:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         found.append(watch_gpu(device, visible, folder / "gpu.csv", cadence, interval_ms=config.gpu_sample_interval_ms))
-    found += open_sinks(config.report_to, folder, to_mapping(config))
+    # Not settled in the configuration: it repeats elsewhere, with or without TensorBoard, as the same run.
+    found += open_sinks(choose_viewers(config.report_to), folder, to_mapping(config))
     facts = RunFacts(num_steps=config.steps, warmup_steps=config.warmup_steps or 0, beta=config.beta)
     health = HealthWatch(folder, Health(facts), cadence)
     health.start({name: (report.truncated_replies, report.replies) for name, report in tokens.items()})

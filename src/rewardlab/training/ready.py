@@ -47,7 +47,6 @@ from rewardlab.training.resume import (
 from rewardlab.training.reward_trainer import Datasets, selection_of
 from rewardlab.training.run_folder import claim_folder, clear_folder, holds_models
 from rewardlab.training.schedule import warmup_steps
-from rewardlab.training.sinks import choose_viewers
 from rewardlab.training.throughput import Peak
 
 logger = logging.getLogger("rewardlab")
@@ -185,7 +184,6 @@ def _resolve(
         "precision": precision,
         "attention": "padded" if layout == "padded" else "shared",
         "eval_every": config.eval_every or max(1, steps // 10),
-        "report_to": choose_viewers(config.report_to),
         "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
     }
     return replace(config, **decided)
