@@ -47,6 +47,7 @@ KINDS = {
     "dora and norms": {"lora": True, "lora_rank": 2, "dora": True, "lora_modules_to_save": ("norm",)},
     "adafactor": {"optimizer": "adafactor", "lr": 1e-2},
     "two rates": {"differential_lr": True},
+    "a rate far too high": {"lr": 3.0, "max_grad_norm": 100.0, "log_every": 1},
 }
 
 
@@ -81,7 +82,7 @@ def weights_of(folder: Path) -> dict[str, torch.Tensor]:
 def require_same_runs(first: Path, second: Path) -> None:
     """Everything that a run leaves, but for what depends on the clock."""
     assert history_of(first) == history_of(second)
-    for name in ("reward_distributions.json", "samples.txt"):
+    for name in ("reward_distributions.json", "samples.txt", "warnings.jsonl"):
         assert (first / name).read_text() == (second / name).read_text()
     evaluations = {path.name for path in (first / "evals").iterdir()}
     assert evaluations == {path.name for path in (second / "evals").iterdir()}
