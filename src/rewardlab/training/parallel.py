@@ -227,7 +227,13 @@ class _Replicated(Parallel):
 
 def twin_of(model: RewardModel, ranks: Ranks) -> RewardModel | None:
     """A whole copy of the model on the CPU of the first rank, for saving, made before it is sharded; None elsewhere."""
-    return copy.deepcopy(model).to("cpu") if ranks.is_first else None
+    if not ranks.is_first:
+        return None
+    device = model.device
+    model.to("cpu")  # so that the device never holds two
+    twin = copy.deepcopy(model)
+    model.to(device)
+    return twin
 
 
 def update_twin(twin: RewardModel | None, model: RewardModel) -> None:
