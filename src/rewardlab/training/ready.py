@@ -99,7 +99,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks) -> Ready:
     if config.micro_token_budget != "auto":
         require_fit([data.train], config.token_budget, layout=layout)
     baselines = fit_all_baselines(config, data, test)
-    resolved = _resolve(config, base, num_groups=len(data.train), device=device, layout=layout)
+    # What the first rank found fastest, all take.
+    resolved = ranks.from_first(_resolve(config, base, num_groups=len(data.train), device=device, layout=layout))
     facts = {
         "data": prepared.reports,
         "tokens": {name: report.as_dict() for name, report in tokens.items()},
