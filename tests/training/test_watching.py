@@ -200,7 +200,9 @@ def test_memory_that_nobody_tells_is_an_empty_cell(tmp_path, monkeypatch):
     observer.step_done(1)
     observer.row(2, {"train_loss": 1.0})
     observer.close(False)
-    MemoryWatch(torch.device("cpu"), tmp_path / "memory.csv", CADENCE).observer().step_done(2)
+    later = MemoryWatch(torch.device("cpu"), tmp_path / "memory.csv", CADENCE).observer()
+    later.step_done(2)
+    later.close(False)
     assert (tmp_path / "memory.csv").read_text().splitlines() == [",".join(COLUMNS), "1,,,,,,", "2,,,,,,"]
 
 
