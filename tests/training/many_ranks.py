@@ -48,6 +48,11 @@ def trainer_for(folder: Path, how: Mapping[str, Any], share: Parallel | None = N
             parameter.data = parameter.data.to(dtype)
             if "lora_B" in name:  # zero at the start, which would hide half of the gradients
                 torch.nn.init.normal_(parameter, std=0.02)
+    if how.get("half"):
+        for parameter in model.parameters():
+            if parameter.ndim < 2:  # off the grid of half precision, as training leaves them
+                parameter.data += 0.003 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5))
+        model.compute_dtype = torch.bfloat16
     model.train()
     config = RewardTrainerConfig(
         model="tiny",
@@ -184,6 +189,20 @@ def runs_out_of_memory(folder: Path, how: Mapping[str, Any]) -> None:
             (folder / "told.json").write_text(json.dumps(told))
 
 
+def runs_out_of_memory_while_clipping(folder: Path, how: Mapping[str, Any]) -> None:
+    """One rank runs out of memory among collectives."""
+    parallel.GRACE_S = 2.0
+    with joined_ranks() as ranks:
+        trainer = trainer_for(folder, {**how, "ranks": ranks})
+        if ranks.rank == 1:
+            trainer.parallel.sum_gradients = fail_for_memory
+        trainer.train_step(trainer._planned(0))
+
+
+def fail_for_memory(_parameters: Any) -> None:
+    raise torch.OutOfMemoryError("out of memory")
+
+
 def not_finite(folder: Path, how: Mapping[str, Any]) -> None:
     """One rank's loss is NaN."""
     with joined_ranks() as ranks:
@@ -212,7 +231,15 @@ def checkpointed(folder: Path, how: Mapping[str, Any]) -> None:
 
 FUNCTIONS = {
     function.__name__: function
-    for function in (one_step, whole_run, crash, runs_out_of_memory, not_finite, checkpointed)
+    for function in (
+        one_step,
+        whole_run,
+        crash,
+        runs_out_of_memory,
+        runs_out_of_memory_while_clipping,
+        not_finite,
+        checkpointed,
+    )
 }
 
 

@@ -71,6 +71,8 @@ CASES = {
     "padded": (2, {"layout": "padded", "budget": 200}),
     "k-wise": (2, {"replies": 4, "budget": 200}),
     "float32": (2, {"dtype": "float32"}),
+    "bf16": (2, {"dtype": "float32", "half": True}),
+    "bf16, lora": (2, {"dtype": "float32", "half": True, "lora": True}),
     "regularised": (2, {"settings": {"score_regularization_lambda": 0.1, "center_lambda": 0.01}}),
 }
 
@@ -83,6 +85,8 @@ def test_ranks_compute_what_one_process_does(case, tmp_path, on_ranks):
     found = torch.load(tmp_path / "many.pt", weights_only=True)
     alone = one_process(tmp_path, how)
     bound = 1e-10 if how.get("dtype", "float64") == "float64" else 1e-5
+    if how.get("half"):
+        bound = 2e-3  # sums of half-precision products in another order
     for what in ("gradients", "weights"):
         assert found[what].keys() == alone[what].keys()
         for name, tensor in alone[what].items():
@@ -141,8 +145,10 @@ def require_like_one(folder: Path, alone: Path) -> None:
     assert [row["step"] for row in ours] == [row["step"] for row in theirs]
     for row, other in zip(ours, theirs, strict=True):
         for name in row:
+            assert bool(row[name]) == bool(other[name]), name
             if row[name] and name not in NOT_EQUAL:
-                assert float(row[name]) == pytest.approx(float(other[name]), rel=1e-3, abs=1e-3), name
+                slack = 0.0 if name == "lr" else 1e-3
+                assert float(row[name]) == pytest.approx(float(other[name]), rel=1e-3, abs=slack), name
 
 
 @pytest.mark.parametrize(
@@ -212,6 +218,14 @@ def test_one_rank_out_of_memory_in_a_sharded_model_ends_all_with_what_to_do(tmp_
     assert all(status != 0 for status in ends.values())
     assert seconds < 60
     assert "out of memory on rank 1 with --micro-token-budget 100. Start again with --micro-token-budget 50" in said
+
+
+@pytest.mark.parametrize("sharding", ["full", "none"])
+def test_one_rank_out_of_memory_among_collectives_ends_all(sharding, tmp_path, on_ranks):
+    ends, said, seconds = on_ranks("runs_out_of_memory_while_clipping", 2, tmp_path, sharding=sharding)
+    assert all(status != 0 for status in ends.values())
+    assert seconds < 60
+    assert "out of memory" in said
 
 
 def test_a_loss_that_is_not_finite_is_told_with_its_rank(tmp_path, on_ranks):

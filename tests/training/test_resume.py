@@ -33,6 +33,7 @@ from rewardlab.training.optimizer import (
     training_tensors,
 )
 from rewardlab.training.run import train
+from rewardlab.training.run_folder import saved_step
 from rewardlab.training.schedule import build_schedule, seek
 from rewardlab.training.trainer import Trainer
 from runs import history_of, rows_of
@@ -197,7 +198,9 @@ def test_what_was_still_to_be_written_after_the_checkpoint_is_written(
     path = tmp_path / "parts" / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     train(replace(parts, resume="auto"))
-    if missing != "reward_distributions.json":
+    if missing == "reward_distributions.json":  # what came before is gone; what comes after is there
+        assert "8" in json.loads(path.read_text())
+    else:
         require_same_runs(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -330,12 +333,22 @@ def test_a_model_of_another_size_does_not_fit(base_model, pairs_file, tmp_path, 
 # --- asking for it, and asking a run to end ------------------------------------------------------------------
 
 
-def test_a_limit_in_hours_ends_a_run_with_a_status_of_its_own(base_model, pairs_file, tmp_path, capsys):
+def ticking(stops: StopRequests) -> int:
+    """How often it was asked."""
+    vars(stops)["asked"] = vars(stops).get("asked", 0) + 1
+    return vars(stops)["asked"]
+
+
+def test_a_limit_in_hours_ends_a_run_with_a_status_of_its_own(base_model, pairs_file, tmp_path, monkeypatch, capsys):
     words = runs.words_of(config_for(base_model, pairs_file, tmp_path / "run"))
     with pytest.raises(SystemExit) as ended:
         main(["train", *words, "--max-hours", "0.0000001"])
+    assert ended.value.code == 1, "queued again, it would never end"
+    assert "stopped by --max-hours 1e-07 after step 0 of 8. Not one step fitted" in capsys.readouterr().err
+    monkeypatch.setattr(StopRequests, "reason", property(lambda stops: "--max-hours 1" if ticking(stops) > 12 else ""))
+    with pytest.raises(SystemExit) as ended:
+        main(["train", *words, "--overwrite"])
     assert ended.value.code == 75
-    assert "stopped by --max-hours 1e-07 after step 0 of 8. Nothing was trained yet." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("how", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
@@ -380,10 +393,39 @@ def test_a_named_run_brings_its_settings(where, base_model, pairs_file, tmp_path
 
 def test_an_earlier_checkpoint_can_be_gone_back_to(base_model, pairs_file, tmp_path, monkeypatch, log):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
-    train(replace(config, resume=str(tmp_path / "run/checkpoints/step_4")))
+    with monkeypatch.context() as patched:
+        stop_after(patched, 5)
+        with pytest.raises(RunInterrupted):
+            train(replace(config, resume=str(tmp_path / "run/checkpoints/step_4")))
     assert "checkpoints/step_4, after step 4" in log.text
+    assert newest_checkpoint(tmp_path / "run").step == 5
+    train(config)
     train(replace(config, resume=None, output_dir=tmp_path / "whole"))
     assert history_of(tmp_path / "run") == history_of(tmp_path / "whole")
+
+
+def test_a_course_that_is_given_up_leaves_no_checkpoint_and_no_best(base_model, pairs_file, tmp_path, log):
+    config = config_for(base_model, pairs_file, tmp_path / "run", lr=1e-3, checkpoint_limit=9, eval_every=1)
+    best = train(config).best_step
+    assert best > 2
+    checkpoints = tmp_path / "run/checkpoints"
+    (last,) = checkpoints.iterdir()
+    assert last.name == "step_8"
+    short = replace(config, output_dir=tmp_path / "short", checkpoint_every=1)
+    with pytest.MonkeyPatch.context() as patched:
+        stop_after(patched, 2)
+        with pytest.raises(RunInterrupted):
+            train(short)
+    shutil.copytree(tmp_path / "short/checkpoints/step_2", checkpoints / "step_2")
+    with pytest.MonkeyPatch.context() as patched:
+        stop_after(patched, 3)
+        with pytest.raises(RunInterrupted):
+            train(replace(config, resume=str(checkpoints / "step_2")))
+    assert f"best/ is of step {best}, which lies ahead; it is removed" in log.text
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step_2", "step_3"]
+    assert not (tmp_path / "run/step_8").exists()
+    train(replace(config, resume="auto"))
+    assert saved_step(tmp_path / "run/best") == best
 
 
 @pytest.mark.parametrize(
@@ -450,9 +492,11 @@ def test_making_state_moves_no_weight(name, kept):
     config = OptimizerConfig(optimizer=name, lr=0.1, weight_decay=0.1)
     optimizer = build_optimizer(model, config, lr=0.1, head=["head.weight"], decay_exempt=frozenset())
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    create_state(optimizer)
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    held = [f"optimizer.{name}.step" for name in trainable if name != "head.weight"]
+    create_state(optimizer, model, held)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any("head.weight" in name for name in training_tensors(model, optimizer) if "optimizer" in name)
     wanted = {f"model.{name}" for name in trainable}
     tensors = training_tensors(model, optimizer)
     assert wanted <= set(tensors)
@@ -462,7 +506,7 @@ def test_making_state_moves_no_weight(name, kept):
 def test_what_an_optimiser_keeps_as_plain_numbers_is_kept():
     model = make_model()
     optimizer = build_optimizer(model, OptimizerConfig(), lr=0.1, head=["head.weight"], decay_exempt=frozenset())
-    create_state(optimizer)
+    create_state(optimizer, model, ["optimizer.head.weight.step"])
     optimizer.state[model.head.weight]["count"] = 7  # as bitsandbytes counts its steps
     numbers = optimizer_numbers(model, optimizer)
     assert numbers == {"head.weight.count": 7}

@@ -153,15 +153,12 @@ def sha256_json(value: object) -> str:
 
 def fsync_folder(folder: Path) -> None:
     """Flush every file below `folder`, and the folder itself, to the disk."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    for path in (*sorted(folder.rglob("*")), folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 @contextmanager

@@ -62,7 +62,8 @@ class RewardModel(nn.Module):
         """One reward a reply, in the order of the batch, in the dtype of the head."""
         hidden_RW = self.final_states(batch)
         with torch.autocast(self.device.type, enabled=False):
-            return F.linear(hidden_RW.to(self.head.weight.dtype), self.head.weight, self.head.bias).squeeze(-1)
+            scores_R1 = F.linear(hidden_RW.to(self.head.weight.dtype), self.head.weight, self.head.bias)
+        return scores_R1.squeeze(-1).clone()  # no view: FSDP's hooks need a tensor of their own
 
     def row_length(self, num_tokens: int) -> int:
         """Tokens that a row of `num_tokens` is computed with.

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -48,13 +49,16 @@ class Checkpoint:
         """Steps done."""
         return int(self.state["step"])
 
+    def names(self) -> set[str]:
+        """Names of its tensors."""
+        return set(FileSystemReader(self.folder / "tensors").read_metadata().state_dict_metadata)
+
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
         """Fill live tensors by name.
 
         Raises ArtifactError if the checkpoint is of other tensors: of another model, or of other parts that train.
         """
-        reader = FileSystemReader(self.folder / "tensors")
-        held = set(reader.read_metadata().state_dict_metadata)
+        reader, held = FileSystemReader(self.folder / "tensors"), self.names()
         if different := sorted(held ^ set(tensors)):
             raise ArtifactError(
                 f"{self.folder} is of a model of which other parts train: {different[0]} and {len(different) - 1} more "
@@ -63,8 +67,8 @@ class Checkpoint:
         try:
             with _quiet():
                 load(dict(tensors), storage_reader=reader)
-        except ValueError as error:  # sizes
-            raise ArtifactError(f"{self.folder} does not fit the model: {error}") from error
+        except CheckpointException as error:  # which is no Exception; sizes, most likely
+            raise ArtifactError(f"{self.folder} does not fit the model: {_cause(error)}") from error
 
 
 def write_checkpoint(
@@ -76,9 +80,12 @@ def write_checkpoint(
     """
     target = run / CHECKPOINTS / f"step_{step}"
     with _shared_folder(target, ranks) as temporary:
-        writer = FileSystemWriter(temporary / "tensors", sync_files=False)  # all of it is flushed at the end
-        with _quiet():
-            save(dict(tensors), storage_writer=writer)
+        writer = FileSystemWriter(temporary / "tensors")
+        try:
+            with _quiet():
+                save(dict(tensors), storage_writer=writer)
+        except CheckpointException as error:
+            raise OSError(f"{target}: cannot be written ({_cause(error)})") from error
         own = {
             path.relative_to(temporary).as_posix(): sha256_file(path)
             for path in (temporary / "tensors").glob(f"__{ranks.rank}_*")
@@ -108,6 +115,12 @@ def _shared_folder(target: Path, ranks: Ranks) -> Iterator[Path]:
     ranks.wait()
 
 
+def _cause(error: CheckpointException) -> str:
+    """What went wrong on the first rank that failed."""
+    failures = [failure[0] if isinstance(failure, tuple) else failure for failure in error.failures.values()]
+    return str(failures[0]) if failures else str(error)
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the remark that one process is one process."""
@@ -120,6 +133,13 @@ def prune(run: Path, *, keep: int) -> None:
     """Remove all but the `keep` newest checkpoints of a run."""
     for folder in _found(run)[keep:]:
         remove(folder)
+
+
+def prune_after(run: Path, step: int) -> None:
+    """Remove the checkpoints of a run that are later than a step."""
+    for later, folder in saved_steps(run / CHECKPOINTS):
+        if later > step:
+            remove(folder)
 
 
 def newest_checkpoint(run: Path) -> Checkpoint | None:
@@ -172,6 +192,6 @@ def _damage(folder: Path) -> str:
         for name, sha256 in listed["sha256"].items():
             if sha256_file(folder / name) != sha256:
                 return f"{name} is not what was written"
-    except (OSError, ValueError, KeyError, AttributeError) as error:
+    except (FileNotFoundError, ValueError, KeyError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -17,6 +17,8 @@ RESUME_LATER: Final = 75
 failure and queue the run again."""
 INTERRUPTED: Final = 130
 """Exit status after Ctrl-C, by the custom of shells."""
+STUCK: Final = 1
+"""Exit status of a run whose limit in hours let it do nothing."""
 SIGNALS: Final = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 

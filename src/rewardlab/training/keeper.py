@@ -10,9 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from rewardlab.core.errors import RunInterrupted
-from rewardlab.training.checkpoint import prune, write_checkpoint
+from rewardlab.training.checkpoint import prune, prune_after, write_checkpoint
 from rewardlab.training.config import TrainerConfig
-from rewardlab.training.interrupt import StopRequests
+from rewardlab.training.interrupt import STUCK, StopRequests
 from rewardlab.training.ranks import Ranks
 
 
@@ -24,7 +24,15 @@ class Keeper:
         self.stops = stops
         self.kept_step = 0
         """The last step of which there is a checkpoint, written or read; there is nothing to keep of step 0."""
+        self.began_at = 0
         self._kept_at = time.monotonic()
+
+    def begin(self, step: int) -> None:
+        """Go on after a step: checkpoints of later ones are of a course that is given up."""
+        self.began_at = self.kept_step = step
+        self._ranks.wait()  # until all have read theirs
+        if self._ranks.is_first:
+            prune_after(self._run, step)
 
     def lacks(self, step: int) -> bool:
         """Whether there is no checkpoint of this step and should be one."""
@@ -65,6 +73,7 @@ class Keeper:
             remedy = "Start the same command again with --resume auto to go on."
         else:
             remedy = "It cannot go on from here: --no-checkpoints."
-        return RunInterrupted(
-            f"stopped by {reasons[0]} after step {step} of {num_steps}. {remedy}", exit_status=self.stops.exit_status
-        )
+        status = self.stops.exit_status
+        if step == self.began_at and reasons[0].startswith("--max-hours"):
+            remedy, status = "Not one step fitted into that; give it more.", STUCK  # queued again, it would never end
+        return RunInterrupted(f"stopped by {reasons[0]} after step {step} of {num_steps}. {remedy}", exit_status=status)

@@ -78,13 +78,17 @@ def state_bytes(parameters: Iterable[nn.Parameter], optimizer: str) -> int:
     return sum(2 * p.numel() * (1 if optimizer == "adamw8bit" else max(4, p.itemsize)) for p in trained)
 
 
-def create_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the state that a first step would make, without moving a weight, for a checkpoint to be read into."""
+def create_state(optimizer: torch.optim.Optimizer, model: nn.Module, held: Collection[str]) -> None:
+    """Make the state that a first step would make, without moving a weight, for a checkpoint of tensors with the names
+    `held` to be read into: a weight that never had a gradient has none.
+    """
+    moved = {name.removeprefix("optimizer.").rpartition(".")[0] for name in held if name.startswith("optimizer.")}
+    chosen: set[Tensor] = {parameter for name, parameter in model.named_parameters() if name in moved}
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
         for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter) if parameter in chosen else None
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     for group, rate in zip(optimizer.param_groups, rates, strict=True):

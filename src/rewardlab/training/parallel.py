@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -74,7 +74,10 @@ def joined_ranks() -> Iterator[Ranks]:
     try:
         yield ranks
         ranks.wait()
-    except RunInterrupted:
+    except RunInterrupted:  # on all ranks together
+        ended.set()
+        ranks.wait()
+        dist.destroy_process_group()
         raise
     except BaseException as error:
         told = _tell(store, f"rank {ranks.rank} failed: {error or type(error).__name__}")
@@ -126,11 +129,11 @@ def is_divided(sharding: Sharding) -> bool:
     return dist.is_initialized() and sharding != "none"
 
 
-def require_sharding(config: RewardTrainerConfig, ranks: Ranks) -> None:
-    """Raise ConfigError for what several ranks cannot do together."""
+def require_sharding(config: RewardTrainerConfig, ranks: Ranks, *, goes_on: bool) -> None:
+    """Raise ConfigError for what several ranks cannot do together; a run that goes on has found its budget."""
     if ranks.size == 1:
         return
-    if config.micro_token_budget == "auto" and config.resume is None:
+    if config.micro_token_budget == "auto" and not goes_on:
         raise ConfigError(
             "--micro-token-budget auto is for one device. Give a number: what auto finds on one of these devices, or "
             "more, since weights and optimiser are shared."
@@ -161,17 +164,7 @@ def divide(
     else:
         mesh = init_device_mesh(device.type, (ranks.size,), mesh_dim_names=("shard",))
         logger.info("ranks: %d, the model sharded over all of them", ranks.size)
-    # Frozen weights are held in their arithmetic already; those that train are float32 and gathered in it.
-    half = model.compute_dtype.itemsize < 4 and all(parameter.requires_grad for parameter in model.parameters())
-    layers = MixedPrecisionPolicy(
-        param_dtype=model.compute_dtype if half else None,
-        reduce_dtype=torch.float32 if half else None,
-        cast_forward_inputs=False,
-    )
-    for layer in decoder_layers(model.backbone):
-        fully_shard(layer, mesh=mesh, mp_policy=layers)
-    # What is left, the head among it, is computed as it is held: float32 where it trains.
-    fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False))
+    _shard(model, mesh)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             # Each rank's loss is divided by the weight of all, so gradients are to be added; by default they are
@@ -180,6 +173,34 @@ def divide(
             if device.type == "cpu":
                 module.set_force_sum_reduction_for_comms(True)
     return _Sharded(ranks, model, defer_sync=defer_sync)
+
+
+def _shard(model: RewardModel, mesh: DeviceMesh) -> None:
+    """FSDP2, a decoder layer at a time."""
+    as_held = MixedPrecisionPolicy(cast_forward_inputs=False)
+    in_half = MixedPrecisionPolicy(
+        param_dtype=model.compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for layer in decoder_layers(model.backbone):
+        # Matrices are multiplied in half precision anyway, so they travel in it; norms are not, and adapters share
+        # their layer with frozen weights, which are held in it.
+        if model.compute_dtype.itemsize < 4 and {p.dtype for p in layer.parameters()} == {torch.float32}:
+            if norms := _norms(layer):
+                fully_shard(norms, mesh=mesh, mp_policy=as_held)
+            fully_shard(layer, mesh=mesh, mp_policy=in_half)
+        else:
+            fully_shard(layer, mesh=mesh, mp_policy=as_held)
+    # What is left, the head among it, is computed as it is held: float32 where it trains.
+    fully_shard(model, mesh=mesh, mp_policy=as_held)
+
+
+def _norms(layer: nn.Module) -> list[nn.Module]:
+    """Modules of a layer that hold vectors alone."""
+    return [
+        module
+        for module in layer.modules()
+        if (own := list(module.parameters(recurse=False))) and all(parameter.ndim < 2 for parameter in own)
+    ]
 
 
 class _Sharded(Parallel):

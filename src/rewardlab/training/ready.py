@@ -76,8 +76,8 @@ class Ready:
 
 def make_ready(config: RewardTrainerConfig, ranks: Ranks) -> Ready:
     """Data, layout and settings, with every error that can be told without the model's weights."""
-    require_sharding(config, ranks)
     interrupted = ranks.by_first(lambda: _claim(config))
+    require_sharding(config, ranks, goes_on=interrupted is not None)
     if config.compat != "none":
         config = settle_reading(config, first_rows_of(config))
     if interrupted is not None:
@@ -88,13 +88,15 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks) -> Ready:
     prepared = load_data(config, base.renderer, seed=config.seed, kwise_loss=config.kwise_loss)
     data, test, tokens = to_groups(config, prepared, base.renderer)
     device = device_of_rank()
-    layout = choose_layout(
-        base.config,
-        base.disk_class,
-        config,
-        max_length=config.max_seq_len,
-        share=config.shares_prompts,
-        log=logger.info,
+    layout = ranks.from_first(  # by a test that is measured, like the kernels below
+        choose_layout(
+            base.config,
+            base.disk_class,
+            config,
+            max_length=config.max_seq_len,
+            share=config.shares_prompts,
+            log=logger.info,
+        )
     )
     if config.micro_token_budget != "auto":
         require_fit([data.train], config.token_budget, layout=layout)

@@ -156,7 +156,10 @@ def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedul
     Raises ConfigError where it would be another run.
     """
     now, then, step = to_mapping(config), to_mapping(run.config), run.checkpoint.step
-    changed = [name for name in now if now[name] != then[name] and name not in (*PERMISSIONS, *BY_CONTENT)]
+    passed_over = {*PERMISSIONS, *BY_CONTENT}
+    if now["steps"] == then["steps"]:
+        passed_over |= {"epochs"}  # another way to say the same
+    changed = [name for name in now if now[name] != then[name] and name not in passed_over]
     lines = {name: f"--{name.replace('_', '-')} {now[name]}, it was {then[name]}" for name in changed}
     may_change = {*FREE, *CADENCE, *ROUNDING}
     if reschedule:
@@ -236,7 +239,11 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """What the data and the template of a run are, without names that may have moved."""
 
     def content(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        return [{key: report[key] for key in SOURCE_FACTS} for report in reports]
+        # By its name a limit draws the rows; otherwise it may change as files move.
+        return [
+            {key: report[key] for key in SOURCE_FACTS if key != "name" or report["unused_by_limit"]}
+            for report in reports
+        ]
 
     data = manifest["data"]
     return {

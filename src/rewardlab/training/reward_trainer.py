@@ -310,6 +310,15 @@ class RewardTrainer(Trainer[PackedBatch]):
         self.selection = Selection(**{**state["selection"], **asked})
         self.baseline = read_evaluation(self.folder / "evals", "step_0", beta=self.settings.beta)
         self._best_on_disk = saved_step(self.folder / "best")
+        if self._best_on_disk is not None and self._best_on_disk > self.step:
+            logger.warning(
+                "RESUME: best/ is of step %d, which lies ahead; it is removed, and made anew by what beats %s %.4f",
+                self._best_on_disk,
+                self.settings.early_stopping_metric,
+                self.selection.bar,
+            )
+            self._remove(self.folder / "best")
+            self._best_on_disk = self.selection.best_step = None
         saved = saved_steps(self.folder)
         self.ranks.wait()  # until all have looked
         for step, folder in saved:

@@ -127,6 +127,7 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests) -> Tr
         trainer.fit()
     seconds, speed = time.perf_counter() - started, trainer.speed()
     trainer.release()
+    saver.release()
     result = _finish(config, trainer, ready.test, seconds, ranks)
     return replace(
         result, test_baseline=test_baseline, baselines=ready.baselines, speed=speed, warnings=tuple(watch.signs)

@@ -113,7 +113,7 @@ def holds_models(folder: Path) -> bool:
     """Whether there is more in the folder of a run than what its first seconds leave."""
     checkpoints = folder / CHECKPOINTS
     return folder.is_dir() and bool(
-        (folder / "best").exists() or saved_steps(folder) or (checkpoints.is_dir() and saved_steps(checkpoints))
+        (folder / "best").exists() or saved_steps(folder) or (checkpoints.is_dir() and any(checkpoints.glob("step_*")))
     )
 
 

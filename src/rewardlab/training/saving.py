@@ -26,6 +26,10 @@ class Saver:
         self._is_divided = is_divided(config.sharding)
         self._twin = twin_of(model, ranks) if self._is_divided else model
 
+    def release(self) -> None:
+        """Give back the copy; nothing is saved after it."""
+        self._twin = None
+
     def save(self, folder: Path, step: int) -> None:
         """Every rank calls it. Raises as `save_reward_model` does, on all of them."""
         live: Live | None = None

@@ -241,11 +241,12 @@ class Trainer(ABC, Generic[MicroBatch]):
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of this run: the next `fit` trains from there, as if nothing had happened."""
         self.parallel.drop_gathered()
-        create_state(self.optimizer)
+        create_state(self.optimizer, self.model, checkpoint.names())
         checkpoint.read_into(training_tensors(self.model, self.optimizer))
         state = checkpoint.state
         restore_numbers(self.model, self.optimizer, state["optimizer_numbers"])
         self.step = self.keeper.kept_step = checkpoint.step
+        self.keeper.begin(self.step)
         self._evaluated_step = state["evaluated_step"]
         asked, held = state["token_budget"]
         if asked == self.config.token_budget:  # otherwise it was changed by hand
@@ -356,6 +357,8 @@ class Trainer(ABC, Generic[MicroBatch]):
         if failed or found is None:
             return None
         norms = unless_out_of_memory(clip)
+        if norms is None and self.ranks.size > 1:  # the others are in the middle of adding up
+            raise self._no_memory()
         return None if norms is None else torch.cat([*found, norms])
 
     def _update(self) -> bool:
