@@ -73,7 +73,7 @@ class Variant:
             observers=self.observers,
         )
         if name == "alone":
-            self.trainer._begin_plan = self._plan_here  # type: ignore[method-assign]
+            self.trainer._begin_plan = self._plan_here
 
     def _plan_here(self, step: int) -> Pending[Any]:
         key = (step, self.trainer.token_budget)

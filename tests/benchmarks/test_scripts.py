@@ -13,21 +13,19 @@ from typing import Any
 import pytest
 import torch
 
+import data_path
+import gpu
+import growth
+import monitoring
+import score_cpu
+import train_cpu
+from harness import machine, peers
+from harness.tiny import write_tiny
+from rewardlab.batch import pack
+from rewardlab.training import ready
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
-sys.path.insert(0, str(BENCHMARKS))
 HAS_TRL = importlib.util.find_spec("trl") is not None
-
-import data_path  # noqa: E402
-import gpu  # noqa: E402
-import growth  # noqa: E402
-import monitoring  # noqa: E402
-import score_cpu  # noqa: E402
-import train_cpu  # noqa: E402
-from harness import machine, peers  # noqa: E402
-from harness.tiny import write_tiny  # noqa: E402
-from rewardlab.batch import pack  # noqa: E402
-from rewardlab.training import ready  # noqa: E402
-
 README = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),

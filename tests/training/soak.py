@@ -1,8 +1,9 @@
-"""Processes that kill themselves at random points of a run, at most KILLS, until one comes to its end.
+"""Processes that kill themselves at random points of a run, until one comes to its end.
 
-    python soak.py SETTINGS.json KILLS SEED
+    python soak.py SETTINGS.json SEED
 
-A point is a step, or one of the calls by which files get to the disk. Prints what it did as JSON.
+Half of them die at a step, before or after its backward pass; the others at one of the calls by which files get to the
+disk, at most three steps after they began. Prints what it did as JSON.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -25,57 +27,81 @@ MOST = 400
 """Processes after which something is wrong."""
 
 
-def count_down(points: int, report: int) -> None:
-    """Let this process kill itself at a point, and write to `report` whether it was writing."""
+def before_each(owner: object, name: str, do: Callable[[], None]) -> None:
+    call = getattr(owner, name)
+
+    def watched(*arguments, **keywords):
+        do()
+        return call(*arguments, **keywords)
+
+    setattr(owner, name, watched)
+
+
+def die(kind: bytes, report: int) -> None:
+    os.write(report, kind)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_at_a_step(points: int, report: int) -> None:
     left = [points]
 
-    def wrap(owner: object, name: str, kind: bytes) -> None:
-        call = getattr(owner, name)
+    def point() -> None:
+        left[0] -= 1
+        if left[0] == 0:
+            die(b"t", report)
 
-        def counted(*arguments, **keywords):
-            left[0] -= 1
-            if left[0] <= 0:
-                os.write(report, kind)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*arguments, **keywords)
+    before_each(Trainer, "train_step", point)
+    before_each(torch.autograd, "backward", point)
 
-        setattr(owner, name, counted)
 
-    wrap(Trainer, "train_step", b"t")
-    wrap(os, "fsync", b"s")
-    wrap(Path, "rename", b"s")
-    wrap(Path, "replace", b"s")
-    wrap(torch.autograd, "backward", b"t")
+def die_while_writing(steps: int, points: int, report: int) -> None:
+    """At the call number `points` after the step number `steps` began, or after the process did for 0."""
+    left = {"steps": steps, "points": points}
+
+    def step() -> None:
+        left["steps"] -= 1
+
+    def point() -> None:
+        left["points"] -= left["steps"] <= 0
+        if left["points"] == 0:
+            die(b"w", report)
+
+    before_each(Trainer, "train_step", step)
+    before_each(os, "fsync", point)
+    before_each(Path, "rename", point)
+    before_each(Path, "replace", point)
 
 
 def main() -> None:
-    values, kills, seed = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2]), int(sys.argv[3])
-    config = from_mapping(RewardTrainerConfig, values, where="settings")
+    config = from_mapping(RewardTrainerConfig, json.loads(Path(sys.argv[1]).read_text()), where="settings")
     run_module.verify_in_clean_process = lambda folder: None
-    draw = random.Random(seed)
-    ends = {"t": 0, "s": 0}
+    draw = random.Random(int(sys.argv[2]))
+    ends = {"t": 0, "w": 0}
     torch.set_num_threads(1)
     for _ in range(MOST):
-        killing = sum(ends.values()) < kills
+        at_a_step, steps, points = draw.random() < 0.5, draw.randint(0, 3), draw.randint(1, 40)
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            if killing:
-                count_down(draw.randint(1, 25), writing)
+            if at_a_step:
+                die_at_a_step(steps + 1, writing)
+            else:
+                die_while_writing(steps, points, writing)
             run_module.train(config)
             os._exit(0)
         os.close(writing)
         _, status = os.waitpid(child, 0)
         with os.fdopen(reading) as report:
             kind = report.read()
-        draw.random()  # the child drew from a copy
         if os.WIFSIGNALED(status) and kind:
             ends[kind] += 1
-        elif status != 0:
-            sys.exit(f"a process ended with {status}")
-        else:
+        elif status == 0:
             break
-    sys.stdout.write(json.dumps({"kills": sum(ends.values()), "while saving": ends["s"]}) + "\n")
+        else:
+            sys.exit(f"a process ended with {status}")
+    else:
+        sys.exit(f"{MOST} processes did not come to the end")
+    sys.stdout.write(json.dumps({"at a step": ends["t"], "while writing": ends["w"]}) + "\n")
 
 
 if __name__ == "__main__":

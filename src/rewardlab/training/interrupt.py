@@ -25,11 +25,9 @@ SIGNALS: Final = ("SIGTERM", "SIGUSR1", "SIGINT")
 class StopRequests:
     """Listens while it is entered; only the main thread can."""
 
-    def __init__(self, *, max_hours: float | None = None, started: float | None = None) -> None:
-        """`started` is a time of `time.monotonic`, by default now; `max_hours` count from it."""
-        self._deadline = None
-        if max_hours is not None:
-            self._deadline = (time.monotonic() if started is None else started) + 3600 * max_hours
+    def __init__(self, *, max_hours: float | None = None) -> None:
+        """`max_hours` count from now."""
+        self._deadline = None if max_hours is None else time.monotonic() + 3600 * max_hours
         self._max_hours = max_hours
         self._received: str | None = None
         self._before: dict[int, Any] = {}

@@ -25,6 +25,7 @@ class Keeper:
         self.kept_step = 0
         """The last step of which there is a checkpoint, written or read; there is nothing to keep of step 0."""
         self.began_at = 0
+        """The step after which this process began."""
         self._kept_at = time.monotonic()
 
     def begin(self, step: int) -> None:

@@ -66,7 +66,8 @@ class Ranks:
         found, failure = self.from_first(result)
         if failure is not None:
             raise failure
-        return found  # type: ignore[no-any-return]
+        answer: Thing = found
+        return answer
 
     def wait(self) -> None:
         """Until all ranks are here."""

@@ -309,7 +309,8 @@ class RewardTrainer(Trainer[PackedBatch]):
         asked = {name: getattr(self.selection, name) for name in ("metric", "mode", "min_delta")}
         self.selection = Selection(**{**state["selection"], **asked})
         self.baseline = read_evaluation(self.folder / "evals", "step_0", beta=self.settings.beta)
-        self._best_on_disk = saved_step(self.folder / "best")
+        self._best_on_disk, saved = saved_step(self.folder / "best"), saved_steps(self.folder)
+        self.ranks.wait()  # until all have looked: below, the first removes what lies ahead
         if self._best_on_disk is not None and self._best_on_disk > self.step:
             logger.warning(
                 "RESUME: best/ is of step %d, which lies ahead; it is removed, and made anew by what beats %s %.4f",
@@ -319,8 +320,6 @@ class RewardTrainer(Trainer[PackedBatch]):
             )
             self._remove(self.folder / "best")
             self._best_on_disk = self.selection.best_step = None
-        saved = saved_steps(self.folder)
-        self.ranks.wait()  # until all have looked
         for step, folder in saved:
             if step > self.step:
                 self._remove(folder)  # the run writes it again when it gets there

@@ -245,7 +245,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         checkpoint.read_into(training_tensors(self.model, self.optimizer))
         state = checkpoint.state
         restore_numbers(self.model, self.optimizer, state["optimizer_numbers"])
-        self.step = self.keeper.kept_step = checkpoint.step
+        self.step = checkpoint.step
         self.keeper.begin(self.step)
         self._evaluated_step = state["evaluated_step"]
         asked, held = state["token_budget"]
