@@ -338,7 +338,7 @@ def test_a_probe_is_a_reward_model_that_knows_what_it_was_fitted_to(base_model, 
             key = next(key for key in by_id if key[0].endswith(f":{number + 1}") and key[1] == reply)
             assert score == pytest.approx(by_id[key], abs=1e-3, rel=1e-4)
     names = {path.name for path in (tmp_path / "run").iterdir()}
-    assert names == {"best", "evals", "config.json", "manifest.json", "probe.json", "heads.npz"}
+    assert names == {"best", "evals", "config.json", "manifest.json", "probe.json", "heads.npz", ".lock"}
     heads = np.load(tmp_path / "run" / "heads.npz")
     assert heads["bootstrap"].shape == (50, 32)
     assert heads["layer"] == result.chosen.layer

@@ -47,7 +47,7 @@ from rewardlab.training.heads import (
     uncertainty,
 )
 from rewardlab.training.prepare import Base, Prepared, load_data, open_base, require_sources, token_groups
-from rewardlab.training.run_folder import claim_folder, clear_folder
+from rewardlab.training.run_folder import claim_folder, clear_folder, only_writer
 from rewardlab.training.states import states_of
 
 logger = logging.getLogger("rewardlab")
@@ -81,6 +81,11 @@ def probe(config: ProbeConfig) -> ProbeResult:
 
     Raises RewardlabError for anything the user can mend.
     """
+    with only_writer(config.output_dir):
+        return _probe(config)
+
+
+def _probe(config: ProbeConfig) -> ProbeResult:
     started = time.perf_counter()
     claim_folder(config.output_dir, (config.model, *config.dataset, *config.test_dataset), overwrite=config.overwrite)
     require_sources(config)

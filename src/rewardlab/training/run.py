@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -30,6 +31,7 @@ from rewardlab.training.ready import Ready, make_ready, write_run_start
 from rewardlab.training.records import Records
 from rewardlab.training.resume import frozen_fingerprint
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.run_folder import only_writer
 from rewardlab.training.saving import Saver
 from rewardlab.training.trainer import Machine
 from rewardlab.training.work import linear_shapes
@@ -82,7 +84,8 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     nothing of an earlier run is overwritten unless asked.
     """
     stops = StopRequests(max_hours=config.max_hours)
-    with joined_ranks() as ranks:
+    with joined_ranks() as ranks, ExitStack() as held:
+        ranks.by_first(lambda: held.enter_context(only_writer(config.output_dir)))
         return _train(config, ranks, stops)
 
 

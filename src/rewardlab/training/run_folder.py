@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import remove, require_writable_folder
 from rewardlab.core.spec import SPEC_FILE, read_spec
 
+logger = logging.getLogger("rewardlab")
+LOCK = ".lock"
+"""Held by the process that writes to the folder of a run."""
 CHECKPOINTS = "checkpoints"
 """Folder, in that of a run, of what resuming needs."""
 RUN_FILES = (
@@ -61,6 +68,30 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     run = run_of(given["--resume"])
     settings = [] if "--config" in given else ["--config", str(run / "config.json")]
     return [*settings, *([] if "--output-dir" in given else ["--output-dir", str(run)]), *arguments]
+
+
+@contextmanager
+def only_writer(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing to the folder of a run too, until this one ends, however it ends.
+
+    Raises ConfigError if another one is at work there, RewardlabError if nothing can be written. A file system
+    without locks keeps nobody away.
+    """
+    require_writable_folder(folder, "--output-dir")
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"another process is writing a run to {folder}: it holds {lock.lock_file}. Wait until it ends or end it, or "
+            f"choose another --output-dir."
+        ) from None
+    except (OSError, NotImplementedError) as error:
+        logger.warning("%s cannot be locked (%s): make sure that no second run writes there", folder, error)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool) -> None:
