@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import make_model, write_base_model
 from resuming import KINDS, interrupted, weights_of
+from rewardlab.cli import parse_train
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
 from rewardlab.training import resume
 from rewardlab.training.checkpoint import newest_checkpoint
@@ -60,6 +61,23 @@ def test_a_longer_run_takes_a_new_course_when_asked(base_model, pairs_file, tmp_
     train(replace(config, steps=12, resume=None, output_dir=tmp_path / "long", warmup_steps=0))
     wanted = {int(row["step"]): float(row["lr"]) for row in rows_of(tmp_path / "long") if row["lr"]}
     assert {step: rates[step] for step in rates if step > 5} == {step: wanted[step] for step in wanted if step > 5}
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        (["--epochs", "2"], {"steps": None, "epochs": 2.0, "warmup_steps": 2}),
+        (["--steps", "9"], {"steps": 9, "warmup_steps": 2}),
+        (["--warmup-ratio=0.25"], {"steps": 8, "warmup_steps": None, "warmup_ratio": 0.25}),
+        (["--epochs=2", "--warmup_steps", "3"], {"steps": None, "warmup_steps": 3}),
+    ],
+)
+def test_what_is_given_goes_before_what_the_run_says_in_other_units(
+    flags, found, base_model, pairs_file, tmp_path, monkeypatch
+):
+    interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, warmup_steps=2)
+    config = parse_train(["--resume", str(tmp_path / "run"), *flags])
+    assert {name: getattr(config, name) for name in found} == found
 
 
 def test_a_level_rate_needs_no_new_course(base_model, pairs_file, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ from filelock import FileLock, Timeout
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import remove, require_writable_folder
 from rewardlab.core.spec import SPEC_FILE, read_spec
+from rewardlab.training.presets import SAME_THING
 
 logger = logging.getLogger("rewardlab")
 LOCK = ".lock"
@@ -60,13 +61,21 @@ def run_of(name: str) -> Path:
 def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     """Flags of `rewardlab train`, with the settings of the run that `--resume` names where no --config does; with
     `--resume auto` they are given again. Raises ConfigError for a name that is no run.
+
+    What is given goes before what the run says, in other units too: `--epochs` before its steps.
     """
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
     given = {flag: value for flag, value in pairwise([*words, ""]) if flag in ("--resume", "--config", "--output-dir")}
     if given.get("--resume", "auto") in ("auto", ""):
         return list(arguments)
     run = run_of(given["--resume"])
-    settings = [] if "--config" in given else ["--config", str(run / "config.json")]
+    settings: list[str] = []
+    if "--config" not in given:
+        asked = {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
+        settings = ["--config", str(run / "config.json")]
+        for name, other in SAME_THING:  # a run's own settings have the first of each
+            if other in asked and name not in asked:
+                settings += [f"--{name}", "None"]
     return [*settings, *([] if "--output-dir" in given else ["--output-dir", str(run)]), *arguments]
 
 
