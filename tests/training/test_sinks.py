@@ -10,6 +10,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -24,6 +25,7 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.training import sinks
 from rewardlab.training.run import train
 from rewardlab.training.sinks import HEADLINE, choose_viewers, scalars, tag
+from rewardlab.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 config_for = partial(runs.config_for, steps=4, log_every=2, eval_every=2, baselines=False)
@@ -90,6 +92,27 @@ def test_tensorboard_gets_every_value_by_step_and_the_settings(base_model, pairs
     assert list((tmp_path / "run/tensorboard").iterdir()) == [
         path for path in (tmp_path / "run/tensorboard").iterdir() if path.is_file()
     ], "one run, not one more for the settings"
+
+
+def test_a_resumed_run_shows_every_step_once(base_model, pairs_file, tmp_path, event_files, monkeypatch):
+    config = config_for(
+        base_model, pairs_file, tmp_path / "run", steps=6, log_every=1, checkpoint_every=2, report_to=("auto",)
+    )
+    with monkeypatch.context() as patched:
+        train_step = Trainer.train_step
+
+        def fails(trainer, batches):
+            if trainer.step == 3:
+                raise MemoryError("killed")
+            return train_step(trainer, batches)
+
+        patched.setattr(Trainer, "train_step", fails)
+        with pytest.raises(MemoryError):
+            train(config)
+    assert 3 in {event.step for event in event_files(tmp_path / "run/tensorboard").Scalars("train/loss")}
+    train(replace(config, resume="auto"))
+    found = event_files(tmp_path / "run/tensorboard").Scalars("train/loss")
+    assert [event.step for event in found] == [1, 2, 3, 4, 5, 6]
 
 
 def test_without_tensorboard_a_run_has_no_viewer_and_one_line_says_so(without, log):

@@ -85,10 +85,16 @@ def require_monitoring(config: RewardTrainerConfig) -> None:
         require_steps(config.profile_steps, config.steps)
 
 
-def watch_run(config: RewardTrainerConfig, device: torch.device, tokens: Mapping[str, TokenReport]) -> Watch:
+def watch_run(
+    config: RewardTrainerConfig,
+    device: torch.device,
+    tokens: Mapping[str, TokenReport],
+    *,
+    resumed_at: int | None = None,
+) -> Watch:
     """Begin to watch a run, by its resolved configuration; `tokens` says what tokenising did to each kind of data.
 
-    With several ranks only the first one calls this. Raises ConfigError for a viewer or a GPU that cannot be had.
+    With `resumed_at` it goes on after that step. With several ranks only the first one calls this. Raises ConfigError for a viewer or a GPU that cannot be had.
     """
     assert config.steps is not None
     assert config.eval_every is not None
@@ -103,7 +109,7 @@ def watch_run(config: RewardTrainerConfig, device: torch.device, tokens: Mapping
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         found.append(watch_gpu(device, visible, folder / "gpu.csv", cadence, interval_ms=config.gpu_sample_interval_ms))
     # Not settled in the configuration: it repeats elsewhere, with or without TensorBoard, as the same run.
-    found += open_sinks(choose_viewers(config.report_to), folder, to_mapping(config))
+    found += open_sinks(choose_viewers(config.report_to), folder, to_mapping(config), resumed_at=resumed_at)
     facts = RunFacts(num_steps=config.steps, warmup_steps=config.warmup_steps or 0, beta=config.beta)
     health = HealthWatch(folder, Health(facts), cadence)
     health.start({name: (report.truncated_replies, report.replies) for name, report in tokens.items()})

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +46,7 @@ from rewardlab.training.resume import (
     with_decisions,
 )
 from rewardlab.training.reward_trainer import Datasets, selection_of
-from rewardlab.training.run_folder import claim_folder, clear_folder, holds_models
+from rewardlab.training.run_folder import claim_folder, clear_folder, holds_models, only_writer
 from rewardlab.training.schedule import warmup_steps
 from rewardlab.training.throughput import Peak
 
@@ -74,9 +75,12 @@ class Ready:
     """Settings that differ from those it began with."""
 
 
-def make_ready(config: RewardTrainerConfig, ranks: Ranks) -> Ready:
-    """Data, layout and settings, with every error that can be told without the model's weights."""
-    interrupted = ranks.by_first(lambda: _claim(config))
+def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Ready:
+    """Data, layout and settings, with every error that can be told without the model's weights.
+
+    The run folder is this process's own until `held` closes.
+    """
+    interrupted = ranks.by_first(lambda: _claim(config, held))
     require_sharding(config, ranks, goes_on=interrupted is not None)
     if config.compat != "none":
         config = settle_reading(config, first_rows_of(config))
@@ -128,12 +132,13 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks) -> Ready:
     )
 
 
-def _claim(config: RewardTrainerConfig) -> Interrupted | None:
+def _claim(config: RewardTrainerConfig, held: ExitStack) -> Interrupted | None:
     """Take the run folder, once what can be told without data and model is right; the run in it to go on with."""
     selection_of(config)
     require_optimizer(config.optimizer)
     require_quantization(config.quantization)
     require_monitoring(config)
+    held.enter_context(only_writer(config.output_dir))
     interrupted = find_interrupted(config) if config.resume is not None else None
     # What a process left that was killed while it began is in nobody's way.
     may_begin = config.resume is not None and not holds_models(config.output_dir)

@@ -31,7 +31,6 @@ from rewardlab.training.ready import Ready, make_ready, write_run_start
 from rewardlab.training.records import Records
 from rewardlab.training.resume import frozen_fingerprint
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
-from rewardlab.training.run_folder import only_writer
 from rewardlab.training.saving import Saver
 from rewardlab.training.trainer import Machine
 from rewardlab.training.work import linear_shapes
@@ -85,12 +84,11 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     """
     stops = StopRequests(max_hours=config.max_hours)
     with joined_ranks() as ranks, ExitStack() as held:
-        ranks.by_first(lambda: held.enter_context(only_writer(config.output_dir)))
-        return _train(config, ranks, stops)
+        return _train(config, ranks, stops, held)
 
 
-def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests) -> TrainResult:
-    ready = make_ready(config, ranks)
+def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held: ExitStack) -> TrainResult:
+    ready = make_ready(config, ranks, held)
     config = ready.config
     torch.manual_seed(config.seed)
     model = load_reward_model(
@@ -110,7 +108,8 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests) -> Tr
     saver = Saver(config, ready.base, model, ranks)
     parallel = divide(model, config.sharding, ranks, device=ready.device, defer_sync=config.defer_gradient_sync)
     assert config.steps is not None
-    watch = watch_run(config, ready.device, ready.tokens) if ranks.is_first else Watch()
+    resumed_at = None if ready.interrupted is None else ready.interrupted.checkpoint.step
+    watch = watch_run(config, ready.device, ready.tokens, resumed_at=resumed_at) if ranks.is_first else Watch()
     trainer = RewardTrainer(
         config,
         model,

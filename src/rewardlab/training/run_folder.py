@@ -104,11 +104,10 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool) -> None:
-    """Raise ConfigError unless a run may write to `folder`.
+    """Raise ConfigError unless a run may write to `folder`, which this process holds (`only_writer`).
 
     `inputs` are the names of what the run reads: none of them may lie in the run that it would replace.
     """
-    require_writable_folder(folder, "--output-dir")
     for name in inputs:
         path = Path(name)
         if path.exists() and any(

@@ -50,8 +50,12 @@ def choose_viewers(asked: Sequence[Viewer]) -> tuple[Viewer, ...]:
     return ("none",)
 
 
-def open_sinks(viewers: Sequence[Viewer], folder: Path, settings: Mapping[str, object]) -> list[Observer]:
+def open_sinks(
+    viewers: Sequence[Viewer], folder: Path, settings: Mapping[str, object], *, resumed_at: int | None = None
+) -> list[Observer]:
     """An observer for each viewer; `settings` is the configuration as JSON, the run is named after its folder.
+
+    With `resumed_at` the run goes on after that step.
 
     Raises ConfigError where one cannot be started, a service without a login, say.
     """
@@ -60,7 +64,7 @@ def open_sinks(viewers: Sequence[Viewer], folder: Path, settings: Mapping[str, o
         if viewer == "none":
             continue
         try:
-            opened.append(OPEN[viewer](folder, settings))
+            opened.append(OPEN[viewer](folder, settings, resumed_at))
         except Exception as error:  # every package has errors of its own
             with Observers(opened):
                 first = (str(error).splitlines() or [""])[0]
@@ -106,9 +110,11 @@ def _installed(package: str) -> bool:
 # --- the viewers -----------------------------------------------------------------------------------------------
 
 
-def _open_tensorboard(folder: Path, settings: Mapping[str, object]) -> Observer:
+def _open_tensorboard(folder: Path, settings: Mapping[str, object], resumed_at: int | None) -> Observer:
     tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
-    writer = tensorboard.SummaryWriter(log_dir=str(folder / "tensorboard"))
+    # What an earlier process wrote of later steps is shown no more: these steps come again.
+    purge_step = None if resumed_at is None else resumed_at + 1
+    writer = tensorboard.SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=purge_step)
     # Not add_hparams: it would make a run of its own, in a folder below.
     for summary in tensorboard.summary.hparams(_plain(settings), {tag(column): 0.0 for column in HEADLINE}):
         writer.file_writer.add_summary(summary)
@@ -125,7 +131,7 @@ def _open_tensorboard(folder: Path, settings: Mapping[str, object]) -> Observer:
     return Observer(name="TensorBoard", row=row, close=lambda failed: writer.close())
 
 
-def _open_wandb(folder: Path, settings: Mapping[str, object]) -> Observer:
+def _open_wandb(folder: Path, settings: Mapping[str, object], _resumed_at: int | None) -> Observer:
     wandb: Any = importlib.import_module("wandb")
     run = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=folder.name, config=dict(settings))
     return Observer(
@@ -135,7 +141,7 @@ def _open_wandb(folder: Path, settings: Mapping[str, object]) -> Observer:
     )
 
 
-def _open_trackio(folder: Path, settings: Mapping[str, object]) -> Observer:
+def _open_trackio(folder: Path, settings: Mapping[str, object], _resumed_at: int | None) -> Observer:
     trackio: Any = importlib.import_module("trackio")
     run = trackio.init(project=PROJECT, name=folder.name, config=dict(settings), embed=False)
     return Observer(
@@ -145,7 +151,7 @@ def _open_trackio(folder: Path, settings: Mapping[str, object]) -> Observer:
     )
 
 
-def _open_mlflow(folder: Path, settings: Mapping[str, object]) -> Observer:
+def _open_mlflow(folder: Path, settings: Mapping[str, object], _resumed_at: int | None) -> Observer:
     mlflow: Any = importlib.import_module("mlflow")
     if not {"MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"} & set(os.environ):
         mlflow.set_experiment(PROJECT)
@@ -160,7 +166,7 @@ def _open_mlflow(folder: Path, settings: Mapping[str, object]) -> Observer:
     )
 
 
-OPEN: Final[Mapping[str, Callable[[Path, Mapping[str, object]], Observer]]] = {
+OPEN: Final[Mapping[str, Callable[[Path, Mapping[str, object], int | None], Observer]]] = {
     "tensorboard": _open_tensorboard,
     "wandb": _open_wandb,
     "trackio": _open_trackio,
