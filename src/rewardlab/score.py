@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from rewardlab.batch import PackedBatch, pack
+from rewardlab.core.bars import bar
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, TokenGroup
 from rewardlab.data.chat import Renderer, to_messages
@@ -94,7 +94,7 @@ def compute_groups(
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        for row in tqdm(own, desc=progress, disable=None if progress else True, leave=False):
+        for row in bar(own, title=progress) if progress else own:
             parts = [part_of(groups[piece.group], piece) for piece in row]
             values = forward(pack(parts, share=layout != "unshared").to(model.device)).cpu().numpy()
             ends = np.cumsum([part.num_replies for part in parts])

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
+from rewardlab.core.bars import bar
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.bulk import OVERLONG, render_all
@@ -74,7 +74,7 @@ def tokenize(
     Raises DataError as `require_enough` does.
     """
     outcomes: list[TokenGroup | LeftOut] = []
-    for start in tqdm(range(0, len(preferences), CHUNK), desc=f"tokenising {name}", disable=None, leave=False):
+    for start in bar(range(0, len(preferences), CHUNK), title=f"tokenising {name}"):
         outcomes += render_all(preferences[start : start + CHUNK], renderer, overlong=overlong)
     store = TokenStore(columns=encode(preferences, outcomes), source=name, facts={})
     report = report_of(Part([store], np.arange(len(preferences))))

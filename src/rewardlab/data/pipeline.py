@@ -13,8 +13,8 @@ from itertools import islice, zip_longest
 from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
+from rewardlab.core.bars import bar
 from rewardlab.core.errors import DataError
 from rewardlab.data.bulk import render_all
 from rewardlab.data.chat import Renderer
@@ -102,9 +102,9 @@ def write_store(
 
 
 def _chunks(job: Job, units: Iterable[Unit], crew: Crew, title: str) -> Iterator[Done]:
-    with tqdm(desc=title, unit=" rows", unit_scale=True, disable=None, leave=False) as bar:
+    with bar(title=title, unit=" rows") as shown:
         for done in crew.map(partial(work, job), _chunked(units), alone=ALONE):
-            bar.update(len(done.kept))
+            shown.update(len(done.kept))
             yield done
 
 

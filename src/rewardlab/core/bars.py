@@ -1,0 +1,42 @@
+"""Progress of long work: a bar on a terminal, a line a minute where there is none (log files, batch systems)."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from collections.abc import Iterable
+from typing import Any, Final
+
+from tqdm import tqdm
+
+logger = logging.getLogger("rewardlab")
+
+LINE_EVERY_S: Final = 60.0
+
+
+class _Lines(io.TextIOBase):
+    """Takes what a bar would draw, as lines of the log."""
+
+    def write(self, text: str) -> int:
+        if line := text.strip():
+            logger.info("%s", line)
+        return len(text)
+
+
+def bar(items: Iterable[Any] | None = None, *, title: str, total: int | None = None, unit: str = "") -> Any:
+    """`items`, or something with `update`, that shows how far it is; what takes less than a minute writes no line."""
+    if sys.stderr.isatty():
+        return tqdm(items, desc=title, total=total, unit=unit or "it", unit_scale=bool(unit), leave=False)
+    known = total is not None or hasattr(items, "__len__")
+    return tqdm(
+        items,
+        desc=title,
+        total=total,
+        unit_scale=bool(unit),
+        leave=False,
+        file=_Lines(),
+        delay=LINE_EVERY_S,
+        mininterval=LINE_EVERY_S,
+        bar_format="{desc}: {percentage:.0f} %, {remaining} left" if known else "{desc}: {n_fmt}" + unit,
+    )
