@@ -27,7 +27,7 @@ from transformers import AutoModelForSequenceClassification
 from trl import RewardConfig
 from trl import RewardTrainer as TrlRewardTrainer
 
-from harness.parity import LOSS_TOLERANCE, WEIGHT_TOLERANCE, Parity, Track, compare, table
+from harness.parity import LOSS_TOLERANCE, UPDATE_TOLERANCE, WEIGHT_TOLERANCE, Parity, Track, compare, table
 from harness.tiny import TINY, write_tiny
 from rewardlab.artifact.save import choose_pad
 from rewardlab.core.files import write_json
@@ -332,7 +332,7 @@ def write_result(found: Sequence[Parity], failures: Sequence[str], options: argp
             "versions": {"python": platform.python_version()}
             | {name: importlib.metadata.version(name) for name in packages},
             "threads": torch.get_num_threads(),
-            "tolerances": {"loss": LOSS_TOLERANCE, "weights": WEIGHT_TOLERANCE},
+            "tolerances": {"loss": LOSS_TOLERANCE, "weights": WEIGHT_TOLERANCE, "updates": UPDATE_TOLERANCE},
             "switches": [dict(zip(("what", "trl", "rewardlab", "here"), row, strict=True)) for row in SWITCHES],
             "cases": [asdict(parity) for parity in found],
             "failures": list(failures),

@@ -12,6 +12,8 @@ LOSS_TOLERANCE = 1e-4
 """Largest difference of a step's loss."""
 WEIGHT_TOLERANCE = 1e-3
 """Largest L2 distance of a weight tensor, relative to its norm."""
+UPDATE_TOLERANCE = 1e-3
+"""Largest L2 distance of all updates, relative to theirs: says something also where weights hardly move."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ class Parity:
 
     @property
     def failures(self) -> list[str]:
-        """Which of the two promises does not hold, in words."""
+        """Which of the three promises does not hold, in words."""
         found = []
         if not self.loss_distance <= LOSS_TOLERANCE:
             step = max(range(len(self.ours)), key=lambda n: abs(self.ours[n] - self.trl[n]))
@@ -63,6 +65,8 @@ class Parity:
             )
         if not self.weight_distance <= WEIGHT_TOLERANCE:
             found.append(f"a weight is {self.weight_distance:.1e} off, relatively; allowed is {WEIGHT_TOLERANCE:g}")
+        if not self.update_distance <= UPDATE_TOLERANCE:
+            found.append(f"the updates are {self.update_distance:.1e} apart, relatively; allowed is {UPDATE_TOLERANCE:g}")
         return [f"{self.model}, {self.kind}: {text}" for text in found]
 
 
@@ -113,8 +117,8 @@ def table(parity: Parity) -> str:
         f"gradient norm, relative               {parity.grad_norm_distance:.1e}  "
         f"(clipped at {parity.clipped_steps} of {len(parity.ours)} steps)",
         f"weights, relative, worst tensor       {parity.weight_distance:.1e}  (allowed {WEIGHT_TOLERANCE:g})",
-        f"updates, relative, all tensors        {parity.update_distance:.1e}  "
-        f"(the weights moved by {parity.total_update:.1e} of their norm)",
+        f"updates, relative, all tensors        {parity.update_distance:.1e}  (allowed {UPDATE_TOLERANCE:g}; "
+        f"the weights moved by {parity.total_update:.1e} of their norm)",
         f"updates, relative, worst tensor       {parity.worst_update_distance:.1e}  ({parity.worst_update})",
         f"seconds                               {parity.seconds[0]:.0f} rewardlab, {parity.seconds[1]:.0f} TRL",
     ]
