@@ -38,7 +38,8 @@ pytest.register_assert_rewrite("adapted", "command_line", "loading", "parsing", 
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -88,6 +89,35 @@ def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for command in ("run", "probe"):
         monkeypatch.setattr(f"rewardlab.training.{command}.verify_in_clean_process", rewardlab.verify)
+
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from rewardlab.core.lock import only_process
+with only_process(Path(sys.argv[1]), "--other"):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder() -> Iterator[Callable[[Path], subprocess.Popen[bytes]]]:
+    """Starts a process that holds a folder."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(folder: Path) -> subprocess.Popen[bytes]:
+        folder.mkdir(parents=True, exist_ok=True)
+        process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 @pytest.fixture

@@ -66,7 +66,7 @@ class Parity:
         if not self.weight_distance <= WEIGHT_TOLERANCE:
             found.append(f"a weight is {self.weight_distance:.1e} off, relatively; allowed is {WEIGHT_TOLERANCE:g}")
         if not self.update_distance <= UPDATE_TOLERANCE:
-            found.append(f"the updates are {self.update_distance:.1e} apart, relatively; allowed is {UPDATE_TOLERANCE:g}")
+            found.append(f"updates are {self.update_distance:.1e} apart, relatively; allowed is {UPDATE_TOLERANCE:g}")
         return [f"{self.model}, {self.kind}: {text}" for text in found]
 
 

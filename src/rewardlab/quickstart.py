@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.analysis.metrics import Evaluation, evaluate
-from rewardlab.core.files import require_writable_folder, write_text
+from rewardlab.core.files import write_text
 from rewardlab.core.types import ScoreRow
 from rewardlab.data.synthetic import Ceiling, SyntheticPair, ceiling, generate, write_dataset
 from rewardlab.report.run import command, comparison_table, warning_block
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import TrainResult, train
+from rewardlab.training.run_folder import only_writer
 
 logger = logging.getLogger("rewardlab")
 
@@ -33,11 +34,11 @@ def run_quickstart(folder: Path, *, num_steps: int | None, seed: int, num_test: 
     """Generate data, train, and return the closing report."""
     started = time.perf_counter()
     steps = num_steps or NUM_STEPS
-    require_writable_folder(folder, "--output-dir")
     data = folder / "preferences"
     earlier = (data / "train.jsonl").is_file()
     num_train = steps * BATCH_SIZE + NUM_EVAL_PAIRS
-    write_dataset(data, num_train=num_train, num_test=num_test, seed=seed)
+    with only_writer(folder):
+        write_dataset(data, num_train=num_train, num_test=num_test, seed=seed)
     logger.info("data: %d training and %d test pairs with known truth in %s", num_train, num_test, data)
     config = quickstart_config(folder, data, steps=steps, num_train=num_train, seed=seed, overwrite=earlier)
     result = train(config)

@@ -15,6 +15,7 @@ from rewardlab.core.bars import bar
 @pytest.fixture
 def soon(monkeypatch):
     monkeypatch.setattr(bars, "LINE_EVERY_S", 0.02)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
 
 
 class Terminal(io.StringIO):

@@ -2,8 +2,8 @@
 
     python soak.py SETTINGS.json SEED
 
-Half of them die at a step, before or after its backward pass; the others at one of the calls by which files get to the
-disk, at most three steps after they began. Prints what it did as JSON.
+Half of them die at a step, before its forward pass, a backward pass or its update; the others at one of the calls by
+which files get to the disk, at most three steps after they began. Prints what it did as JSON.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ def die_at_a_step(points: int, report: int) -> None:
 
     before_each(Trainer, "train_step", point)
     before_each(torch.autograd, "backward", point)
+    before_each(torch.optim.AdamW, "step", point)
 
 
 def die_while_writing(steps: int, points: int, report: int) -> None:

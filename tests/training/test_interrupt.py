@@ -49,8 +49,7 @@ def test_signals_end_a_run_between_two_steps(how, status, base_model, pairs_file
     assert (tmp_path / "run/step_8").exists()
 
 
-def test_a_second_signal_ends_the_process_as_ever(monkeypatch):
-    monkeypatch.setattr(signal, "SIGUSR1", signal.SIGUSR1)
+def test_a_second_signal_ends_the_process_as_ever():
     with StopRequests() as stops:
         assert stops.reason == ""
         signal.raise_signal(signal.SIGTERM)

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from filelock import FileLock
 from safetensors.torch import load_file
 
 import rewardlab.training.run as run_module
@@ -22,7 +18,6 @@ from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError, ModelError
 from rewardlab.training.run import train
-from rewardlab.training.run_folder import only_writer
 from runs import rows_of
 
 pytestmark = pytest.mark.usefixtures("verified_here")
@@ -45,37 +40,18 @@ def test_an_earlier_run_is_kept_unless_overwriting_is_asked_for(base_model, pair
     assert not (tmp_path / "run/step_1").exists()
 
 
-HOLDER = """
-import sys, time
-from pathlib import Path
-from rewardlab.training.run_folder import only_writer
-with only_writer(Path(sys.argv[1])):
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_folder_belongs_to_one_process_until_it_ends(base_model, pairs_file, tmp_path):
+def test_a_folder_belongs_to_one_process_until_it_ends(base_model, pairs_file, tmp_path, holder, monkeypatch):
+    monkeypatch.setattr("rewardlab.training.ready.LOCK_WAIT_S", 0.1)
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path / "run")], stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"held\n"
-        for asked in (config, replace(config, resume="auto"), replace(config, overwrite=True)):
-            with pytest.raises(ConfigError, match=r"another process is writing a run to .*\.lock"):
-                train(asked)
-        assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
-        other.kill()
+    other = holder(tmp_path / "run")
+    for asked in (config, replace(config, resume="auto"), replace(config, overwrite=True)):
+        with pytest.raises(ConfigError, match=rf"run is being written by process {other.pid} on .*--output-dir"):
+            train(asked)
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
+    other.kill()
+    other.wait()
     train(config)
     assert rows_of(tmp_path / "run")
-
-
-def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, log):
-    def no_locks(*_, **__):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(FileLock, "acquire", no_locks)
-    with only_writer(tmp_path / "run"):
-        pass
-    assert "cannot be locked ([Errno 37] No locks available): make sure that no second run writes there" in log.text
 
 
 def test_an_earlier_run_outlives_bad_input_to_the_run_that_would_replace_it(base_model, pairs_file, tmp_path):

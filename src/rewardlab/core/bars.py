@@ -26,7 +26,7 @@ class _Lines(io.TextIOBase):
 
 def bar(items: Iterable[Any] | None = None, *, title: str, total: int | None = None, unit: str = "") -> Any:
     """`items`, or something with `update`, that shows how far it is; what takes less than a minute writes no line."""
-    if sys.stderr.isatty():
+    if getattr(sys.stderr, "isatty", bool)():
         return tqdm(items, desc=title, total=total, unit=unit or "it", unit_scale=bool(unit), leave=False)
     known = total is not None or hasattr(items, "__len__")
     return tqdm(
@@ -35,8 +35,10 @@ def bar(items: Iterable[Any] | None = None, *, title: str, total: int | None = N
         total=total,
         unit_scale=bool(unit),
         leave=False,
+        position=0,  # whatever bars there are besides
         file=_Lines(),
         delay=LINE_EVERY_S,
         mininterval=LINE_EVERY_S,
+        miniters=1,  # else tqdm's monitor would repeat lines
         bar_format="{desc}: {percentage:.0f} %, {remaining} left" if known else "{desc}: {n_fmt}" + unit,
     )

@@ -217,7 +217,7 @@ def require_writable_folder(folder: Path, flag: str) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / ".write-test", "")
-        (folder / ".write-test").unlink()
+        (folder / ".write-test").unlink(missing_ok=True)
     except OSError as error:
         raise RewardlabError(
             f"cannot write to {folder} ({error.strerror or error}). Choose another place with {flag}, "

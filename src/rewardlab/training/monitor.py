@@ -94,7 +94,9 @@ def watch_run(
 ) -> Watch:
     """Begin to watch a run, by its resolved configuration; `tokens` says what tokenising did to each kind of data.
 
-    With `resumed_at` it goes on after that step. With several ranks only the first one calls this. Raises ConfigError for a viewer or a GPU that cannot be had.
+    With `resumed_at` it goes on after that step. With several ranks only the first one calls this.
+
+    Raises ConfigError for a viewer or a GPU that cannot be had.
     """
     assert config.steps is not None
     assert config.eval_every is not None

@@ -52,6 +52,9 @@ from rewardlab.training.throughput import Peak
 
 logger = logging.getLogger("rewardlab")
 
+LOCK_WAIT_S = 120.0
+"""How long a run that goes on waits for the process before it; a file server takes its time to miss a dead machine."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
@@ -138,7 +141,7 @@ def _claim(config: RewardTrainerConfig, held: ExitStack) -> Interrupted | None:
     require_optimizer(config.optimizer)
     require_quantization(config.quantization)
     require_monitoring(config)
-    held.enter_context(only_writer(config.output_dir))
+    held.enter_context(only_writer(config.output_dir, wait_s=LOCK_WAIT_S if config.resume is not None else 0.0))
     interrupted = find_interrupted(config) if config.resume is not None else None
     # What a process left that was killed while it began is in nobody's way.
     may_begin = config.resume is not None and not holds_models(config.output_dir)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import remove, require_writable_folder
+from rewardlab.core.lock import only_process
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.training.presets import SAME_THING
 
-logger = logging.getLogger("rewardlab")
-LOCK = ".lock"
-"""Held by the process that writes to the folder of a run."""
 CHECKPOINTS = "checkpoints"
 """Folder, in that of a run, of what resuming needs."""
 RUN_FILES = (
@@ -80,27 +75,14 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
 
 
 @contextmanager
-def only_writer(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing to the folder of a run too, until this one ends, however it ends.
+def only_writer(folder: Path, *, wait_s: float = 0.0) -> Iterator[None]:
+    """Create the folder of a run if need be, and keep other processes from writing there (`only_process`).
 
-    Raises ConfigError if another one is at work there, RewardlabError if nothing can be written. A file system
-    without locks keeps nobody away.
+    Raises RewardlabError if nothing can be written, ConfigError if another process is at work there.
     """
     require_writable_folder(folder, "--output-dir")
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ConfigError(
-            f"another process is writing a run to {folder}: it holds {lock.lock_file}. Wait until it ends or end it, or "
-            f"choose another --output-dir."
-        ) from None
-    except (OSError, NotImplementedError) as error:
-        logger.warning("%s cannot be locked (%s): make sure that no second run writes there", folder, error)
-    try:
+    with only_process(folder, "--output-dir", wait_s=wait_s):
         yield
-    finally:
-        lock.release()
 
 
 def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool) -> None:

@@ -1,0 +1,83 @@
+"""One process at a time in a folder, by a lock that goes with the process however it ends (flock)."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import platform
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from rewardlab.core.errors import ConfigError
+
+logger = logging.getLogger("rewardlab")
+
+LOCK: Final = ".lock"
+"""File that is locked; it stays, and says who was the last to hold it."""
+POLL_S: Final = 0.5
+NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What a file system says that has none."""
+
+
+@contextmanager
+def only_process(folder: Path, flag: str, *, wait_s: float = 0.0) -> Iterator[None]:
+    """Keep other processes out of `folder`, which exists. Another one there is waited for at most `wait_s` seconds.
+
+    Raises ConfigError naming `flag` if it stays, or if the lock is another user's. A file system without locks keeps
+    nobody out, and a warning says so; some network file systems lock within each machine only.
+    """
+    path = folder / LOCK
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except PermissionError:
+        raise ConfigError(
+            f"{path} cannot be written, so another user may be at work there. Choose another place with {flag}, or remove "
+            f"it if nobody is."
+        ) from None
+    try:
+        _acquire(descriptor, folder, flag, wait_s)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, folder: Path, flag: str, wait_s: float) -> None:
+    end, told = time.monotonic() + wait_s, False
+    while True:
+        try:
+            _lock(descriptor)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            if time.monotonic() >= end:
+                raise ConfigError(
+                    f"{folder} is being written by {holder}. Wait until it ends or end it, or choose another place with "
+                    f"{flag}."
+                ) from None
+            if not told:
+                logger.warning("%s is being written by %s; waiting %.0f s for its end", folder, holder, wait_s)
+            told = True
+            time.sleep(POLL_S)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            logger.warning(
+                "%s cannot be locked (%s): make sure that no second run writes there", folder, error.strerror
+            )
+            return
+        else:
+            os.truncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
+            return
+
+
+def _lock(descriptor: int) -> None:
+    if sys.platform == "win32":
+        raise OSError(errno.ENOSYS, "not on this system")
+    import fcntl
+
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,59 @@
+"""A folder belongs to one process, until that ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+
+import pytest
+
+from rewardlab.core import lock
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.lock import only_process
+
+
+def test_a_second_process_is_refused_until_the_first_one_is_killed(tmp_path, holder):
+    other = holder(tmp_path)
+    with pytest.raises(ConfigError, match=rf"is being written by process {other.pid} on .*with --here"):
+        with only_process(tmp_path, "--here"):
+            pass
+    other.kill()
+    other.wait()
+    with only_process(tmp_path, "--here"):
+        assert f"process {os.getpid()} on" in (tmp_path / ".lock").read_text()
+
+
+def test_the_end_of_the_other_is_waited_for(tmp_path, holder, log, monkeypatch):
+    monkeypatch.setattr(lock, "POLL_S", 0.01)
+    other = holder(tmp_path)
+    threading.Timer(0.2, other.kill).start()
+    with only_process(tmp_path, "--here", wait_s=60):
+        pass
+    assert f"is being written by process {other.pid}" in log.text
+
+
+def test_an_error_inside_gives_the_folder_back(tmp_path):
+    with pytest.raises(ValueError), only_process(tmp_path, "--here"):
+        raise ValueError
+    with only_process(tmp_path, "--here"):
+        pass
+
+
+def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch, log):
+    def no_locks(_descriptor):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock, "_lock", no_locks)
+    with only_process(tmp_path, "--here"):
+        pass
+    assert "cannot be locked (No locks available): make sure that no second run writes there" in log.text
+
+
+def test_the_lock_of_another_user_is_no_licence(tmp_path, monkeypatch):
+    def denied(*_, **__):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(lock.os, "open", denied)
+    with pytest.raises(ConfigError, match="another user may be at work there"), only_process(tmp_path, "--here"):
+        pass
