@@ -15,9 +15,9 @@ from rewardlab.core.lock import only_process
 
 def test_a_second_process_is_refused_until_the_first_one_is_killed(tmp_path, holder):
     other = holder(tmp_path)
-    with pytest.raises(ConfigError, match=rf"is being written by process {other.pid} on .*with --here"):
-        with only_process(tmp_path, "--here"):
-            pass
+    named = rf"is being written by process {other.pid} on .*with --here"
+    with pytest.raises(ConfigError, match=named), only_process(tmp_path, "--here"):
+        pass
     other.kill()
     other.wait()
     with only_process(tmp_path, "--here"):
@@ -34,8 +34,8 @@ def test_the_end_of_the_other_is_waited_for(tmp_path, holder, log, monkeypatch):
 
 
 def test_an_error_inside_gives_the_folder_back(tmp_path):
-    with pytest.raises(ValueError), only_process(tmp_path, "--here"):
-        raise ValueError
+    with pytest.raises(KeyError), only_process(tmp_path, "--here"):
+        raise KeyError
     with only_process(tmp_path, "--here"):
         pass
 

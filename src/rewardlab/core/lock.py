@@ -36,8 +36,8 @@ def only_process(folder: Path, flag: str, *, wait_s: float = 0.0) -> Iterator[No
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     except PermissionError:
         raise ConfigError(
-            f"{path} cannot be written, so another user may be at work there. Choose another place with {flag}, or remove "
-            f"it if nobody is."
+            f"{path} cannot be written, so another user may be at work there. Choose another place with {flag}, or "
+            f"remove it if nobody is."
         ) from None
     try:
         _acquire(descriptor, folder, flag, wait_s)
@@ -55,8 +55,8 @@ def _acquire(descriptor: int, folder: Path, flag: str, wait_s: float) -> None:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
             if time.monotonic() >= end:
                 raise ConfigError(
-                    f"{folder} is being written by {holder}. Wait until it ends or end it, or choose another place with "
-                    f"{flag}."
+                    f"{folder} is being written by {holder}. Wait until it ends or end it, or choose another place "
+                    f"with {flag}."
                 ) from None
             if not told:
                 logger.warning("%s is being written by %s; waiting %.0f s for its end", folder, holder, wait_s)
