@@ -72,6 +72,15 @@ def test_the_same_within_the_intervals_or_without_any_is_none(half):
     assert judge(memorising(half), FACTS) == []
 
 
+@pytest.mark.parametrize(("last", "found"), [(0.009, []), (0.02, ["overfitting"])])
+def test_a_rise_of_next_to_nothing_is_none(last, found):
+    losses = [0.3, 1e-6, last, last]
+    rows = [
+        both(10 * n + 10, trained=0.3 * 0.1**n, acc=0.999, loss=loss, half=loss / 1000) for n, loss in enumerate(losses)
+    ]
+    assert names(judge([START, *rows], FACTS)) == found
+
+
 def test_an_accuracy_that_falls_is_overfitting_too():
     accs = [0.6, 0.7, 0.72, 0.71, 0.6, 0.6, 0.59]
     rows = [both(10 * n + 10, trained=0.6 - 0.08 * n, acc=acc, loss=0.6) for n, acc in enumerate(accs)]

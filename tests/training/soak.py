@@ -3,7 +3,7 @@
     python soak.py SETTINGS.json SEED
 
 Half of them die at a step, before its forward pass, a backward pass or its update; the others at one of the calls by
-which files get to the disk, at most three steps after they began. Prints what it did as JSON.
+which files get to the disk, at most two steps after they began. Prints what it did as JSON.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def main() -> None:
     ends = {"t": 0, "w": 0}
     torch.set_num_threads(1)
     for _ in range(MOST):
-        at_a_step, steps, points = draw.random() < 0.5, draw.randint(0, 3), draw.randint(1, 40)
+        at_a_step, steps, points = draw.random() < 0.5, draw.randint(0, 2), draw.randint(1, 30)
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:

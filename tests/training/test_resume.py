@@ -109,6 +109,7 @@ def test_a_process_that_is_killed_anywhere_loses_nothing(base_model, pairs_file,
         found = json.loads(answer.stdout.splitlines()[-1])
         assert found["at a step"] >= 4
         assert found["while writing"] >= 8
+        assert sum(found.values()) >= 20
         resumed = [entry["step"] for entry in json.loads((folder / "manifest.json").read_text())["resumed"]]
         assert resumed == sorted(resumed)
         assert len(set(resumed)) >= 8, "all along the run"

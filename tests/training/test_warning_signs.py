@@ -17,10 +17,12 @@ import runs
 from conftest import write_pairs
 from rewardlab.analysis.health import ADVICE, judge
 from rewardlab.analysis.signs import RunFacts
+from rewardlab.batch import PackedBatch
 from rewardlab.cli import main
 from rewardlab.core.files import read_jsonl
 from rewardlab.model.reward import RewardModel
 from rewardlab.report.run import train_report
+from rewardlab.training.reward_trainer import RewardTrainer
 from rewardlab.training.run import TrainResult, train
 
 pytestmark = pytest.mark.usefixtures("verified_here")
@@ -116,6 +118,37 @@ def test_a_learning_rate_far_too_high_is_named_as_exploding(base_model, tmp_path
     result = train(config_for(base_model, data, tmp_path / "run", **settings, **schedule))
     assert names_of(result)[0] == "exploding"
     assert re.search(r"over the last \d+ pairs; its median before was", result.warnings[0].text)
+
+
+def test_scores_kept_together_are_named_as_narrow(base_model, many, tmp_path):
+    result = train(config_for(base_model, many, tmp_path / "run", score_regularization_lambda=10.0))
+    assert names_of(result) == ["narrow_scores"]
+    assert re.search(r"an accuracy of 0\.\d+ \[.*\] needs", result.warnings[0].text)
+
+
+def test_scores_that_grow_to_no_purpose_are_named(base_model, many, tmp_path):
+    clean = write_pairs(tmp_path / "clean.jsonl", 200, offset=400)
+    noisy = rewritten(tmp_path / "eval.jsonl", clean, lambda row, draw: swapped(row) if draw.random() < 0.2 else row)
+    result = train(config_for(base_model, many, tmp_path / "run", eval_dataset=(str(noisy),), lr=1e-2))
+    assert "growing_scores" in names_of(result)
+    assert set(names_of(result)) == {"growing_scores", "overfitting"}, "a fifth of the labels is worse than certainty"
+    sign = next(sign for sign in result.warnings if sign.name == "growing_scores")
+    assert re.search(r"the margin \(times β\) grew from [\d.]+ at step \d+ to [\d.]+ over 5 evaluations", sign.text)
+
+
+def test_an_accuracy_that_falls_and_rises_late_is_named(base_model, many, tmp_path, monkeypatch):
+    own = RewardTrainer._loss_and_statistics
+
+    def reversed_for_some_steps(self: RewardTrainer, rewards: torch.Tensor, batch: PackedBatch) -> object:
+        return own(self, -rewards if 30 <= self.step < 34 else rewards, batch)
+
+    monkeypatch.setattr(RewardTrainer, "_loss_and_statistics", reversed_for_some_steps)
+    settings = {"lr_scheduler": "constant", "label_smoothing": 0.2, "eval_every": 2, "steps": 44}
+    result = train(config_for(base_model, many, tmp_path / "run", **settings))
+    assert "oscillating" in names_of(result)
+    sign = next(sign for sign in result.warnings if sign.name == "oscillating")
+    assert 36 < sign.step <= 44
+    assert re.search(r"went 1\.000 \[.*\], 0\.\d+ \[.*\], .* at steps 3\d, 3\d and \d+: further", sign.text)
 
 
 def without_gradient(monkeypatch: pytest.MonkeyPatch, chosen: Callable[[str], bool]) -> None:

@@ -29,8 +29,8 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "exploding": "Try a --lr three to ten times lower, a longer --warmup-ratio, a lower --max-grad-norm, or "
         "--precision fp32.",
         "oscillating": "Try a lower --lr, a schedule that falls (--lr-scheduler cosine), or a larger --batch-size.",
-        "narrow_scores": "Try a higher --lr or more --epochs, and less of --score-regularization-lambda, "
-        "--regularization-lambda and --center-lambda.",
+        "narrow_scores": "Try a higher --lr or more --epochs, and less of --label-smoothing, "
+        "--score-regularization-lambda, --regularization-lambda and --center-lambda.",
         "growing_scores": "Try --score-regularization-lambda 0.1, more --label-smoothing, or fewer --epochs.",
         "frozen_head": "The head must train: look at what changed requires_grad or detached the scores.",
         "frozen_backbone": "Only the head learns. With --lora look at --lora-target-modules; `rewardlab probe` fits a "

@@ -22,6 +22,8 @@ SURE: Final = 1.5
 """Widths of a 95 % interval (z = 2.9) by which one comparison must be clear: dozens of looks are taken at a run."""
 LEARNED: Final = 0.02
 """How far below log 2 a loss shows skill: that of a calibrated model with an accuracy of 0.6."""
+NOTABLE: Final = 0.01
+"""Rise of a loss that is worth a word, in nats: below it a model that is all but certain is right all the same."""
 SETTLED_STEPS: Final = 20
 """Steps past the warm-up before a model is expected to have learned anything."""
 SETTLED_SHARE: Final = 0.4
@@ -134,6 +136,8 @@ def _overfitting(history: History) -> str | None:
             continue
         best = max(candidates, key=lambda row: sign * row[name])
         if not all(_worse(row, best, name, sign) for row in (before, now)):
+            continue
+        if name == "eval_loss" and now[name] - best[name] < NOTABLE:
             continue
         if trained := _fitted_better(history, best, now):
             return (

@@ -24,15 +24,14 @@ class _Lines(io.TextIOBase):
         return len(text)
 
 
-def bar(items: Iterable[Any] | None = None, *, title: str, total: int | None = None, unit: str = "") -> Any:
+def bar(items: Iterable[Any] | None = None, *, title: str, unit: str = "") -> Any:
     """`items`, or something with `update`, that shows how far it is; what takes less than a minute writes no line."""
     if getattr(sys.stderr, "isatty", bool)():
-        return tqdm(items, desc=title, total=total, unit=unit or "it", unit_scale=bool(unit), leave=False)
-    known = total is not None or hasattr(items, "__len__")
+        return tqdm(items, desc=title, unit=unit or "it", unit_scale=bool(unit), leave=False)
+    known = hasattr(items, "__len__")
     return tqdm(
         items,
         desc=title,
-        total=total,
         unit_scale=bool(unit),
         leave=False,
         position=0,  # whatever bars there are besides

@@ -1,4 +1,8 @@
-"""One process at a time in a folder, by a lock that goes with the process however it ends (flock)."""
+"""One process at a time in a folder, by a lock that goes with the process however it ends (flock).
+
+Not filelock, which comes with the hub's client in whatever version there is: before 3.30 it passes over errors, or
+falls back to a marker that outlives a killed process; and it does not say who holds a lock.
+"""
 
 from __future__ import annotations
 
