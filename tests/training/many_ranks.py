@@ -203,6 +203,14 @@ def fail_for_memory(_parameters: Any) -> None:
     raise torch.OutOfMemoryError("out of memory")
 
 
+def leaves_one_out(folder: Path, how: Mapping[str, Any]) -> None:
+    """A parameter beside the adapters that no score depends on."""
+    with joined_ranks() as ranks:
+        trainer = trainer_for(folder, {**how, "ranks": ranks, "lora": True})
+        trainer.reward_model.backbone.register_parameter("unread", torch.nn.Parameter(torch.zeros(2)))
+        trainer.train_step(trainer._planned(0))
+
+
 def not_finite(folder: Path, how: Mapping[str, Any]) -> None:
     """One rank's loss is NaN."""
     with joined_ranks() as ranks:
@@ -237,6 +245,7 @@ FUNCTIONS = {
         crash,
         runs_out_of_memory,
         runs_out_of_memory_while_clipping,
+        leaves_one_out,
         not_finite,
         checkpointed,
     )

@@ -228,6 +228,13 @@ def test_one_rank_out_of_memory_among_collectives_ends_all(sharding, tmp_path, o
     assert "out of memory" in said
 
 
+@pytest.mark.parametrize("sharding", ["full", "none"])
+def test_what_gets_no_gradient_is_named_on_ranks_too(sharding, tmp_path, on_ranks):
+    ends, said, _ = on_ranks("leaves_one_out", 2, tmp_path, sharding=sharding)
+    assert all(status == 2 for status in ends.values())
+    assert "tensors that train without a gradient: backbone.unread" in said
+
+
 def test_a_loss_that_is_not_finite_is_told_with_its_rank(tmp_path, on_ranks):
     ends, said, _ = on_ranks("not_finite", 2, tmp_path)
     assert all(status == 2 for status in ends.values())

@@ -224,7 +224,7 @@ class _Replicated(Parallel):
     """A whole model on every rank."""
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add gradients up over the ranks, a bucket at a time; a rank that computed nothing adds zeros."""
+        """Add gradients up over the ranks, a bucket at a time; zeros where a rank has none, as of an expert that saw no token."""
         if self.ranks.size == 1:
             return
         bucket: list[torch.Tensor] = []

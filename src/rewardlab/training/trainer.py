@@ -286,9 +286,6 @@ class Trainer(ABC, Generic[MicroBatch]):
             found = self._accumulate(batches, total_weight)
         if found is None:
             raise self._no_memory()
-        if not self._gradients_checked:
-            self._require_gradients()
-            self._gradients_checked = True
         # The host works while the device does.
         work = sum((self._work(batch) for batch in batches), Work())
         if self.step + 1 < self.num_steps:
@@ -344,6 +341,9 @@ class Trainer(ABC, Generic[MicroBatch]):
             return [torch.stack(losses), torch.stack(statistics).sum(0)]
 
         def clip() -> Tensor:
+            if not self._gradients_checked:  # before those of other ranks are added
+                self._require_gradients()
+                self._gradients_checked = True
             trainable = self._trainable()
             self.parallel.sum_gradients(trainable)
             head_norm, grad_norm = norm_of(self._head().parameters()), norm_of(trainable)
