@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import sys
 import time
@@ -25,7 +26,7 @@ from rewardlab.model.config import ModelConfig
 from rewardlab.training import parallel
 from rewardlab.training import run as run_module
 from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.interrupt import StopRequests
+from rewardlab.training.interrupt import StopRequests, stopping_at_once
 from rewardlab.training.parallel import divide, joined_ranks
 from rewardlab.training.ranks import Parallel
 from rewardlab.training.records import Records
@@ -203,6 +204,16 @@ def fail_for_memory(_parameters: Any) -> None:
     raise torch.OutOfMemoryError("out of memory")
 
 
+def stopped_at_once(folder: Path, how: Mapping[str, Any]) -> None:
+    """One rank is told to stop outside of training, while the others wait for it."""
+    parallel.GRACE_S = 2.0
+    with stopping_at_once(), joined_ranks() as ranks:
+        trainer = trainer_for(folder, {**how, "ranks": ranks})
+        if ranks.rank == 1:
+            signal.raise_signal(signal.SIGUSR1)
+        trainer.train_step(trainer._planned(0))
+
+
 def leaves_one_out(folder: Path, how: Mapping[str, Any]) -> None:
     """A parameter beside the adapters that no score depends on."""
     with joined_ranks() as ranks:
@@ -245,6 +256,7 @@ FUNCTIONS = {
         crash,
         runs_out_of_memory,
         runs_out_of_memory_while_clipping,
+        stopped_at_once,
         leaves_one_out,
         not_finite,
         checkpointed,
@@ -272,7 +284,7 @@ def run(name: str, size: int, folder: Path, how: Mapping[str, Any]) -> list[tupl
                 status = int(ended.code or 0)
             except RewardlabError as error:
                 sys.stderr.write(f"error: {error}\n")
-                status = 2
+                status = getattr(error, "exit_status", 2)
             except BaseException:
                 traceback.print_exc()
                 status = 1

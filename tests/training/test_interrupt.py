@@ -6,12 +6,14 @@ import signal
 
 import pytest
 
+import rewardlab.training.run as run_module
 import runs
 from resuming import config_for, stop_after
 from rewardlab.cli import main
 from rewardlab.core.errors import RunInterrupted
 from rewardlab.training.interrupt import StopRequests
 from rewardlab.training.run import train
+from rewardlab.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 
@@ -55,6 +57,41 @@ def test_a_second_signal_ends_the_process_as_ever():
         signal.raise_signal(signal.SIGTERM)
         assert stops.reason == "SIGTERM"
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    "where", ["load_reward_model", "evaluate_groups", "verify_in_clean_process", "write_run_start"]
+)
+def test_a_signal_outside_of_training_ends_the_run_where_it_stands(
+    where, base_model, pairs_file, tmp_path, monkeypatch, capsys
+):
+    words = runs.words_of(config_for(base_model, pairs_file, tmp_path / "run"))
+    before = signal.getsignal(signal.SIGUSR1)
+    with monkeypatch.context() as patched:
+        patched.setattr(run_module, where, lambda *_, **__: signal.raise_signal(signal.SIGUSR1))
+        with pytest.raises(SystemExit) as ended:
+            main(["train", *words])
+    assert ended.value.code == 75
+    assert "stopped at once by SIGUSR1. Start the same command again with --resume auto" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGUSR1) is before
+    main(["train", *words, "--resume", "auto"])
+    assert (tmp_path / "run/report.txt").exists()
+
+
+def test_a_second_signal_ends_the_step_too(base_model, pairs_file, tmp_path, monkeypatch):
+    train_step = Trainer.train_step
+
+    def computes(trainer, batches):
+        if trainer.step == 4:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
+        return train_step(trainer, batches)
+
+    monkeypatch.setattr(Trainer, "train_step", computes)
+    with pytest.raises(RunInterrupted, match="stopped at once by SIGTERM") as ended:
+        train(config_for(base_model, pairs_file, tmp_path / "run"))
+    assert ended.value.exit_status == 75
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step_2", "step_4"]
 
 
 def test_without_checkpoints_a_run_says_that_it_cannot_go_on(base_model, pairs_file, tmp_path, monkeypatch):

@@ -228,6 +228,14 @@ def test_one_rank_out_of_memory_among_collectives_ends_all(sharding, tmp_path, o
     assert "out of memory" in said
 
 
+def test_one_rank_that_is_told_to_stop_at_once_ends_all(tmp_path, on_ranks):
+    ends, said, seconds = on_ranks("stopped_at_once", 2, tmp_path)
+    assert ends[1] == 75
+    assert ends[0] not in (0, 75)
+    assert seconds < 60
+    assert "rank 0 ended, because rank 1 failed: stopped at once by SIGUSR1" in said
+
+
 @pytest.mark.parametrize("sharding", ["full", "none"])
 def test_what_gets_no_gradient_is_named_on_ranks_too(sharding, tmp_path, on_ranks):
     ends, said, _ = on_ranks("leaves_one_out", 2, tmp_path, sharding=sharding)

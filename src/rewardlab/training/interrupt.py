@@ -1,7 +1,7 @@
 """Requests to end a run early: signals, as Slurm and people send them, and a limit in hours.
 
-They are heeded between two steps, so that what is on disk is whole. A second signal of the same kind ends the process
-as if nobody had been listening.
+While it trains they are heeded between two steps, and a second signal of the same kind is as one outside of training:
+it ends the run where it stands. What is on disk is whole in either case.
 """
 
 from __future__ import annotations
@@ -9,8 +9,12 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Final
+
+from rewardlab.core.errors import RunInterrupted
 
 RESUME_LATER: Final = 75
 """Exit status of a run that stopped with work left: EX_TEMPFAIL of sysexits.h, so a batch script can tell it from a
@@ -20,6 +24,31 @@ INTERRUPTED: Final = 130
 STUCK: Final = 1
 """Exit status of a run whose limit in hours let it do nothing."""
 SIGNALS: Final = ("SIGTERM", "SIGUSR1", "SIGINT")
+
+
+@contextmanager
+def stopping_at_once() -> Iterator[None]:
+    """SIGTERM and SIGUSR1 raise RunInterrupted in the main thread where it stands: reading and judging begin anew."""
+
+    def stop(number: int, _frame: FrameType | None) -> None:
+        raise RunInterrupted(
+            f"stopped at once by {signal.Signals(number).name}. Start the same command again with --resume auto to go "
+            f"on.",
+            exit_status=RESUME_LATER,
+            together=False,
+        )
+
+    before: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in SIGNALS:
+            number = getattr(signal, name, None)
+            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class StopRequests:

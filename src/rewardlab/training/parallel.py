@@ -74,14 +74,14 @@ def joined_ranks() -> Iterator[Ranks]:
     try:
         yield ranks
         ranks.wait()
-    except RunInterrupted:  # on all ranks together
-        ended.set()
-        ranks.wait()
-        dist.destroy_process_group()
-        raise
     except BaseException as error:
+        if isinstance(error, RunInterrupted) and error.together:
+            ended.set()
+            ranks.wait()
+            dist.destroy_process_group()
+            raise
         told = _tell(store, f"rank {ranks.rank} failed: {error or type(error).__name__}")
-        if told.startswith(f"rank {ranks.rank} "):
+        if isinstance(error, RunInterrupted) or told.startswith(f"rank {ranks.rank} "):
             raise
         raise RankError(f"rank {ranks.rank} ended, because {told}") from error
     finally:
@@ -224,7 +224,7 @@ class _Replicated(Parallel):
     """A whole model on every rank."""
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add gradients up over the ranks, a bucket at a time; zeros where a rank has none, as of an expert that saw no token."""
+        """Add gradients up over the ranks, a bucket at a time; a rank without one, as of an idle expert, adds zeros."""
         if self.ranks.size == 1:
             return
         bucket: list[torch.Tensor] = []
