@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -133,3 +135,21 @@ def test_pending_work_is_waited_for_only_so_long():
 def test_the_limit_is_that_of_the_settings(tmp_path):
     assert trainer_on(tmp_path, make_groups(12)).batch_timeout_s == MonitorConfig.batch_timeout_s == 60.0
     assert trainer_on(tmp_path, make_groups(12), batch_timeout_s=7.0).batch_timeout_s == 7.0
+
+
+@pytest.mark.parametrize("seconds", ["0.3", "3600"])
+def test_a_process_ends_as_it_wants_to_while_work_goes_on(seconds):
+    """Work in torch at that moment would abort it; work that never ends holds it up a little and no more."""
+    program = f"""
+import sys, time, torch
+from rewardlab.training import pending
+pending.PATIENCE_S = 2.0
+def work():
+    end = time.monotonic() + {seconds}
+    while time.monotonic() < end:
+        torch.cat([torch.arange(10), torch.arange(5)]) if {seconds} < 60 else time.sleep(0.1)
+pending.Pending("plan", work)
+sys.exit(75)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert ended.returncode == 75, ended.stderr

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
+import weakref
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 Result = TypeVar("Result")
 
+PATIENCE_S: Final = 5.0
+"""How long the end of the process waits for work begun. A thread that is inside of torch when the interpreter goes
+aborts the process, whatever its exit status was to be."""
+_threads: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
+
+
+@atexit.register
+def _let_finish() -> None:
+    end = time.monotonic() + PATIENCE_S
+    for thread in list(_threads):
+        thread.join(max(0.0, end - time.monotonic()))
+
 
 class Pending(Generic[Result]):
-    """What `make` will return, begun now. The thread is a daemon: one that never returns keeps no process alive."""
+    """What `make` will return, begun now. A thread that never returns keeps no process alive: it is a daemon."""
 
     def __init__(self, key: Hashable, make: Callable[[], Result]) -> None:
         """`key` says what is being made."""
@@ -18,7 +33,9 @@ class Pending(Generic[Result]):
         self._done = threading.Event()
         self._results: list[Result] = []
         self._error: BaseException | None = None
-        threading.Thread(target=self._run, args=(make,), daemon=True).start()
+        thread = threading.Thread(target=self._run, args=(make,), daemon=True)
+        thread.start()
+        _threads.add(thread)
 
     def wait(self, timeout_s: float) -> bool:
         """Whether it is made, after at most so many seconds."""
