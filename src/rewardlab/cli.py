@@ -148,21 +148,24 @@ def _is_first_process() -> bool:
 
 def _train(arguments: Sequence[str]) -> None:
     config = parse_train(arguments)
-    from rewardlab.report.run import train_report
-    from rewardlab.training.run import train
+    from rewardlab.training.interrupt import ending_with_status
 
-    result = train(config)
-    if not _is_first_process():
-        return
-    report = train_report(
-        selection=result.compared("selection"),
-        test=result.compared("test"),
-        speed=result.speed,
-        chosen=str(result.model),
-        warnings=result.warnings,
-    )
-    write_text(result.output_dir / "report.txt", report.lstrip() + "\n")
-    print(report)
+    with ending_with_status():
+        from rewardlab.report.run import train_report
+        from rewardlab.training.run import train
+
+        result = train(config)
+        if not _is_first_process():
+            return
+        report = train_report(
+            selection=result.compared("selection"),
+            test=result.compared("test"),
+            speed=result.speed,
+            chosen=str(result.model),
+            warnings=result.warnings,
+        )
+        write_text(result.output_dir / "report.txt", report.lstrip() + "\n")
+        print(report)
 
 
 def _eval(arguments: Sequence[str]) -> None:

@@ -72,9 +72,11 @@ def test_the_same_within_the_intervals_or_without_any_is_none(half):
     assert judge(memorising(half), FACTS) == []
 
 
-@pytest.mark.parametrize(("last", "found"), [(0.009, []), (0.02, ["overfitting"])])
-def test_a_rise_of_next_to_nothing_is_none(last, found):
-    losses = [0.3, 1e-6, last, last]
+@pytest.mark.parametrize(
+    ("before", "last", "found"), [(0.009, 0.009, []), (0.009, 0.02, []), (0.02, 0.02, ["overfitting"])]
+)
+def test_a_rise_of_next_to_nothing_is_none(before, last, found):
+    losses = [0.3, 1e-6, before, last]
     rows = [
         both(10 * n + 10, trained=0.3 * 0.1**n, acc=0.999, loss=loss, half=loss / 1000) for n, loss in enumerate(losses)
     ]

@@ -26,7 +26,7 @@ from rewardlab.model.config import ModelConfig
 from rewardlab.training import parallel
 from rewardlab.training import run as run_module
 from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.interrupt import StopRequests, stopping_at_once
+from rewardlab.training.interrupt import StopRequests, ending_with_status
 from rewardlab.training.parallel import divide, joined_ranks
 from rewardlab.training.ranks import Parallel
 from rewardlab.training.records import Records
@@ -207,9 +207,9 @@ def fail_for_memory(_parameters: Any) -> None:
 def stopped_at_once(folder: Path, how: Mapping[str, Any]) -> None:
     """One rank is told to stop outside of training, while the others wait for it."""
     parallel.GRACE_S = 2.0
-    with stopping_at_once(), joined_ranks() as ranks:
+    with ending_with_status(), joined_ranks() as ranks:
         trainer = trainer_for(folder, {**how, "ranks": ranks})
-        if ranks.rank == 1:
+        if ranks.rank == how["rank"]:
             signal.raise_signal(signal.SIGUSR1)
         trainer.train_step(trainer._planned(0))
 
@@ -284,7 +284,7 @@ def run(name: str, size: int, folder: Path, how: Mapping[str, Any]) -> list[tupl
                 status = int(ended.code or 0)
             except RewardlabError as error:
                 sys.stderr.write(f"error: {error}\n")
-                status = getattr(error, "exit_status", 2)
+                status = 2
             except BaseException:
                 traceback.print_exc()
                 status = 1

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 
+import rewardlab.report.run as report_module
 import rewardlab.training.run as run_module
 import runs
 from resuming import config_for, stop_after
 from rewardlab.cli import main
 from rewardlab.core.errors import RunInterrupted
+from rewardlab.training import interrupt
 from rewardlab.training.interrupt import StopRequests
+from rewardlab.training.reward_trainer import RewardTrainer
 from rewardlab.training.run import train
 from rewardlab.training.trainer import Trainer
 
@@ -59,39 +65,120 @@ def test_a_second_signal_ends_the_process_as_ever():
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+class Ended(BaseException):
+    """In place of the end of the process."""
+
+
+@pytest.fixture
+def ends(monkeypatch):
+    """Statuses with which the process would have ended at once."""
+    found = []
+
+    def end(status):
+        found.append(status)
+        raise Ended
+
+    monkeypatch.setattr(interrupt.os, "_exit", end)
+    return found
+
+
+def signal_oneself(*_, **__):
+    assert signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL, "it would end the tests"
+    signal.raise_signal(signal.SIGUSR1)
+
+
 @pytest.mark.parametrize(
-    "where", ["load_reward_model", "evaluate_groups", "verify_in_clean_process", "write_run_start"]
+    ("module", "where"),
+    [
+        (run_module, "load_reward_model"),
+        (run_module, "write_run_start"),
+        (run_module, "verify_in_clean_process"),
+        (report_module, "train_report"),
+    ],
 )
-def test_a_signal_outside_of_training_ends_the_run_where_it_stands(
-    where, base_model, pairs_file, tmp_path, monkeypatch, capsys
+def test_a_signal_outside_of_training_ends_the_process_with_a_status_of_its_own(
+    module, where, base_model, pairs_file, tmp_path, monkeypatch, capfd, ends
 ):
     words = runs.words_of(config_for(base_model, pairs_file, tmp_path / "run"))
-    before = signal.getsignal(signal.SIGUSR1)
     with monkeypatch.context() as patched:
-        patched.setattr(run_module, where, lambda *_, **__: signal.raise_signal(signal.SIGUSR1))
-        with pytest.raises(SystemExit) as ended:
+        patched.setattr(module, where, signal_oneself)
+        with pytest.raises(Ended):
             main(["train", *words])
-    assert ended.value.code == 75
-    assert "stopped at once by SIGUSR1. Start the same command again with --resume auto" in capsys.readouterr().err
-    assert signal.getsignal(signal.SIGUSR1) is before
+    assert ends == [75]
+    assert "error: stopped by SIGUSR1 outside of training. --resume auto goes on" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     main(["train", *words, "--resume", "auto"])
     assert (tmp_path / "run/report.txt").exists()
 
 
-def test_a_second_signal_ends_the_step_too(base_model, pairs_file, tmp_path, monkeypatch):
+def test_a_second_signal_of_any_kind_ends_the_process_in_the_step(base_model, pairs_file, tmp_path, monkeypatch, ends):
+    words = runs.words_of(config_for(base_model, pairs_file, tmp_path / "run"))
     train_step = Trainer.train_step
 
     def computes(trainer, batches):
         if trainer.step == 4:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGUSR1)
+            assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL, "it would end the tests"
             signal.raise_signal(signal.SIGTERM)
         return train_step(trainer, batches)
 
     monkeypatch.setattr(Trainer, "train_step", computes)
-    with pytest.raises(RunInterrupted, match="stopped at once by SIGTERM") as ended:
-        train(config_for(base_model, pairs_file, tmp_path / "run"))
-    assert ended.value.exit_status == 75
-    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step_2", "step_4"]
+    with pytest.raises(Ended):
+        main(["train", *words])
+    assert ends == [75]
+
+
+def test_a_signal_in_the_last_evaluation_leaves_the_judging_for_later(
+    base_model, pairs_file, tmp_path, monkeypatch, capsys
+):
+    words = runs.words_of(config_for(base_model, pairs_file, tmp_path / "run"))
+    with monkeypatch.context() as patched:
+        evaluate = RewardTrainer._evaluate
+
+        def last_is_signalled(trainer):
+            if trainer.step == trainer.num_steps:
+                signal_oneself()
+            evaluate(trainer)
+
+        patched.setattr(RewardTrainer, "_evaluate", last_is_signalled)
+        with pytest.raises(SystemExit) as ended:
+            main(["train", *words])
+    assert ended.value.code == 75
+    assert "stopped by SIGUSR1 after step 8 of 8. Start the same command again" in capsys.readouterr().err
+    assert not (tmp_path / "run/report.txt").exists()
+    main(["train", *words, "--resume", "auto"])
+    assert (tmp_path / "run/report.txt").exists()
+
+
+def test_a_model_is_saved_only_where_the_run_can_go_on(base_model, pairs_file, tmp_path, monkeypatch):
+    settings = {"checkpoint_every": None, "eval_fraction": 0.0, "save_every": 2}
+    config = config_for(base_model, pairs_file, tmp_path / "run", **settings)
+    train_step = Trainer.train_step
+
+    def is_killed_in_the_third(trainer, batches):
+        if trainer.step == 2:
+            raise KeyboardInterrupt
+        return train_step(trainer, batches)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "train_step", is_killed_in_the_third)
+        with pytest.raises(KeyboardInterrupt):
+            train(config)
+    assert (tmp_path / "run/step_2").exists()
+    train(replace(config, resume="auto"))
+    assert (tmp_path / "run/step_8").exists()
+
+
+def test_a_signal_from_outside_while_data_are_read(base_model, pairs_file, tmp_path):
+    words = runs.words_of(config_for(base_model, pairs_file, tmp_path / "run"))
+    command = [sys.executable, "-m", "rewardlab", "train", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        lines = iter(process.stdout.readline, "")
+        assert any(line.startswith("prepared: ") for line in lines)
+        process.send_signal(signal.SIGUSR1)
+        said = process.stdout.read()
+    assert process.returncode == 75, said
+    assert "stopped by SIGUSR1" in said
 
 
 def test_without_checkpoints_a_run_says_that_it_cannot_go_on(base_model, pairs_file, tmp_path, monkeypatch):

@@ -137,7 +137,7 @@ def _overfitting(history: History) -> str | None:
         best = max(candidates, key=lambda row: sign * row[name])
         if not all(_worse(row, best, name, sign) for row in (before, now)):
             continue
-        if name == "eval_loss" and now[name] - best[name] < NOTABLE:
+        if name == "eval_loss" and min(before[name], now[name]) - best[name] < NOTABLE:
             continue
         if trained := _fitted_better(history, best, now):
             return (

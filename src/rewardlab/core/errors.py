@@ -54,12 +54,9 @@ class RankError(RewardlabError):
 
 
 class RunInterrupted(RewardlabError):
-    """A run that was asked to end before its last step, and did so between two steps or outside of them."""
+    """A run that was asked to end before its last step, and did so between two steps."""
 
-    def __init__(self, message: str, *, exit_status: int, together: bool = True) -> None:
-        """`exit_status` is what the process ends with, so that a batch system knows that work is left; `together` says
-        that all ranks end at the same point.
-        """
+    def __init__(self, message: str, *, exit_status: int) -> None:
+        """`exit_status` is what the process ends with, so that a batch system knows that work is left."""
         super().__init__(message)
         self.exit_status = exit_status
-        self.together = together

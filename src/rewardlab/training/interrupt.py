@@ -1,11 +1,12 @@
 """Requests to end a run early: signals, as Slurm and people send them, and a limit in hours.
 
-While it trains they are heeded between two steps, and a second signal of the same kind is as one outside of training:
-it ends the run where it stands. What is on disk is whole in either case.
+They are heeded between two steps, so that what is on disk is whole. A second signal ends the process as if nobody had
+been listening.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -14,8 +15,6 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Final
 
-from rewardlab.core.errors import RunInterrupted
-
 RESUME_LATER: Final = 75
 """Exit status of a run that stopped with work left: EX_TEMPFAIL of sysexits.h, so a batch script can tell it from a
 failure and queue the run again."""
@@ -23,32 +22,52 @@ INTERRUPTED: Final = 130
 """Exit status after Ctrl-C, by the custom of shells."""
 STUCK: Final = 1
 """Exit status of a run whose limit in hours let it do nothing."""
-SIGNALS: Final = ("SIGTERM", "SIGUSR1", "SIGINT")
+ENDING: Final = ("SIGTERM", "SIGUSR1")
+"""Signals that by themselves end a process without a word."""
+SIGNALS: Final = (*ENDING, "SIGINT")
 
 
 @contextmanager
-def stopping_at_once() -> Iterator[None]:
-    """SIGTERM and SIGUSR1 raise RunInterrupted in the main thread where it stands: reading and judging begin anew."""
+def ending_with_status() -> Iterator[None]:
+    """SIGTERM and SIGUSR1 end the process where it stands, as they do by themselves, but with RESUME_LATER.
 
-    def stop(number: int, _frame: FrameType | None) -> None:
-        raise RunInterrupted(
-            f"stopped at once by {signal.Signals(number).name}. Start the same command again with --resume auto to go "
-            f"on.",
-            exit_status=RESUME_LATER,
-            together=False,
-        )
+    For a program around `train`, whose own listener takes over while it trains. What is on disk is what a kill leaves.
+    """
+    with _exchanged(signal.SIG_DFL, _end):
+        yield
 
-    before: dict[int, Any] = {}
+
+@contextmanager
+def signals_as_ever() -> Iterator[None]:
+    """Undoes `ending_with_status` around calls that wait in native code, where Python's handlers are not heard."""
+    with _exchanged(_end, signal.SIG_DFL):
+        yield
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    message = (
+        f"error: stopped by {signal.Signals(number).name} outside of training. --resume auto goes on from the last "
+        f"checkpoint, if there is one.\n"
+    )
+    os.write(2, message.encode())
+    os._exit(RESUME_LATER)
+
+
+@contextmanager
+def _exchanged(present: Any, handler: Any) -> Iterator[None]:
+    """`handler` for the signals whose handler is `present`; a caller's own stay."""
+    changed = []
     if threading.current_thread() is threading.main_thread():
-        for name in SIGNALS:
+        for name in ENDING:
             number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-                before[number] = signal.signal(number, stop)
+            if number is not None and signal.getsignal(number) == present:
+                signal.signal(number, handler)
+                changed.append(number)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number in changed:
+            signal.signal(number, present)
 
 
 class StopRequests:
@@ -74,7 +93,8 @@ class StopRequests:
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self._received = signal.Signals(number).name
-        self._restore(number)
+        for listened in list(self._before):
+            self._restore(listened)
 
     def _restore(self, number: int) -> None:
         if number in self._before:
@@ -89,6 +109,11 @@ class StopRequests:
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return f"--max-hours {self._max_hours:g}"
         return ""
+
+    @property
+    def signalled(self) -> bool:
+        """Whether a signal asked for it."""
+        return self._received is not None
 
     @property
     def exit_status(self) -> int:

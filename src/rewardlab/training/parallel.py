@@ -27,6 +27,7 @@ from rewardlab.core.errors import ConfigError, RankError, RunInterrupted
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.interrupt import signals_as_ever
 from rewardlab.training.ranks import ALONE, Parallel, Ranks
 
 logger = logging.getLogger("rewardlab")
@@ -62,7 +63,8 @@ def joined_ranks() -> Iterator[Ranks]:
     device = device_of_rank()
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=MAX_WAIT)
+    with signals_as_ever():
+        dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=MAX_WAIT)
     ranks = Ranks(rank=dist.get_rank(), size=dist.get_world_size())
     level = logger.level
     if not ranks.is_first:
@@ -74,14 +76,14 @@ def joined_ranks() -> Iterator[Ranks]:
     try:
         yield ranks
         ranks.wait()
+    except RunInterrupted:  # on all ranks together
+        ended.set()
+        ranks.wait()
+        dist.destroy_process_group()
+        raise
     except BaseException as error:
-        if isinstance(error, RunInterrupted) and error.together:
-            ended.set()
-            ranks.wait()
-            dist.destroy_process_group()
-            raise
         told = _tell(store, f"rank {ranks.rank} failed: {error or type(error).__name__}")
-        if isinstance(error, RunInterrupted) or told.startswith(f"rank {ranks.rank} "):
+        if told.startswith(f"rank {ranks.rank} "):
             raise
         raise RankError(f"rank {ranks.rank} ended, because {told}") from error
     finally:

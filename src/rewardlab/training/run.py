@@ -22,7 +22,7 @@ from rewardlab.model.reward import RewardModel
 from rewardlab.training.budget import choose_budget
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, evaluate_groups, read_evaluation, write_evaluation
-from rewardlab.training.interrupt import StopRequests, stopping_at_once
+from rewardlab.training.interrupt import StopRequests
 from rewardlab.training.monitor import Watch, watch_run
 from rewardlab.training.parallel import divide, joined_ranks
 from rewardlab.training.peak import peak_of
@@ -83,7 +83,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     nothing of an earlier run is overwritten unless asked.
     """
     stops = StopRequests(max_hours=config.max_hours)
-    with stopping_at_once(), joined_ranks() as ranks, ExitStack() as held:
+    with joined_ranks() as ranks, ExitStack() as held:
         return _train(config, ranks, stops, held)
 
 
@@ -127,6 +127,7 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
             trainer.restore(ready.interrupted.checkpoint)
             watch.resume(trainer.records.rows)
         trainer.fit()
+        trainer.heed_late_signal()
     seconds, speed = time.perf_counter() - started, trainer.speed()
     trainer.release()
     saver.release()

@@ -206,13 +206,21 @@ class Trainer(ABC, Generic[MicroBatch]):
         if stop and not last:
             logger.info("step %d/%d  STOP  %s", self.step, self.num_steps, self._should_stop())
             last = True
-        if last or (self.step and self.config.save_every and self.step % self.config.save_every == 0):
+        saves = last or bool(self.step and self.config.save_every and self.step % self.config.save_every == 0)
+        if saves or self.keeper.is_due(self.step):
+            self._checkpoint()  # before the model is saved: a run that shows one can go on
+        if saves:
             self._save()
-        if last or self.keeper.is_due(self.step):
-            self._checkpoint()
         if not last:
             self._heed_stop()
         return last
+
+    @final
+    def heed_late_signal(self) -> None:
+        """Raise RunInterrupted if a signal came after the last step, and what is still to do can be done later."""
+        (signalled,) = self.ranks.any(self.config.checkpoints and self.keeper.stops.signalled)
+        if signalled:
+            raise self.keeper.interruption(self.step, self.num_steps)
 
     def _heed_stop(self) -> None:
         """Raise RunInterrupted, after a checkpoint, if any rank was asked to end."""
