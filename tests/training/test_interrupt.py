@@ -105,7 +105,7 @@ def test_a_signal_outside_of_training_ends_the_process_with_a_status_of_its_own(
         with pytest.raises(Ended):
             main(["train", *words])
     assert ends == [75]
-    assert "error: stopped by SIGUSR1 outside of training. --resume auto goes on" in capfd.readouterr().err
+    assert "error: stopped at once by SIGUSR1. --resume auto goes on" in capfd.readouterr().err
     assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     main(["train", *words, "--resume", "auto"])
     assert (tmp_path / "run/report.txt").exists()
@@ -178,7 +178,7 @@ def test_a_signal_from_outside_while_data_are_read(base_model, pairs_file, tmp_p
         process.send_signal(signal.SIGUSR1)
         said = process.stdout.read()
     assert process.returncode == 75, said
-    assert "stopped by SIGUSR1" in said
+    assert "by SIGUSR1" in said
 
 
 def test_without_checkpoints_a_run_says_that_it_cannot_go_on(base_model, pairs_file, tmp_path, monkeypatch):

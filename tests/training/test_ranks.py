@@ -234,7 +234,7 @@ def test_one_rank_that_a_signal_ends_ends_all(rank, tmp_path, on_ranks):
     assert ends[rank] == 75
     assert ends[1 - rank] not in (0, 75)
     assert seconds < 60
-    assert "error: stopped by SIGUSR1 outside of training" in said
+    assert "error: stopped at once by SIGUSR1" in said
 
 
 @pytest.mark.parametrize("sharding", ["full", "none"])

@@ -54,7 +54,7 @@ class RankError(RewardlabError):
 
 
 class RunInterrupted(RewardlabError):
-    """A run that was asked to end before its last step, and did so between two steps."""
+    """A run that was asked to end before it was done, and did so between two steps or after the last."""
 
     def __init__(self, message: str, *, exit_status: int) -> None:
         """`exit_status` is what the process ends with, so that a batch system knows that work is left."""

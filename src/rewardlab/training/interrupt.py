@@ -46,8 +46,8 @@ def signals_as_ever() -> Iterator[None]:
 
 def _end(number: int, _frame: FrameType | None) -> None:
     message = (
-        f"error: stopped by {signal.Signals(number).name} outside of training. --resume auto goes on from the last "
-        f"checkpoint, if there is one.\n"
+        f"error: stopped at once by {signal.Signals(number).name}. --resume auto goes on from the last checkpoint, if "
+        f"there is one.\n"
     )
     os.write(2, message.encode())
     os._exit(RESUME_LATER)
