@@ -413,7 +413,7 @@ def test_a_kernel_that_fails_or_is_wrong_is_passed_over_with_the_reason(monkeypa
         return attention_backends.segments(query, key, value, layout, scale, softcap)
 
     monkeypatch.setitem(attention_backends.BACKENDS, "mask", broken)
-    monkeypatch.setattr(compute, "PREFERRED", {False: ("mask", "segments")})
+    monkeypatch.setattr(compute, "PREFERRED", {("cpu", False): ("mask", "segments")})
     chosen, (line,) = choose()
     assert chosen["attention_backend"] == "segments"
     assert ("no kernel image" if fault == "raises" else "is off by") in line

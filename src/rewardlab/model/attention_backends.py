@@ -23,6 +23,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rewardlab.batch import send
+from rewardlab.model.product_attention import Products
 
 Made = TypeVar("Made")
 
@@ -217,9 +218,20 @@ def flash(
     return output.transpose(0, 1)[None].to(query.dtype)
 
 
+def products(
+    query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
+) -> Float[Tensor, "1 H T _"]:
+    """For half precision on the CPU: PyTorch's flash kernel forward, matrix products backward."""
+    assert softcap is None
+    attend: Any = Products
+    output: Tensor = attend.apply(query, key, value, layout, scale if scale is not None else query.shape[-1] ** -0.5)
+    return output
+
+
 Backend = Callable[[Tensor, Tensor, Tensor, PromptLayout, float | None, float | None], Tensor]
 BACKENDS: Final[dict[str, Backend]] = {
     "segments": segments,
+    "products": products,
     "mask": mask,
     "flex": flex,
     "varlen": varlen,
@@ -228,22 +240,30 @@ BACKENDS: Final[dict[str, Backend]] = {
 HALF: Final = (torch.float16, torch.bfloat16)
 
 
+SOFT_CAPPED: Final = ("segments", "mask", "flex", "flash")
+"""Backends that know soft-capped logits."""
+
+
 def unavailable(name: str, *, device: torch.device, dtype: torch.dtype, softcap: float | None, train: bool) -> str:
     """Why this backend cannot be used here, or an empty text."""
-    if name in ("varlen", "flash"):
-        if device.type != "cuda":
-            return "it runs on CUDA alone"
-        if dtype not in HALF:
-            return f"it runs in half precision alone, not in {str(dtype).removeprefix('torch.')}"
-    if name == "varlen":
-        if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-            return "this torch has no torch.nn.attention.varlen"
-        if softcap is not None:
-            return "it has no soft cap, which this model needs"
-    if name == "flash" and importlib.util.find_spec("flash_attn") is None:
-        return "the package flash-attn is not installed"
+    if name in ("varlen", "flash") and device.type != "cuda":
+        return "it runs on CUDA alone"
+    if name == "products" and device.type != "cpu":
+        return "it is for the CPU"
+    if name in ("varlen", "flash", "products") and dtype not in HALF:
+        return f"it runs in half precision alone, not in {str(dtype).removeprefix('torch.')}"
+    if softcap is not None and name not in SOFT_CAPPED:
+        return "it has no soft cap, which this model needs"
     if name == "flex" and device.type == "cpu" and train:
         return "FlexAttention has no backward pass on the CPU"
+    return _not_installed(name)
+
+
+def _not_installed(name: str) -> str:
+    if name == "varlen" and importlib.util.find_spec("torch.nn.attention.varlen") is None:
+        return "this torch has no torch.nn.attention.varlen"
+    if name == "flash" and importlib.util.find_spec("flash_attn") is None:
+        return "the package flash-attn is not installed"
     return ""
 
 

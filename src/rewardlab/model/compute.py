@@ -21,16 +21,23 @@ from rewardlab.core.libc import can_keep_freed_memory, keep_freed_memory
 from rewardlab.model.attention import LAYOUT_ARGUMENT
 from rewardlab.model.attention_backends import BACKENDS, HALF, PromptLayout, unavailable
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
+from rewardlab.model.half import HalfWeights
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.linear import MIN_WIDTH, OneDnnLinear, onednn_available, use_onednn
 from rewardlab.model.reward import RewardModel
+from rewardlab.model.rounding import HalfRounding
 
 Log = Callable[[str], None]
-PREFERRED: Final = {True: ("varlen", "flash", "flex", "segments"), False: ("segments",)}
-"""Attention on CUDA in half precision, and everywhere else: the first that works."""
+PREFERRED: Final = {
+    ("cuda", True): ("varlen", "flash", "flex", "segments"),
+    ("cpu", True): ("products", "segments"),
+}
+"""(device, in half precision) -> attention: the first that works, on the CPU also the first faster than `segments`."""
 WORTH_IT: Final = 1.2
-"""How much faster oneDNN must be to be taken: less could be noise, and a choice should be the same tomorrow."""
+"""How much faster a kernel must be to be taken: less could be noise, and a choice should be the same tomorrow."""
 TRIAL_GROUPS: Final = ((37, (11, 50, 5)), (0, (29,)), (128, (64, 1)))
+SPEED_GROUPS: Final = (((50, (12, 14)),) * 4, ((114, (43, 50)),) * 2, ((480, (100, 120)),))
+"""Groups in whose shape kernels are timed: short, as in a trial, middling, and long."""
 ROUNDING: Final = 2.0
 """A backend in half precision may err this many times as much as the plain one in the same precision."""
 
@@ -60,7 +67,7 @@ def choose_compute(
     return {"attention_backend": attention, "linear_backend": linear, "allocator": allocator}
 
 
-def apply_compute(model: RewardModel, config: ComputeConfig) -> None:
+def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: HalfRounding = "stochastic") -> None:
     """Make a loaded model compute as a configuration without `auto` says.
 
     Raises ConfigError or ModelError for what its architecture does not have.
@@ -70,6 +77,8 @@ def apply_compute(model: RewardModel, config: ComputeConfig) -> None:
         keep_freed_memory()
     if model.device.type == "cpu" and config.linear_backend == "onednn":
         use_onednn(model.backbone)
+    if model.compute_dtype in HALF:
+        model.half_weights = HalfWeights(model.backbone, "backbone", model.compute_dtype, half_rounding)
     if isinstance(config, TrainComputeConfig):
         if config.liger:
             _use_liger(model)
@@ -167,10 +176,15 @@ def _choose_attention(
             raise ConfigError(f"--attention-backend {wanted}: {reason}. Use auto, or segments, which always works.")
         return wanted, ""
     passed_over: list[tuple[str, str]] = []
-    for name in PREFERRED[device.type == "cuda" and dtype in HALF]:
+    for name in PREFERRED.get((device.type, dtype in HALF), ("segments",)):
         reason = unavailable(name, device=device, dtype=dtype, softcap=softcap, train=train) or trial(
             name, text_config, device=device, dtype=dtype, train=train
         )
+        if not reason and name == "products":
+            ratio = attention_speed(name, *_heads_of(text_config), dtype, train=train)
+            if ratio >= WORTH_IT:
+                return name, f" ({ratio:.1f} times as fast as segments)"
+            reason = f"{ratio:.1f} times as fast as segments"
         if not reason:
             return name, "".join(f" (not {other}: {reason})" for other, reason in passed_over)
         passed_over.append((name, reason))
@@ -196,9 +210,7 @@ def trial(name: str, text_config: Any, *, device: torch.device, dtype: torch.dty
 
 def _attend_once(name: str, text_config: Any, device: torch.device, dtype: torch.dtype, *, train: bool) -> list[Tensor]:
     """Output, and gradients of query, key and value, of a small random row in the shape of the model's heads."""
-    heads = text_config.num_attention_heads
-    grouped = getattr(text_config, "num_key_value_heads", None) or heads
-    width = getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
+    heads, grouped, width = _heads_of(text_config)
     layout = PromptLayout(TRIAL_GROUPS, name)
     draw = torch.Generator().manual_seed(0)
     query, key, value = (
@@ -215,6 +227,41 @@ def _attend_once(name: str, text_config: Any, device: torch.device, dtype: torch
         return [output]
     weights = torch.randn(output.shape, generator=draw).bfloat16().to(device, dtype)
     return [output.detach(), *torch.autograd.grad(output, (query, key, value), weights)]
+
+
+def _heads_of(text_config: Any) -> tuple[int, int, int]:
+    """(query heads, key heads, width of a head)."""
+    heads = text_config.num_attention_heads
+    grouped = getattr(text_config, "num_key_value_heads", None) or heads
+    return heads, grouped, getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
+
+
+@cache  # a process that loads many models measures each shape once
+def attention_speed(
+    name: str, heads: int, grouped: int, width: int, dtype: torch.dtype, *, train: bool, repeats: int = 5
+) -> float:
+    """How many times as fast as `segments` a backend is on the CPU, with its backward pass if `train`; the lower of two
+    kinds of groups, short and long ones.
+    """
+    draw = torch.Generator().manual_seed(0)
+    ratios = []
+    for groups in SPEED_GROUPS:
+        num_tokens = PromptLayout(groups).num_tokens
+        query, key, value = (
+            torch.randn(1, num_tokens, count, width, generator=draw).to(dtype).transpose(1, 2).requires_grad_(train)
+            for count in (heads, grouped, grouped)
+        )
+        best = dict.fromkeys(("segments", name), float("inf"))
+        for _ in range(repeats + 1):  # interleaved, so that both meet the same neighbours; the first warms up
+            for backend in best:
+                layout = PromptLayout(groups, backend)
+                started = time.perf_counter()
+                output = BACKENDS[backend](query, key, value, layout, None, None)
+                if train:
+                    torch.autograd.grad(output, (query, key, value), output.detach())
+                best[backend] = min(best[backend], time.perf_counter() - started)
+        ratios.append(best["segments"] / best[name])
+    return min(ratios)
 
 
 def _distance(found: Tensor, truth: Tensor) -> float:

@@ -12,9 +12,10 @@ from rewardlab.core.config import require
 class ComputeConfig:
     """Which kernels compute; no choice changes a number beyond rounding. `auto` is decided once and written down."""
 
-    attention_backend: Literal["auto", "segments", "mask", "flex", "varlen", "flash"] = "auto"
-    """Kernel of shared-prompt attention. `segments` runs everywhere; on CUDA in bf16 `auto` takes the first that works
-    of `varlen` (PyTorch), `flash` (flash-attn) and `flex` (compiled FlexAttention); `mask` is one dense mask."""
+    attention_backend: Literal["auto", "segments", "products", "mask", "flex", "varlen", "flash"] = "auto"
+    """Kernel of shared-prompt attention. `segments` runs everywhere; on the CPU in bf16 `auto` takes `products`
+    (backward by matrix products) where it is measured to be faster; on CUDA in bf16 the first that works of `varlen`
+    (PyTorch), `flash` (flash-attn) and `flex` (compiled FlexAttention); `mask` is one dense mask."""
     linear_backend: Literal["auto", "torch", "onednn"] = "auto"
     """Linear layers in float32 on the CPU: PyTorch's choice, or oneDNN; `auto` measures both."""
     allocator: Literal["auto", "system", "keep"] = "auto"
@@ -64,6 +65,9 @@ class BackboneConfig:
 class ModelConfig(BackboneConfig):
     """Which model, how it computes, and what of it trains."""
 
+    half_rounding: Literal["stochastic", "nearest"] = "stochastic"
+    """How trained float32 weights become the half-precision ones that bf16 computes with, once a step: stochastically,
+    right on average, which learns as float32 does; or to the nearest, as autocast does, which hides small updates."""
     new_head: bool = False
     """Draw a new head even if the model has one."""
     lora: bool = False

@@ -135,7 +135,7 @@ def load_reward_model(
     model.train()
     if "auto" in (compute.attention_backend, compute.linear_backend, compute.allocator):
         compute = replace(compute, **choose_compute(compute, model.config, device=device, dtype=precision, log=log))
-    apply_compute(model, compute)
+    apply_compute(model, compute, half_rounding=config.half_rounding)
     require_sound_layout(model, log)
     log(parameters_line(model))
     return model

@@ -20,6 +20,7 @@ from rewardlab.batch import PackedBatch
 from rewardlab.core.errors import ModelError
 from rewardlab.model.attention import LAYOUT_ARGUMENT
 from rewardlab.model.attention_backends import PromptLayout
+from rewardlab.model.half import AS_SAVED, HalfWeights
 
 Layout = Literal["shared", "unshared", "padded"]
 """`shared` and `unshared` take the packed row; `padded` one row a reply."""
@@ -44,6 +45,10 @@ class RewardModel(nn.Module):
         """Name of the kernel of shared-prompt attention (model/attention_backends.py)."""
         self.read_only_where_scored: nn.Module | None = None
         """The last layer's feed-forward part, where it runs only for tokens at which a score is read."""
+        self.half_weights: HalfWeights | None = None
+        """Copies of the backbone's weights in the half precision of its arithmetic; None where autocast makes them."""
+        self.step_draw: tuple[int, ...] = AS_SAVED
+        """What the rounding of weights is seeded with while training; else a model computes as it will be saved."""
         self.read_originals: Callable[[], Mapping[str, Tensor]] | None = None
         """Reads frozen weights that are held rounded, as they were before, in float32; None if nothing is rounded."""
 
@@ -79,6 +84,8 @@ class RewardModel(nn.Module):
 
     def final_states(self, batch: PackedBatch) -> Float[Tensor, "R W"]:
         """What the head reads: the backbone's output at the last token of each reply."""
+        if self.half_weights is not None:
+            self.half_weights.refresh(self.step_draw if self.training else AS_SAVED)
         with self._arithmetic():
             hidden = self._run_padded(batch) if self.layout == "padded" else self._run_packed(batch)
         return self.read(hidden, batch)

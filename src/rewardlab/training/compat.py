@@ -36,6 +36,7 @@ TRL: Final[Mapping[str, object]] = {
     "weight_decay": 0.0,
     "max_grad_norm": 1.0,
     "seed": 42,
+    "half_rounding": "nearest",
     "log_every": 10,
 }
 """Defaults of TRL 1.16's RewardConfig and ModelConfig, by our names."""

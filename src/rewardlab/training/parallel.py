@@ -166,6 +166,9 @@ def divide(
     else:
         mesh = init_device_mesh(device.type, (ranks.size,), mesh_dim_names=("shard",))
         logger.info("ranks: %d, the model sharded over all of them", ranks.size)
+    if model.half_weights is not None:  # FSDP rounds what it gathers
+        model.half_weights.drop()
+        model.half_weights = None
     _shard(model, mesh)
     for module in model.modules():
         if isinstance(module, FSDPModule):

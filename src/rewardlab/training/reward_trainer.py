@@ -152,6 +152,8 @@ class RewardTrainer(Trainer[PackedBatch]):
         return losses.total_weight(batch)
 
     def _forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        # Another draw each step, the same for all its micro-batches, and on all ranks.
+        self.reward_model.step_draw = (self.settings.seed, self.step)
         return self._to_loss(self.reward_model(batch), batch)
 
     def _loss_and_statistics(self, rewards: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:

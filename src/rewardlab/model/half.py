@@ -1,0 +1,114 @@
+"""Linear layers over half-precision copies of float32 weights, made once a step.
+
+Autocast rounds every float32 weight to the nearest half-precision value in every forward pass: a cast for each
+micro-batch, and a forward pass that hardly sees small updates (model/rounding.py). Here each layer keeps a copy, which
+is made when its weight has changed; the gradient goes straight through the rounding to the float32 weight.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from rewardlab.model.rounding import HalfRounding, name_seed, round_stochastically
+
+AS_SAVED: Final = ()
+"""The draw of a model that is judged or saved: the one by which its weights are rounded for a file (round_weights)."""
+
+
+class _Product(torch.autograd.Function):
+    """`F.linear` by the copy of a weight; the weight itself is there to be given the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, half: Tensor, bias: Tensor | None) -> Tensor:
+        narrow = input.to(half.dtype)
+        needs_input, needs_weight = ctx.needs_input_grad[:2]
+        # A frozen weight needs no input kept for it, and the first trained layer no weight.
+        ctx.save_for_backward(narrow if needs_weight else None, half if needs_input else None)
+        ctx.dtypes = input.dtype, weight.dtype, None if bias is None else bias.dtype
+        return F.linear(narrow, half, None if bias is None else bias.to(half.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        input, half = ctx.saved_tensors
+        input_dtype, weight_dtype, bias_dtype = ctx.dtypes
+        needs_input, needs_weight, _, needs_bias = ctx.needs_input_grad
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        return (
+            (gradient @ half).to(input_dtype) if needs_input else None,
+            (flat.t() @ input.reshape(-1, input.shape[-1])).to(weight_dtype) if needs_weight else None,
+            None,
+            flat.sum(0).to(bias_dtype) if needs_bias else None,
+        )
+
+
+class HalfLinear(nn.Linear):
+    """An nn.Linear, same parameters and names, that computes by a half-precision copy of its weight."""
+
+    half_weight: Tensor | None = None
+    """The copy; None computes as nn.Linear does."""
+    made_of: tuple[object, ...] = ()
+    """What the copy was made of."""
+
+    def forward(self, input: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
+        """As nn.Linear, in the dtype of the copy. Whoever changes the weight has the copy made again."""
+        if self.half_weight is None:
+            return F.linear(input, self.weight, self.bias)
+        product: Any = _Product
+        output: Tensor = product.apply(input, self.weight, self.half_weight, self.bias)
+        return output
+
+    def _apply(self, fn: Any, recurse: bool = True) -> HalfLinear:
+        """Moved or cast as nn.Linear is; the copy is made again where it is next wanted."""
+        self.half_weight, self.made_of = None, ()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+class HalfWeights:
+    """The copies of all linear layers of a model, made again where a weight or the draw has changed."""
+
+    def __init__(self, module: nn.Module, prefix: str, dtype: torch.dtype, rounding: HalfRounding) -> None:
+        """Every nn.Linear inside computes by a copy from now on; what is frozen in `dtype` is its own copy.
+
+        `prefix` stands before the names of weights, with which stochastic rounding is seeded.
+        """
+        self.dtype, self.rounding = dtype, rounding
+        self._layers: list[tuple[str, HalfLinear]] = []
+        for name, layer in module.named_modules(prefix=prefix):
+            if type(layer) is nn.Linear:
+                layer.__class__ = HalfLinear
+                self._layers.append((f"{name}.weight", cast(HalfLinear, layer)))
+
+    def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> None:
+        """Make the copies that are not of their weights as they are now, or were drawn otherwise.
+
+        `draw` is what stochastic rounding is seeded with beside a weight's name.
+        """
+        for name, layer in self._layers:
+            weight = layer.weight
+            made_of = (weight._version, weight.data_ptr(), draw)
+            if layer.made_of == made_of and layer.half_weight is not None:
+                continue
+            layer.half_weight = self._copy(weight.detach(), layer.half_weight, (*draw, *name_seed(name)))
+            layer.made_of = made_of
+
+    def drop(self) -> None:
+        """Give the copies back; the layers compute as nn.Linear from now on."""
+        for _, layer in self._layers:
+            layer.half_weight, layer.made_of = None, ()
+            layer.__class__ = nn.Linear  # type: ignore[assignment]
+        self._layers = []
+
+    def _copy(self, weight: Tensor, earlier: Tensor | None, seed: tuple[int, ...]) -> Tensor:
+        if weight.dtype is self.dtype:
+            return weight
+        out = torch.empty_like(weight, dtype=self.dtype) if earlier is None else earlier
+        if self.rounding == "stochastic":
+            return round_stochastically(weight, self.dtype, seed, out=out)
+        return out.copy_(weight)

@@ -1,0 +1,87 @@
+"""Rounding to half precision: to the nearest value, or stochastically, to either neighbour.
+
+Once trained, most weights differ from the half-precision value that they started at by less than half a step of that
+format. Rounding to the nearest gives the old value back, so a copy made that way has forgotten most of the training.
+Rounding stochastically, up or down with the odds of the nearness, keeps it: each weight is right on average, and a
+product sums over many of them (Croci et al. 2022, "Stochastic rounding: implementation, error analysis and
+applications").
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+HalfRounding = Literal["stochastic", "nearest"]
+AT_A_TIME: Final = 1 << 17
+"""Weights rounded at a time on the CPU, so that what lies between stays in the processor's caches."""
+BITS_DROPPED: Final = {torch.bfloat16: 16, torch.float16: 13}
+"""Low bits of a float32 that the format has no room for."""
+SMALLEST_NORMAL: Final = 2.0**-14
+FLOAT16_STEP: Final = 2.0**-24
+"""Distance of float16 values below SMALLEST_NORMAL."""
+
+
+def name_seed(name: str) -> tuple[int, int]:
+    """Numbers that stand for a tensor's name, the same in every process."""
+    digest = hashlib.sha256(name.encode()).digest()
+    return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
+
+
+def round_stochastically(
+    tensor: Tensor, dtype: torch.dtype, seed: Sequence[int], *, out: Tensor | None = None
+) -> Tensor:
+    """A float tensor in bfloat16 or float16, each value rounded up or down with odds that make it right on average.
+
+    A function of the values, their order and `seed` alone (on CUDA, of the device's generator too). Values that the
+    format has are kept, so are infinities and NaN; what lies beyond its range becomes infinite. `out` is a contiguous
+    tensor of the same shape in `dtype`, and is returned.
+
+    Raises ValueError for another dtype.
+    """
+    if dtype not in BITS_DROPPED:
+        raise ValueError(f"dtype {dtype}: stochastic rounding is to bfloat16 or float16.")
+    out = torch.empty(tensor.shape, dtype=dtype, device=tensor.device) if out is None else out
+    source, target = tensor.detach().reshape(-1), out.view(-1)
+    sequence = np.random.SeedSequence(tuple(seed))
+    if tensor.device.type != "cpu":
+        generator = torch.Generator(tensor.device).manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
+        noise = torch.randint(0, 1 << 16, source.shape, dtype=torch.int32, device=tensor.device, generator=generator)
+        target.copy_(_round(source.float(), noise, dtype))
+        return out
+    draws = np.random.Generator(np.random.SFC64(sequence))
+    for start in range(0, len(source), AT_A_TIME):
+        part = source[start : start + AT_A_TIME].to(torch.float32)
+        raw = draws.integers(0, 1 << 64, -(-len(part) // 4), dtype=np.uint64)
+        noise = torch.from_numpy(raw.view(np.uint16)[: len(part)]).to(torch.int32)
+        target[start : start + AT_A_TIME] = _round(part, noise, dtype)
+    return out
+
+
+def _round(values: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
+    """float32 values with 16 random bits each, away from zero if the bits to be dropped and the noise carry.
+
+    In bfloat16 that is all: infinities have no bits to carry, nor has the NaN that arithmetic makes. `noise` is lost.
+    """
+    if dtype is torch.bfloat16:
+        return noise.add_(values.view(torch.int32)).bitwise_right_shift_(16).to(torch.int16).view(dtype)
+    dropped = BITS_DROPPED[dtype]
+    bits = (values.view(torch.int32) + (noise >> (16 - dropped))) & -(1 << dropped)
+    rounded = torch.where(values.isfinite(), bits.view(torch.float32), values)
+    small = ((values.abs() / FLOAT16_STEP + noise / 65536).floor() * FLOAT16_STEP).copysign(values)
+    return torch.where(values.abs() < SMALLEST_NORMAL, small, rounded).to(dtype)
+
+
+def round_weights(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """A weight for a file or an engine in half precision: the same bits whenever a tensor of this name is rounded.
+
+    Anything but a wider floating-point tensor is only cast.
+    """
+    if dtype not in BITS_DROPPED or tensor.dtype in BITS_DROPPED or not tensor.is_floating_point():
+        return tensor.to(dtype)
+    return round_stochastically(tensor.cpu(), dtype, name_seed(name)).to(tensor.device)
