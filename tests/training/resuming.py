@@ -26,6 +26,8 @@ KINDS = {
     "dora and norms": {"lora": True, "lora_rank": 2, "dora": True, "lora_modules_to_save": ("norm",)},
     "adafactor": {"optimizer": "adafactor", "lr": 1e-2},
     "two rates": {"differential_lr": True},
+    "bf16": {"precision": "bf16"},
+    "bf16, lora": {"precision": "bf16", "lora": True, "lora_rank": 2},
     "a rate far too high": {"lr": 3.0, "max_grad_norm": 100.0, "log_every": 1},
 }
 

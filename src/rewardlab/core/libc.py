@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
+import os
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_MAX: Final = -4
 """Parameters of glibc's mallopt(3)."""
 NEVER: Final = -1
+MADV_HUGEPAGE: Final = 14
+PAGE: Final = mmap.PAGESIZE
+HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def can_keep_freed_memory() -> bool:
@@ -28,6 +34,45 @@ def keep_freed_memory() -> bool:
     if libc is None:
         return False
     return bool(libc.mallopt(M_MMAP_MAX, 0)) and bool(libc.mallopt(M_TRIM_THRESHOLD, NEVER))
+
+
+def use_huge_pages(num_bytes: int) -> bool:
+    """Let the heap grow by so many bytes of address space now, and ask for huge pages there (Linux, THP `madvise`).
+
+    A matrix of many megabytes then takes a few entries of the processor's address tables instead of thousands. No
+    memory is taken before it is written to. Call `keep_freed_memory` first, else the heap shrinks again. Returns False
+    where the system does not do it.
+    """
+    libc = _libc()
+    if libc is None or num_bytes < PAGE or not offers_huge_pages():
+        return False
+    for function in (libc.malloc, libc.sbrk):
+        function.restype = ctypes.c_void_p
+    block = libc.malloc(ctypes.c_size_t(num_bytes))
+    if not block:
+        return False
+    libc.free(ctypes.c_void_p(block))
+    start = -(-block // PAGE) * PAGE
+    end = libc.sbrk(ctypes.c_ssize_t(0)) // PAGE * PAGE
+    if end - start < num_bytes // 2:  # the block did not come from the heap
+        return False
+    return bool(libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_HUGEPAGE) == 0)
+
+
+def spare_memory() -> int:
+    """Bytes of the machine's memory that nothing uses at the moment; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * PAGE
+    except (ValueError, OSError, AttributeError):
+        return 0
+
+
+def offers_huge_pages() -> bool:
+    """Whether the kernel gives huge pages to who asks for them."""
+    try:
+        return "[never]" not in HUGE_PAGES.read_text(encoding="ascii")
+    except OSError:
+        return False
 
 
 def give_back_freed_memory() -> None:

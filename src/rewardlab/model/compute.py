@@ -13,14 +13,16 @@ from functools import cache
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 import torch.utils.checkpoint
 from torch import Tensor, nn
 
 from rewardlab.core.errors import ConfigError, ModelError
-from rewardlab.core.libc import can_keep_freed_memory, keep_freed_memory
+from rewardlab.core.libc import can_keep_freed_memory, keep_freed_memory, spare_memory, use_huge_pages
 from rewardlab.model.attention import LAYOUT_ARGUMENT
 from rewardlab.model.attention_backends import BACKENDS, HALF, PromptLayout, unavailable
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
+from rewardlab.model.embedding import add_gradients_by_row
 from rewardlab.model.half import HalfWeights
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.linear import MIN_WIDTH, OneDnnLinear, onednn_available, use_onednn
@@ -74,12 +76,15 @@ def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: H
     """
     model.attention_backend = config.attention_backend
     if config.allocator == "keep":
-        keep_freed_memory()
+        if keep_freed_memory() and isinstance(config, TrainComputeConfig):
+            use_huge_pages(spare_memory() // 4)
     if model.device.type == "cpu" and config.linear_backend == "onednn":
         use_onednn(model.backbone)
     if model.compute_dtype in HALF:
         model.half_weights = HalfWeights(model.backbone, "backbone", model.compute_dtype, half_rounding)
     if isinstance(config, TrainComputeConfig):
+        if model.device.type == "cpu" and not dist.is_initialized():  # FSDP adds up gradients by its own hooks
+            add_gradients_by_row(model.backbone)
         if config.liger:
             _use_liger(model)
         checkpoint_activations(model, config.activation_checkpointing)

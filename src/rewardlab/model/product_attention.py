@@ -1,9 +1,9 @@
 """Shared-prompt attention for half precision on the CPU: PyTorch's flash kernel forward, matrix products backward.
 
 In bf16 the backward pass of PyTorch's flash kernel for the CPU is several times as slow as the products that it stands
-for, and no more exact. So the forward pass keeps what flash attention keeps, the output and the logarithm of each
-row's sum, and the backward pass computes the weights again from them, as a product in float32, and from the weights
-the gradients, as products in half precision whose sums over tasks are float32.
+for, and no more exact. So the forward pass keeps what flash attention keeps, the logarithm of each row's sum. The
+backward pass computes the weights again from it, as a product in float32, and from the weights the gradients, as
+products in half precision that are added up in float32.
 
 A packed row is cut into tasks: queries that stand together, and one or two stretches of keys that they may see.
 
@@ -151,17 +151,16 @@ class Products(torch.autograd.Function):
             )
             output[:, :, task.start : task.stop] = part
             log_sums[:, task.start : task.stop] = log_sum[0]
-        ctx.save_for_backward(q, k, value, output, log_sums)
+        ctx.save_for_backward(q, k, value, log_sums)
         ctx.layout, ctx.scale, ctx.dtypes = layout, scale, (query.dtype, key.dtype)
         return output
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        query, key, value, output, log_sums_HT = ctx.saved_tensors
+        query, key, value, log_sums_HT = ctx.saved_tensors
         dtype, (num_heads, num_tokens), num_groups = value.dtype, query.shape[1:3], key.shape[1]
         gradient = gradient.to(dtype)
-        delta_HT = (gradient.float() * output).sum(-1)[0]
         d_query = query.new_empty(1, num_tokens, num_heads, query.shape[-1]).transpose(1, 2)
         # Keys that several tasks see, such as a prompt's, add their gradients in float32.
         d_key, d_value = (
@@ -176,12 +175,13 @@ class Products(torch.autograd.Function):
         for task in ctx.layout.keep("tasks backward", lambda: plan_tasks(ctx.layout.groups, max_places=MAX_PLACES)):
             k, v = _stretches(key, task.keys)[0], _stretches(value, task.keys)[0]
             q, g = rows(query[0], task), rows(gradient[0], task)
-            delta, log_sums = rows(delta_HT, task)[..., None], rows(log_sums_HT, task)[..., None]
             logits = torch.bmm(q.float() * ctx.scale, k.float().transpose(1, 2))
-            weights = logits.sub_(log_sums).exp_()
+            weights = logits.sub_(rows(log_sums_HT, task)[..., None]).exp_()
             seen = weights.view(num_heads, task.num_queries, task.num_keys)
             seen[..., task.num_keys - task.hidden.shape[1] :].masked_fill_(task.hidden, 0.0)
-            d_logits = torch.bmm(g, v.transpose(1, 2)).float().sub_(delta).mul_(weights).to(dtype)
+            weighted = torch.bmm(g, v.transpose(1, 2)) * weights
+            # Of the same rounded products, so that a query that sees one key gets no gradient, as it should.
+            d_logits = weighted.addcmul_(weights, weighted.sum(-1, keepdim=True), value=-1).to(dtype)
             d_query[:, :, task.start : task.stop] = torch.bmm(d_logits, k).view(num_heads, task.num_queries, -1)
             d_k = torch.bmm(d_logits.transpose(1, 2), q)
             d_v = torch.bmm(weights.to(dtype).transpose(1, 2), g)

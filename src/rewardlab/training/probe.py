@@ -28,7 +28,8 @@ from rewardlab.model.builtin import cache_folder
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.layers import cut_off, require_readable, resolve_layers
-from rewardlab.model.load import PRECISION, choose_layout, load_reward_model, resolve_precision
+from rewardlab.model.load import PRECISION, choose_layout, load_reward_model
+from rewardlab.model.precision import choose_precision
 from rewardlab.model.reward import Layout, RewardModel
 from rewardlab.score import score_groups
 from rewardlab.training.baselines import fit_baselines
@@ -183,7 +184,16 @@ def _tokenize(config: ProbeConfig, prepared: Prepared, base: Base) -> tuple[dict
 
 def _resolve(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layout) -> ProbeConfig:
     """The configuration with every default decided: what is hashed and saved, and what another probe can repeat."""
-    precision = resolve_precision(config.precision, device)
+    precision = choose_precision(
+        config.precision,
+        base.config,
+        base.disk_class,
+        config,
+        layout=layout,
+        device=device,
+        train=False,
+        log=logger.info,
+    )
     compute = choose_compute(
         config,
         base.config.get_text_config(),

@@ -22,7 +22,8 @@ from rewardlab.data.chat import Renderer
 from rewardlab.data.loader import TokenReport, steps_per_epoch
 from rewardlab.data.pack import require_fit
 from rewardlab.model.compute import choose_compute
-from rewardlab.model.load import PRECISION, choose_layout, resolve_precision
+from rewardlab.model.load import PRECISION, choose_layout
+from rewardlab.model.precision import choose_precision
 from rewardlab.model.quantization import require_quantization
 from rewardlab.model.reward import Layout
 from rewardlab.model.trainable import require_layers
@@ -179,7 +180,9 @@ def _resolve(
     steps = config.steps
     if steps is None:
         steps = max(1, round(config.epochs * steps_per_epoch(num_groups, config.batch_size)))
-    precision = resolve_precision(config.precision, device)
+    precision = choose_precision(
+        config.precision, base.config, base.disk_class, config, layout=layout, device=device, log=logger.info
+    )
     compute = choose_compute(
         config, base.config.get_text_config(), device=device, dtype=PRECISION[precision], log=logger.info
     )

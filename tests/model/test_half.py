@@ -1,0 +1,181 @@
+"""Linear layers over half-precision copies: the bits of autocast where rounding is to nearest, made once a step."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import make_groups, make_model
+from rewardlab.batch import pack
+from rewardlab.model.compute import apply_compute
+from rewardlab.model.config import ModelConfig, TrainComputeConfig
+from rewardlab.model.half import AS_SAVED, HalfLinear, HalfWeights
+from rewardlab.model.lora import add_adapters
+from rewardlab.model.rounding import round_weights
+from rewardlab.model.trainable import half_frozen
+from rewardlab.training.config import LossConfig
+from rewardlab.training.losses import preference_loss
+
+PLAIN = TrainComputeConfig(attention_backend="segments", linear_backend="torch", allocator="system")
+
+
+def half_model(family="llama", *, lora=False, dtype=torch.bfloat16):
+    """A model that computes in half precision, by autocast as yet."""
+    model = make_model(family)
+    if lora:
+        torch.manual_seed(0)
+        add_adapters(model.backbone, ModelConfig(model="m", lora=True))
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                nn.init.normal_(parameter, std=0.1)
+        half_frozen(model.backbone, dtype)
+    model.compute_dtype = dtype
+    return model
+
+
+def step_of(model, num_micro_batches=3):
+    """Scores and gradients of a step in several micro-batches."""
+    model.zero_grad()
+    scores = []
+    for number in range(num_micro_batches):
+        batch = pack(make_groups(4, seed=number, replies=3))
+        rewards = model(batch)
+        preference_loss(rewards, batch, LossConfig()).backward()
+        scores.append(rewards.detach())
+    return torch.cat(scores), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt_neox"])  # qwen2 and gpt_neox have biases
+def test_copies_to_the_nearest_give_the_bits_of_casts_in_every_micro_batch(family, lora, dtype):
+    model = half_model(family, lora=lora, dtype=dtype)
+    by_copies = copy.deepcopy(model)
+    by_copies.half_weights = HalfWeights(by_copies.backbone, "backbone", dtype, "nearest")
+    scores, gradients = step_of(model)
+    found, found_gradients = step_of(by_copies)
+    assert torch.equal(scores, found)
+    assert gradients.keys() == found_gradients.keys()
+    for name, gradient in gradients.items():
+        assert gradient.dtype is torch.float32
+        assert torch.equal(gradient, found_gradients[name]), name
+
+
+def test_copies_are_made_once_a_step_and_again_when_a_weight_has_changed(monkeypatch):
+    made, copied = [], HalfWeights._copy
+    monkeypatch.setattr(HalfWeights, "_copy", lambda *given: made.append(1) or copied(*given))
+    model = half_model().train()
+    apply_compute(model, PLAIN)
+    count = sum(type(layer) is HalfLinear for layer in model.modules())
+    model.step_draw = (0, 0)
+    step_of(model)
+    assert len(made) == count > 0
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    optimizer.step()
+    model.step_draw = (0, 1)
+    step_of(model)
+    assert len(made) == 2 * count
+    with torch.no_grad():
+        next(p for name, p in model.named_parameters() if name.endswith("q_proj.weight")).mul_(2.0)
+    step_of(model)
+    assert len(made) == 2 * count + 1, "only what has changed"
+
+
+def test_another_step_draws_other_copies_and_a_judged_model_has_those_it_is_saved_with():
+    model = half_model()
+    apply_compute(model, PLAIN)
+    name, layer = next(
+        (name, layer) for name, layer in model.named_modules() if type(layer) is HalfLinear and "q_proj" in name
+    )
+    batch = pack(make_groups(3))
+
+    def copied(draw, *, training):
+        model.step_draw = draw
+        model.train(training)
+        with torch.no_grad():
+            model(batch)
+        return layer.half_weight.clone()
+
+    first = copied((7, 0), training=True)
+    assert not torch.equal(first, copied((7, 1), training=True))
+    assert torch.equal(first, copied((7, 0), training=True))
+    judged = copied((7, 1), training=False)
+    assert torch.equal(judged, round_weights(layer.weight.detach(), torch.bfloat16, f"{name}.weight"))
+
+
+def test_gradients_go_straight_through_the_rounding():
+    """Of a weight far from any bf16 value: as if the copy were the weight."""
+    layer = nn.Linear(3, 2, bias=True)
+    with torch.no_grad():
+        layer.weight.fill_(1.0 + 2.0**-9)
+    weights = HalfWeights(nn.Sequential(layer), "", torch.bfloat16, "nearest")
+    weights.refresh()
+    input = torch.randn(4, 3, requires_grad=True)
+    output = layer(input)
+    assert output.dtype is torch.bfloat16
+    output.float().sum().backward()
+    assert layer.weight.grad.dtype is torch.float32
+    assert torch.allclose(layer.weight.grad, input.detach().bfloat16().float().sum(0).expand(2, 3), atol=2e-2)
+    assert torch.allclose(input.grad, torch.full((4, 3), 2.0))
+    assert torch.equal(layer.bias.grad, torch.full((2,), 4.0))
+
+
+def test_layers_frozen_in_half_precision_are_their_own_copies():
+    model = half_model(lora=True)
+    apply_compute(model, PLAIN)
+    model.half_weights.refresh()
+    frozen = [layer for layer in model.modules() if type(layer) is HalfLinear and not layer.weight.requires_grad]
+    assert frozen
+    assert all(layer.half_weight.data_ptr() == layer.weight.data_ptr() for layer in frozen)
+
+
+def test_a_model_that_is_moved_or_cast_makes_its_copies_again_and_dropping_them_leaves_plain_layers():
+    model = half_model()
+    apply_compute(model, PLAIN)
+    batch = pack(make_groups(3))
+    with torch.no_grad():
+        before = model(batch)
+        model.to(torch.float32)
+        assert all(layer.half_weight is None for layer in model.modules() if type(layer) is HalfLinear)
+        assert torch.equal(model(batch), before)
+        twin = copy.deepcopy(model)
+        assert torch.equal(twin(batch), before)
+        model.half_weights.drop()
+        assert not any(type(layer) is HalfLinear for layer in model.modules())
+        model.half_weights = None
+        assert (model(batch) - before).abs().max() < 0.1
+        assert not torch.equal(model(batch), before), "autocast rounds to the nearest"
+
+
+def test_a_trained_model_keeps_its_update_in_stochastic_copies_and_loses_it_in_the_nearest_ones():
+    """An update that raises all scores and moves no weight by half a step of bf16."""
+    model = half_model()
+    matrices = [layer.weight for layer in model.backbone.modules() if type(layer) is nn.Linear]
+    batch, scores = pack(make_groups(12, replies=4)), {}
+    with torch.no_grad():
+        for weight in matrices:
+            weight.copy_(weight.bfloat16())
+    model.compute_dtype = torch.float32
+    gradients = torch.autograd.grad(model(batch).sum(), matrices)
+    with torch.no_grad():
+        scores["before"] = model(batch).mean()
+        for weight, gradient in zip(matrices, gradients, strict=True):
+            weight.add_(2.0**-10 * weight.abs() * gradient.sign())
+        scores["after"] = model(batch).mean()
+        for rounding in ("nearest", "stochastic"):
+            rounded = copy.deepcopy(model)
+            rounded.half_weights = HalfWeights(rounded.backbone, "backbone", torch.bfloat16, rounding)
+            rounded.half_weights.refresh(AS_SAVED)
+            for layer in rounded.modules():  # the rounding alone, without half-precision arithmetic
+                if type(layer) is HalfLinear:
+                    layer.weight.copy_(layer.half_weight)
+            rounded.half_weights.drop()
+            rounded.half_weights = None
+            scores[rounding] = rounded(batch).mean()
+    risen = scores["after"] - scores["before"]
+    assert risen > 0
+    assert scores["nearest"] == scores["before"]
+    assert 0.7 * risen < scores["stochastic"] - scores["before"] < 1.3 * risen

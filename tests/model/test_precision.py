@@ -1,0 +1,70 @@
+"""`--precision auto`: bf16 on a CPU only where a trial finds it faster."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conftest import CONFIGS
+from rewardlab.model import precision
+from rewardlab.model.config import ComputeConfig
+from rewardlab.model.load import disk_class_of
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+def choose(wanted="auto", *, device=CPU, family="llama", layout="shared", train=True):
+    config, lines = CONFIGS[family](), []
+    chosen = precision.choose_precision(
+        wanted,
+        config,
+        disk_class_of(config),
+        ComputeConfig(),
+        layout=layout,
+        device=device,
+        train=train,
+        log=lines.append,
+    )
+    return chosen, lines
+
+
+@pytest.fixture
+def native(monkeypatch):
+    """A processor that has bf16, whatever this one has."""
+    monkeypatch.setattr(precision, "resolve_precision", lambda wanted, device: "bf16" if wanted == "auto" else wanted)
+
+
+@pytest.mark.parametrize(("ratio", "chosen"), [(1.29, "fp32"), (1.31, "bf16")])
+def test_bf16_must_be_faster_by_three_tenths(monkeypatch, native, ratio, chosen):
+    monkeypatch.setattr(precision, "half_speed", lambda *given, **options: ratio)
+    assert choose() == (chosen, [f"precision: {chosen}, since bf16 is 1.3 times as fast as fp32 in the model's shape"])
+
+
+def test_what_was_named_a_gpu_and_a_processor_without_bf16_need_no_trial(monkeypatch, native):
+    monkeypatch.setattr(precision, "half_speed", lambda *given, **options: pytest.fail("tried"))
+    assert choose("bf16") == ("bf16", [])
+    assert choose("fp32") == ("fp32", [])
+    assert choose(device=CUDA) == ("bf16", [])
+    monkeypatch.setattr(precision, "resolve_precision", lambda wanted, device: "fp32")
+    assert choose() == ("fp32", [])
+
+
+@pytest.mark.parametrize("train", [True, False], ids=["training", "scoring"])
+@pytest.mark.parametrize("layout", ["shared", "unshared", "padded"])
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_every_family_can_be_tried_in_every_layout(native, family, layout, train):
+    state = torch.random.get_rng_state()
+    chosen, (line,) = choose(family=family, layout=layout, train=train)
+    assert "times as fast" in line
+    assert chosen in line
+    assert torch.equal(torch.random.get_rng_state(), state), "the run's own draws do not move"
+
+
+def test_a_class_that_cannot_be_tried_takes_what_the_processor_has(monkeypatch, native):
+    def fails(*given, **options):
+        raise RuntimeError("no such layer")
+
+    monkeypatch.setattr(precision, "half_speed", fails)
+    chosen, (line,) = choose()
+    assert chosen == "bf16"
+    assert "no such layer" in line

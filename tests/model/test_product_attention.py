@@ -1,0 +1,82 @@
+"""The tasks of a packed row: together they are its mask, each place once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rewardlab.model.attention_backends import HALF, PromptLayout, products, segments
+from rewardlab.model.product_attention import plan_tasks
+
+GROUPS = st.lists(
+    st.tuples(st.integers(0, 110), st.lists(st.integers(1, 60), min_size=1, max_size=5).map(tuple)),
+    min_size=1,
+    max_size=3,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(GROUPS, st.sampled_from([None, 300, 5000]))
+def test_tasks_cover_what_each_token_sees_once(groups, max_places):
+    layout = PromptLayout(groups)
+    seen = torch.zeros(layout.num_tokens, layout.num_tokens, dtype=torch.int32)
+    for task in plan_tasks(groups, max_places=max_places):
+        columns = torch.cat([torch.arange(start, stop) for start, stop in task.keys])
+        places = torch.ones(task.num_queries, task.num_keys, dtype=torch.int32)
+        places[:, task.num_keys - task.hidden.shape[1] :].masked_fill_(task.hidden, 0)
+        seen[task.start : task.stop].index_add_(1, columns, places)
+        if task.is_causal:
+            assert task.keys == ((task.start, task.stop),)
+            assert torch.equal(task.hidden, torch.ones_like(task.hidden).triu(1))
+    assert torch.equal(seen, layout.dense_mask(torch.device("cpu")).int())
+
+
+def gradients(backend, groups, dtype, *, heads=6, scale=None):
+    draw = torch.Generator().manual_seed(0)
+    layout = PromptLayout(groups)
+    inputs = [
+        torch.randn(1, layout.num_tokens, count, 16, generator=draw)
+        .bfloat16()
+        .to(dtype)
+        .transpose(1, 2)
+        .requires_grad_()
+        for count in (heads, 2, 2)
+    ]
+    output = backend(*inputs, layout, scale, None)
+    weights = torch.randn(output.shape, generator=draw).bfloat16().to(dtype)
+    return [output.detach(), *torch.autograd.grad(output, inputs, weights)]
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [(37, (11, 50, 5)), (0, (29,))],
+        [(400, (60, 3)), (5, (2,) * 20)],  # cut into pieces; many short replies joined
+        [(0, (1,))],
+        [(90, (40,) * 8)],
+    ],
+)
+def test_gradients_err_no_more_than_twice_as_much_as_the_flash_kernels(groups, scale, dtype):
+    exact = gradients(segments, groups, torch.float32, scale=scale)
+    plain = gradients(segments, groups, dtype, scale=scale)
+    found = gradients(products, groups, dtype, scale=scale)
+    for truth, reference, tensor in zip(exact, plain, found, strict=True):
+        assert tensor.dtype is dtype
+        error, allowed = ((other.double() - truth.double()).abs() for other in (tensor, reference))
+        assert error.max() <= 2 * allowed.max() + 1e-6
+        assert error.mean() <= 2 * allowed.mean() + 1e-6
+
+
+def test_wider_queries_and_keys_get_gradients_of_their_own_dtype():
+    """Rotary embeddings leave them in float32 under autocast."""
+    layout = PromptLayout([(7, (3, 4))])
+    query, key = (torch.randn(1, 2, layout.num_tokens, 8, requires_grad=True) for _ in range(2))
+    value = torch.randn(1, 2, layout.num_tokens, 8).bfloat16().requires_grad_()
+    output = products(query, key, value, layout, None, None)
+    assert output.dtype is torch.bfloat16
+    output.float().sum().backward()
+    assert (query.grad.dtype, key.grad.dtype, value.grad.dtype) == (torch.float32, torch.float32, torch.bfloat16)

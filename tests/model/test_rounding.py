@@ -1,0 +1,98 @@
+"""Rounding to half precision: to a neighbour, right on average, the same again for the same seed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from rewardlab.model.rounding import AT_A_TIME, name_seed, round_stochastically, round_weights
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+def weights(count: int = 4000) -> torch.Tensor:
+    """Of many magnitudes, those below the smallest normal float16 among them."""
+    draw = torch.Generator().manual_seed(0)
+    return torch.randn(count, generator=draw) * 10.0 ** torch.empty(count).uniform_(-7, 2, generator=draw)
+
+
+def neighbours(values: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest value of the format that is not above, and the smallest that is not below."""
+    near = values.to(dtype)
+    low = torch.where(
+        near.double() > values.double(), torch.nextafter(near, torch.tensor(-math.inf, dtype=dtype)), near
+    )
+    high = torch.where(
+        near.double() < values.double(), torch.nextafter(near, torch.tensor(math.inf, dtype=dtype)), near
+    )
+    return low.double(), high.double()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_every_value_goes_to_a_neighbour_and_is_right_on_average(dtype):
+    values, draws = weights(), 400
+    low, high = neighbours(values, dtype)
+    rounded = torch.stack([round_stochastically(values, dtype, (draw,)).double() for draw in range(draws)])
+    assert ((rounded == low) | (rounded == high)).all()
+    step = (high - low).clamp(min=1e-300)
+    share = ((values.double() - low) / step).clamp(0, 1)
+    found = (rounded == high).double().mean(0)[high > low]
+    wanted = share[high > low]
+    error = (found - wanted) / ((wanted * (1 - wanted) + 1e-4) / draws).sqrt()
+    assert error.abs().max() < 6
+    assert abs(error.mean()) < 5 / math.sqrt(len(error)), "a bias that all weights share"
+    assert 0.85 < error.std() < 1.1, "draws of neighbouring weights, or of neighbouring seeds, are not independent"
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_values_that_the_format_has_are_kept_and_so_is_what_is_no_number(dtype):
+    values = weights().to(dtype).float()
+    assert torch.equal(round_stochastically(values, dtype, (1,)).float(), values)
+    odd = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0])
+    found = round_stochastically(odd, dtype, (1,)).float()
+    assert found.isnan().tolist() == odd.isnan().tolist()
+    assert found[[0, 1, 3, 4]].tolist() == odd[[0, 1, 3, 4]].tolist()
+    assert found.signbit().tolist()[3:] == [False, True]
+
+
+def test_what_lies_beyond_the_range_of_float16_becomes_infinite():
+    assert round_stochastically(torch.tensor([7e4, -1e30]), torch.float16, (0,)).tolist() == [math.inf, -math.inf]
+
+
+def test_the_bits_depend_on_the_seed_alone():
+    values = torch.randn(3 * AT_A_TIME + 17, generator=torch.Generator().manual_seed(1))
+    first = round_stochastically(values, torch.bfloat16, (1, 2))
+    torch.manual_seed(5)
+    out = torch.empty_like(first)
+    assert round_stochastically(values, torch.bfloat16, (1, 2), out=out) is out
+    assert torch.equal(first, out)
+    assert not torch.equal(first, round_stochastically(values, torch.bfloat16, (1, 3)))
+    assert name_seed("a.weight") != name_seed("b.weight")
+    assert torch.equal(round_weights(values, torch.bfloat16, "a"), round_weights(values, torch.bfloat16, "a"))
+    assert not torch.equal(round_weights(values, torch.bfloat16, "a"), round_weights(values, torch.bfloat16, "b"))
+
+
+def test_only_wider_floats_are_rounded():
+    whole = torch.arange(5)
+    assert torch.equal(round_weights(whole, torch.float16, "a"), whole.to(torch.float16))
+    half = torch.randn(5).bfloat16()
+    assert torch.equal(round_weights(half, torch.bfloat16, "a"), half)
+    values = torch.randn(5)
+    assert round_weights(values, torch.float32, "a") is values
+    with pytest.raises(ValueError, match="stochastic rounding is to bfloat16 or float16"):
+        round_stochastically(values, torch.float64, (0,))
+
+
+def test_small_updates_survive_on_average_where_the_nearest_value_hides_them():
+    """What a reward model's training does to a weight: a few thousandths of a step of the format."""
+    start = torch.randn(1 << 16, generator=torch.Generator().manual_seed(2)).bfloat16().float()
+    trained = (
+        start + 2.0**-12 * start.abs() * torch.randn(start.shape, generator=torch.Generator().manual_seed(3)).sign()
+    )
+    update = trained - start
+    nearest, rounded = trained.bfloat16().float() - start, round_weights(trained, torch.bfloat16, "w").float() - start
+    assert float(nearest.abs().max()) == 0
+    slope = float((rounded @ update) / (update @ update))
+    assert 0.8 < slope < 1.2
