@@ -155,8 +155,8 @@ def fake_cuda() -> Iterator[FakeCuda]:
 def run_backward(root: Tensor) -> None:
     """What torch.autograd.backward does to a scalar, one node after the other.
 
-    A gradient that is not on the device of what it belongs to raises; like PyTorch's engine it sums a gradient over what
-    was broadcast and casts it to the dtype of what it belongs to.
+    A gradient that is not on the device of what it belongs to raises; like PyTorch's engine it sums a gradient over
+    what was broadcast and casts it to the dtype of what it belongs to.
     """
     assert root.grad_fn is not None
     waiting = _count_edges(root.grad_fn)

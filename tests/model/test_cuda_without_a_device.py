@@ -120,7 +120,9 @@ def test_forward_and_backward_stay_on_the_device_in_their_dtypes(device, backend
     assert device.waits == []
 
 
-@pytest.mark.parametrize(("family", "kind"), [("qwen2", "dora"), ("qwen2", "head"), ("llama", "full"), ("qwen3", "lora")])
+@pytest.mark.parametrize(
+    ("family", "kind"), [("qwen2", "dora"), ("qwen2", "head"), ("llama", "full"), ("qwen3", "lora")]
+)
 def test_other_families_and_parts_that_train_stay_on_the_device(device, family, kind):
     model = model_on(device, family=family, kind=kind)
     batch = pack(GROUPS).to(DEVICE)
