@@ -203,18 +203,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the cells; the result is written again after each."""
+    """Run the cells; the result is written again after each. 1 if one could not run."""
     options = parse(arguments)
-    end, load = gpu_runs.begin(options), machine.load_average()
     warnings.simplefilter("ignore", FutureWarning)
     names = [f"{model} {data} {kind}" for data in options.data for model in options.models for kind in options.kinds]
     with tempfile.TemporaryDirectory() as work:
-        sound = gpu_runs.run_cells(
+        _, sound = gpu_runs.run_cells(
+            "gpu",
+            options,
             names,
-            lambda name: run_cell(name, options, Path(work), end),
-            lambda cells, failed, left, last: write(cells, failed, left, options, load, last=last),
-            until=end,
-            device=options.device,
+            measure=lambda name, until: run_cell(name, options, Path(work), until),
+            page=lambda cells: page_of(cells, options),
         )
     return 0 if sound else 1
 
@@ -292,16 +291,8 @@ def mean_lengths(groups: Sequence[Any]) -> dict[str, float]:
     }
 
 
-def write(
-    cells: Sequence[Mapping[str, Any]],
-    broken: Mapping[str, str],
-    left: Sequence[str],
-    options: argparse.Namespace,
-    load: float,
-    *,
-    last: bool,
-) -> None:
-    """The page and its data, so far."""
+def page_of(cells: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> list[str]:
+    """The page so far."""
     show = results.show
     heads = list(dict.fromkeys(label for cell in cells for label in cell["ratios"]))
     ratios = [
@@ -334,7 +325,7 @@ def write(
     failed = [f"{cell['cell']}, {label}: {why}" for cell in cells for label, why in cell["failed"].items()]
     chosen = f" `ours` and `packed` with {' '.join(options.set)}." if options.set else ""
     precisions = " and ".join(dict.fromkeys(cell["precision"] for cell in cells))
-    page = [
+    return [
         f"# Training steps on {gpu_runs.device_name(options)}",
         "",
         "Times faster than, by wall seconds of a step (in brackets: by tokens computed). Random weights and tokens; "
@@ -369,18 +360,7 @@ def write(
         + ". Memory: the variant's weights, gradients, optimiser and activations, as allocated.",
         "",
         *([f"Could not run: {'; '.join(failed)}.", ""] if failed else []),
-        *gpu_runs.footnotes(broken, left),
     ]
-    results.write(
-        "gpu",
-        gpu_runs.tag_of(options),
-        page=page,
-        data={"cells": list(cells), "broken": dict(broken), "left_out": list(left)},
-        options=options,
-        device=torch.device(options.device),
-        load=(load, machine.load_average()),
-        say=last,
-    )
 
 
 if __name__ == "__main__":

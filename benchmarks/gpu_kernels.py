@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from harness import gpu_runs, machine, results, timing
+from harness import gpu_runs, results, timing
 from harness.gpu_runs import MODELS
 from harness.workload import random_group
 from rewardlab.batch import pack
@@ -223,16 +223,8 @@ def stepper(run: Callable[[], object], calls: int, device: torch.device) -> timi
     return step
 
 
-def write(
-    cells: Sequence[Mapping[str, Any]],
-    failed: Mapping[str, str],
-    left: Sequence[str],
-    options: argparse.Namespace,
-    load: float,
-    *,
-    last: bool,
-) -> None:
-    """The page and its data, so far."""
+def page_of(cells: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> list[str]:
+    """The page so far."""
     rows = []
     for cell in cells:
         for backend, facts in cell["kernels"].items():
@@ -244,7 +236,7 @@ def write(
             verdict = f"**{'holds' if facts['holds'] else 'BROKEN'}**"
             seconds = results.show(1000 * facts["wall"]) if "wall" in facts else "–"
             rows.append([cell["cell"], backend, verdict, worst["max"], worst["mean"], seconds])
-    page = [
+    return [
         f"# Attention kernels on {gpu_runs.device_name(options)}",
         "",
         f"bf16, forward and backward, rows of about {options.tokens:,} tokens with shared prompts. Errors are over "
@@ -259,18 +251,7 @@ def write(
         f"Milliseconds of forward and backward: median of {options.repeats} interleaved rounds, each a mean of "
         f"{options.calls} calls.",
         "",
-        *gpu_runs.footnotes(failed, left),
     ]
-    results.write(
-        "gpu_kernels",
-        gpu_runs.tag_of(options),
-        page=page,
-        data={"cells": list(cells), "broken": dict(failed), "left_out": list(left)},
-        options=options,
-        device=torch.device(options.device),
-        load=(load, machine.load_average()),
-        say=last,
-    )
 
 
 def worst_of(ratios: Mapping[str, float], kind: str) -> str:
@@ -302,32 +283,26 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cells; the result is written again after each. 1 if a kernel breaks the law or a cell could not run."""
     options = parse(arguments)
-    until, load = gpu_runs.begin(options), machine.load_average()
     names = [
         f"{what} {model} K={replies}"
         for what in ("layer", "model")
         for model in options.models
         for replies in options.replies
     ]
-    broken: list[str] = []
-
-    def keep(cells: Sequence[Mapping[str, Any]], failed: Mapping[str, str], left: Sequence[str], last: bool) -> None:
-        broken[:] = [
-            f"{cell['cell']} {backend}"
-            for cell in cells
-            for backend, facts in cell["kernels"].items()
-            if "failed" in facts or facts.get("holds") is False
-        ]
-        write(cells, failed, left, options, load, last=last)
-
     with tempfile.TemporaryDirectory() as work:
-        sound = gpu_runs.run_cells(
+        cells, sound = gpu_runs.run_cells(
+            "gpu_kernels",
+            options,
             names,
-            lambda name: measure(name, options, Path(work), until),
-            keep,
-            until=until,
-            device=options.device,
+            measure=lambda name, until: measure(name, options, Path(work), until),
+            page=lambda cells: page_of(cells, options),
         )
+    broken = [
+        f"{cell['cell']} {backend}"
+        for cell in cells
+        for backend, facts in cell["kernels"].items()
+        if "failed" in facts or facts.get("holds") is False
+    ]
     if broken:
         print(f"not within the law: {'; '.join(broken)}", flush=True)
     return 0 if sound and not broken else 1

@@ -7,15 +7,18 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from harness import ours, results
+from harness import machine, ours, results
 from harness.random_model import config_folder, random_weights
 from harness.workload import Lengths
+from rewardlab.core.types import TokenGroup
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.memory import release_cached
 
 QWEN = {
     "model_type": "qwen2",
@@ -67,14 +70,6 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     results.add_flags(parser)
 
 
-def begin(options: argparse.Namespace) -> float:
-    """Make the process ready; the time (of time.monotonic) at which its minutes are over. SystemExit without a GPU."""
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit(NO_GPU)
-    ours.quiet()
-    return time.monotonic() + 60 * options.minutes
-
-
 def device_of(options: argparse.Namespace) -> torch.device:
     """The device asked for, with its number."""
     return torch.device("cuda", torch.cuda.current_device()) if options.device == "cuda" else torch.device("cpu")
@@ -83,11 +78,6 @@ def device_of(options: argparse.Namespace) -> torch.device:
 def device_name(options: argparse.Namespace) -> str:
     """The GPU's name; `cpu-tiny` for a trial."""
     return torch.cuda.get_device_name() if options.device == "cuda" else f"cpu{'-tiny' if options.tiny else ''}"
-
-
-def tag_of(options: argparse.Namespace) -> str:
-    """What the result is called."""
-    return options.tag or re.sub(r"\W+", "-", device_name(options).lower())
 
 
 def wait_for(device: torch.device) -> None:
@@ -105,39 +95,91 @@ def random_model(
         return config, ours.build_model(config, sharing=True, device=device)
 
 
-def folder_of(work: Any, name: str, **changes: object) -> str:
+def folder_of(work: Path, name: str, **changes: object) -> str:
     """A folder with the configuration of one of MODELS."""
     return config_folder(work / "-".join([name, *map(str, changes.values())]), {**MODELS[name], **changes})
 
 
-Write = Callable[[Sequence[Mapping[str, Any]], Mapping[str, str], Sequence[str], bool], None]
-"""(cells so far, cells that failed and why, cells left, whether this is the last call) -> a written result."""
+def longest(options: argparse.Namespace) -> int:
+    """Tokens of a conversation, at most."""
+    return 128 if options.tiny else 1024
+
+
+def draw_pairs(model: str, options: argparse.Namespace, *, count: int | None = None) -> list[TokenGroup]:
+    """Pairs of lengths like HH's, by default as many as a step of the model has."""
+    lengths = scaled(DATA["hh"], 0.2) if options.tiny else DATA["hh"]
+    vocabulary = int(str(MODELS[model]["vocab_size"]))
+    return lengths.draw(count or PAIRS[model], longest=longest(options), vocabulary=vocabulary, seed=0)
+
+
+def build(
+    model: str,
+    kind: str,
+    options: argparse.Namespace,
+    work: Path,
+    groups: Sequence[TokenGroup],
+    **chosen: object,
+) -> tuple[RewardTrainerConfig, RewardModel]:
+    """Configuration and model of a step over these pairs, `full` or `lora`, in bf16 on a GPU."""
+    device = device_of(options)
+    fixed = {
+        "batch_size": len(groups),
+        "max_seq_len": longest(options),
+        "precision": "bf16" if device.type == "cuda" else "fp32",
+        "lora": kind == "lora",
+    }
+    return random_model(folder_of(work, model), fixed | chosen, device)
+
+
+Cell = Mapping[str, Any]
 
 
 def run_cells(
-    names: Sequence[str], measure: Callable[[str], Mapping[str, Any]], write: Write, *, until: float, device: str
-) -> bool:
-    """Measure one cell after the other and write after each: a run that is stopped loses the cell at hand, no other.
+    benchmark: str,
+    options: argparse.Namespace,
+    names: Sequence[str],
+    *,
+    measure: Callable[[str, float], Cell],
+    page: Callable[[Sequence[Cell]], Sequence[str]],
+) -> tuple[list[Cell], bool]:
+    """Measure one cell after the other; write the result after each, so that a run that is stopped loses only one.
 
-    A cell that raises is named in the result and the next one follows; none begins after `until`. Returns whether none
-    raised.
+    `measure` is given the name and the time after which it is to begin nothing more; `page` makes the page of the cells
+    so far. A cell that raises is named in the result and the next one follows. Returns the cells, and whether none
+    raised. SystemExit without a GPU.
     """
-    cells: list[Mapping[str, Any]] = []
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit(NO_GPU)
+    ours.quiet()
+    until, load = time.monotonic() + 60 * options.minutes, machine.load_average()
+    cells: list[Cell] = []
     failed: dict[str, str] = {}
+
+    def write(left: Sequence[str], *, last: bool) -> None:
+        results.write(
+            benchmark,
+            options.tag or re.sub(r"\W+", "-", device_name(options).lower()),
+            page=[*page(cells), *footnotes(failed, left)],
+            data={"cells": cells, "broken": failed, "left_out": list(left)},
+            options=options,
+            device=torch.device(options.device),
+            load=(load, machine.load_average()),
+            say=last,
+        )
+
     for number, name in enumerate(names):
         if number and time.monotonic() > until:
-            write(cells, failed, names[number:], True)
+            write(names[number:], last=True)
             break
         print(f"{name}:", flush=True)
         try:
-            cells.append(measure(name))
+            cells.append(measure(name, until))
         except Exception as error:  # kernels and drivers raise what they like, and time on a GPU is dear
             traceback.print_exc()
             failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
-        if device == "cuda":
-            torch.cuda.empty_cache()
-        write(cells, failed, names[number + 1 :], number + 1 == len(names))
-    return not failed
+        release_cached(torch.device(options.device))
+        write(names[number + 1 :], last=number + 1 == len(names))
+    return cells, not failed
 
 
 def footnotes(failed: Mapping[str, str], left: Sequence[str]) -> list[str]:
