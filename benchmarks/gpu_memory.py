@@ -32,16 +32,19 @@ COLUMNS = ("weights", "moments", "forward", "peak")
 
 
 def fill(groups: Sequence[TokenGroup], budget: int) -> list[TokenGroup]:
-    """The first that fit into one micro-batch."""
+    """The first that hold at most this many tokens."""
     tokens = itertools.accumulate(len(group.shared) + sum(map(len, group.suffixes)) for group in groups)
     return [group for group, total in zip(groups, tokens, strict=True) if total <= budget]
 
 
 def measure(name: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Two steps of one micro-batch: the first makes the optimiser's state, the second has everything."""
+    """Two steps: the first makes the optimiser's state, the second has everything.
+
+    Two micro-batches a step: when the second one is computed, the gradients of the first are there.
+    """
     model_name, kind, checkpointing = name.split(" ")
     device = gpu_runs.device_of(options)
-    groups = fill(gpu_runs.draw_pairs(model_name, options, count=options.tokens // 20), options.tokens)
+    groups = fill(gpu_runs.draw_pairs(model_name, options, count=options.tokens // 10), 2 * options.tokens)
     gpu_runs.wait_for(device)
     before = in_use(device)
     chosen = {"micro_token_budget": options.tokens, "activation_checkpointing": checkpointing}
@@ -64,12 +67,13 @@ def measure(name: str, options: argparse.Namespace, work: Path) -> dict[str, Any
     with HighWater(device) as high:
         facts = step()
         gpu_runs.wait_for(device)
-    assert len(forward) == 1, "one micro-batch"
+    assert len(forward) > 1, "gradients of one micro-batch meet activations of another"
     found |= {"forward": forward[0] - held[0], "peak": high.bytes - before}
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
     in_layers = [p for layer in decoder_layers(model.backbone) for p in layer.parameters()]
     keys = sum(sum(group.lengths) for group in groups) / facts["tokens"]
+    tokens = round(facts["tokens"] / facts["micro_batches"])
     predicted = None
     if checkpointing != "selective":
         predicted = memory_formula.predict(
@@ -77,14 +81,14 @@ def measure(name: str, options: argparse.Namespace, work: Path) -> dict[str, Any
             trained=trained,
             frozen=total - trained,
             multiplied=sum(p.numel() for p in in_layers if p.requires_grad and p.ndim > 1),
-            tokens=round(facts["tokens"]),
+            tokens=tokens,
             keys=keys,
             lora_rank=config.lora_rank if config.lora else 0,
             checkpointing=checkpointing,
         )
     return {
         "cell": name,
-        "tokens": facts["tokens"],
+        "tokens": tokens,
         "backend": model.attention_backend,
         "measured": found,
         "terms": predicted,
@@ -119,9 +123,9 @@ def page_of(cells: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> 
         f"# Memory of a step on {gpu_runs.device_name(options)}",
         "",
         f"GB (10^9 bytes) that tensors take, measured, then by the formulas of docs/scaling.md, then measured over "
-        f"predicted. One step of AdamW with one micro-batch of at most {options.tokens:,} tokens, lengths like HH's. "
-        "Cell: model, what trains, activation checkpointing. `forward`: what the forward pass adds and leaves for the "
-        "backward pass. `peak`: the most of a step, weights, gradients and moments included.",
+        f"predicted. A step of AdamW with micro-batches of at most {options.tokens:,} tokens, lengths like HH's. "
+        "Cell: model, what trains, activation checkpointing. `forward`: what a micro-batch's forward pass adds and "
+        "leaves for the backward pass. `peak`: the most of a step, weights, gradients and moments included.",
         "",
         results.table(["cell", "tokens", "kernel", *COLUMNS], rows),
         *([CPU, ""] if options.device == "cpu" else []),

@@ -12,12 +12,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from harness import gpu_runs, ours, results, timing
-from rewardlab.training.gpu import COLUMNS, GpuWatch, watch_gpu
+from rewardlab.training.gpu import COLUMNS, GIB, Gpu, GpuWatch, watch_gpu
 from rewardlab.training.observers import Cadence, Observer, Observers
 
 VARIANTS: Mapping[str, str] = {
@@ -27,15 +28,28 @@ VARIANTS: Mapping[str, str] = {
 VALUES = tuple(name for name in COLUMNS if name not in ("seconds", "step"))
 
 
-class StandIn:
-    """In place of a GPU, to try the script without one: it always says the same."""
+class NotTold(Exception):
+    """NVML's error for what a device does not tell."""
 
-    def values(self) -> dict[str, float | None]:
-        """As rewardlab.training.gpu.Gpu, whose utilisation a slice does not tell."""
-        return dict.fromkeys(VALUES, 1.0) | {"utilization_percent": None}
 
-    def close(self) -> None:
-        """Nothing to let go of."""
+def no_utilization(device: object) -> None:
+    """As of a slice of a GPU."""
+    raise NotTold
+
+
+STAND_IN = SimpleNamespace(
+    NVMLError=NotTold,
+    NVML_TEMPERATURE_GPU=0,
+    nvmlInit=lambda: None,
+    nvmlShutdown=lambda: None,
+    nvmlDeviceGetHandleByUUID=lambda name: name,
+    nvmlDeviceIsMigDeviceHandle=lambda device: False,
+    nvmlDeviceGetMemoryInfo=lambda device: SimpleNamespace(used=GIB, total=2 * GIB),
+    nvmlDeviceGetUtilizationRates=no_utilization,
+    nvmlDeviceGetPowerUsage=lambda device: 3000,
+    nvmlDeviceGetTemperature=lambda device, sensor: 4,
+)
+"""In place of NVML, to try the script without a GPU: it always says the same."""
 
 
 def start_watch(path: Path, options: argparse.Namespace) -> Observer:
@@ -45,8 +59,8 @@ def start_watch(path: Path, options: argparse.Namespace) -> Observer:
     if device.type == "cuda":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         return watch_gpu(device, visible, path, cadence, interval_ms=options.interval_ms)
-    stand_in: Any = StandIn()
-    return GpuWatch(stand_in, path, cadence, interval_s=options.interval_ms / 1000).observer()
+    gpu = Gpu(STAND_IN, "none", None)
+    return GpuWatch(gpu, path, cadence, interval_s=options.interval_ms / 1000).observer()
 
 
 def measure(name: str, options: argparse.Namespace, work: Path, until: float) -> dict[str, Any]:
