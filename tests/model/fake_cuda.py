@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,10 +120,12 @@ class FakeCuda(TorchDispatchMode):
         self.calls.clear()
 
     def note(self, what: str) -> None:
-        """Note a wait, with the innermost line of the package, or of the test, that asks for it."""
-        frames = [frame for frame in traceback.extract_stack() if frame.filename != __file__]
-        own = [frame for frame in frames if "/rewardlab/" in frame.filename] or frames
-        self.waits.append(f"{what} in {own[-1].name} of {Path(own[-1].filename).stem}")
+        """Note a wait, with the innermost function of the package that asks for it."""
+        asker = frame = sys._getframe(1)
+        while frame is not None and "/rewardlab/" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        code = (frame or asker).f_code
+        self.waits.append(f"{what} in {code.co_name} of {Path(code.co_filename).stem}")
 
     def to_list(self, tensor: Tensor) -> Any:
         """In place of FakeTensor.tolist: one wait, and a one for each number."""
