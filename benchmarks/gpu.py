@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -16,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from harness import flops, machine, ours, peers, results, timing
+from harness import flops, gpu_runs, machine, ours, peers, results, timing
+from harness.gpu_runs import DATA, MODELS, PAIRS, scaled
 from harness.random_model import build, config_folder, random_weights
-from harness.workload import Lengths
 from rewardlab.model.load import disk_class_of, read_config, resolve_precision
 from rewardlab.model.reward import disk_name
 from rewardlab.training.config import RewardTrainerConfig
@@ -26,34 +24,6 @@ from rewardlab.training.peak import makers_peak
 from rewardlab.training.reward_trainer import RewardTrainer
 from rewardlab.training.throughput import Peak
 
-QWEN = {
-    "model_type": "qwen2",
-    "vocab_size": 151936,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": True,
-}
-MODELS: Mapping[str, Mapping[str, object]] = {
-    "0.5b": QWEN | {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14},
-    "3b": QWEN | {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16},
-    "tiny": QWEN
-    | {
-        "vocab_size": 256,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "max_position_embeddings": 4096,
-    },
-}
-PAIRS = {"0.5b": 64, "3b": 32, "tiny": 16}
-DATA: Mapping[str, Lengths] = {
-    "hh": Lengths(prompt=114, chosen=39, rejected=47.5, spread=(0.7, 0.8)),
-    "shp": Lengths(prompt=300, chosen=80, rejected=80, spread=(0.6, 0.7)),
-    "ultrafeedback": Lengths(prompt=150, chosen=350, rejected=350, spread=(0.8, 0.5)),
-}
 VARIANTS: Mapping[str, str] = {
     "ours": "rewardlab: packed rows, each prompt once",
     "packed": "rewardlab without sharing prompts",
@@ -197,16 +167,6 @@ def adopt(module: nn.Module, parameters: Mapping[str, nn.Parameter]) -> bool:
     return True
 
 
-def scaled(lengths: Lengths, factor: float) -> Lengths:
-    """Shorter ones."""
-    return Lengths(
-        prompt=lengths.prompt * factor,
-        chosen=lengths.chosen * factor,
-        rejected=lengths.rejected * factor,
-        spread=lengths.spread,
-    )
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The flags."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -216,8 +176,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
     parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="settings of ours and of packed")
     parser.add_argument("--also", nargs="+", action="append", default=[], metavar=("LABEL", "NAME=VALUE"))
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="a tiny model and short rows, to try the script")
     parser.add_argument("--precision", default="auto", choices=["auto", "fp32", "bf16"])
     parser.add_argument("--pairs", type=int, default=None, help="a step; by default 64 (0.5b) and 32 (3b)")
     parser.add_argument("--max-seq-len", type=int, default=1024)
@@ -237,36 +195,27 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         default=None,
         help="the GPU's dense peak; by default that of rewardlab's table, or the best matrix product of the run",
     )
-    parser.add_argument("--minutes", type=float, default=8.0, help="begin no round after this")
-    parser.add_argument("--tag", default=None, help="in the result's name; by default the device")
     parser.add_argument("--peak-seconds", type=float, default=0.4, help="for each matrix product of the peak")
-    results.add_flags(parser)
+    gpu_runs.add_flags(parser)
     options = parser.parse_args(arguments)
     options.models = options.models or (["tiny"] if options.tiny else ["0.5b", "3b"])
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the cells; the result is written again after each."""
+    """Run the cells; the result is written again after each. 1 if one could not run."""
     options = parse(arguments)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("there is no GPU here. Try the script with --device cpu --tiny.")
-    ours.quiet()
     warnings.simplefilter("ignore", FutureWarning)
-    end, load = time.monotonic() + 60 * options.minutes, machine.load_average()
-    cells: list[dict[str, Any]] = []
-    names = [f"{model} {data} {kind}" for model in options.models for kind in options.kinds for data in options.data]
+    names = [f"{model} {data} {kind}" for data in options.data for model in options.models for kind in options.kinds]
     with tempfile.TemporaryDirectory() as work:
-        for name in names:
-            if time.monotonic() > end:
-                break
-            print(f"{name}:", flush=True)
-            cells.append(run_cell(name, options, Path(work), end))
-            left = names[len(cells) :]
-            write(cells, left, options, load, last=not left)
-    if len(cells) < len(names):
-        write(cells, names[len(cells) :], options, load, last=True)
-    return 0
+        _, sound = gpu_runs.run_cells(
+            "gpu",
+            options,
+            names,
+            measure=lambda name, until: run_cell(name, options, Path(work), until),
+            page=lambda cells: page_of(cells, options),
+        )
+    return 0 if sound else 1
 
 
 def run_cell(name: str, options: argparse.Namespace, work: Path, end: float) -> dict[str, Any]:
@@ -307,7 +256,7 @@ def run_cell(name: str, options: argparse.Namespace, work: Path, end: float) -> 
     pairs = [*COMPARED, *((label, "ours") for label in variants if label not in VARIANTS)]
     tokens = {label: facts["tokens_computed"] for label, facts in variants.items()}
     ratios, token_ratios = results.compare(pairs, found.samples, tokens)
-    cell = {
+    return {
         "cell": name,
         "pairs": bench.pairs,
         "precision": bench.config.precision,
@@ -321,10 +270,6 @@ def run_cell(name: str, options: argparse.Namespace, work: Path, end: float) -> 
         "mfu_peak": asdict(over),
         "mean_lengths": mean_lengths(bench.groups),
     }
-    del bench
-    if options.device == "cuda":
-        torch.cuda.empty_cache()
-    return cell
 
 
 def mfu_peak(given: float | None, device: torch.device, precision: str, measured: machine.Peak) -> Peak:
@@ -346,15 +291,8 @@ def mean_lengths(groups: Sequence[Any]) -> dict[str, float]:
     }
 
 
-def write(
-    cells: Sequence[Mapping[str, Any]],
-    left: Sequence[str],
-    options: argparse.Namespace,
-    load: float,
-    *,
-    last: bool,
-) -> None:
-    """The page and its data, so far."""
+def page_of(cells: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> list[str]:
+    """The page so far."""
     show = results.show
     heads = list(dict.fromkeys(label for cell in cells for label in cell["ratios"]))
     ratios = [
@@ -384,15 +322,14 @@ def write(
         for cell in cells
         for label, facts in cell["variants"].items()
     ]
-    device = torch.device(options.device)
-    gpu = torch.cuda.get_device_name() if device.type == "cuda" else f"{device.type}{'-tiny' if options.tiny else ''}"
     failed = [f"{cell['cell']}, {label}: {why}" for cell in cells for label, why in cell["failed"].items()]
     chosen = f" `ours` and `packed` with {' '.join(options.set)}." if options.set else ""
-    page = [
-        f"# Training steps on {gpu}",
+    precisions = " and ".join(dict.fromkeys(cell["precision"] for cell in cells))
+    return [
+        f"# Training steps on {gpu_runs.device_name(options)}",
         "",
         "Times faster than, by wall seconds of a step (in brackets: by tokens computed). Random weights and tokens; "
-        f"lengths drawn to be like the data's; {cells[0]['precision']}; interleaved rounds in one process "
+        f"lengths drawn to be like the data's; {precisions}; interleaved rounds in one process "
         f"({', '.join(str(cell['rounds']) for cell in cells)} of {options.repeats}), medians, the first "
         f"{options.warmup} left out.{chosen}",
         "",
@@ -423,18 +360,7 @@ def write(
         + ". Memory: the variant's weights, gradients, optimiser and activations, as allocated.",
         "",
         *([f"Could not run: {'; '.join(failed)}.", ""] if failed else []),
-        *([f"Left out for want of time: {'; '.join(left)}.", ""] if left else []),
     ]
-    results.write(
-        "gpu",
-        options.tag or re.sub(r"\W+", "-", gpu.lower()),
-        page=page,
-        data={"cells": list(cells), "left_out": list(left)},
-        options=options,
-        device=device,
-        load=(load, machine.load_average()),
-        say=last,
-    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from rewardlab.model.reward import RewardModel
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.trainer import Machine
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, object]:
@@ -67,8 +68,10 @@ def build_trainer(
     return trainer_of(config, build_model(config, sharing=sharing, device=device), groups)
 
 
-def trainer_of(config: RewardTrainerConfig, model: RewardModel, groups: Sequence[TokenGroup]) -> RewardTrainer:
-    """A RewardTrainer of this model."""
+def trainer_of(
+    config: RewardTrainerConfig, model: RewardModel, groups: Sequence[TokenGroup], *, machine: Machine | None = None
+) -> RewardTrainer:
+    """A RewardTrainer of this model; alone in its process unless `machine` says otherwise."""
     return RewardTrainer(
         config,
         model,
@@ -76,6 +79,7 @@ def trainer_of(config: RewardTrainerConfig, model: RewardModel, groups: Sequence
         num_steps=1_000_000,
         records=Records(config.output_dir),
         save=lambda folder: None,
+        machine=machine,
     )
 
 

@@ -173,7 +173,9 @@ def flex(
         group_T, reply_T = layout.owners(query.device)
 
         length = layout.num_tokens
-        return create_block_mask(
+        # Not compiled, the mask of T² would be written out on the way.
+        make_mask: Any = torch.compile(create_block_mask) if query.device.type == "cuda" else create_block_mask
+        return make_mask(
             lambda _batch, _head, q, k: (
                 (group_T[q] == group_T[k]) & ((reply_T[k] == -1) | (reply_T[q] == reply_T[k])) & (k <= q)
             ),
@@ -182,7 +184,6 @@ def flex(
             Q_LEN=length,
             KV_LEN=length,
             device=query.device,
-            _compile=query.device.type == "cuda",  # else the mask of T² is written out on the way
         )
 
     output: Tensor = _compiled_flex(query.device.type)(

@@ -1,0 +1,125 @@
+"""What docs/scaling.md says of a step's memory, against what a forward pass keeps on a device that is not there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2Config
+
+from conftest import make_model
+from fake_cuda import DEVICE, fake_cuda
+from harness.gpu_runs import MODELS
+from harness.memory_formula import layer_bytes_a_token, predict
+from harness.workload import random_group
+from rewardlab.batch import pack
+from rewardlab.model.compute import apply_compute
+from rewardlab.model.config import ModelConfig, TrainComputeConfig
+from rewardlab.model.trainable import choose_trainable, half_frozen
+from rewardlab.training.config import LossConfig
+from rewardlab.training.losses import preference_loss
+
+SCALING = (Path(__file__).resolve().parents[2] / "docs/scaling.md").read_text(encoding="utf-8")
+RANK = 4
+FEW, MANY = 10, 20
+"""Pairs."""
+
+
+def shape(layers: int) -> Qwen2Config:
+    """A quarter of Qwen2.5-3B's widths."""
+    return Qwen2Config(
+        vocab_size=512,
+        hidden_size=512,
+        intermediate_size=2752,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=4096,
+        pad_token_id=None,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    bytes: int
+    tokens: int
+    keys: float
+
+
+def kept(layers: int, pairs: int, *, lora: bool, checkpointing: str) -> Kept:
+    """Bytes that the forward pass of a step keeps for its backward pass, parameters left out."""
+    model = make_model(config=shape(layers)).train()
+    model.compute_dtype = torch.bfloat16
+    choose_trainable(model, ModelConfig(model="x", lora=lora, lora_rank=RANK), seed=0)
+    half_frozen(model.backbone, torch.bfloat16)
+    groups = [random_group(114, (40, 46), vocabulary=500, seed=number) for number in range(pairs)]
+    found: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        found[storage._cdata] = storage
+        return tensor
+
+    with fake_cuda() as device:
+        device.put(model)
+        compute = TrainComputeConfig(
+            attention_backend="varlen",
+            linear_backend="torch",
+            allocator="system",
+            activation_checkpointing=checkpointing,
+        )
+        apply_compute(model, compute)
+        own = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            batch = pack(groups).to(DEVICE)
+            preference_loss(model(batch), batch, LossConfig())
+    return Kept(
+        bytes=sum(storage.nbytes() for name, storage in found.items() if name not in own),
+        tokens=batch.num_tokens,
+        keys=sum(sum(group.lengths) for group in groups) / batch.num_tokens,
+    )
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_layer_keeps_what_the_formula_says(lora, checkpointing):
+    """By the differences of three and four layers, and of few and many tokens."""
+    found = {
+        (layers, pairs): kept(layers, pairs, lora=lora, checkpointing=checkpointing)
+        for layers in (3, 4)
+        for pairs in (FEW, MANY)
+    }
+    few, many = (found[4, pairs].bytes - found[3, pairs].bytes for pairs in (FEW, MANY))
+    tokens = found[4, MANY].tokens - found[4, FEW].tokens
+    a_token = (many - few) / tokens
+    config = shape(4)
+    weights = 2 * 512 * 512 + 2 * 512 * 256 + 3 * 512 * 2752
+    terms = predict(
+        config,
+        trained=0,
+        frozen=0,
+        multiplied=0 if lora else 4 * weights,
+        tokens=1,
+        keys=found[4, FEW].keys,
+        lora_rank=RANK if lora else 0,
+        checkpointing=checkpointing,
+    )
+    layer = layer_bytes_a_token(config, lora=lora, lora_rank=RANK, keys=found[4, FEW].keys)
+    if checkpointing == "none":
+        assert a_token == pytest.approx(layer, rel=1e-6)
+        assert terms["activations"] == pytest.approx(4 * layer)
+        copies = few - a_token * found[4, FEW].tokens
+        assert copies == pytest.approx(0 if lora else terms["copies"] / 4, abs=0.03 * weights)
+    else:
+        assert a_token == pytest.approx((terms["activations"] - layer) / 4, rel=1e-6)
+
+
+def test_the_numbers_of_the_page_are_those_of_the_formula():
+    config = Qwen2Config(**{name: value for name, value in MODELS["3b"].items() if name != "model_type"})
+    for lora, text in ((False, "5.6 MB"), (True, "5.0 MB")):
+        layer = layer_bytes_a_token(config, lora=lora, lora_rank=4 if lora else 0, keys=1.57)
+        assert f"{36 * layer / 1e6:.1f} MB" == text
+        assert text in SCALING
+        assert f"{8192 * 36 * layer / 1e9:.0f} GB" in SCALING
