@@ -75,9 +75,8 @@ def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: H
     Raises ConfigError or ModelError for what its architecture does not have.
     """
     model.attention_backend = config.attention_backend
-    if config.allocator == "keep":
-        if keep_freed_memory() and isinstance(config, TrainComputeConfig):
-            use_huge_pages(spare_memory() // 4)
+    if config.allocator == "keep" and keep_freed_memory() and isinstance(config, TrainComputeConfig):
+        use_huge_pages(spare_memory() // 4)
     if model.device.type == "cpu" and config.linear_backend == "onednn":
         use_onednn(model.backbone)
     if model.compute_dtype in HALF:
