@@ -327,3 +327,35 @@ def shared_data(name: str) -> Path:
     if not path.exists():
         pytest.skip(f"the preference data is not beside the repository (shared/data/{name})")
     return path
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[subprocess.Popen[str]]:
+    """The process that ranks are forked from."""
+    here = Path(__file__).parent
+    known = [str(here), str(here.parent / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    with subprocess.Popen(
+        [sys.executable, str(here / "training/many_ranks.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, known))},
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture
+def on_ranks(forks: Any) -> Callable[..., tuple[dict[int, int], str, float]]:
+    """Runs a function of many_ranks: ({rank: exit status}, what was said, the longest a rank took)."""
+
+    def run(function: str, size: int, folder: Path, **how: Any) -> tuple[dict[int, int], str, float]:
+        (folder / "said").unlink(missing_ok=True)
+        forks.stdin.write(json.dumps([function, size, str(folder), how]) + "\n")
+        forks.stdin.flush()
+        ends = json.loads(forks.stdout.readline())
+        assert len(ends) == size
+        return {rank: status for rank, status, _ in ends}, (folder / "said").read_text(), max(end[2] for end in ends)
+
+    return run

@@ -325,14 +325,15 @@ def test_the_canonical_score_is_that_of_the_saved_weights_in_float32(tmp_path, d
 def test_a_save_that_would_not_give_the_live_scores_is_refused(tmp_path, monkeypatch):
     from rewardlab.artifact import save as module
 
-    real = module.disk_state
-    monkeypatch.setattr(
-        module,
-        "disk_state",
-        lambda state, kind: {
-            name: tensor * (2.0 if "mlp" in name else 1.0) for name, tensor in real(state, kind).items()
-        },
-    )
+    real = module.write_weights
+
+    def write_others(path, *arguments, **more):
+        written = real(path, *arguments, **more)
+        weights = {name: tensor * (2.0 if "mlp" in name else 1.0) for name, tensor in load_file(path).items()}
+        save_file(weights, path, metadata={"format": "pt"})
+        return written
+
+    monkeypatch.setattr(module, "write_weights", write_others)
     with pytest.raises(ArtifactError, match="is not what was saved when the folder is read back"):
         save(tmp_path / "rm")
     assert not (tmp_path / "rm").exists()

@@ -107,14 +107,14 @@ def test_a_folder_below_a_file_is_refused(flags, pairs_file, capsys):
 
 
 def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(flags, pairs_file, tmp_path, monkeypatch, capsys):
-    write = save_module.save_file
+    write = save_module.write_weights
 
-    def full_at_the_second_step(tensors, filename, metadata=None):
-        if "step_2" in str(filename):
-            raise OSError(errno.ENOSPC, "No space left on device", str(filename))
-        write(tensors, filename, metadata=metadata)
+    def full_at_the_second_step(path, *arguments, **more):
+        if "step_2" in str(path):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, *arguments, **more)
 
-    monkeypatch.setattr(save_module, "save_file", full_at_the_second_step)
+    monkeypatch.setattr(save_module, "write_weights", full_at_the_second_step)
     more = [
         "--dataset",
         pairs_file,

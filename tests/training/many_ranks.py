@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+import held_in_parts
 from conftest import make_groups, make_model
 from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import RewardlabError, RunInterrupted
@@ -27,17 +28,16 @@ from rewardlab.training import parallel
 from rewardlab.training import run as run_module
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.interrupt import StopRequests, ending_with_status
-from rewardlab.training.parallel import divide, joined_ranks
+from rewardlab.training.parallel import joined_ranks, parts_of, share
 from rewardlab.training.ranks import Parallel
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 from rewardlab.training.trainer import Machine, Trainer
 
 run_module.verify_in_clean_process = lambda folder: None
-CPU = torch.device("cpu")
 
 
-def trainer_for(folder: Path, how: Mapping[str, Any], share: Parallel | None = None) -> RewardTrainer:
+def trainer_for(folder: Path, how: Mapping[str, Any], alone: Parallel | None = None) -> RewardTrainer:
     """On a tiny model and a few groups, as `how` says; divided among the ranks, if any have joined."""
     dtype = getattr(torch, how.get("dtype", "float64"))
     model = make_model(layout=how.get("layout", "shared"), dtype=dtype)
@@ -69,10 +69,11 @@ def trainer_for(folder: Path, how: Mapping[str, Any], share: Parallel | None = N
         **how.get("settings", {}),
     )
     groups = make_groups(how.get("groups", 8), replies=how.get("replies", 2))
-    if share is None:
-        share = divide(
-            model, how.get("sharding", "full"), how["ranks"], device=CPU, defer_sync=how.get("defer_sync", False)
-        )
+    together = alone
+    if together is None:
+        ranks = how["ranks"]
+        parts = parts_of(how.get("sharding", "full"), ranks)
+        together = share(model, parts, ranks, defer_sync=how.get("defer_sync", False))
     return RewardTrainer(
         config,
         model,
@@ -80,7 +81,7 @@ def trainer_for(folder: Path, how: Mapping[str, Any], share: Parallel | None = N
         num_steps=4,
         records=Records(folder, writes=False),
         save=lambda _folder: None,
-        machine=Machine(parallel=share),
+        machine=Machine(parallel=together),
     )
 
 
@@ -260,6 +261,9 @@ FUNCTIONS = {
         leaves_one_out,
         not_finite,
         checkpointed,
+        held_in_parts.beside_whole,
+        held_in_parts.measured,
+        held_in_parts.full_disk,
     )
 }
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,37 +22,6 @@ from runs import history_of, rows_of, settings_of
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 config_for = partial(runs.config_for, steps=6, log_every=2, eval_every=3, checkpoint_every=2, save_every=3)
-
-
-@pytest.fixture(scope="module")
-def forks():
-    """The process that the ranks are forked from."""
-    here = Path(__file__)
-    known = [str(here.parents[1]), str(here.parents[2] / "benchmarks"), os.environ.get("PYTHONPATH", "")]
-    with subprocess.Popen(
-        [sys.executable, str(here.with_name("many_ranks.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, known))},
-    ) as process:
-        yield process
-        process.stdin.close()
-
-
-@pytest.fixture
-def on_ranks(forks):
-    """Runs a function of many_ranks: ({rank: exit status}, what was said, the longest a rank took)."""
-
-    def run(function, size, folder, **how):
-        (folder / "said").unlink(missing_ok=True)
-        forks.stdin.write(json.dumps([function, size, str(folder), how]) + "\n")
-        forks.stdin.flush()
-        ends = json.loads(forks.stdout.readline())
-        assert len(ends) == size
-        return {rank: status for rank, status, _ in ends}, (folder / "said").read_text(), max(end[2] for end in ends)
-
-    return run
 
 
 CASES = {

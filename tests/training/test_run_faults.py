@@ -6,7 +6,6 @@ import json
 import os
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -97,16 +96,15 @@ def test_a_full_disk_during_a_save_loses_nothing_of_the_previous_checkpoint(
     base_model, pairs_file, tmp_path, monkeypatch
 ):
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=4, save_every=2)
-    real, calls = save_module.save_file, []
+    real = save_module.write_weights
 
-    def full_on_the_second_step(tensors, filename, metadata=None):
-        if "step_4" in str(filename):
-            Path(filename).write_bytes(b"half a file")
+    def full_on_the_second_step(path, *arguments, **more):
+        if "step_4" in str(path):
+            path.write_bytes(b"half a file")
             raise OSError(28, "No space left on device")
-        calls.append(filename)
-        real(tensors, filename, metadata=metadata)
+        return real(path, *arguments, **more)
 
-    monkeypatch.setattr(save_module, "save_file", full_on_the_second_step)
+    monkeypatch.setattr(save_module, "write_weights", full_on_the_second_step)
     with pytest.raises(OSError, match="No space left"):
         train(config)
     folder = tmp_path / "run"

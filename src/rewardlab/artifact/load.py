@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +18,29 @@ from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.model import attention
 from rewardlab.model.compute import Log, apply_compute, choose_compute
 from rewardlab.model.config import LIBRARY_COMPUTE, ComputeConfig, ModelConfig
-from rewardlab.model.load import PRECISION, choose_layout, disk_class_of, read_classifier, read_config, wrap
+from rewardlab.model.load import (
+    PRECISION,
+    choose_layout,
+    disk_class_of,
+    divide_and_fill,
+    read_classifier,
+    read_config,
+    wrap,
+)
+from rewardlab.model.parts import Division, fill_head, outline_of, places_in
 from rewardlab.model.reward import HEAD_ON_DISK, Layout
 from rewardlab.score import Scorer
 
 REMEDY: Final = "Restore the folder from where it was saved, or save the model again."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """What a model is to lie on."""
+
+    device: torch.device
+    division: Division | None = None
+    """Processes that have a part of it each, all of which load it; None for one that has it whole."""
 
 
 def _silent(line: str) -> None:
@@ -55,11 +73,11 @@ def load(
     spec = read_spec(path)
     if check:
         require_files(path, spec)
-    where = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
+    chosen = torch.device(device if device is not None else "cuda" if torch.cuda.is_available() else "cpu")
     scorer = assemble(
         path,
         spec,
-        device=where,
+        where=Where(device=chosen),
         precision=precision,
         attention_mode=attention,
         trust=trust_remote_code,
@@ -75,7 +93,7 @@ def assemble(
     path: Path,
     spec: RewardSpec,
     *,
-    device: torch.device,
+    where: Where,
     precision: str,
     attention_mode: str,
     trust: bool = False,
@@ -86,33 +104,58 @@ def assemble(
 
     Raises ArtifactError for missing or mismatched weights, ModelError for an unsuitable `attention_mode`.
     """
+    device, division = where.device, where.division
     _require_raw_scores(path, spec)
     require_config(path, spec)
     model_config = read_config(str(path), trust_remote_code=trust)
     disk_class = disk_class_of(model_config)
-    layout: Layout = choose_layout(
-        model_config,
-        disk_class,
-        from_mapping(ModelConfig, {"attention": attention_mode}, where=str(path)),
-        max_length=spec.renderer.max_length,
-        share=True,
-        log=log,
+    layout: Layout = _agreed(
+        choose_layout(
+            model_config,
+            disk_class,
+            from_mapping(ModelConfig, {"attention": attention_mode}, where=str(path)),
+            max_length=spec.renderer.max_length,
+            share=True,
+            log=log,
+        ),
+        division,
     )
     implementation = _implementation(model_config, layout)
+    outline = None
+    if division is not None:
+        outline = outline_of(
+            disk_class, str(path), implementation, new_head=False, division=division, log=division.tell
+        )
     try:
-        classifier, missing = read_classifier(disk_class, str(path), implementation, trust_remote_code=trust)
+        classifier, missing = (
+            read_classifier(disk_class, str(path), implementation, trust_remote_code=trust)
+            if outline is None
+            else (outline.classifier, outline.missing)
+        )
     except ModelError as error:
         raise ArtifactError(f"{path}: {error}") from error
     if missing:
         raise ArtifactError(f"{path}: weights are missing: {', '.join(sorted(missing)[:5])}. {REMEDY}")
     dtype = PRECISION[precision]
-    model = wrap(classifier, layout=layout, compute_dtype=dtype).to(device).eval()
-    chosen = choose_compute(compute, model.config, device=device, dtype=dtype, train=False, log=log)
+    model = wrap(classifier, layout=layout, compute_dtype=dtype).eval()
+    places = None if outline is None else places_in(outline, model)
+    if places is not None:
+        fill_head(model, places, device)
+    else:
+        (model if division is None else model.head).to(device)
+    chosen = _agreed(choose_compute(compute, model.config, device=device, dtype=dtype, train=False, log=log), division)
     apply_compute(model, replace(compute, **chosen))
+    if division is not None:
+        divide_and_fill(model, places, division)
     tokenizer = load_tokenizer(str(path), trust_remote_code=trust)
     _require_template(path, tokenizer, spec)
     decided = ComputeConfig(**chosen, compile=compute.compile)
     return Scorer(model, Renderer(tokenizer, spec.renderer), beta=spec.beta, compute=decided)
+
+
+def _agreed(found: Any, division: Division | None) -> Any:
+    """What the first process found by measuring."""
+    return found if division is None else division.gather(found)[0]
 
 
 def _require_raw_scores(path: Path, spec: RewardSpec) -> None:

@@ -9,42 +9,31 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
-from torch import Tensor
 
 from rewardlab.artifact.canaries import make_canaries, render_canaries, score_tokens, separated
-from rewardlab.artifact.load import assemble, require_head
+from rewardlab.artifact.load import Where, assemble, require_head
+from rewardlab.artifact.weights import digest, write_weights
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import read_json, replacing_folder, sha256_file, write_json
-from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec
+from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, Canary, RewardSpec
 from rewardlab.data.chat import Renderer
 from rewardlab.model import lora
 from rewardlab.model.config import ModelConfig
+from rewardlab.model.parts import ALONE, Division, Weight, Writers, drop_gathered, whole_of
 from rewardlab.model.quantization import num_weights
-from rewardlab.model.reward import RewardModel, disk_state
-from rewardlab.score import Scorer
+from rewardlab.model.reward import RewardModel, disk_name
 
 PORTABLE_TOKENIZER: Final = "PreTrainedTokenizerFast"
 """Read by transformers 4 and 5 alike; version 5 writes a name that version 4 does not know."""
 QUANTIZED: Final = ("quantization_config", "_pre_quantization_dtype")
 NOTABLE_ROUNDING: Final = 0.05
 """Rounding that moves a canary's score further than this, in units of max(1, |score|), is worth a warning."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Live:
-    """A model that trains in parts on several devices, as a whole copy of it on the CPU cannot be asked."""
-
-    scores: Sequence[float]
-    """`live_scores` of it."""
-    device: torch.device
-    """One of its devices."""
 
 
 def save_reward_model(
@@ -56,24 +45,30 @@ def save_reward_model(
     save_dtype: torch.dtype,
     provenance: Mapping[str, Any],
     adapter: tuple[ModelConfig, str] | None = None,
-    live: Live | None = None,
+    division: Division | None = None,
 ) -> RewardSpec:
     """Write the model, adapters merged, as `folder`; an existing folder is replaced only at the very end.
 
-    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`. `live`
-    says what the model that trains does, where `model` is a copy of it.
+    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`. Where the model
+    is in parts, all processes of the `division` call this; the first writes, and they read the folder back in parts.
 
     Raises ArtifactError if the folder would not give the model's own scores, or no pad token can be found; OSError
     if the disk is full. Either way nothing that was there before is lost.
     """
+    ranks: Writers = ALONE if division is None else division
     dtype_name = str(save_dtype).removeprefix("torch.")
     pad = choose_pad(renderer, model.config.vocab_size)
-    with replacing_folder(folder) as temporary:
-        written = _write_weights(temporary, model, save_dtype)
+
+    def write_others() -> None:
         _write_config(temporary, model, pad, dtype_name)
         _write_tokenizer(temporary, renderer, pad)
+
+    with ExitStack() as stack:
+        temporary: Path = ranks.by_first(lambda: stack.enter_context(replacing_folder(folder)))
+        written = _write_merged(temporary, model, save_dtype, ranks)
+        ranks.by_first(write_others)
         if adapter is not None:
-            _write_adapter(temporary / "adapter", model, *adapter)
+            _write_adapter(temporary / "adapter", model, *adapter, ranks)
         draft = RewardSpec(
             renderer=renderer.spec,
             beta=beta,
@@ -84,15 +79,22 @@ def save_reward_model(
             files={},
             provenance=dict(provenance),
         )
-        require_head(temporary)
-        where = _spare_device(model, live.device if live is not None else model.device)
-        saved = assemble(temporary, draft, device=where, precision="fp32", attention_mode="padded")
-        _require_same_weights(saved.model, written)
-        scores = live.scores if live is not None else live_scores(model, renderer)
+        ranks.by_first(lambda: require_head(temporary))
+        scores = live_scores(model, renderer)
+        drop_gathered(model)
+        saved = assemble(
+            temporary,
+            draft,
+            where=Where(device=_spare_device(model, division), division=division),
+            precision="fp32",
+            attention_mode="padded",
+        )
+        _require_same_weights(saved.model, written, ranks)
         # With weights held rounded or quantised, or in another arithmetic, the live model's scores are others.
         same = saved.model.compute_dtype == model.compute_dtype and model.read_originals is None
-        spec = _complete(draft, saved, scores, same, temporary)
-        write_json(temporary / SPEC_FILE, spec.to_dict())
+        canaries = make_canaries(saved.model, saved.renderer)
+        spec: RewardSpec = ranks.by_first(lambda: _complete(draft, canaries, scores, same, temporary))
+        ranks.by_first(stack.close)
     return spec
 
 
@@ -102,7 +104,11 @@ def verify_in_clean_process(folder: Path) -> None:
         [sys.executable, "-m", "rewardlab", "verify", str(folder)], capture_output=True, text=True, check=False
     )
     if answer.returncode != 0:
-        raise ArtifactError(f"{folder} does not pass verification in a clean process: {answer.stderr.strip()}")
+        said = answer.stderr.strip() or (
+            f"it ended with status {answer.returncode} and said nothing. It holds the whole model in float32; is there "
+            f"memory for it? If not, run `rewardlab verify {folder}` where there is."
+        )
+        raise ArtifactError(f"{folder} does not pass verification in a clean process: {said}")
 
 
 def choose_pad(renderer: Renderer, num_embeddings: int) -> int:
@@ -163,11 +169,12 @@ def live_scores(model: RewardModel, renderer: Renderer) -> list[float]:
     return scores
 
 
-def _complete(draft: RewardSpec, saved: Scorer, live: Sequence[float], live_is_same: bool, folder: Path) -> RewardSpec:
-    """The spec with canaries of the saved weights, after comparing them with the live model, which computes the same
-    way or not.
+def _complete(
+    draft: RewardSpec, canaries: list[Canary], live: Sequence[float], live_is_same: bool, folder: Path
+) -> RewardSpec:
+    """Write the spec with canaries of the saved weights, after comparing them with the live model, which computes the
+    same way or not.
     """
-    canaries = make_canaries(saved.model, saved.renderer)
     error = max(abs(a.score - b) / max(1.0, abs(a.score)) for a, b in zip(canaries, live, strict=True))
     exact = live_is_same and draft.save_dtype == "float32"
     if exact and not error <= SCORE_TOLERANCE["float32"]:
@@ -176,7 +183,7 @@ def _complete(draft: RewardSpec, saved: Scorer, live: Sequence[float], live_is_s
             f"arithmetic. It was not kept. Please report this with the model's name."
         )
     provenance = draft.provenance | {"faults_noticed": separated(canaries, tolerance=SCORE_TOLERANCE["float32"])}
-    return replace(
+    spec = replace(
         draft,
         max_rounding_error=error,
         canaries=canaries,
@@ -187,25 +194,46 @@ def _complete(draft: RewardSpec, saved: Scorer, live: Sequence[float], live_is_s
             if path.is_file()
         },
     )
+    write_json(folder / SPEC_FILE, spec.to_dict())
+    return spec
 
 
-def _spare_device(model: RewardModel, device: torch.device) -> torch.device:
-    """The device if a copy of the model in float32 fits there, else the CPU."""
+def _spare_device(model: RewardModel, division: Division | None) -> torch.device:
+    """The device of the model if a copy in float32, or everyone's part of one, fits there; else the CPU."""
+    device = model.device
     if device.type != "cuda":
         return device
+    counts = [num_weights(parameter) for parameter in model.parameters()]
+    needed = 4.0 * sum(counts)
+    if division is not None:
+        torch.cuda.empty_cache()
+        # A part, and as much as a forward pass gathers: a layer, the next one, embeddings and head.
+        needed = 4.0 * (sum(counts) / len(division.gather(None)) + 4 * max(counts))
     free, _ = torch.cuda.mem_get_info(device)
-    needed = 4 * sum(map(num_weights, model.parameters()))
-    return device if free > 1.2 * needed else torch.device("cpu")
+    fits = free > 1.2 * needed
+    if division is not None:
+        fits = all(division.gather(fits))
+    return device if fits else torch.device("cpu")
 
 
-def _require_same_weights(saved: RewardModel, written: Mapping[str, Tensor]) -> None:
-    """Raise ArtifactError unless what was read back is, bit for bit, what was to be written."""
-    read = saved.state_dict()
-    if different := sorted(set(read) ^ set(written)):
-        raise ArtifactError(f"weights are missing or extra after reading the folder back: {different[:5]}.")
-    for name, tensor in written.items():
-        if not torch.equal(read[name].cpu(), tensor.to(read[name].dtype)):
-            raise ArtifactError(f"{name} is not what was saved when the folder is read back. It was not kept.")
+def _require_same_weights(saved: RewardModel, written: Mapping[str, str], ranks: Writers) -> None:
+    """Raise ArtifactError unless what was read back is, bit for bit, what was to be written: digests by names of the
+    model, which the first rank has.
+    """
+    read: dict[str, str] = {}
+    for name, tensor in saved.state_dict().items():
+        gathered = whole_of(tensor)
+        if ranks.is_first:
+            read[name] = digest(gathered)
+
+    def compare() -> None:
+        if different := sorted(set(read) ^ set(written)):
+            raise ArtifactError(f"weights are missing or extra after reading the folder back: {different[:5]}.")
+        for name, found in read.items():
+            if found != written[name]:
+                raise ArtifactError(f"{name} is not what was saved when the folder is read back. It was not kept.")
+
+    ranks.by_first(compare)
 
 
 def _array(token_ids: list[int]) -> Any:
@@ -214,25 +242,19 @@ def _array(token_ids: list[int]) -> Any:
     return np.asarray(token_ids, dtype=np.int32)
 
 
-def _write_weights(folder: Path, model: RewardModel, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Write the merged weights in `dtype`; returns them under the names of the live model."""
-    state = {
-        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None)
-        for name, tensor in lora.merged_state(model).items()
-    }
-    path = folder / "model.safetensors"
-    on_disk = {name: tensor.contiguous() for name, tensor in disk_state(state, model.disk_class).items()}
-    _save_tensors(path, on_disk)
-    return state
+def _write_merged(folder: Path, model: RewardModel, dtype: torch.dtype, ranks: Writers) -> dict[str, str]:
+    """Write the merged weights in `dtype`; returns what each is to be read back as, under the names of the model."""
+    found: dict[str, Weight] = {}
 
+    def plan() -> None:
+        found.update(lora.merged_weights(model))
 
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file as readable as its folder; OSError if the disk is full."""
-    try:
-        save_file(dict(tensors), path, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise OSError(f"{path}: cannot be written ({error})") from error
-    path.chmod((path.parent.stat().st_mode | 0o600) & 0o666)  # safetensors makes it readable to the owner alone
+    ranks.by_first(plan)  # which reads files
+    weights = found if ranks.is_first else lora.merged_weights(model, wanted=False)
+    names = {disk_name(name, model.disk_class): name for name in weights}
+    on_disk = {there: weights[name] for there, name in names.items()}
+    written = write_weights(folder / "model.safetensors", on_disk, ranks, dtype=dtype)
+    return {names[there]: text for there, text in written.items()}
 
 
 def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -> None:
@@ -295,8 +317,7 @@ def _write_tokenizer(folder: Path, renderer: Renderer, pad: int) -> None:
     write_json(path, values)
 
 
-def _write_adapter(folder: Path, model: RewardModel, config: ModelConfig, base: str) -> None:
-    folder.mkdir()
-    state = {name: tensor.cpu().contiguous() for name, tensor in lora.adapter_state(model).items()}
-    _save_tensors(folder / "adapter_model.safetensors", state)
-    write_json(folder / "adapter_config.json", lora.adapter_config(config, model, base))
+def _write_adapter(folder: Path, model: RewardModel, config: ModelConfig, base: str, ranks: Writers) -> None:
+    ranks.by_first(folder.mkdir)
+    write_weights(folder / "adapter_model.safetensors", lora.adapter_weights(model), ranks)
+    ranks.by_first(lambda: write_json(folder / "adapter_config.json", lora.adapter_config(config, model, base)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,9 @@ from rewardlab.core.errors import ModelError
 from rewardlab.model import attention
 from rewardlab.model.compute import apply_compute, choose_compute
 from rewardlab.model.config import DEFAULT_COMPUTE, BackboneConfig, ComputeConfig, ModelConfig
-from rewardlab.model.lora import HEAD_NAMES
+from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
+from rewardlab.model.outline import Originals, Outline, Place
+from rewardlab.model.parts import Division, drop_gathered, fill, fill_head, outline_of, places_in, standing_in, worst
 from rewardlab.model.quantization import loading_options, tell_peft
 from rewardlab.model.reward import HEAD_ON_DISK, Layout, RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak, measured_again
@@ -110,41 +112,66 @@ def load_reward_model(
     layout: Layout,
     device: torch.device,
     log: Log,
+    division: Division | None = None,
 ) -> RewardModel:
     """Load, check and prepare a model for training as `config` says, computing as `compute` says.
+
+    With a `division` each process reads its part alone, where the files allow it; all of them call this.
 
     Raises ModelError for missing or mismatched weights, or if one reply can see another.
     """
     precision = PRECISION[resolve_precision(config.precision, device)]
     kept = [module for module in config.lora_modules_to_save if module not in HEAD_NAMES]
     options = loading_options(config.quantization, compute_dtype=precision, keep=kept, device=device)
-    classifier, new_head = _read_weights(name, config, layout, options)
-    model = wrap(classifier, layout=layout, compute_dtype=precision)
+    outline = None if division is None else partial(outline_of, division=division, log=log)
+    read = _read_weights(name, config, layout, options, outline)
+    model = wrap(read.classifier, layout=layout, compute_dtype=precision)
     tell_peft(model.backbone, config.quantization)
-    if new_head:
+    places = None if read.outline is None else places_in(read.outline, model)
+    if places is not None:
+        fill_head(model, places, device)
+    elif division is not None:
+        model.head.to(device)
+    if read.new_head:
         init_head(model.head, seed)
         log(f"head: new, seed {seed}")
     else:
         log(f"head: kept from {Path(name).name}, norm {model.head.weight.norm():.4g}")
     disable_dropout(model)
-    choose_trainable(model, config, seed=seed)
-    if half_frozen(model.backbone, precision) or config.quantization != "none":
-        model.read_originals = partial(_read_state, name, config)
-    if config.quantization == "none":  # else it was read to the device, and bitsandbytes' weights are best left there
+    with standing_in(model):
+        choose_trainable(model, config, seed=seed)
+    if places is not None:
+        measure_lengths(model, Originals(places))
+    rounded = half_frozen(model.backbone, precision)
+    # Quantised weights were read to the device and are best left there; parts get there one by one.
+    if config.quantization == "none" and division is None:
         model.to(device)
     model.train()
     if "auto" in (compute.attention_backend, compute.linear_backend, compute.allocator):
         compute = replace(compute, **choose_compute(compute, model.config, device=device, dtype=precision, log=log))
     apply_compute(model, compute, half_rounding=config.half_rounding)
-    require_sound_layout(model, log)
+    if division is not None:
+        rounded = divide_and_fill(model, places, division) or rounded
+    if rounded or config.quantization != "none":
+        model.read_originals = partial(_read_state, name, config) if places is None else partial(Originals, places)
+    require_sound_layout(model, log, division)
+    drop_gathered(model)
     log(parameters_line(model))
     return model
 
 
+def divide_and_fill(model: RewardModel, places: Mapping[str, Place] | None, division: Division) -> bool:
+    """Leave every process with its part of the model, read from `places` if it is empty yet; whether that rounded any
+    weight anywhere.
+    """
+    division.divide(model)
+    return any(division.gather(places is not None and fill(model, places, bare_name)))
+
+
 def _read_state(name: str, config: ModelConfig) -> dict[str, torch.Tensor]:
     """Every weight of the model at `name` in float32, under the names of a RewardModel."""
-    classifier, _ = _read_weights(name, config, "padded")
-    return wrap(classifier, layout="padded", compute_dtype=torch.float32).state_dict()
+    read = _read_weights(name, config, "padded")
+    return wrap(read.classifier, layout="padded", compute_dtype=torch.float32).state_dict()
 
 
 def wrap(classifier: Any, *, layout: Layout, compute_dtype: torch.dtype) -> RewardModel:
@@ -186,8 +213,11 @@ def disable_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def require_sound_layout(model: RewardModel, log: Log) -> None:
-    """Raise ModelError if a reply's score depends on its sibling, or the packed row strays from the padded path."""
+def require_sound_layout(model: RewardModel, log: Log, division: Division | None = None) -> None:
+    """Raise ModelError if a reply's score depends on its sibling, or the packed row strays from the padded path.
+
+    A divided model is measured by all of its processes together.
+    """
     if model.layout == "padded":
         return
     # With weights in 8 bits activations are rounded to 8 bits too, more coarsely than to bf16.
@@ -195,11 +225,15 @@ def require_sound_layout(model: RewardModel, log: Log) -> None:
     most_moved = EXACT if exact else torch.finfo(torch.bfloat16).eps
     most_distant = MAX_DISTANCE if exact else MAX_DISTANCE_HALF
     model.eval()
+    find_leak, find_distance = (
+        worst(partial(leak, model), division),
+        worst(partial(distance_from_padded, model), division),
+    )
     if model.device.type == "cpu":
-        moved = measured_again(lambda: leak(model), most_moved, "a score beside another sibling", log)
-        distance = measured_again(lambda: distance_from_padded(model), most_distant, "the padded path", log)
+        moved = measured_again(find_leak, most_moved, "a score beside another sibling", log)
+        distance = measured_again(find_distance, most_distant, "the padded path", log)
     else:  # a kernel with a race is wrong now and then
-        moved, distance = leak(model), distance_from_padded(model)
+        moved, distance = find_leak(), find_distance()
     model.train()
     if not moved <= most_moved:
         raise ModelError(
@@ -224,10 +258,25 @@ def resolve_precision(precision: str, device: torch.device) -> str:
     return "bf16" if native else "fp32"
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Read:
+    """A sequence classifier from its files."""
+
+    classifier: Any
+    """In float32, with its weights or, if there is an outline, without them."""
+    new_head: bool
+    """Whether its head has to be drawn."""
+    outline: Outline | None
+
+
 def _read_weights(
-    name: str, config: ModelConfig, layout: Layout, options: Mapping[str, Any] | None = None
-) -> tuple[Any, bool]:
-    """(classifier in float32, whether its head is new); `options` are for `from_pretrained`."""
+    name: str,
+    config: ModelConfig,
+    layout: Layout,
+    options: Mapping[str, Any] | None = None,
+    outline_of: Callable[..., Outline | None] | None = None,
+) -> _Read:
+    """The classifier at `name`; `options` are for `from_pretrained`. What `outline_of` gives takes its place."""
     model_config = read_config(name, trust_remote_code=config.trust_remote_code)
     disk_class = disk_class_of(model_config)
     was_classifier = any(SEQUENCE_CLASSIFIER in entry for entry in model_config.architectures or [])
@@ -239,14 +288,18 @@ def _read_weights(
     implementation = (
         attention.padded_implementation(model_config.get_text_config()) if layout == "padded" else attention.NAME
     )
-    classifier, missing = read_classifier(
-        disk_class,
-        name,
-        implementation,
-        new_head=config.new_head,
-        trust_remote_code=config.trust_remote_code,
-        options=options,
-    )
+    outline = None if outline_of is None else outline_of(disk_class, name, implementation, new_head=config.new_head)
+    if outline is not None:
+        classifier, missing = outline.classifier, set(outline.missing)
+    else:
+        classifier, missing = read_classifier(
+            disk_class,
+            name,
+            implementation,
+            new_head=config.new_head,
+            trust_remote_code=config.trust_remote_code,
+            options=options,
+        )
     head_keys = {key for key in missing if key.startswith(f"{HEAD_ON_DISK}.")}
     if other := sorted(missing - head_keys):
         raise ModelError(
@@ -258,8 +311,7 @@ def _read_weights(
             f"{name}: it calls itself {model_config.architectures[0]} but its files hold no {HEAD_ON_DISK}.weight, so "
             f"its rewards are lost. Restore the file, or draw a new head with --new-head."
         )
-    new_head = bool(head_keys) or config.new_head
-    return classifier, new_head
+    return _Read(classifier=classifier, new_head=bool(head_keys) or config.new_head, outline=outline)
 
 
 def read_classifier(

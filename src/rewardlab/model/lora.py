@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -19,7 +20,8 @@ from torch import Tensor, nn
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ModelError
 from rewardlab.model.config import ModelConfig
-from rewardlab.model.quantization import far_from, is_quantized
+from rewardlab.model.parts import Weight, drop_gathered, whole_of
+from rewardlab.model.quantization import far_from, is_quantized, weight_shape
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, disk_name
 
 ADAPTER: Final = "default"
@@ -160,38 +162,104 @@ def require_adapter_gradients(model: nn.Module) -> None:
         )
 
 
+def measure_lengths(model: RewardModel, originals: Mapping[str, Tensor]) -> None:
+    """With DoRA, the lengths that the rows of each adapted layer start with, where it has no weights yet: those of the
+    original ones, read one at a time.
+    """
+    for path in adapted_layers(model):
+        layer: Any = model.get_submodule(path)
+        if ADAPTER in layer.lora_magnitude_vector:
+            lengths = layer.lora_magnitude_vector[ADAPTER]
+            update_OI = layer.lora_B[ADAPTER].weight @ layer.lora_A[ADAPTER].weight
+            found = lengths.get_weight_norm(originals[f"{path}.weight"], update_OI, layer.scaling[ADAPTER])
+            lengths.weight.data = found.detach()
+
+
 def merged_state(model: RewardModel) -> dict[str, Tensor]:
     """The state dict with adapters merged into their layers in float32, under the names of the bare model.
 
-    Where frozen weights are held rounded or quantised, they are the original ones here. The live model is not touched.
-
-    Raises ModelError if the originals are not those that the run started from.
+    Raises ModelError as `merged_weights` and its weights do.
     """
+    state: dict[str, Tensor] = {}
+    for name, weight in merged_weights(model).items():
+        tensor = weight.whole(True)
+        assert tensor is not None
+        state[name] = tensor
+    return state
+
+
+def merged_weights(model: RewardModel, *, wanted: bool = True) -> dict[str, Weight]:
+    """Every weight with adapters merged into its layer in float32, under the names of the bare model, each computed
+    when it is asked for.
+
+    Where frozen weights are held rounded or quantised, they are the original ones here. The live model is not touched.
+    A process that helps others to gather a divided model, and keeps nothing, has `wanted` false.
+
+    Raises ModelError, here or when a weight is asked for, if the originals are not those that the run started from.
+    """
+    drop_gathered(model)
     state = {name: tensor for name, tensor in model.state_dict().items() if not is_adapter(name)}
-    originals: dict[str, Tensor] = {}
-    if model.read_originals is not None:
+    parameters = dict(model.named_parameters())
+    adapted = {f"{path}.base_layer.weight": path for path in adapted_layers(model)}
+    read: Mapping[str, Tensor] = {}
+    if model.read_originals is not None and wanted:
         read = model.read_originals()
+    if any(is_quantized(parameter) for parameter in parameters.values()):
         # What a quantised layer keeps beside its weight belongs to no weight of the bare model.
-        state = {name: tensor for name, tensor in state.items() if _bare(name) in read}
-        originals = _originals(model, state, read)
-        state |= originals
-    for name in adapted_layers(model):
-        key = f"{name}.base_layer.weight"
-        state[key] = _merged(model.get_submodule(name), originals.get(key))
-    return {_bare(name): tensor for name, tensor in state.items()}
+        state = {name: tensor for name, tensor in state.items() if bare_name(name) in read}
+    weights: dict[str, Weight] = {}
+    for name, tensor in state.items():
+        held = parameters.get(name, tensor)
+        has_original = model.read_originals is not None and name in parameters and not held.requires_grad
+        weights[bare_name(name)] = Weight(
+            shape=weight_shape(held),
+            dtype=torch.float32 if has_original or name in adapted else tensor.dtype,
+            whole=partial(_whole, model, name, held, read if has_original else None, adapted.get(name)),
+        )
+    return weights
 
 
-def _bare(name: str) -> str:
+def bare_name(name: str) -> str:
+    """The name that a weight has without adapters."""
     return name.replace(".base_layer.", ".")
 
 
 @torch.no_grad()
-def _merged(layer: Any, original: Tensor | None) -> Tensor:
-    """The weight of an adapted layer with its update, in float32; `original` takes the place of the one it holds."""
+def _whole(
+    model: RewardModel,
+    name: str,
+    held: Tensor,
+    read: Mapping[str, Tensor] | None,
+    adapted: str | None,
+    wanted: bool,
+) -> Tensor | None:
+    """A weight as it is saved; `read` holds its original, `adapted` names its layer."""
+    layer: Any = None if adapted is None else model.get_submodule(adapted)
+    if layer is not None:
+        parts: dict[int, Any] = {}
+        for parameter in layer.parameters():
+            gathered = whole_of(parameter)
+            if gathered is not parameter and wanted:
+                parts[id(parameter)] = nn.Parameter(gathered.detach().cpu(), parameter.requires_grad)
+        gathered = parts.get(id(layer.get_base_layer().weight), held)
+    else:
+        gathered = whole_of(held.detach())
+    if not wanted:
+        return None
+    original = None if read is None else _original(model, name, held, gathered, read[bare_name(name)])
+    if layer is not None:
+        return _merged(layer, original, parts)
+    return gathered if original is None else original
+
+
+def _merged(layer: Any, original: Tensor | None, gathered: dict[int, Any]) -> Tensor:
+    """The weight of an adapted layer with its update, in float32; `original` takes the place of the one it holds, and
+    what was `gathered` that of the layer's own parameters, by their identity.
+    """
     if is_quantized(layer.get_base_layer().weight):
         assert original is not None, "what is quantised has originals"
         return merge_update(layer, original)
-    merged = copy.deepcopy(layer).float()
+    merged = copy.deepcopy(layer, gathered).float()
     weight = merged.get_base_layer().weight
     if original is not None:
         weight.data = original.to(weight.device)
@@ -210,34 +278,41 @@ def merge_update(layer: Any, weight_OI: Tensor) -> Tensor:
     return merged_OI
 
 
-def _originals(model: RewardModel, held: Mapping[str, Tensor], read: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Frozen weights before they were rounded or quantised, under the names of the live model."""
-    originals: dict[str, Tensor] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            continue
-        originals[name] = tensor = read[_bare(name)]
-        if is_quantized(parameter):
-            changed = far_from(model.get_submodule(name.rpartition(".")[0]), tensor)
-        else:
-            # As half_frozen holds it; bitsandbytes may have cast a bias since.
-            rounded = tensor.to(model.compute_dtype).to(held[name].dtype)
-            changed = not torch.equal(rounded, held[name].cpu())
-        if changed:
-            raise ModelError(
-                f"{name} of the base model is not what the run started from, so what was trained cannot be joined with "
-                f"it. Leave the files of --model as they are while it trains."
-            )
-    return originals
+def _original(model: RewardModel, name: str, held: Tensor, gathered: Tensor, original: Tensor) -> Tensor:
+    """A frozen weight before it was rounded or quantised; ModelError if it cannot be."""
+    if is_quantized(held):
+        changed = far_from(model.get_submodule(name.rpartition(".")[0]), original)
+    else:
+        # As half_frozen holds it; bitsandbytes may have cast a bias since.
+        rounded = original.to(model.compute_dtype).to(gathered.dtype)
+        changed = not torch.equal(rounded, gathered.cpu())
+    if changed:
+        raise ModelError(
+            f"{name} of the base model is not what the run started from, so what was trained cannot be joined with "
+            f"it. Leave the files of --model as they are while it trains."
+        )
+    return original
 
 
-def adapter_state(model: RewardModel) -> dict[str, Tensor]:
+def adapter_weights(model: RewardModel) -> dict[str, Weight]:
     """Adapters, head and modules that train whole, under the names of PEFT's sequence-classification layout."""
+    drop_gathered(model)
     inner: Any = get_peft_model_state_dict(model.backbone, adapter_name=ADAPTER, save_embedding_layers=False)
     state = {f"backbone.{name}": tensor for name, tensor in inner.items()}
     for path in whole_modules(model):
         state |= {f"{path}.{name}": tensor for name, tensor in model.get_submodule(path).state_dict().items()}
-    return {PEFT_PREFIX + disk_name(name, model.disk_class): tensor.detach().float() for name, tensor in state.items()}
+    return {
+        PEFT_PREFIX + disk_name(name, model.disk_class): Weight(
+            shape=tuple(tensor.shape), dtype=torch.float32, whole=partial(_plain, tensor)
+        )
+        for name, tensor in state.items()
+    }
+
+
+@torch.no_grad()
+def _plain(tensor: Tensor, wanted: bool) -> Tensor | None:
+    gathered = whole_of(tensor.detach())
+    return gathered.float() if wanted else None
 
 
 def adapter_config(config: ModelConfig, model: RewardModel, base: str) -> dict[str, Any]:

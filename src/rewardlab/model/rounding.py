@@ -54,7 +54,7 @@ def round_stochastically(
         noise = torch.randint(0, 1 << 16, source.shape, dtype=torch.int32, device=tensor.device, generator=generator)
         target.copy_(_round(source.float(), noise, dtype))
         return out
-    draws = np.random.Generator(np.random.SFC64(sequence))
+    draws = np.random.Generator(np.random.PCG64DXSM(sequence))
     for start in range(0, len(source), AT_A_TIME):
         part = source[start : start + AT_A_TIME].to(torch.float32)
         raw = draws.integers(0, 1 << 64, -(-len(part) // 4), dtype=np.uint64)

@@ -58,13 +58,14 @@ def _freeze_first(backbone: nn.Module, count: int) -> None:
 def half_frozen(model: nn.Module, dtype: torch.dtype) -> bool:
     """Hold frozen floating-point weights in the dtype they are computed in; what trains is left as it is.
 
-    Returns whether that rounded any: weights that come from a file in this dtype lose nothing.
+    Returns whether that rounded any: weights that come from a file in this dtype lose nothing. Of weights that are
+    still empty it cannot be told.
     """
     rounded = False
     for parameter in model.parameters():
         if not parameter.requires_grad and parameter.is_floating_point():
             held = parameter.data.to(dtype)
-            rounded = rounded or not torch.equal(held.to(parameter.dtype), parameter.data)
+            rounded = rounded or not (held.is_meta or torch.equal(held.to(parameter.dtype), parameter.data))
             parameter.data = held
     return rounded
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from rewardlab.artifact.load import assemble, require_canaries, require_files
+from rewardlab.artifact.load import Where, assemble, require_canaries, require_files
 from rewardlab.core.spec import read_spec
 
 
@@ -32,7 +32,7 @@ def verify(folder: str | Path) -> Verification:
     path = Path(folder)
     spec = read_spec(path)
     require_files(path, spec)
-    scorer = assemble(path, spec, device=torch.device("cpu"), precision="fp32", attention_mode="auto")
+    scorer = assemble(path, spec, where=Where(device=torch.device("cpu")), precision="fp32", attention_mode="auto")
     distance = require_canaries(scorer, spec, where=str(path))
     noticed = spec.provenance.get("faults_noticed", {})
     return Verification(

@@ -6,12 +6,11 @@ replicated over nodes), and `none` leaves a whole model on every rank and adds t
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final, Literal
@@ -21,7 +20,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from rewardlab.core.errors import ConfigError, RankError, RunInterrupted
 from rewardlab.model.layers import decoder_layers
@@ -126,11 +124,6 @@ def _end_with_others(rank: int, ended: threading.Event) -> None:
         os._exit(1)
 
 
-def is_divided(sharding: Sharding) -> bool:
-    """Whether ranks have joined that will not hold the whole model each."""
-    return dist.is_initialized() and sharding != "none"
-
-
 def require_sharding(config: RewardTrainerConfig, ranks: Ranks, *, goes_on: bool) -> None:
     """Raise ConfigError for what several ranks cannot do together; a run that goes on has found its budget."""
     if ranks.size == 1:
@@ -145,38 +138,87 @@ def require_sharding(config: RewardTrainerConfig, ranks: Ranks, *, goes_on: bool
         raise ConfigError(f"{what} cannot be divided among devices. Use --sharding none, or leave it out.")
 
 
-def divide(
-    model: RewardModel, sharding: Sharding, ranks: Ranks, *, device: torch.device, defer_sync: bool = False
-) -> Parallel:
-    """Divide a loaded model among the ranks, in place; no optimiser may know its parameters yet.
+class Parts:
+    """Ranks that hold models in parts, over all of them or within each node."""
+
+    def __init__(self, ranks: Ranks, sharding: Sharding) -> None:
+        """Raises ConfigError where the ranks do not fit the way."""
+        self.ranks, self._sharding = ranks, sharding
+        self._per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size)) if sharding == "hybrid" else ranks.size
+        self._meshes: dict[str, DeviceMesh] = {}
+        if ranks.size % self._per_node:
+            raise ConfigError(f"--sharding hybrid: {ranks.size} ranks are not a multiple of {self._per_node} a node.")
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the rank that logs and writes."""
+        return self.ranks.is_first
+
+    def gather(self, thing: Any) -> list[Any]:
+        """What every rank hands in, by rank."""
+        return self.ranks.gather(thing)
+
+    def by_first(self, do: Callable[[], Any]) -> Any:
+        """What the first rank alone does: its result on all ranks, or its error."""
+        return self.ranks.by_first(do)
+
+    def tell(self, line: str) -> None:
+        """Say something, as the first rank."""
+        logger.info(line)
+
+    def divide(self, model: RewardModel) -> None:
+        """Leave each rank with its part of a model, in place, on the device of the head; no optimiser may know its
+        parameters yet.
+        """
+        device = model.device
+        if model.half_weights is not None:  # FSDP rounds what it gathers
+            model.half_weights.drop()
+            model.half_weights = None
+        _shard(model, self._mesh(device.type))
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                # Each rank's loss is divided by the weight of all, so gradients are to be added; by default they are
+                # averaged, and on gloo the factor alone is not enough.
+                module.set_gradient_divide_factor(1.0)
+                if device.type == "cpu":
+                    module.set_force_sum_reduction_for_comms(True)
+
+    def _mesh(self, kind: str) -> DeviceMesh:
+        """The ranks by node and within it; made once, since each has process groups of its own."""
+        if kind not in self._meshes:
+            shape: tuple[int, ...] = (self.ranks.size,)
+            names: tuple[str, ...] = ("shard",)
+            if self._sharding == "hybrid":
+                shape, names = (self.ranks.size // self._per_node, self._per_node), ("replicate", "shard")
+            self._meshes[kind] = init_device_mesh(kind, shape, mesh_dim_names=names)
+        return self._meshes[kind]
+
+    def line(self) -> str:
+        """How the ranks share a model."""
+        if self._sharding == "full":
+            return f"{self.ranks.size}, the model sharded over all of them"
+        copies = self.ranks.size // self._per_node
+        return f"{self.ranks.size}, sharded within {self._per_node} and replicated {copies} times"
+
+
+def parts_of(sharding: Sharding, ranks: Ranks) -> Parts | None:
+    """How the ranks hold models in parts; None where each has the whole model, or is alone.
 
     Raises ConfigError where the ranks do not fit the way.
     """
+    return Parts(ranks, sharding) if dist.is_initialized() and sharding != "none" else None
+
+
+def share(model: RewardModel, parts: Parts | None, ranks: Ranks, *, defer_sync: bool = False) -> Parallel:
+    """How the ranks share a step of a loaded model, which is divided here unless it was when it was loaded."""
     if not dist.is_initialized():
         return Parallel(ranks)
-    if sharding == "none":
+    if parts is None:
         logger.info("ranks: %d, each with the whole model", ranks.size)
         return _Replicated(ranks)
-    if sharding == "hybrid":
-        per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size))
-        if ranks.size % per_node:
-            raise ConfigError(f"--sharding hybrid: {ranks.size} ranks are not a multiple of {per_node} a node.")
-        mesh = init_device_mesh(device.type, (ranks.size // per_node, per_node), mesh_dim_names=("replicate", "shard"))
-        logger.info("ranks: %d, sharded within %d and replicated %d times", ranks.size, per_node, mesh.size(0))
-    else:
-        mesh = init_device_mesh(device.type, (ranks.size,), mesh_dim_names=("shard",))
-        logger.info("ranks: %d, the model sharded over all of them", ranks.size)
-    if model.half_weights is not None:  # FSDP rounds what it gathers
-        model.half_weights.drop()
-        model.half_weights = None
-    _shard(model, mesh)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            # Each rank's loss is divided by the weight of all, so gradients are to be added; by default they are
-            # averaged, and on gloo the factor alone is not enough.
-            module.set_gradient_divide_factor(1.0)
-            if device.type == "cpu":
-                module.set_force_sum_reduction_for_comms(True)
+    logger.info("ranks: %s", parts.line())
+    if not isinstance(model, FSDPModule):
+        parts.divide(model)
     return _Sharded(ranks, model, defer_sync=defer_sync)
 
 
@@ -249,27 +291,3 @@ class _Replicated(Parallel):
         parts = torch.split(flat, [gradient.numel() for gradient in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
-
-
-def twin_of(model: RewardModel, ranks: Ranks) -> RewardModel | None:
-    """A whole copy of the model on the CPU of the first rank, for saving, made before it is sharded; None elsewhere."""
-    if not ranks.is_first:
-        return None
-    device = model.device
-    model.to("cpu")  # so that the device never holds two
-    twin = copy.deepcopy(model)
-    model.to(device)
-    return twin
-
-
-def update_twin(twin: RewardModel | None, model: RewardModel) -> None:
-    """Bring what trains to the first rank's copy, one tensor at a time. Every rank calls it."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
-    held = dict(twin.named_parameters()) if twin is not None else {}
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-                if twin is not None:
-                    held[name].copy_(whole)

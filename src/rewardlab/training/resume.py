@@ -15,6 +15,7 @@ from torch import nn
 from rewardlab.core.config import from_mapping, to_mapping
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json
+from rewardlab.model.parts import whole_of
 from rewardlab.training.checkpoint import Checkpoint, checkpoint_at, newest_checkpoint
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run_folder import CHECKPOINTS, holds_models, run_of, sweep
@@ -199,12 +200,12 @@ def require_same_data(facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> 
 def frozen_fingerprint(model: nn.Module) -> str:
     """A number that changes with any bit of the weights that do not train; a checkpoint does not hold them.
 
-    Sums of the bits as integers, so that neither device nor order matters.
+    Sums of the bits as integers, so that neither device nor order matters. Every rank calls it for a model in parts.
     """
     total = 0
     for parameter in model.parameters():
         if not parameter.requires_grad:
-            bits = parameter.detach().contiguous().view(torch.uint8).view(-1)
+            bits = whole_of(parameter.detach()).contiguous().view(torch.uint8).view(-1)
             whole = bits[: len(bits) // 4 * 4].view(torch.int32)
             found = int(whole.sum(dtype=torch.int64)) + int(bits[len(whole) * 4 :].sum(dtype=torch.int64))
             total = (31 * total + found) % (1 << 61)

@@ -13,18 +13,19 @@ from typing import Literal
 import torch
 
 from rewardlab.analysis.health import WarningSign
-from rewardlab.artifact.load import load
+from rewardlab.artifact.load import Where, assemble
 from rewardlab.artifact.save import verify_in_clean_process
-from rewardlab.core.types import TokenGroup
+from rewardlab.core.spec import read_spec
 from rewardlab.data.pack import largest_cost
 from rewardlab.model.load import load_reward_model
 from rewardlab.model.reward import RewardModel
+from rewardlab.score import Scorer
 from rewardlab.training.budget import choose_budget
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import EvalResult, evaluate_groups, read_evaluation, write_evaluation
 from rewardlab.training.interrupt import StopRequests
 from rewardlab.training.monitor import Watch, watch_run
-from rewardlab.training.parallel import divide, joined_ranks
+from rewardlab.training.parallel import Parts, joined_ranks, parts_of, share
 from rewardlab.training.peak import peak_of
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.ready import Ready, make_ready, write_run_start
@@ -91,6 +92,8 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
     ready = make_ready(config, ranks, held)
     config = ready.config
     torch.manual_seed(config.seed)
+    parts = parts_of(config.sharding, ranks)
+    division = parts if ranks.size > 1 else None
     model = load_reward_model(
         ready.base.path,
         config,
@@ -99,14 +102,15 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
         layout=ready.layout,
         device=ready.device,
         log=logger.info,
+        division=division,
     )
     config = _settle_budget(config, model, ready.data)
     peak = peak_of(ready.device, model.compute_dtype, linear_shapes(model), count=ranks.size)
     logger.info("peak: %s", peak.line())
     fingerprint = frozen_fingerprint(model)
     ranks.by_first(lambda: write_run_start(replace(ready, config=config), fingerprint, peak))
-    saver = Saver(config, ready.base, model, ranks)
-    parallel = divide(model, config.sharding, ranks, device=ready.device, defer_sync=config.defer_gradient_sync)
+    saver = Saver(config, ready.base, model, ranks, division)
+    parallel = share(model, parts, ranks, defer_sync=config.defer_gradient_sync)
     assert config.steps is not None
     resumed_at = None if ready.interrupted is None else ready.interrupted.checkpoint.step
     watch = watch_run(config, ready.device, ready.tokens, resumed_at=resumed_at) if ranks.is_first else Watch()
@@ -130,8 +134,7 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
         trainer.heed_late_signal()
     seconds, speed = time.perf_counter() - started, trainer.speed()
     trainer.release()
-    saver.release()
-    result = _finish(config, trainer, ready.test, seconds, ranks)
+    result = _finish(config, trainer, ready, seconds, ranks, division)
     return replace(
         result, test_baseline=test_baseline, baselines=ready.baselines, speed=speed, warnings=tuple(watch.signs)
     )
@@ -170,7 +173,12 @@ def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datase
 
 
 def _finish(
-    config: RewardTrainerConfig, trainer: RewardTrainer, test: Sequence[TokenGroup], seconds: float, ranks: Ranks
+    config: RewardTrainerConfig,
+    trainer: RewardTrainer,
+    ready: Ready,
+    seconds: float,
+    ranks: Ranks,
+    parts: Parts | None,
 ) -> TrainResult:
     """Verify the chosen model in a clean process and read the test data, once, with it."""
     last = config.output_dir / f"step_{trainer.step}"
@@ -184,8 +192,9 @@ def _finish(
     ranks.by_first(lambda: verify_in_clean_process(chosen))
     logger.info("verified %s in a clean process", chosen)
     selected = test_result = None
+    test = ready.test
     if trainer.data.eval or test:
-        scorer = load(chosen, check=False)
+        scorer = _reload(chosen, ready.device, parts)
         for name, groups in (("selection", trainer.data.eval), ("test", test)):
             if groups:
                 result = evaluate_groups(
@@ -212,4 +221,11 @@ def _finish(
         train_seconds=seconds,
         speed="",
         warnings=(),
+    )
+
+
+def _reload(folder: Path, device: torch.device, parts: Parts | None) -> Scorer:
+    """The model in a folder in float32, as every reader of the folder computes: whole on each rank, or in parts."""
+    return assemble(
+        folder, read_spec(folder), where=Where(device=device, division=parts), precision="fp32", attention_mode="auto"
     )
