@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -72,6 +73,17 @@ def test_the_bits_depend_on_the_seed_alone():
     assert name_seed("a.weight") != name_seed("b.weight")
     assert torch.equal(round_weights(values, torch.bfloat16, "a"), round_weights(values, torch.bfloat16, "a"))
     assert not torch.equal(round_weights(values, torch.bfloat16, "a"), round_weights(values, torch.bfloat16, "b"))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_parts_of_a_tensor_are_rounded_as_the_whole(dtype):
+    values = torch.randn(2 * AT_A_TIME + 1001, generator=torch.Generator().manual_seed(1))
+    whole = round_stochastically(values, dtype, (3,))
+    ends = [0, 5, 6, AT_A_TIME + 3, 2 * AT_A_TIME + 6, len(values)]
+    parts = [
+        round_stochastically(values[start:stop], dtype, (3,), start=start) for start, stop in itertools.pairwise(ends)
+    ]
+    assert torch.equal(torch.cat(parts), whole)
 
 
 def test_only_wider_floats_are_rounded():

@@ -24,6 +24,8 @@ from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import RewardlabError, RunInterrupted
 from rewardlab.model import lora
 from rewardlab.model.config import ModelConfig
+from rewardlab.model.half import HalfWeights
+from rewardlab.model.trainable import half_frozen
 from rewardlab.training import parallel
 from rewardlab.training import run as run_module
 from rewardlab.training.config import RewardTrainerConfig
@@ -54,6 +56,9 @@ def trainer_for(folder: Path, how: Mapping[str, Any], alone: Parallel | None = N
             if parameter.ndim < 2:  # off the grid of half precision, as training leaves them
                 parameter.data += 0.003 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5))
         model.compute_dtype = torch.bfloat16
+    if how.get("stochastic"):
+        half_frozen(model.backbone, torch.bfloat16)  # as a run holds them
+        model.half_weights = HalfWeights(model.backbone, "backbone", torch.bfloat16, "stochastic")
     model.train()
     config = RewardTrainerConfig(
         model="tiny",

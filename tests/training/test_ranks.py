@@ -38,6 +38,8 @@ CASES = {
     "k-wise": (2, {"replies": 4, "budget": 200}),
     "float32": (2, {"dtype": "float32"}),
     "bf16": (2, {"dtype": "float32", "half": True}),
+    "bf16, rounded stochastically": (2, {"dtype": "float32", "half": True, "stochastic": True}),
+    "bf16, lora, rounded stochastically": (2, {"dtype": "float32", "half": True, "lora": True, "stochastic": True}),
     "bf16, lora": (2, {"dtype": "float32", "half": True, "lora": True}),
     "regularised": (2, {"settings": {"score_regularization_lambda": 0.1, "center_lambda": 0.01}}),
 }

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from rewardlab.model.rounding import HalfRounding, name_seed, round_stochastically
 
@@ -98,6 +99,9 @@ class HalfWeights:
             layer.half_weight = self._copy(weight.detach(), layer.half_weight, (*draw, *name_seed(name)))
             layer.made_of = made_of
 
+    def restore(self) -> None:
+        """Nothing: the weights themselves were never rounded."""
+
     def drop(self) -> None:
         """Give the copies back; the layers compute as nn.Linear from now on."""
         for _, layer in self._layers:
@@ -112,3 +116,62 @@ class HalfWeights:
         if self.rounding == "stochastic":
             return round_stochastically(weight, self.dtype, seed, out=out)
         return out.copy_(weight)
+
+
+class RoundedParts:
+    """The weights of linear layers that FSDP holds in parts: rounded in place while the model computes.
+
+    FSDP casts what it gathers to half precision, and for weights that are rounded already that changes nothing. What
+    they were is kept beside them, and is put back before anybody reads or updates them. On the CPU every process draws
+    what one alone would draw for its part.
+    """
+
+    def __init__(self, module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
+        """Of every nn.Linear inside, what trains in float32."""
+        self.dtype = dtype
+        self._weights = [
+            (f"{name}.weight", layer.weight)
+            for name, layer in module.named_modules(prefix=prefix)
+            if type(layer) is nn.Linear and layer.weight.requires_grad and layer.weight.dtype is torch.float32
+        ]
+        self._draw: tuple[int, ...] | None = None
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    @torch.no_grad()
+    def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> None:
+        """Round every weight by this draw, unless that was done."""
+        if self._draw == draw:
+            return
+        self.restore()
+        for name, weight in self._weights:
+            assert isinstance(weight, DTensor)
+            part, width = weight.to_local(), weight.shape[1]
+            self._kept.append((part, part.clone()))
+            start = rows_of(weight).start * width
+            round_stochastically(part, self.dtype, (*draw, *name_seed(name)), out=part, start=start)
+        self._draw = draw
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put back what the weights were."""
+        for part, kept in self._kept:
+            part.copy_(kept)
+        self._kept, self._draw = [], None
+
+    def drop(self) -> None:
+        """Put back what the weights were, for good."""
+        self.restore()
+        self._weights = []
+
+
+def rows_of(tensor: DTensor) -> slice:
+    """The rows of a weight that FSDP leaves with this process: of the first dimension, in equal chunks."""
+    mesh = tensor.device_mesh
+    (dimension,) = (number for number, placement in enumerate(tensor.placements) if placement.is_shard(0))
+    count = tensor.shape[0]
+    chunk = -(-count // mesh.size(dimension))
+    start = min(count, chunk * mesh.get_local_rank(dimension))
+    return slice(start, min(count, start + chunk))

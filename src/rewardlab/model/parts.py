@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from rewardlab.model.half import rows_of
 from rewardlab.model.outline import Outline, Place, read_outline
 from rewardlab.model.reward import RewardModel, disk_name
 
@@ -75,9 +76,13 @@ def whole_of(tensor: Tensor) -> Tensor:
 
 
 def drop_gathered(model: nn.Module) -> None:
-    """Leave a model with its parts alone: a forward pass may leave gathered copies."""
+    """Leave a model with its parts alone, as they were trained: a forward pass may leave gathered copies, and parts
+    that are rounded.
+    """
     if isinstance(model, FSDPModule):
         model.reshard()
+    if isinstance(model, RewardModel) and model.half_weights is not None:
+        model.half_weights.restore()
 
 
 def worst(measure: Callable[[], float], division: Division | None) -> Callable[[], float]:
@@ -173,7 +178,7 @@ def _fill(tensor: Tensor, place: Place) -> bool:
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if not part.numel():
         return False
-    read = place.read(_rows_of(tensor) if isinstance(tensor, DTensor) else None)
+    read = place.read(rows_of(tensor) if isinstance(tensor, DTensor) else None)
     assert read.shape == part.shape, (place.key, read.shape, part.shape)
     if not part.is_floating_point():
         part.copy_(read)
@@ -181,13 +186,3 @@ def _fill(tensor: Tensor, place: Place) -> bool:
     held = read.float().to(part.dtype)
     part.copy_(held)
     return not torch.equal(held.float(), read.float())
-
-
-def _rows_of(tensor: DTensor) -> slice:
-    """The rows of a weight that FSDP leaves with this process: of the first dimension, in equal chunks."""
-    mesh = tensor.device_mesh
-    (dimension,) = (number for number, placement in enumerate(tensor.placements) if placement.is_shard(0))
-    count = tensor.shape[0]
-    chunk = -(-count // mesh.size(dimension))
-    start = min(count, chunk * mesh.get_local_rank(dimension))
-    return slice(start, min(count, start + chunk))

@@ -20,7 +20,7 @@ from rewardlab.batch import PackedBatch
 from rewardlab.core.errors import ModelError
 from rewardlab.model.attention import LAYOUT_ARGUMENT
 from rewardlab.model.attention_backends import PromptLayout
-from rewardlab.model.half import AS_SAVED, HalfWeights
+from rewardlab.model.half import AS_SAVED, HalfWeights, RoundedParts
 
 Layout = Literal["shared", "unshared", "padded"]
 """`shared` and `unshared` take the packed row; `padded` one row a reply."""
@@ -45,8 +45,8 @@ class RewardModel(nn.Module):
         """Name of the kernel of shared-prompt attention (model/attention_backends.py)."""
         self.read_only_where_scored: nn.Module | None = None
         """The last layer's feed-forward part, where it runs only for tokens at which a score is read."""
-        self.half_weights: HalfWeights | None = None
-        """Copies of the backbone's weights in the half precision of its arithmetic; None where autocast makes them."""
+        self.half_weights: HalfWeights | RoundedParts | None = None
+        """Rounds the backbone's weights to the half precision of its arithmetic; None where autocast does."""
         self.step_draw: tuple[int, ...] = AS_SAVED
         """What the rounding of weights is seeded with while training; else a model computes as it will be saved."""
         self.read_originals: Callable[[], Mapping[str, Tensor]] | None = None

@@ -20,6 +20,8 @@ from torch import Tensor
 HalfRounding = Literal["stochastic", "nearest"]
 AT_A_TIME: Final = 1 << 17
 """Weights rounded at a time on the CPU, so that what lies between stays in the processor's caches."""
+DRAWS: Final = 4
+"""Draws of 16 bits in one number of the generator."""
 BITS_DROPPED: Final = {torch.bfloat16: 16, torch.float16: 13}
 """Low bits of a float32 that the format has no room for."""
 SMALLEST_NORMAL: Final = 2.0**-14
@@ -34,13 +36,14 @@ def name_seed(name: str) -> tuple[int, int]:
 
 
 def round_stochastically(
-    tensor: Tensor, dtype: torch.dtype, seed: Sequence[int], *, out: Tensor | None = None
+    tensor: Tensor, dtype: torch.dtype, seed: Sequence[int], *, out: Tensor | None = None, start: int = 0
 ) -> Tensor:
     """A float tensor in bfloat16 or float16, each value rounded up or down with odds that make it right on average.
 
     A function of the values, their order and `seed` alone (on CUDA, of the device's generator too). Values that the
     format has are kept, so are infinities and NaN; what lies beyond its range becomes infinite. `out` is a contiguous
-    tensor of the same shape in `dtype`, and is returned.
+    tensor of the same shape in `dtype` or wider, and is returned. `start` is where the tensor begins in the one that it
+    is a part of, value after value: on the CPU the parts of a tensor are then rounded as the whole of it.
 
     Raises ValueError for another dtype.
     """
@@ -50,16 +53,20 @@ def round_stochastically(
     source, target = tensor.detach().reshape(-1), out.view(-1)
     sequence = np.random.SeedSequence(tuple(seed))
     if tensor.device.type != "cpu":
+        sequence = np.random.SeedSequence((*seed, start)) if start else sequence
         generator = torch.Generator(tensor.device).manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
         noise = torch.randint(0, 1 << 16, source.shape, dtype=torch.int32, device=tensor.device, generator=generator)
         target.copy_(_round(source.float(), noise, dtype))
         return out
-    draws = np.random.Generator(np.random.PCG64DXSM(sequence))
-    for start in range(0, len(source), AT_A_TIME):
-        part = source[start : start + AT_A_TIME].to(torch.float32)
-        raw = draws.integers(0, 1 << 64, -(-len(part) // 4), dtype=np.uint64)
-        noise = torch.from_numpy(raw.view(np.uint16)[: len(part)]).to(torch.int32)
-        target[start : start + AT_A_TIME] = _round(part, noise, dtype)
+    skipped, begun = divmod(start, DRAWS)
+    draws = np.random.Generator(np.random.PCG64DXSM(sequence).advance(skipped))
+    place = 0
+    while place < len(source):
+        part = source[place : place + AT_A_TIME - begun].to(torch.float32)
+        raw = draws.integers(0, 1 << 64, -(-(begun + len(part)) // DRAWS), dtype=np.uint64)
+        noise = torch.from_numpy(raw.view(np.uint16)[begun : begun + len(part)]).to(torch.int32)
+        target[place : place + len(part)] = _round(part, noise, dtype)
+        place, begun = place + len(part), 0
     return out
 
 

@@ -22,7 +22,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rewardlab.core.errors import ConfigError, RankError, RunInterrupted
+from rewardlab.model.half import HalfWeights, RoundedParts
 from rewardlab.model.layers import decoder_layers
+from rewardlab.model.parts import drop_gathered
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.interrupt import signals_as_ever
@@ -171,10 +173,12 @@ class Parts:
         parameters yet.
         """
         device = model.device
-        if model.half_weights is not None:  # FSDP rounds what it gathers
-            model.half_weights.drop()
-            model.half_weights = None
+        copies, model.half_weights = model.half_weights, None
+        if copies is not None:
+            copies.drop()
         _shard(model, self._mesh(device.type))
+        if isinstance(copies, HalfWeights) and copies.rounding == "stochastic":  # else FSDP rounds, to the nearest
+            model.half_weights = RoundedParts(model.backbone, "backbone", copies.dtype)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 # Each rank's loss is divided by the weight of all, so gradients are to be added; by default they are
@@ -264,7 +268,12 @@ class _Sharded(Parallel):
             self._root.set_requires_gradient_sync(is_last)
 
     def drop_gathered(self) -> None:
-        self._root.reshard()
+        drop_gathered(self._root)
+
+    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """FSDP has added them up; what is updated is the weights as they were before they were rounded."""
+        if self._root.half_weights is not None:
+            self._root.half_weights.restore()
 
 
 class _Replicated(Parallel):

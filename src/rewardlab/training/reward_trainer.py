@@ -217,7 +217,7 @@ class RewardTrainer(Trainer[PackedBatch]):
         self._offer(result)
 
     def _judge(self, groups: Sequence[TokenGroup], progress: str) -> EvalResult:
-        return evaluate_groups(
+        result = evaluate_groups(
             self.reward_model,
             groups,
             beta=self.settings.beta,
@@ -225,6 +225,8 @@ class RewardTrainer(Trainer[PackedBatch]):
             progress=progress,
             ranks=self.ranks,
         )
+        self.parallel.drop_gathered()
+        return result
 
     def _evaluate_training_part(self, result: EvalResult) -> dict[str, float]:
         """The fixed part of the training data, and how much better the model does there: the train–eval gap."""
