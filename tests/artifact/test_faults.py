@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoConfig,
@@ -31,11 +29,12 @@ from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.core.errors import ArtifactError
-from rewardlab.core.files import sha256_file, sha256_text
+from rewardlab.core.files import sha256_text
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.config import DataConfig
 from rewardlab.serve.verify import verify
+from sealing import edit, edit_weights, seal_again
 
 ROPE_SETTINGS = (
     "rope_parameters",
@@ -77,22 +76,9 @@ def copy(trained, tmp_path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "copy"))
 
 
-def edit(path: Path, change: Callable[[Any], object]) -> None:
-    """Change a JSON file of a folder, and its recorded hash with it, so that only a deeper check can notice."""
-    values = json.loads(path.read_text())
-    change(values)
-    path.write_text(json.dumps(values))
-    if path.name != "reward_spec.json":
-        record(path)
-
-
-def record(path: Path) -> None:
-    edit(path.with_name("reward_spec.json"), lambda spec: spec["files"].update({path.name: sha256_file(path)}))
-
-
 def write_template(folder: Path, template: str) -> None:
     (folder / "chat_template.jinja").write_text(template)
-    record(folder / "chat_template.jinja")
+    seal_again(folder)
 
 
 def agree_on_template(folder: Path, template: str, *, final: int | None) -> None:
@@ -139,14 +125,10 @@ def plant_shifted_position(folder: Path, depth: int) -> None:
 
 
 def plant_lost_head(folder: Path, depth: int) -> None:
-    path = folder / "model.safetensors"
-    weights = load_file(path)
     if depth == 1:
-        del weights["score.weight"]
+        edit_weights(folder, lambda weights: weights.pop("score.weight"))
     else:
-        weights["score.weight"].zero_()
-    save_file(weights, path, metadata={"format": "pt"})
-    record(path)
+        edit_weights(folder, lambda weights: weights["score.weight"].zero_())
 
 
 def plant_sigmoid(folder: Path, depth: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -9,20 +10,28 @@ from typing import Any, Final
 import torch
 from safetensors import safe_open
 
-from rewardlab.artifact.canaries import FAULTS, name_fault, name_token_fault, score_tokens
+from rewardlab.artifact.canaries import (
+    FAULTS,
+    largest_distance,
+    name_fault,
+    name_token_fault,
+    reference_scores,
+    score_tokens,
+)
+from rewardlab.artifact.seal import REMEDY, require_seal
 from rewardlab.core.config import from_mapping, require
 from rewardlab.core.errors import ArtifactError, ModelError, RenderError
 from rewardlab.core.files import read_json, sha256_file
-from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec, read_spec
+from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.model import attention
+from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import Log, apply_compute, choose_compute
 from rewardlab.model.config import LIBRARY_COMPUTE, ComputeConfig, ModelConfig
+from rewardlab.model.half import hold_half
 from rewardlab.model.load import PRECISION, choose_layout, disk_class_of, read_classifier, read_config, wrap
 from rewardlab.model.reward import HEAD_ON_DISK, Layout
 from rewardlab.score import Scorer
-
-REMEDY: Final = "Restore the folder from where it was saved, or save the model again."
 
 
 def _silent(line: str) -> None:
@@ -42,7 +51,8 @@ def load(
 ) -> Scorer:
     """The reward model in `folder`, ready to score.
 
-    With ``precision="fp32"`` its scores are the canonical ones. `check` compares files, tokens and canary scores
+    With ``precision="fp32"`` its scores are the canonical ones; with `bf16` and `fp16` linear layers compute by weights
+    rounded stochastically, the same on every machine. `check` compares files, tokens and canary scores
     with those recorded when the model was saved. `trust_remote_code` runs Python code that lies in the folder.
     `compute` names kernels; by default the allocator of the process is left alone. `log` is told what was chosen.
 
@@ -106,7 +116,10 @@ def assemble(
     if missing:
         raise ArtifactError(f"{path}: weights are missing: {', '.join(sorted(missing)[:5])}. {REMEDY}")
     dtype = PRECISION[precision]
-    model = wrap(classifier, layout=layout, compute_dtype=dtype).to(device).eval()
+    model = wrap(classifier, layout=layout, compute_dtype=dtype)
+    if dtype in HALF:
+        hold_half(model.backbone, "backbone", dtype)
+    model.to(device).eval()
     chosen = choose_compute(compute, model.config, device=device, dtype=dtype, train=False, log=log)
     apply_compute(model, replace(compute, **chosen))
     tokenizer = load_tokenizer(str(path), trust_remote_code=trust)
@@ -126,9 +139,10 @@ def _require_raw_scores(path: Path, spec: RewardSpec) -> None:
 
 
 def require_files(path: Path, spec: RewardSpec) -> None:
-    """Raise ArtifactError unless every recorded file is there with the recorded content."""
+    """Raise ArtifactError unless the spec is that of the model, and every recorded file there with its content."""
     require_head(path)
     require_config(path, spec)
+    require_seal(path, spec)
     for name, digest in spec.files.items():
         file = path / name
         if not file.is_file():
@@ -183,7 +197,8 @@ def require_config(path: Path, spec: RewardSpec) -> None:
 def require_canaries(scorer: Scorer, spec: RewardSpec, *, where: str) -> float:
     """Compare tokens and scores of the canaries; returns the largest distance in units of max(1, |score|).
 
-    Raises ArtifactError naming the fault if they differ by more than the dtype allows.
+    Raises ArtifactError naming the fault if they differ from the references of the model's precision by more than that
+    allows.
     """
     for canary in spec.canaries:
         messages = to_messages(canary.messages)
@@ -195,15 +210,21 @@ def require_canaries(scorer: Scorer, spec: RewardSpec, *, where: str) -> float:
                 f"the one the model was trained with. {REMEDY}"
             )
     scores = score_tokens(scorer.model, [_tokens(canary.token_ids) for canary in spec.canaries])
-    dtype = str(scorer.model.compute_dtype).removeprefix("torch.")
-    fault = name_fault(spec.canaries, scores, tolerance=SCORE_TOLERANCE[dtype])
-    if fault is not None:
-        worst = max(zip(spec.canaries, scores, strict=True), key=lambda pair: abs(pair[0].score - pair[1]))
+    precision = str(scorer.model.compute_dtype).removeprefix("torch.")
+    if precision == "float16" and not all(map(math.isfinite, scores)):
         raise ArtifactError(
-            f"{where}: canary {worst[0].name!r} scores {worst[1]:.4f}, saved as {worst[0].score:.4f}. "
-            f"What fits: {fault}. {REMEDY}"
+            f"{where}: some scores are not finite in float16, whose range is too small for this model. Use another "
+            f"precision: bf16, or fp32."
         )
-    return max(abs(a.score - b) / max(1.0, abs(a.score)) for a, b in zip(spec.canaries, scores, strict=True))
+    wanted = reference_scores(spec.canaries, precision)
+    fault = name_fault(spec.canaries, scores, precision=precision)
+    if fault is not None:
+        worst = max(range(len(scores)), key=lambda number: abs(wanted[number] - scores[number]))
+        raise ArtifactError(
+            f"{where}: canary {spec.canaries[worst].name!r} scores {scores[worst]:.4f} in {precision}, saved as "
+            f"{wanted[worst]:.4f}. What fits: {fault}. {REMEDY}"
+        )
+    return largest_distance(wanted, scores)
 
 
 def _tokens(token_ids: list[int]) -> Any:

@@ -6,6 +6,7 @@ The folder is written under a temporary name, read back from the disk, scored, a
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -19,13 +20,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rewardlab.artifact.canaries import make_canaries, render_canaries, score_tokens, separated
+from rewardlab.artifact.halves import HALVES, stored, with_half_precision
 from rewardlab.artifact.load import assemble, require_head
+from rewardlab.artifact.seal import METADATA, seal
 from rewardlab.core.errors import ArtifactError
-from rewardlab.core.files import read_json, replacing_folder, sha256_file, write_json
+from rewardlab.core.files import read_json, replacing_folder, write_json
 from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec
 from rewardlab.data.chat import Renderer
 from rewardlab.model import lora
-from rewardlab.model.config import ModelConfig
+from rewardlab.model.config import ComputeConfig, ModelConfig
 from rewardlab.model.quantization import num_weights
 from rewardlab.model.reward import RewardModel, disk_state
 from rewardlab.score import Scorer
@@ -33,6 +36,8 @@ from rewardlab.score import Scorer
 PORTABLE_TOKENIZER: Final = "PreTrainedTokenizerFast"
 """Read by transformers 4 and 5 alike; version 5 writes a name that version 4 does not know."""
 QUANTIZED: Final = ("quantization_config", "_pre_quantization_dtype")
+PLAIN_COMPUTE: Final = ComputeConfig(attention_backend="segments", linear_backend="torch", allocator="system")
+"""Kernels by which canaries are scored: those that are there in every precision, on every machine."""
 NOTABLE_ROUNDING: Final = 0.05
 """Rounding that moves a canary's score further than this, in units of max(1, |score|), is worth a warning."""
 
@@ -55,16 +60,18 @@ def save_reward_model(
     beta: float,
     save_dtype: torch.dtype,
     provenance: Mapping[str, Any],
-    adapter: tuple[ModelConfig, str] | None = None,
+    adapter: tuple[ModelConfig, str] | Path | None = None,
     live: Live | None = None,
+    exported_from: dict[str, str] | None = None,
 ) -> RewardSpec:
     """Write the model, adapters merged, as `folder`; an existing folder is replaced only at the very end.
 
-    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`. `live`
-    says what the model that trains does, where `model` is a copy of it.
+    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`; a folder is
+    copied there. `live` says what the model that trains does, where `model` is a copy of it. `exported_from` says
+    which folder's model it is.
 
-    Raises ArtifactError if the folder would not give the model's own scores, or no pad token can be found; OSError
-    if the disk is full. Either way nothing that was there before is lost.
+    Raises ArtifactError if the folder would not give the model's own scores, float16 has not the range for its
+    weights, or no pad token can be found; OSError if the disk is full. Either way nothing that was there before is lost.
     """
     dtype_name = str(save_dtype).removeprefix("torch.")
     pad = choose_pad(renderer, model.config.vocab_size)
@@ -72,13 +79,17 @@ def save_reward_model(
         written = _write_weights(temporary, model, save_dtype)
         _write_config(temporary, model, pad, dtype_name)
         _write_tokenizer(temporary, renderer, pad)
-        if adapter is not None:
+        if isinstance(adapter, Path):
+            shutil.copytree(adapter, temporary / "adapter")
+        elif adapter is not None:
             _write_adapter(temporary / "adapter", model, *adapter)
         draft = RewardSpec(
             renderer=renderer.spec,
             beta=beta,
             head_dtype=dtype_name,
             save_dtype=dtype_name,
+            rounding="stochastic" if dtype_name in HALVES else "none",
+            exported_from=exported_from,
             max_rounding_error=0.0,
             canaries=[],
             files={},
@@ -86,7 +97,9 @@ def save_reward_model(
         )
         require_head(temporary)
         where = _spare_device(model, live.device if live is not None else model.device)
-        saved = assemble(temporary, draft, device=where, precision="fp32", attention_mode="padded")
+        saved = assemble(
+            temporary, draft, device=where, precision="fp32", attention_mode="padded", compute=PLAIN_COMPUTE
+        )
         _require_same_weights(saved.model, written)
         scores = live.scores if live is not None else live_scores(model, renderer)
         # With weights held rounded or quantised, or in another arithmetic, the live model's scores are others.
@@ -147,8 +160,9 @@ def choose_pad(renderer: Renderer, num_embeddings: int) -> int:
 def saved_dtype(wanted: str) -> torch.dtype:
     """The dtype for `--save-dtype`; `auto` is float32, the dtype of what was trained.
 
-    Half the size has its price: once trained, no weight lies on a half-precision grid any more, and rounding all of
-    them moves scores visibly (docs/results.md).
+    Half the size has its price: once trained, no weight lies on a half-precision grid any more. Rounded to the nearest
+    they would forget most of the training; rounded stochastically (model/rounding.py) they keep it, and scores move by
+    the noise of that.
     """
     dtype: torch.dtype = torch.float32 if wanted == "auto" else getattr(torch, wanted)
     return dtype
@@ -168,6 +182,7 @@ def _complete(draft: RewardSpec, saved: Scorer, live: Sequence[float], live_is_s
     way or not.
     """
     canaries = make_canaries(saved.model, saved.renderer)
+    canaries = with_half_precision(canaries, saved.model, draft.save_dtype)
     error = max(abs(a.score - b) / max(1.0, abs(a.score)) for a, b in zip(canaries, live, strict=True))
     exact = live_is_same and draft.save_dtype == "float32"
     if exact and not error <= SCORE_TOLERANCE["float32"]:
@@ -176,25 +191,15 @@ def _complete(draft: RewardSpec, saved: Scorer, live: Sequence[float], live_is_s
             f"arithmetic. It was not kept. Please report this with the model's name."
         )
     provenance = draft.provenance | {"faults_noticed": separated(canaries, tolerance=SCORE_TOLERANCE["float32"])}
-    return replace(
-        draft,
-        max_rounding_error=error,
-        canaries=canaries,
-        provenance=provenance,
-        files={
-            path.relative_to(folder).as_posix(): sha256_file(path)
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        },
-    )
+    return seal(folder, replace(draft, max_rounding_error=error, canaries=canaries, provenance=provenance))
 
 
 def _spare_device(model: RewardModel, device: torch.device) -> torch.device:
-    """The device if a copy of the model in float32 fits there, else the CPU."""
+    """The device if a copy of the model in float32, and then in half precision too, fits there, else the CPU."""
     if device.type != "cuda":
         return device
     free, _ = torch.cuda.mem_get_info(device)
-    needed = 4 * sum(map(num_weights, model.parameters()))
+    needed = 6 * sum(map(num_weights, model.parameters()))
     return device if free > 1.2 * needed else torch.device("cpu")
 
 
@@ -216,20 +221,17 @@ def _array(token_ids: list[int]) -> Any:
 
 def _write_weights(folder: Path, model: RewardModel, dtype: torch.dtype) -> dict[str, Tensor]:
     """Write the merged weights in `dtype`; returns them under the names of the live model."""
-    state = {
-        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None)
-        for name, tensor in lora.merged_state(model).items()
-    }
+    state = {name: stored(tensor, dtype, name) for name, tensor in lora.merged_state(model).items()}
     path = folder / "model.safetensors"
     on_disk = {name: tensor.contiguous() for name, tensor in disk_state(state, model.disk_class).items()}
-    _save_tensors(path, on_disk)
+    _save_tensors(path, on_disk, METADATA)
     return state
 
 
-def _save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def _save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
     """Write a safetensors file as readable as its folder; OSError if the disk is full."""
     try:
-        save_file(dict(tensors), path, metadata={"format": "pt"})
+        save_file(dict(tensors), path, metadata=metadata)
     except SafetensorError as error:
         raise OSError(f"{path}: cannot be written ({error})") from error
     path.chmod((path.parent.stat().st_mode | 0o600) & 0o666)  # safetensors makes it readable to the owner alone
@@ -298,5 +300,5 @@ def _write_tokenizer(folder: Path, renderer: Renderer, pad: int) -> None:
 def _write_adapter(folder: Path, model: RewardModel, config: ModelConfig, base: str) -> None:
     folder.mkdir()
     state = {name: tensor.cpu().contiguous() for name, tensor in lora.adapter_state(model).items()}
-    _save_tensors(folder / "adapter_model.safetensors", state)
+    _save_tensors(folder / "adapter_model.safetensors", state, {"format": "pt"})
     write_json(folder / "adapter_config.json", lora.adapter_config(config, model, base))
