@@ -165,17 +165,18 @@ def plant_dropped_rope(folder: Path, depth: int) -> None:
         (plant_dropped_rope, 2, "What fits: the scaling of the positions (rope) dropped, their base kept"),
     ],
 )
-def test_verify_names_a_fault_planted_in_a_folder(copy, capsys, plant, depth, named):
-    verify(copy)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_verify_names_a_fault_planted_in_a_folder(copy, capsys, plant, depth, named, precision):
+    verify(copy, precision=precision)
     plant(copy, depth)
     with pytest.raises(SystemExit) as stop:
-        main(["verify", str(copy)])
+        main(["verify", str(copy), "--precision", precision])
     said = capsys.readouterr().err
     assert stop.value.code == 2
     assert said.startswith(f"error: {copy}")
     assert named in said
     with pytest.raises(ArtifactError, match=re.escape(str(copy))):
-        load(copy)
+        load(copy, precision=precision)
 
 
 def scores_of(folder: Path, *, special: bool = False, **changes: Any) -> list[float]:

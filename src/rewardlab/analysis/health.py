@@ -36,8 +36,8 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "frozen_head": "The head must train: look at what changed requires_grad or detached the scores.",
         "frozen_backbone": "Only the head learns. With --lora look at --lora-target-modules; `rewardlab probe` fits a "
         "head on a frozen model in seconds.",
-        "other_precision": "Engines that compute in half precision want a folder of their own: `rewardlab export FOLDER "
-        "--dtype bfloat16`. Where the precision that the run computed in is named, its live numbers are not those of "
+        "other_precision": "For engines that compute in half precision there is `rewardlab export FOLDER --dtype "
+        "bfloat16`. Where the precision that the run computed in is named, its live numbers are not those of "
         "float32: train with --half-rounding stochastic, or --precision fp32.",
         "truncated": "Raise --max-seq-len, or leave long rows out with --overlong drop.",
     }

@@ -59,8 +59,8 @@ def with_half_precision(canaries: Sequence[Canary], model: RewardModel, save_dty
     """The canaries with references in half precision, and the decoy of weights rounded to the nearest.
 
     `model` is the saved one in float32; its weights are rounded in place at the end, so this is its last use. float16
-    is left to CUDA and to folders in float16: a CPU takes six times as long for it as for the rest of bfloat16, and it
-    is so near to float32 that its scores serve for both.
+    is left to CUDA and to folders in float16: a CPU takes several times as long for it as for bfloat16, and it is so
+    near to float32 that the canonical scores serve for both.
 
     Raises ArtifactError if a folder in float16 has no finite scores there.
     """

@@ -24,7 +24,7 @@ from rewardlab.artifact.halves import HALVES, stored, with_half_precision
 from rewardlab.artifact.load import assemble, require_head
 from rewardlab.artifact.seal import METADATA, seal
 from rewardlab.core.errors import ArtifactError
-from rewardlab.core.files import read_json, replacing_folder, write_json
+from rewardlab.core.files import read_json, replacing_folder, sha256_file, write_json
 from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec
 from rewardlab.data.chat import Renderer
 from rewardlab.model import lora
@@ -52,6 +52,19 @@ class Live:
     """One of its devices."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """The folder of which another is made."""
+
+    folder: Path
+    save_dtype: str
+
+    def as_dict(self) -> dict[str, str]:
+        """For the spec: where it was, the dtype of its weights, and the SHA-256 of its own spec."""
+        digest = sha256_file(self.folder / SPEC_FILE)
+        return {"folder": str(self.folder), "save_dtype": self.save_dtype, "spec_sha256": digest}
+
+
 def save_reward_model(
     folder: Path,
     model: RewardModel,
@@ -60,18 +73,16 @@ def save_reward_model(
     beta: float,
     save_dtype: torch.dtype,
     provenance: Mapping[str, Any],
-    adapter: tuple[ModelConfig, str] | Path | None = None,
+    adapter: tuple[ModelConfig, str] | Exported | None = None,
     live: Live | None = None,
-    exported_from: dict[str, str] | None = None,
 ) -> RewardSpec:
     """Write the model, adapters merged, as `folder`; an existing folder is replaced only at the very end.
 
-    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`; a folder is
-    copied there. `live` says what the model that trains does, where `model` is a copy of it. `exported_from` says
-    which folder's model it is.
+    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`; those of an
+    exported folder are copied. `live` says what the model that trains does, where `model` is a copy of it.
 
     Raises ArtifactError if the folder would not give the model's own scores, float16 has not the range for its
-    weights, or no pad token can be found; OSError if the disk is full. Either way nothing that was there before is lost.
+    weights, or no pad token can be found; OSError if the disk is full. Either way nothing that was there is lost.
     """
     dtype_name = str(save_dtype).removeprefix("torch.")
     pad = choose_pad(renderer, model.config.vocab_size)
@@ -79,9 +90,10 @@ def save_reward_model(
         written = _write_weights(temporary, model, save_dtype)
         _write_config(temporary, model, pad, dtype_name)
         _write_tokenizer(temporary, renderer, pad)
-        if isinstance(adapter, Path):
-            shutil.copytree(adapter, temporary / "adapter")
-        elif adapter is not None:
+        exported = adapter if isinstance(adapter, Exported) else None
+        if exported is not None and (exported.folder / "adapter").is_dir():
+            shutil.copytree(exported.folder / "adapter", temporary / "adapter")
+        elif isinstance(adapter, tuple):
             _write_adapter(temporary / "adapter", model, *adapter)
         draft = RewardSpec(
             renderer=renderer.spec,
@@ -89,7 +101,7 @@ def save_reward_model(
             head_dtype=dtype_name,
             save_dtype=dtype_name,
             rounding="stochastic" if dtype_name in HALVES else "none",
-            exported_from=exported_from,
+            exported_from=exported.as_dict() if exported is not None else None,
             max_rounding_error=0.0,
             canaries=[],
             files={},

@@ -24,7 +24,8 @@ UNPROTECTED = 1
 SCORE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15, "float16": 0.05}
 """How far a score computed in this dtype may be from the reference of that dtype, in units of `max(1, |score|)`.
 
-It covers another order of summation: other kernels, other layouts, the same weights (docs/artifact.md).
+The weights are the same; it covers other kernels, and in half precision how much of the arithmetic is in it
+(docs/artifact.md says what was measured).
 """
 
 
@@ -89,7 +90,7 @@ class RewardSpec:
     rounding: str
     """How the weights came to `save_dtype`: `none` if they are as trained, `stochastic`, or `nearest`."""
     exported_from: dict[str, str] | None = None
-    """`folder`, `save_dtype` and `spec_sha256` (of its spec's bytes) of the folder it was made from; None if trained."""
+    """Of the folder it was made from: `folder`, `save_dtype`, and `spec_sha256`, of its spec's bytes; else None."""
     temperature: float = 1.0
     """Fitted on held-out data; 1 where none was fitted."""
     affine: tuple[float, float] | None = None

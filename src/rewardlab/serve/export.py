@@ -6,10 +6,10 @@ import logging
 from pathlib import Path
 
 from rewardlab.artifact.load import load
-from rewardlab.artifact.save import save_reward_model, saved_dtype, verify_in_clean_process
+from rewardlab.artifact.save import Exported, save_reward_model, saved_dtype, verify_in_clean_process
 from rewardlab.core.config import require
-from rewardlab.core.files import provenance, sha256_file
-from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
+from rewardlab.core.files import provenance
+from rewardlab.core.spec import RewardSpec, read_spec
 
 logger = logging.getLogger("rewardlab")
 
@@ -34,11 +34,13 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False) -
     )
     scorer = load(source, device="cpu", attention="padded")
     before = read_spec(source)
-    if (before.save_dtype, dtype) in (("bfloat16", "float16"), ("bfloat16", "float32"), ("float16", "float32")):
+    if before.save_dtype not in ("float32", dtype):
         logger.info(
-            "%s holds %s weights: what rounding took from them is not in %s either", source, before.save_dtype, dtype
+            "%s holds weights rounded to %s, so %s begins with what that left of them; a float32 folder has all",
+            source,
+            before.save_dtype,
+            target,
         )
-    adapter = source / "adapter"
     spec = save_reward_model(
         target,
         scorer.model,
@@ -46,12 +48,7 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False) -
         beta=before.beta,
         save_dtype=saved_dtype(dtype),
         provenance=before.provenance | {"export": provenance()},
-        adapter=adapter if adapter.is_dir() else None,
-        exported_from={
-            "folder": str(source),
-            "save_dtype": before.save_dtype,
-            "spec_sha256": sha256_file(source / SPEC_FILE),
-        },
+        adapter=Exported(folder=source, save_dtype=before.save_dtype),
     )
     verify_in_clean_process(target)
     return spec

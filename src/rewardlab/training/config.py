@@ -169,8 +169,8 @@ class TrainerConfig(OptimizerConfig, ScheduleConfig):
     log_samples: int = 2
     """Rendered pairs written to `samples.txt`."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Dtype of saved weights; `auto` is float32. In half the size they are rounded stochastically, seeded by name, which
-    moves the scores a little; by how much is printed and saved."""
+    """Dtype of saved weights; `auto` is float32. In half the size they are rounded stochastically, the same each time,
+    which moves the scores a little; by how much is printed and saved."""
     save_total_limit: int | None = None
     """`step_N/` folders kept, the newest ones; `best/` and the last step's are always kept."""
     resume: str | None = None

@@ -70,5 +70,5 @@ def _what_to_do(save_dtype: str, config: RewardTrainerConfig) -> str:
     if config.precision == "fp32":
         return ""
     if config.half_rounding == "nearest":
-        return ". --half-rounding stochastic computes by weights that are right on average, --precision fp32 by the saved ones"
+        return ". --half-rounding stochastic computes by weights that are right on average"
     return ". --precision fp32 computes by the saved weights"
