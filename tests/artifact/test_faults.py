@@ -33,6 +33,7 @@ from rewardlab.core.files import sha256_text
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.config import DataConfig
+from rewardlab.serve.export import export
 from rewardlab.serve.verify import verify
 from sealing import edit, edit_weights, seal_again
 
@@ -179,12 +180,14 @@ def test_verify_names_a_fault_planted_in_a_folder(copy, capsys, plant, depth, na
         load(copy, precision=precision)
 
 
-def scores_of(folder: Path, *, special: bool = False, **changes: Any) -> list[float]:
+def scores_of(
+    folder: Path, *, special: bool = False, dtype: torch.dtype = torch.float32, **changes: Any
+) -> list[float]:
     """The canaries' scores as an engine gets them that reads text with plain transformers."""
     config = AutoConfig.from_pretrained(folder)
     for name, value in changes.items():
         setattr(config, name, value)
-    model = AutoModelForSequenceClassification.from_pretrained(folder, config=config).eval()
+    model = AutoModelForSequenceClassification.from_pretrained(folder, config=config, dtype=dtype).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
@@ -196,21 +199,30 @@ def scores_of(folder: Path, *, special: bool = False, **changes: Any) -> list[fl
         ]
 
 
-def test_the_decoys_name_what_an_engine_does_wrong(trained):
-    spec = read_spec(trained)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_decoys_name_what_an_engine_does_wrong(trained, tmp_path, precision):
+    """In bfloat16 with a folder for it, where the faults are told from the noise of the arithmetic."""
+    folder, dtype = trained, getattr(torch, precision)
+    if precision != "float32":
+        folder = tmp_path / "half"
+        export(trained, folder, dtype=precision)
+    spec = read_spec(folder)
 
-    def named(scores: list[float]) -> str | None:
-        return name_fault(spec.canaries, scores, tolerance=SCORE_TOLERANCE["float32"])
+    def named(**fault: Any) -> str | None:
+        return name_fault(spec.canaries, scores_of(folder, dtype=dtype, **fault), precision=precision)
 
-    right = scores_of(trained)
-    assert named(right) is None
-    assert named(scores_of(trained, special=True)) == SECOND_BOS
-    assert named(scores_of(trained, pad_token_id=spec.renderer.final_token_id)) == f"{EARLY} (shifted_position)"
-    assert "(sigmoid)" in named(torch.sigmoid(torch.tensor(right)).tolist())
-    assert "(softmax)" in named(torch.softmax(torch.tensor(right)[:, None], 1)[:, 0].tolist())
+    right = scores_of(folder, dtype=dtype)
+    assert named() is None
+    assert named(special=True) == SECOND_BOS
+    assert named(pad_token_id=spec.renderer.final_token_id) == f"{EARLY} (shifted_position)"
+    for scores, fault in (
+        (torch.sigmoid(torch.tensor(right)).tolist(), "(sigmoid)"),
+        (torch.softmax(torch.tensor(right)[:, None], 1)[:, 0].tolist(), "(softmax)"),
+    ):
+        assert fault in name_fault(spec.canaries, scores, precision=precision)
     plain = {"rope_type": "default", "rope_theta": 1e4}
-    assert "(dropped_rope)" in named(scores_of(trained, rope_parameters=plain))
-    assert "(dropped_rope_scaling)" in named(scores_of(trained, rope_parameters=plain | {"rope_theta": 5e5}))
+    assert "(dropped_rope)" in named(rope_parameters=plain)
+    assert "(dropped_rope_scaling)" in named(rope_parameters=plain | {"rope_theta": 5e5})
 
 
 NESTED = {
