@@ -283,7 +283,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "eval": (_eval, "judge a reward model on preferences, with intervals"),
     "score": (_score, "score replies in a file"),
     "verify": (_verify, "check that a reward-model folder still gives the scores it was saved with"),
-    "export": (_export, "write a reward-model folder in another dtype, for engines that compute in half precision"),
+    "export": (_export, "write a reward-model folder in another dtype, for engines in half precision"),
 }
 
 

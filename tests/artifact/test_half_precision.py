@@ -107,6 +107,17 @@ def test_a_float32_folder_loads_in_half_precision_and_scores_as_it_promised(fold
     assert load(folder, precision="fp16").model.compute_dtype is torch.float16
 
 
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "gemma2", "gemma3", "gpt_neox"])
+def test_every_family_loads_in_half_precision(tmp_path, family):
+    save(tmp_path / family, slightly_trained(make_model(family)))
+    for precision, name in (("bf16", "bfloat16"), ("fp16", "float16")):
+        model = load(tmp_path / family, precision=precision).model
+        assert model.compute_dtype is getattr(torch, name)
+        assert {layer.half_weight.dtype for layer in model.modules() if isinstance(layer, HalfLinear)} == {
+            model.compute_dtype
+        }
+
+
 def test_the_live_scores_of_a_run_in_bf16_are_those_of_its_saved_model(folder):
     live = live_scores(as_live(slightly_trained().train(), torch.bfloat16), wide_renderer())
     wanted = [canary.references["bfloat16"] for canary in read_spec(folder).canaries]

@@ -129,7 +129,8 @@ def test_digests_that_were_made_to_fit_a_change_do_not_fit_the_other_files(copy)
     write_spec(copy, values)
     assert "config.json holds the digest of another reward_spec.json" in refusals(copy)
     config = json.loads((copy / "config.json").read_text())
-    (copy / "config.json").write_text(json.dumps(config | {KEY: sha256_json(values["digests"])}))
+    covered = {name: digest for name, digest in values["digests"].items() if name != "provenance"}
+    (copy / "config.json").write_text(json.dumps(config | {KEY: sha256_json(covered)}))
     values["files"]["config.json"] = sha256_file(copy / "config.json")
     write_spec(copy, values)
     assert "model.safetensors holds the digest of another reward_spec.json" in refusals(copy)
@@ -158,7 +159,7 @@ def test_weights_that_another_program_wrote_anew_are_noticed(copy):
 
 def test_the_digest_stands_in_config_and_weights_which_plain_transformers_reads_as_ever(saved):
     spec = read_spec(saved)
-    digest = sha256_json(part_digests(spec))
+    digest = sha256_json({name: part for name, part in part_digests(spec).items() if name != "provenance"})
     assert json.loads((saved / "config.json").read_text())[KEY] == digest
     with safe_open(saved / "model.safetensors", framework="pt") as weights:
         assert weights.metadata() == {"format": "pt", KEY: digest}
@@ -183,6 +184,17 @@ def test_weights_are_written_once_and_sealed_in_place(tmp_path, monkeypatch):
     (first,) = written
     found = (tmp_path / "rm/model.safetensors").stat()
     assert first == (found.st_ino, found.st_size)
+
+
+def test_the_same_model_gives_the_same_files_wherever_it_was_trained(tmp_path):
+    folders = [tmp_path / str(number) for number in range(4)]
+    for folder in folders:
+        save_reward_model(
+            folder, make_model(), wide_renderer(), beta=1.0, save_dtype=torch.float32, provenance={"run": folder.name}
+        )
+    for name in ("model.safetensors", "config.json"):
+        assert len({sha256_file(folder / name) for folder in folders}) == 1
+    assert len({sha256_file(folder / SPEC_FILE) for folder in folders}) == 4
 
 
 def test_a_model_trained_on_from_a_folder_has_a_digest_of_its_own(saved, tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ from typing import Final
 from safetensors import SafetensorError, safe_open
 
 from rewardlab.core.errors import ArtifactError
-from rewardlab.core.files import read_json, sha256_file, sha256_json, write_json
+from rewardlab.core.files import read_json, sha256_file, sha256_json, to_json, write_json
 from rewardlab.core.spec import SPEC_FILE, UNPROTECTED, RewardSpec, carries_digest, part_digests
 
 logger = logging.getLogger("rewardlab")
@@ -37,7 +38,7 @@ def seal(folder: Path, spec: RewardSpec) -> RewardSpec:
     paths.pop(SPEC_FILE, None)
     files = {name: "" if carries_digest(name) else sha256_file(path) for name, path in paths.items()}
     digests = part_digests(replace(spec, files=files))
-    digest = sha256_json(digests)
+    digest = _digest_of(digests)
     for name in filter(carries_digest, paths):
         if name == "config.json":
             config = read_json(paths[name])
@@ -49,14 +50,24 @@ def seal(folder: Path, spec: RewardSpec) -> RewardSpec:
     return replace(spec, files=files, digests=digests)
 
 
+def _digest_of(digests: Mapping[str, str]) -> str:
+    """Of everything but the provenance, so that two runs that end with the same model write the same files."""
+    return sha256_json({name: digest for name, digest in digests.items() if name != "provenance"})
+
+
 def _fill_in(path: Path, digest: str) -> None:
-    """Write the digest over the room for it in the header of a safetensors file (its length, then JSON)."""
+    """Write the digest over the room for it in the header of a safetensors file (its length, then JSON).
+
+    The metadata are put in order on the way: safetensors writes them in any, and the same model is the same file.
+    """
+    sealed = f'"__metadata__":{to_json(METADATA | {KEY: digest}, indent=None).replace(" ", "")}'.encode()
     with path.open("r+b") as file:
         header = file.read(int.from_bytes(file.read(8), "little"))
-        place = re.search(rf'"{KEY}":"([0-9a-f]{{64}})"'.encode(), header)
+        place = re.search(rb'"__metadata__":\{[^}]*\}', header)
         assert place is not None, f"{path.name} was written with METADATA"
-        file.seek(8 + place.start(1))
-        file.write(digest.encode())
+        assert len(place.group()) == len(sealed), f"{path.name} was written with METADATA"
+        file.seek(8 + place.start())
+        file.write(sealed)
 
 
 def require_seal(path: Path, spec: RewardSpec) -> None:
@@ -64,7 +75,10 @@ def require_seal(path: Path, spec: RewardSpec) -> None:
 
     A folder of an earlier version has no seal: a line of the log says what is not known about it.
     """
-    found = {"config.json": _in_config(path)} | {file.name: _in_weights(file) for file in path.glob("*.safetensors")}
+    weights = [name for name in spec.files if carries_digest(name) and name != "config.json"]
+    found = {"config.json": _in_config(path)} | {
+        name: _in_weights(path / name) for name in weights if (path / name).is_file()
+    }
     if spec.schema_version == UNPROTECTED:
         if sealed := [name for name, digest in found.items() if digest is not None]:
             raise ArtifactError(
@@ -85,7 +99,7 @@ def require_seal(path: Path, spec: RewardSpec) -> None:
             f"{path / SPEC_FILE}: {', '.join(changed)} changed after the model was saved, so its scores would not be "
             f"what they were trained to be. {REMEDY}"
         )
-    digest = sha256_json(spec.digests)
+    digest = _digest_of(spec.digests)
     for name, recorded in found.items():
         if recorded != digest:
             what = "holds no digest of its spec" if recorded is None else f"holds the digest of another {SPEC_FILE}"

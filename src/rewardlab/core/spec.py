@@ -102,7 +102,7 @@ class RewardSpec:
     """File name -> SHA-256 of everything else in the folder that decides the score."""
     provenance: dict[str, Any]
     digests: dict[str, str] = field(default_factory=dict)
-    """Part of this spec -> SHA-256 (`part_digests`); their own digest stands in config.json and with the weights."""
+    """Part of this spec -> SHA-256 (`part_digests`). Their own digest stands in config.json and with the weights."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON mapping."""
