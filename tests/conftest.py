@@ -34,7 +34,7 @@ hook = install_import_hook("rewardlab", "typecheck.beartype")
 import pytest
 
 # Helpers that stand beside the tests: their asserts show what was compared, as those of tests do.
-pytest.register_assert_rewrite("adapted", "command_line", "loading", "parsing", "runs")
+pytest.register_assert_rewrite("adapted", "command_line", "loading", "lessons", "parsing", "runs", "sealing")
 
 import json
 import logging

@@ -244,6 +244,7 @@ SETTINGS: dict[str, type] = {
     "probe": ProbeConfig,
     "score": cli.ScoreArguments,
     "verify": cli.VerifyArguments,
+    "export": cli.ExportArguments,
     "quickstart": cli.QuickstartArguments,
 }
 FILES = {

@@ -28,6 +28,7 @@ from rewardlab.training.config import (
     MonitorConfig,
     ProbeConfig,
     RewardTrainerConfig,
+    ScoringPrecision,
     TrainerConfig,
 )
 from rewardlab.training.run_folder import with_settings_of_run
@@ -48,6 +49,22 @@ class VerifyArguments:
 
     folder: Annotated[Path, tyro.conf.Positional]
     """Reward-model folder."""
+    precision: ScoringPrecision = "fp32"
+    """Arithmetic in which the canaries are scored and compared; files and tokens are checked in any."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExportArguments:
+    """Settings of `rewardlab export`."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Reward-model folder, such as `runs/…/best`; best one in float32."""
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    """Dtype of the new folder's weights: that in which the engine is to compute."""
+    output_dir: Path
+    """The new folder."""
+    overwrite: bool = False
+    """Replace what is there."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,8 +77,8 @@ class ScoreArguments(ComputeConfig):
     """JSONL rows with `messages`, or `prompt` and `response`, or `prompt` and `responses`."""
     output: Path
     """The same rows with `score` (or `scores`) added."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """fp32 gives the canonical scores; bf16 is faster on hardware that has it."""
+    precision: ScoringPrecision = "fp32"
+    """fp32 gives the canonical scores; bf16 and fp16 are faster on hardware that has them."""
     micro_token_budget: int = 8192
     """Tokens computed at a time; changes no number."""
 
@@ -163,6 +180,8 @@ def _train(arguments: Sequence[str]) -> None:
             speed=result.speed,
             chosen=str(result.model),
             warnings=result.warnings,
+            computed_in=result.computed_in,
+            card=result.card,
         )
         write_text(result.output_dir / "report.txt", report.lstrip() + "\n")
         print(report)
@@ -170,6 +189,7 @@ def _train(arguments: Sequence[str]) -> None:
 
 def _eval(arguments: Sequence[str]) -> None:
     config = _parse(EvalConfig, arguments, "eval")
+    from rewardlab.report.precision import card_block
     from rewardlab.report.run import evaluation_report
     from rewardlab.training.evaluate import evaluate_folder
 
@@ -180,6 +200,9 @@ def _eval(arguments: Sequence[str]) -> None:
             f"dropped {dict(report.dropped) or 'none'}"
         )
     print(evaluation_report(result.overall, result.by_source))
+    print(f"computed in {config.precision}")
+    if result.card is not None:
+        print(f"\n{card_block(result.card)}\n")
     print(f"scores and metrics: {config.output_dir}")
 
 
@@ -203,16 +226,28 @@ def _probe(arguments: Sequence[str]) -> None:
 
 
 def _verify(arguments: Sequence[str]) -> None:
-    folder = _parse(VerifyArguments, arguments, "verify").folder
+    settings = _parse(VerifyArguments, arguments, "verify")
     from rewardlab.serve.verify import verify
 
-    found = verify(folder)
+    found = verify(settings.folder, precision=settings.precision)
     print(
         f"{found.folder}: verified. {found.num_files} files unchanged, {found.num_canaries} canaries give their "
-        f"scores (largest distance {found.largest_distance:.1e})."
+        f"scores in {found.precision} (largest distance {found.largest_distance:.1e})."
     )
     if found.unnoticed:
         print(f"This model's canaries would not reveal: {', '.join(found.unnoticed)}.")
+
+
+def _export(arguments: Sequence[str]) -> None:
+    settings = _parse(ExportArguments, arguments, "export")
+    require_writable_folder(settings.output_dir.parent, "--output-dir")
+    from rewardlab.serve.export import export
+
+    spec = export(settings.folder, settings.output_dir, dtype=settings.dtype, overwrite=settings.overwrite)
+    print(
+        f"{settings.output_dir}: {settings.folder} in {spec.save_dtype} (rounding: {spec.rounding}), verified. Its "
+        f"canonical scores are up to {spec.max_rounding_error:.1e} from those of {settings.folder} on the canaries."
+    )
 
 
 def _score(arguments: Sequence[str]) -> None:
@@ -248,6 +283,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
     "eval": (_eval, "judge a reward model on preferences, with intervals"),
     "score": (_score, "score replies in a file"),
     "verify": (_verify, "check that a reward-model folder still gives the scores it was saved with"),
+    "export": (_export, "write a reward-model folder in another dtype, for engines in half precision"),
 }
 
 

@@ -17,6 +17,7 @@ from conftest import CHATML, make_model, make_tokenizer, set_layout
 from rewardlab.artifact.canaries import FAULTS, name_fault
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import choose_pad, save_reward_model, saved_dtype
+from rewardlab.artifact.seal import METADATA
 from rewardlab.core.errors import ArtifactError, RenderError
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
 from rewardlab.core.types import Message
@@ -25,6 +26,7 @@ from rewardlab.data.config import DataConfig
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.load import load_reward_model
 from rewardlab.serve.verify import verify
+from sealing import edit, edit_weights, seal_again
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_neox"]
 
@@ -157,33 +159,8 @@ def test_verification_in_a_clean_process_passes_for_a_sound_folder_and_fails_for
     assert "Traceback" not in damaged.stderr
 
 
-def rewrite(folder: Path, name: str, change) -> None:
-    """Edit a JSON file, and record the edit, so that only the deeper check can notice."""
-    path = folder / name
-    values = json.loads(path.read_text())
-    change(values)
-    path.write_text(json.dumps(values))
-    record(folder, name)
-
-
-def record(folder: Path, name: str) -> None:
-    """Write the file's present hash into the spec."""
-    from rewardlab.core.files import sha256_file
-
-    spec = json.loads((folder / "reward_spec.json").read_text())
-    spec["files"][name] = sha256_file(folder / name)
-    (folder / "reward_spec.json").write_text(json.dumps(spec))
-
-
-def change_weights(folder: Path, change) -> None:
-    weights = load_file(folder / "model.safetensors")
-    change(weights)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    record(folder, "model.safetensors")
-
-
 def test_a_removed_head_is_refused(copy):
-    change_weights(copy, lambda weights: weights.pop("score.weight"))
+    edit_weights(copy, lambda weights: weights.pop("score.weight"))
     for check in (verify, load):
         with pytest.raises(
             ArtifactError, match=r"no score.weight in its files: the head, and so every reward, is lost"
@@ -192,7 +169,7 @@ def test_a_removed_head_is_refused(copy):
 
 
 def test_a_zero_head_is_named(copy):
-    change_weights(copy, lambda weights: weights["score.weight"].zero_())
+    edit_weights(copy, lambda weights: weights["score.weight"].zero_())
     with pytest.raises(ArtifactError, match="a head that is zero or was never loaded"):
         verify(copy)
 
@@ -201,13 +178,13 @@ def test_a_dropped_rope_base_is_named(copy):
     def drop(config):
         config["rope_parameters"]["rope_theta"] = config["rope_theta"] = 10000.0
 
-    rewrite(copy, "config.json", drop)
+    edit(copy / "config.json", drop)
     with pytest.raises(ArtifactError, match=r"the default position settings \(rope\)"):
         verify(copy)
 
 
 def test_a_missing_layer_is_refused(copy):
-    change_weights(copy, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
+    edit_weights(copy, lambda weights: weights.pop("model.layers.1.mlp.up_proj.weight"))
     with pytest.raises(ArtifactError, match="weights are missing: .*up_proj"):
         verify(copy)
 
@@ -224,7 +201,7 @@ def test_a_changed_template_is_refused(copy):
     path.write_text(path.read_text().replace("<|im_end|>\n", "<|im_end|>"))
     with pytest.raises(ArtifactError, match=r"chat_template.jinja was changed"):
         verify(copy)
-    record(copy, "chat_template.jinja")
+    seal_again(copy)
     with pytest.raises(ArtifactError, match="chat template is not the one the model was trained with"):
         verify(copy)
     spec = json.loads((copy / "reward_spec.json").read_text())
@@ -236,16 +213,16 @@ def test_a_changed_template_is_refused(copy):
 
 def test_a_wrong_pad_id_is_refused(copy):
     final = read_spec(copy).renderer.final_token_id
-    rewrite(copy, "config.json", lambda config: config.update(pad_token_id=final))
+    edit(copy / "config.json", lambda config: config.update(pad_token_id=final))
     with pytest.raises(ArtifactError, match=f"pad_token_id {final} must be set and differ from the final token"):
         load(copy)
-    rewrite(copy, "config.json", lambda config: config.update(pad_token_id=None))
+    edit(copy / "config.json", lambda config: config.update(pad_token_id=None))
     with pytest.raises(ArtifactError, match="pad_token_id None"):
         load(copy)
 
 
 def test_a_probability_in_place_of_a_score_is_refused(copy):
-    rewrite(copy, "config.json", lambda config: config.update(problem_type="single_label_classification"))
+    edit(copy / "config.json", lambda config: config.update(problem_type="single_label_classification"))
     with pytest.raises(ArtifactError, match="engines would return a probability"):
         verify(copy)
 
@@ -255,7 +232,7 @@ def test_another_tokenizer_is_refused(copy):
     values = json.loads(path.read_text())
     values["model"]["merges"] = values["model"]["merges"][: len(values["model"]["merges"]) // 2]
     path.write_text(json.dumps(values))
-    record(copy, "tokenizer.json")
+    seal_again(copy)
     with pytest.raises(ArtifactError, match=r"canary 'short' now renders to other tokens from token \d+ on"):
         verify(copy)
 
@@ -275,8 +252,7 @@ def test_a_spec_of_another_version_is_refused(copy):
 
 @pytest.mark.parametrize("fitted", [{"temperature": 2.0}, {"affine": [0.5, 1.0]}])
 def test_a_calibration_that_would_not_be_applied_is_refused(copy, fitted):
-    path = copy / "reward_spec.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fitted))
+    edit(copy / "reward_spec.json", lambda spec: spec.update(fitted))
     for check in (load, verify, lambda folder: load(folder, check=False)):
         with pytest.raises(ArtifactError, match=r"does not apply. Use the version that wrote it, or set temperature"):
             check(copy)
@@ -288,7 +264,7 @@ def test_code_in_the_folder_runs_only_if_it_is_trusted(copy):
     )
     (copy / "tokenization_mine.py").write_text(code)
     own = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": [None, "tokenization_mine.Mine"]}}
-    rewrite(copy, "tokenizer_config.json", lambda config: config.update(own))
+    edit(copy / "tokenizer_config.json", lambda config: config.update(own))
     with pytest.raises(RenderError, match="no tokenizer for"):
         load(copy)
     assert load(copy, trust_remote_code=True).renderer.tokenizer.mine
@@ -330,7 +306,7 @@ def test_a_save_that_would_not_give_the_live_scores_is_refused(tmp_path, monkeyp
     def write_others(path, *arguments, **more):
         written = real(path, *arguments, **more)
         weights = {name: tensor * (2.0 if "mlp" in name else 1.0) for name, tensor in load_file(path).items()}
-        save_file(weights, path, metadata={"format": "pt"})
+        save_file(weights, path, metadata=METADATA)
         return written
 
     monkeypatch.setattr(module, "write_weights", write_others)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoConfig,
@@ -31,11 +29,13 @@ from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.core.errors import ArtifactError
-from rewardlab.core.files import sha256_file, sha256_text
+from rewardlab.core.files import sha256_text
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.config import DataConfig
+from rewardlab.serve.export import export
 from rewardlab.serve.verify import verify
+from sealing import edit, edit_weights, seal_again
 
 ROPE_SETTINGS = (
     "rope_parameters",
@@ -77,22 +77,9 @@ def copy(trained, tmp_path) -> Path:
     return Path(shutil.copytree(trained, tmp_path / "copy"))
 
 
-def edit(path: Path, change: Callable[[Any], object]) -> None:
-    """Change a JSON file of a folder, and its recorded hash with it, so that only a deeper check can notice."""
-    values = json.loads(path.read_text())
-    change(values)
-    path.write_text(json.dumps(values))
-    if path.name != "reward_spec.json":
-        record(path)
-
-
-def record(path: Path) -> None:
-    edit(path.with_name("reward_spec.json"), lambda spec: spec["files"].update({path.name: sha256_file(path)}))
-
-
 def write_template(folder: Path, template: str) -> None:
     (folder / "chat_template.jinja").write_text(template)
-    record(folder / "chat_template.jinja")
+    seal_again(folder)
 
 
 def agree_on_template(folder: Path, template: str, *, final: int | None) -> None:
@@ -139,14 +126,10 @@ def plant_shifted_position(folder: Path, depth: int) -> None:
 
 
 def plant_lost_head(folder: Path, depth: int) -> None:
-    path = folder / "model.safetensors"
-    weights = load_file(path)
     if depth == 1:
-        del weights["score.weight"]
+        edit_weights(folder, lambda weights: weights.pop("score.weight"))
     else:
-        weights["score.weight"].zero_()
-    save_file(weights, path, metadata={"format": "pt"})
-    record(path)
+        edit_weights(folder, lambda weights: weights["score.weight"].zero_())
 
 
 def plant_sigmoid(folder: Path, depth: int) -> None:
@@ -183,25 +166,28 @@ def plant_dropped_rope(folder: Path, depth: int) -> None:
         (plant_dropped_rope, 2, "What fits: the scaling of the positions (rope) dropped, their base kept"),
     ],
 )
-def test_verify_names_a_fault_planted_in_a_folder(copy, capsys, plant, depth, named):
-    verify(copy)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_verify_names_a_fault_planted_in_a_folder(copy, capsys, plant, depth, named, precision):
+    verify(copy, precision=precision)
     plant(copy, depth)
     with pytest.raises(SystemExit) as stop:
-        main(["verify", str(copy)])
+        main(["verify", str(copy), "--precision", precision])
     said = capsys.readouterr().err
     assert stop.value.code == 2
     assert said.startswith(f"error: {copy}")
     assert named in said
     with pytest.raises(ArtifactError, match=re.escape(str(copy))):
-        load(copy)
+        load(copy, precision=precision)
 
 
-def scores_of(folder: Path, *, special: bool = False, **changes: Any) -> list[float]:
+def scores_of(
+    folder: Path, *, special: bool = False, dtype: torch.dtype = torch.float32, **changes: Any
+) -> list[float]:
     """The canaries' scores as an engine gets them that reads text with plain transformers."""
     config = AutoConfig.from_pretrained(folder)
     for name, value in changes.items():
         setattr(config, name, value)
-    model = AutoModelForSequenceClassification.from_pretrained(folder, config=config).eval()
+    model = AutoModelForSequenceClassification.from_pretrained(folder, config=config, dtype=dtype).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", 1)]
@@ -213,21 +199,30 @@ def scores_of(folder: Path, *, special: bool = False, **changes: Any) -> list[fl
         ]
 
 
-def test_the_decoys_name_what_an_engine_does_wrong(trained):
-    spec = read_spec(trained)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_decoys_name_what_an_engine_does_wrong(trained, tmp_path, precision):
+    """In bfloat16 with a folder for it, where the faults are told from the noise of the arithmetic."""
+    folder, dtype = trained, getattr(torch, precision)
+    if precision != "float32":
+        folder = tmp_path / "half"
+        export(trained, folder, dtype=precision)
+    spec = read_spec(folder)
 
-    def named(scores: list[float]) -> str | None:
-        return name_fault(spec.canaries, scores, tolerance=SCORE_TOLERANCE["float32"])
+    def named(**fault: Any) -> str | None:
+        return name_fault(spec.canaries, scores_of(folder, dtype=dtype, **fault), precision=precision)
 
-    right = scores_of(trained)
-    assert named(right) is None
-    assert named(scores_of(trained, special=True)) == SECOND_BOS
-    assert named(scores_of(trained, pad_token_id=spec.renderer.final_token_id)) == f"{EARLY} (shifted_position)"
-    assert "(sigmoid)" in named(torch.sigmoid(torch.tensor(right)).tolist())
-    assert "(softmax)" in named(torch.softmax(torch.tensor(right)[:, None], 1)[:, 0].tolist())
+    right = scores_of(folder, dtype=dtype)
+    assert named() is None
+    assert named(special=True) == SECOND_BOS
+    assert named(pad_token_id=spec.renderer.final_token_id) == f"{EARLY} (shifted_position)"
+    for scores, fault in (
+        (torch.sigmoid(torch.tensor(right)).tolist(), "(sigmoid)"),
+        (torch.softmax(torch.tensor(right)[:, None], 1)[:, 0].tolist(), "(softmax)"),
+    ):
+        assert fault in name_fault(spec.canaries, scores, precision=precision)
     plain = {"rope_type": "default", "rope_theta": 1e4}
-    assert "(dropped_rope)" in named(scores_of(trained, rope_parameters=plain))
-    assert "(dropped_rope_scaling)" in named(scores_of(trained, rope_parameters=plain | {"rope_theta": 5e5}))
+    assert "(dropped_rope)" in named(rope_parameters=plain)
+    assert "(dropped_rope_scaling)" in named(rope_parameters=plain | {"rope_theta": 5e5})
 
 
 NESTED = {

@@ -17,8 +17,10 @@ from conftest import make_model, make_tokenizer, write_pairs
 from rewardlab import cli
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
+from rewardlab.artifact.seal import METADATA, seal
 from rewardlab.cli import main
-from rewardlab.core.files import sha256_file
+from rewardlab.core.files import write_json
+from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Message
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.config import DataConfig
@@ -111,7 +113,7 @@ def test_eval_has_the_flags_of_its_configuration():
         "--model m --hf-dataset=a.jsonl b.jsonl --hf-split dev --limit 3 --output-dir out --precision bf16 "
         "--attention padded --micro-token-budget 64 --max-drop-fraction 0.5 --incomplete-pairs error --ties half "
         "--max-replies 3 --margin-column gap --strength-as soft --seed 7 --attention-backend mask "
-        "--linear-backend onednn --allocator system --compile"
+        "--linear-backend onednn --allocator system --compile --precision-card"
     )
     wanted = EvalConfig(
         model="m",
@@ -120,6 +122,7 @@ def test_eval_has_the_flags_of_its_configuration():
         limit=3,
         output_dir=Path("out"),
         precision="bf16",
+        precision_card=True,
         attention="padded",
         micro_token_budget=64,
         max_drop_fraction=0.5,
@@ -267,13 +270,10 @@ def damage_weights(folder: Path) -> None:
 
 def damage_head(folder: Path) -> None:
     """A head of zeros that nothing but the scores gives away."""
-    path, spec = folder / "model.safetensors", folder / "reward_spec.json"
-    weights = load_file(path)
+    weights = load_file(folder / "model.safetensors")
     weights["score.weight"].zero_()
-    save_file(weights, path, metadata={"format": "pt"})
-    values = json.loads(spec.read_text())
-    values["files"]["model.safetensors"] = sha256_file(path)
-    spec.write_text(json.dumps(values))
+    save_file(weights, folder / "model.safetensors", metadata=METADATA)
+    write_json(folder / "reward_spec.json", seal(folder, read_spec(folder)).to_dict())
 
 
 def damage_problem_type(folder: Path) -> None:

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.analysis.signs import AT_EVALUATION, MOSTLY, WHILE_TRAINING, History, Look, RunFacts
 
 GONE: Final = 3
@@ -35,6 +36,9 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "frozen_head": "The head must train: look at what changed requires_grad or detached the scores.",
         "frozen_backbone": "Only the head learns. With --lora look at --lora-target-modules; `rewardlab probe` fits a "
         "head on a frozen model in seconds.",
+        "other_precision": "For engines that compute in half precision there is `rewardlab export FOLDER --dtype "
+        "bfloat16`. Where the precision that the run computed in is named, its live numbers are not those of "
+        "float32: train with --half-rounding stochastic, or --precision fp32.",
         "truncated": "Raise --max-seq-len, or leave long rows out with --overlong drop.",
     }
 )
@@ -78,6 +82,20 @@ class Health:
             return []
         shares = "; ".join(f"{part} of {of} replies of the {name} data" for name, (part, of) in cut.items())
         return [self._sign("truncated", f"prompts were cut to fit the limit of tokens: {shares}.")]
+
+    def judge_precisions(self, card: PrecisionCard) -> list[WarningSign]:
+        """Signs in the saved model: other precisions have other margins, by more than the data leave open."""
+        if not (notable := card.notable()):
+            return []
+        margin = card.margin
+        errors = " and ".join(f"{card.margin_error[name]:.2f} in {name}" for name in notable)
+        return [
+            self._sign(
+                "other_precision",
+                f"margins are off by {errors} (root mean square), beyond what the interval of the mean margin in "
+                f"float32, {margin.value:.2f} [{margin.low:.2f}, {margin.high:.2f}], leaves open.",
+            )
+        ]
 
     def offer(self, row: Row) -> list[WarningSign]:
         """New signs after a row of metrics.csv, or after a part of it: values of one step may come one after the other.

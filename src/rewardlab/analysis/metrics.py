@@ -81,12 +81,12 @@ class OrientedComparisons:
     @property
     def finite(self) -> OrientedComparisons:
         """Those with two finite scores."""
-        return self._where(np.isfinite(self.difference))
+        return self.where(np.isfinite(self.difference))
 
     @property
     def decided(self) -> OrientedComparisons:
         """Those with two finite scores and a label that is not a tie."""
-        return self._where(np.isfinite(self.difference) & (self.label != 0.5))
+        return self.where(np.isfinite(self.difference) & (self.label != 0.5))
 
     @property
     def outcome(self) -> FloatArray:
@@ -104,7 +104,8 @@ class OrientedComparisons:
         logits = beta * self.difference
         return self.label * np.logaddexp(0.0, -logits) + (1 - self.label) * np.logaddexp(0.0, logits)
 
-    def _where(self, kept: npt.NDArray[np.bool_]) -> OrientedComparisons:
+    def where(self, kept: npt.NDArray[np.bool_]) -> OrientedComparisons:
+        """Those that are marked in [N]."""
         return OrientedComparisons(
             difference=self.difference[kept],
             label=self.label[kept],

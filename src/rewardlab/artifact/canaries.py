@@ -17,11 +17,12 @@ import torch
 
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError, RenderError
-from rewardlab.core.spec import Canary
+from rewardlab.core.spec import SCORE_TOLERANCE, Canary
 from rewardlab.core.types import Conversation, IntArray, Message, TokenGroup
 from rewardlab.data.chat import Renderer
 from rewardlab.model.reward import RewardModel
 
+PRECISION_MISMATCH: Final = "precision_mismatch"
 FAULTS: Final = {
     "double_bos": "a second BOS token in front of the conversation",
     "shifted_position": "the score read one token before the end",
@@ -31,6 +32,7 @@ FAULTS: Final = {
     "sigmoid": "a sigmoid applied to the score",
     "softmax": "a softmax over the single label",
     "zero_head": "a head that is zero or was never loaded",
+    PRECISION_MISMATCH: "weights rounded to the nearest bfloat16: export a bfloat16 folder with `rewardlab export`",
 }
 
 CONVERSATIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
@@ -114,13 +116,25 @@ def make_canaries(model: RewardModel, renderer: Renderer) -> list[Canary]:
     ]
 
 
-def name_fault(canaries: Sequence[Canary], scores: Sequence[float], *, tolerance: float) -> str | None:
+def reference_scores(canaries: Sequence[Canary], precision: str) -> list[float]:
+    """What the canaries score in arithmetic of this dtype; float32's scores where there is no reference of it."""
+    return [canary.references.get(precision, canary.score) for canary in canaries]
+
+
+def name_fault(
+    canaries: Sequence[Canary],
+    scores: Sequence[float],
+    *,
+    precision: str = "float32",
+    tolerance: float | None = None,
+) -> str | None:
     """What is wrong with these scores of the canaries: None, a fault's description, or `unknown`.
 
-    A fault is named if its decoys fit clearly better than the canonical scores do.
+    They are compared with the references of the precision (a dtype) that they were computed in; `tolerance` takes the
+    place of its own. A fault is named if its decoys fit clearly better than the references do.
     """
-    distance = _distance([canary.score for canary in canaries], scores)
-    if distance <= tolerance:
+    distance = largest_distance(reference_scores(canaries, precision), scores)
+    if distance <= (SCORE_TOLERANCE[precision] if tolerance is None else tolerance):
         return None
     best, best_distance = "unknown: weights, numerics or an engine that rewardlab does not know", distance / 3
     for fault, description in FAULTS.items():
@@ -129,7 +143,7 @@ def name_fault(canaries: Sequence[Canary], scores: Sequence[float], *, tolerance
             for canary, score in zip(canaries, scores, strict=True)
             if fault in canary.decoys
         ]
-        if pairs and (fit := _distance(*zip(*pairs, strict=True))) < best_distance:
+        if pairs and (fit := largest_distance(*zip(*pairs, strict=True))) < best_distance:
             best, best_distance = f"{description} ({fault})", fit
     return best
 
@@ -145,7 +159,7 @@ def name_token_fault(wanted: Sequence[int], got: Sequence[int], *, bos_token_id:
     return f"other tokens from token {place} on"
 
 
-def _distance(wanted: Sequence[float], got: Sequence[float]) -> float:
+def largest_distance(wanted: Sequence[float], got: Sequence[float]) -> float:
     """Largest distance in units of max(1, |wanted|)."""
     return max(
         (abs(a - b) / max(1.0, abs(a)) if math.isfinite(b) else math.inf for a, b in zip(wanted, got, strict=True)),

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from safetensors import safe_open
 
-from rewardlab.artifact.canaries import FAULTS, name_fault, name_token_fault, score_tokens
+from rewardlab.artifact.canaries import (
+    FAULTS,
+    largest_distance,
+    name_fault,
+    name_token_fault,
+    reference_scores,
+    score_tokens,
+)
+from rewardlab.artifact.seal import REMEDY, require_seal
 from rewardlab.core.config import from_mapping, require
 from rewardlab.core.errors import ArtifactError, ModelError, RenderError
 from rewardlab.core.files import read_json, sha256_file
-from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, RewardSpec, read_spec
+from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.model import attention
+from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import Log, apply_compute, choose_compute
 from rewardlab.model.config import LIBRARY_COMPUTE, ComputeConfig, ModelConfig
+from rewardlab.model.half import hold_half
 from rewardlab.model.load import (
     PRECISION,
     choose_layout,
@@ -30,8 +41,6 @@ from rewardlab.model.load import (
 from rewardlab.model.parts import Division, fill_head, outline_of, places_in
 from rewardlab.model.reward import HEAD_ON_DISK, Layout
 from rewardlab.score import Scorer
-
-REMEDY: Final = "Restore the folder from where it was saved, or save the model again."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +69,8 @@ def load(
 ) -> Scorer:
     """The reward model in `folder`, ready to score.
 
-    With ``precision="fp32"`` its scores are the canonical ones. `check` compares files, tokens and canary scores
+    With ``precision="fp32"`` its scores are the canonical ones; with `bf16` and `fp16` linear layers compute by weights
+    rounded stochastically, the same on every machine. `check` compares files, tokens and canary scores
     with those recorded when the model was saved. `trust_remote_code` runs Python code that lies in the folder.
     `compute` names kernels; by default the allocator of the process is left alone. `log` is told what was chosen.
 
@@ -138,6 +148,8 @@ def assemble(
         raise ArtifactError(f"{path}: weights are missing: {', '.join(sorted(missing)[:5])}. {REMEDY}")
     dtype = PRECISION[precision]
     model = wrap(classifier, layout=layout, compute_dtype=dtype).eval()
+    if dtype in HALF and division is None:
+        hold_half(model.backbone, "backbone", dtype)
     places = None if outline is None else places_in(outline, model)
     if places is not None:
         fill_head(model, places, device)
@@ -169,9 +181,10 @@ def _require_raw_scores(path: Path, spec: RewardSpec) -> None:
 
 
 def require_files(path: Path, spec: RewardSpec) -> None:
-    """Raise ArtifactError unless every recorded file is there with the recorded content."""
+    """Raise ArtifactError unless the spec is that of the model, and every recorded file there with its content."""
     require_head(path)
     require_config(path, spec)
+    require_seal(path, spec)
     for name, digest in spec.files.items():
         file = path / name
         if not file.is_file():
@@ -226,7 +239,8 @@ def require_config(path: Path, spec: RewardSpec) -> None:
 def require_canaries(scorer: Scorer, spec: RewardSpec, *, where: str) -> float:
     """Compare tokens and scores of the canaries; returns the largest distance in units of max(1, |score|).
 
-    Raises ArtifactError naming the fault if they differ by more than the dtype allows.
+    Raises ArtifactError naming the fault if they differ from the references of the model's precision by more than that
+    allows.
     """
     for canary in spec.canaries:
         messages = to_messages(canary.messages)
@@ -238,15 +252,21 @@ def require_canaries(scorer: Scorer, spec: RewardSpec, *, where: str) -> float:
                 f"the one the model was trained with. {REMEDY}"
             )
     scores = score_tokens(scorer.model, [_tokens(canary.token_ids) for canary in spec.canaries])
-    dtype = str(scorer.model.compute_dtype).removeprefix("torch.")
-    fault = name_fault(spec.canaries, scores, tolerance=SCORE_TOLERANCE[dtype])
-    if fault is not None:
-        worst = max(zip(spec.canaries, scores, strict=True), key=lambda pair: abs(pair[0].score - pair[1]))
+    precision = str(scorer.model.compute_dtype).removeprefix("torch.")
+    if precision == "float16" and not all(map(math.isfinite, scores)):
         raise ArtifactError(
-            f"{where}: canary {worst[0].name!r} scores {worst[1]:.4f}, saved as {worst[0].score:.4f}. "
-            f"What fits: {fault}. {REMEDY}"
+            f"{where}: some scores are not finite in float16, whose range is too small for this model. Use another "
+            f"precision: bf16, or fp32."
         )
-    return max(abs(a.score - b) / max(1.0, abs(a.score)) for a, b in zip(spec.canaries, scores, strict=True))
+    wanted = reference_scores(spec.canaries, precision)
+    fault = name_fault(spec.canaries, scores, precision=precision)
+    if fault is not None:
+        worst = max(range(len(scores)), key=lambda number: abs(wanted[number] - scores[number]))
+        raise ArtifactError(
+            f"{where}: canary {spec.canaries[worst].name!r} scores {scores[worst]:.4f} in {precision}, saved as "
+            f"{wanted[worst]:.4f}. What fits: {fault}. {REMEDY}"
+        )
+    return largest_distance(wanted, scores)
 
 
 def _tokens(token_ids: list[int]) -> Any:

@@ -6,25 +6,28 @@ The folder is written under a temporary name, read back from the disk, scored, a
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from rewardlab.artifact.canaries import make_canaries, render_canaries, score_tokens, separated
+from rewardlab.artifact.halves import HALVES, stored, with_half_precision
 from rewardlab.artifact.load import Where, assemble, require_head
+from rewardlab.artifact.seal import METADATA, seal
 from rewardlab.artifact.weights import digest, write_weights
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import read_json, replacing_folder, sha256_file, write_json
 from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, Canary, RewardSpec
 from rewardlab.data.chat import Renderer
 from rewardlab.model import lora
-from rewardlab.model.config import ModelConfig
+from rewardlab.model.config import ComputeConfig, ModelConfig
 from rewardlab.model.parts import ALONE, Division, Weight, Writers, drop_gathered, whole_of
 from rewardlab.model.quantization import num_weights
 from rewardlab.model.reward import RewardModel, disk_name
@@ -32,8 +35,23 @@ from rewardlab.model.reward import RewardModel, disk_name
 PORTABLE_TOKENIZER: Final = "PreTrainedTokenizerFast"
 """Read by transformers 4 and 5 alike; version 5 writes a name that version 4 does not know."""
 QUANTIZED: Final = ("quantization_config", "_pre_quantization_dtype")
+PLAIN_COMPUTE: Final = ComputeConfig(attention_backend="segments", linear_backend="torch", allocator="system")
+"""Kernels by which canaries are scored: those that are there in every precision, on every machine."""
 NOTABLE_ROUNDING: Final = 0.05
 """Rounding that moves a canary's score further than this, in units of max(1, |score|), is worth a warning."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """The folder of which another is made."""
+
+    folder: Path
+    save_dtype: str
+
+    def as_dict(self) -> dict[str, str]:
+        """For the spec: where it was, the dtype of its weights, and the SHA-256 of its own spec."""
+        digest = sha256_file(self.folder / SPEC_FILE)
+        return {"folder": str(self.folder), "save_dtype": self.save_dtype, "spec_sha256": digest}
 
 
 def save_reward_model(
@@ -44,16 +62,17 @@ def save_reward_model(
     beta: float,
     save_dtype: torch.dtype,
     provenance: Mapping[str, Any],
-    adapter: tuple[ModelConfig, str] | None = None,
+    adapter: tuple[ModelConfig, str] | Exported | None = None,
     division: Division | None = None,
 ) -> RewardSpec:
     """Write the model, adapters merged, as `folder`; an existing folder is replaced only at the very end.
 
-    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`. Where the model
-    is in parts, all processes of the `division` call this; the first writes, and they read the folder back in parts.
+    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`; those of an
+    exported folder are copied. Where the model is in parts, all processes of the `division` call this; the first
+    writes, and they read the folder back in parts.
 
-    Raises ArtifactError if the folder would not give the model's own scores, or no pad token can be found; OSError
-    if the disk is full. Either way nothing that was there before is lost.
+    Raises ArtifactError if the folder would not give the model's own scores, float16 has not the range for its
+    weights, or no pad token can be found; OSError if the disk is full. Either way nothing that was there is lost.
     """
     ranks: Writers = ALONE if division is None else division
     dtype_name = str(save_dtype).removeprefix("torch.")
@@ -63,17 +82,22 @@ def save_reward_model(
         _write_config(temporary, model, pad, dtype_name)
         _write_tokenizer(temporary, renderer, pad)
 
+    exported = adapter if isinstance(adapter, Exported) else None
     with ExitStack() as stack:
         temporary: Path = ranks.by_first(lambda: stack.enter_context(replacing_folder(folder)))
         written = _write_merged(temporary, model, save_dtype, ranks)
         ranks.by_first(write_others)
-        if adapter is not None:
+        if exported is not None and (exported.folder / "adapter").is_dir():
+            shutil.copytree(exported.folder / "adapter", temporary / "adapter")
+        elif isinstance(adapter, tuple):
             _write_adapter(temporary / "adapter", model, *adapter, ranks)
         draft = RewardSpec(
             renderer=renderer.spec,
             beta=beta,
             head_dtype=dtype_name,
             save_dtype=dtype_name,
+            rounding="stochastic" if dtype_name in HALVES else "none",
+            exported_from=exported.as_dict() if exported is not None else None,
             max_rounding_error=0.0,
             canaries=[],
             files={},
@@ -88,11 +112,12 @@ def save_reward_model(
             where=Where(device=_spare_device(model, division), division=division),
             precision="fp32",
             attention_mode="padded",
+            compute=PLAIN_COMPUTE,
         )
         _require_same_weights(saved.model, written, ranks)
         # With weights held rounded or quantised, or in another arithmetic, the live model's scores are others.
         same = saved.model.compute_dtype == model.compute_dtype and model.read_originals is None
-        canaries = make_canaries(saved.model, saved.renderer)
+        canaries = with_half_precision(make_canaries(saved.model, saved.renderer), saved.model, draft.save_dtype)
         spec: RewardSpec = ranks.by_first(lambda: _complete(draft, canaries, scores, same, temporary))
         ranks.by_first(stack.close)
     return spec
@@ -153,8 +178,9 @@ def choose_pad(renderer: Renderer, num_embeddings: int) -> int:
 def saved_dtype(wanted: str) -> torch.dtype:
     """The dtype for `--save-dtype`; `auto` is float32, the dtype of what was trained.
 
-    Half the size has its price: once trained, no weight lies on a half-precision grid any more, and rounding all of
-    them moves scores visibly (docs/results.md).
+    Half the size has its price: once trained, no weight lies on a half-precision grid any more. Rounded to the nearest
+    they would forget most of the training; rounded stochastically (model/rounding.py) they keep it, and scores move by
+    the noise of that.
     """
     dtype: torch.dtype = torch.float32 if wanted == "auto" else getattr(torch, wanted)
     return dtype
@@ -172,8 +198,8 @@ def live_scores(model: RewardModel, renderer: Renderer) -> list[float]:
 def _complete(
     draft: RewardSpec, canaries: list[Canary], live: Sequence[float], live_is_same: bool, folder: Path
 ) -> RewardSpec:
-    """Write the spec with canaries of the saved weights, after comparing them with the live model, which computes the
-    same way or not.
+    """Write the sealed spec with canaries of the saved weights, after comparing them with the live model, which
+    computes the same way or not.
     """
     error = max(abs(a.score - b) / max(1.0, abs(a.score)) for a, b in zip(canaries, live, strict=True))
     exact = live_is_same and draft.save_dtype == "float32"
@@ -183,32 +209,24 @@ def _complete(
             f"arithmetic. It was not kept. Please report this with the model's name."
         )
     provenance = draft.provenance | {"faults_noticed": separated(canaries, tolerance=SCORE_TOLERANCE["float32"])}
-    spec = replace(
-        draft,
-        max_rounding_error=error,
-        canaries=canaries,
-        provenance=provenance,
-        files={
-            path.relative_to(folder).as_posix(): sha256_file(path)
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        },
-    )
+    spec = seal(folder, replace(draft, max_rounding_error=error, canaries=canaries, provenance=provenance))
     write_json(folder / SPEC_FILE, spec.to_dict())
     return spec
 
 
 def _spare_device(model: RewardModel, division: Division | None) -> torch.device:
-    """The device of the model if a copy in float32, or everyone's part of one, fits there; else the CPU."""
+    """The device of the model if a copy in float32 and one in half precision, or everyone's part of them, fit there;
+    else the CPU.
+    """
     device = model.device
     if device.type != "cuda":
         return device
     counts = [num_weights(parameter) for parameter in model.parameters()]
-    needed = 4.0 * sum(counts)
+    needed = 6.0 * sum(counts)
     if division is not None:
         torch.cuda.empty_cache()
         # A part, and as much as a forward pass gathers: a layer, the next one, embeddings and head.
-        needed = 4.0 * (sum(counts) / len(division.gather(None)) + 4 * max(counts))
+        needed = 6.0 * (sum(counts) / len(division.gather(None)) + 4 * max(counts))
     free, _ = torch.cuda.mem_get_info(device)
     fits = free > 1.2 * needed
     if division is not None:
@@ -253,7 +271,13 @@ def _write_merged(folder: Path, model: RewardModel, dtype: torch.dtype, ranks: W
     weights = found if ranks.is_first else lora.merged_weights(model, wanted=False)
     names = {disk_name(name, model.disk_class): name for name in weights}
     on_disk = {there: weights[name] for there, name in names.items()}
-    written = write_weights(folder / "model.safetensors", on_disk, ranks, dtype=dtype)
+    written = write_weights(
+        folder / "model.safetensors",
+        on_disk,
+        ranks,
+        cast=(dtype, lambda tensor, there: stored(tensor, dtype, names[there])),
+        metadata=METADATA,
+    )
     return {names[there]: text for there, text in written.items()}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, Final
@@ -33,17 +33,28 @@ KINDS: Final = {
 """What the format calls each dtype, in the order of the format; files begin with the last."""
 
 
+Cast = Callable[[Tensor, str], Tensor]
+"""A weight and its name in the file -> the weight as the file holds it, on the CPU."""
+FORMAT: Final = {"format": "pt"}
+
+
 def write_weights(
-    path: Path, weights: Mapping[str, Weight], ranks: Writers, *, dtype: torch.dtype | None = None
+    path: Path,
+    weights: Mapping[str, Weight],
+    ranks: Writers,
+    *,
+    cast: tuple[torch.dtype, Cast] | None = None,
+    metadata: Mapping[str, str] = FORMAT,
 ) -> dict[str, str]:
-    """Write the weights, those of floating point in `dtype`, and return what `digest` gives for each as it should be
-    read back in float32, by its name.
+    """Write the weights, and return what `digest` gives for each as it should be read back in float32, by its name.
+
+    `cast` = (dtype, how) makes those of floating point what the file holds.
 
     Every rank calls it; the first writes, and it alone gets the digests. Raises OSError if the disk is full, or what
     a weight raises, on all ranks.
     """
     dtypes = {
-        name: dtype if dtype is not None and weight.dtype.is_floating_point else weight.dtype
+        name: cast[0] if cast is not None and weight.dtype.is_floating_point else weight.dtype
         for name, weight in weights.items()
     }
     order = sorted(weights, key=lambda name: (-list(KINDS).index(dtypes[name]), name))
@@ -63,12 +74,14 @@ def write_weights(
         with kept():
             if ranks.is_first:
                 file = stack.enter_context(path.open("wb"))
-                file.write(_header({name: (weights[name].shape, dtypes[name]) for name in order}))
+                file.write(_header({name: (weights[name].shape, dtypes[name]) for name in order}, metadata))
         for name in order:
             with kept():
                 tensor = weights[name].whole(file is not None and not failures)
                 if file is not None and tensor is not None:
-                    digests[name] = _write(file, tensor.detach().to("cpu", dtypes[name]).contiguous(), weights[name])
+                    held = tensor.detach().cpu() if cast is None else cast[1](tensor, name)
+                    assert held.dtype is dtypes[name], (name, held.dtype)
+                    digests[name] = _write(file, held.contiguous(), weights[name])
         with kept():
             stack.close()
     ranks.by_first(lambda: _finish(path, failures))
@@ -93,9 +106,9 @@ def _finish(path: Path, failures: Sequence[Exception]) -> None:
     path.chmod((path.parent.stat().st_mode | 0o600) & 0o666)
 
 
-def _header(weights: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bytes:
+def _header(weights: Mapping[str, tuple[tuple[int, ...], torch.dtype]], metadata: Mapping[str, str]) -> bytes:
     """What stands before the numbers: where each weight lies, in their order."""
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, object] = {"__metadata__": dict(metadata)}
     begin = 0
     for name, (shape, dtype) in weights.items():
         end = begin + torch.Size(shape).numel() * dtype.itemsize

@@ -68,6 +68,11 @@ def finite_or_none(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+def jsonable(values: Mapping[str, object]) -> dict[str, object]:
+    """With null in place of numbers that JSON does not have."""
+    return {name: finite_or_none(value) if isinstance(value, float) else value for name, value in values.items()}
+
+
 def write_json(path: Path, value: object) -> None:
     """Replace `path` by `value` as JSON, in one step."""
     write_text(path, to_json(value) + "\n")

@@ -7,21 +7,25 @@ model, in any engine, can be checked (docs/design.md, section 6).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from rewardlab.core.errors import ArtifactError
-from rewardlab.core.files import read_json, sha256_text
+from rewardlab.core.files import read_json, sha256_json, sha256_text, to_json
 
 SPEC_FILE = "reward_spec.json"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+UNPROTECTED = 1
+"""The schema before specs had digests, and canaries references in half precision."""
 
 SCORE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15, "float16": 0.05}
-"""How far an engine computing in this dtype may be from a canonical score, in units of `max(1, |score|)`.
+"""How far a score computed in this dtype may be from the reference of that dtype, in units of `max(1, |score|)`.
 
-float32 covers another order of summation; the half-precision values cover one forward pass in that dtype.
+The weights are the same; it covers other kernels, and in half precision how much of the arithmetic is in it
+(docs/artifact.md says what was measured).
 """
 
 
@@ -69,6 +73,8 @@ class Canary:
     """From the saved weights, computed in float32."""
     decoys: dict[str, float]
     """Fault name -> score under that fault."""
+    references: dict[str, float] = field(default_factory=dict)
+    """dtype -> score of the saved weights in the half precision of this dtype, as rewardlab computes it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +87,10 @@ class RewardSpec:
     """σ(beta · score difference) is the model's probability that the first reply is preferred."""
     head_dtype: str
     save_dtype: str
+    rounding: str
+    """How the weights came to `save_dtype`: `none` if they are as trained, `stochastic`, or `nearest`."""
+    exported_from: dict[str, str] | None = None
+    """Of the folder it was made from: `folder`, `save_dtype`, and `spec_sha256`, of its spec's bytes; else None."""
     temperature: float = 1.0
     """Fitted on held-out data; 1 where none was fitted."""
     affine: tuple[float, float] | None = None
@@ -91,6 +101,8 @@ class RewardSpec:
     files: dict[str, str]
     """File name -> SHA-256 of everything else in the folder that decides the score."""
     provenance: dict[str, Any]
+    digests: dict[str, str] = field(default_factory=dict)
+    """Part of this spec -> SHA-256 (`part_digests`). Their own digest stands in config.json and with the weights."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON mapping."""
@@ -102,14 +114,21 @@ class RewardSpec:
     def from_dict(cls, values: Mapping[str, Any], *, where: str) -> RewardSpec:
         """Inverse of `to_dict`.
 
-        Raises ArtifactError for another schema version, missing or unknown fields, or an edited template.
+        Raises ArtifactError for another schema version, missing or unknown fields, no canaries, or an edited template.
         """
         version = values.get("schema_version")
-        if version != SCHEMA_VERSION:
+        if version not in (UNPROTECTED, SCHEMA_VERSION):
             raise ArtifactError(
-                f"{where}: schema version {version!r}, this rewardlab reads {SCHEMA_VERSION}. "
+                f"{where}: schema version {version!r}, this rewardlab reads {UNPROTECTED} and {SCHEMA_VERSION}. "
                 f"Use the rewardlab version that wrote it, or save the model again."
             )
+        if not values.get("canaries"):
+            raise ArtifactError(
+                f"{where}: it holds no canaries, so nothing could tell whether the scores are still those of the "
+                f"model. Restore the file, or save the model again."
+            )
+        if version == UNPROTECTED:  # which rounded to the nearest
+            values = {"rounding": "none" if values.get("save_dtype") == "float32" else "nearest", **values}
         try:
             renderer = dict(values["renderer"])
             template_hash = renderer.pop("template_hash")
@@ -130,6 +149,24 @@ class RewardSpec:
                 f"saved. Restore it, or save the model again."
             )
         return spec
+
+
+def carries_digest(name: str) -> bool:
+    """Whether a file of the folder holds the digest of the spec, so that its own hash cannot be in there."""
+    return name == "config.json" or ("/" not in name and name.endswith(".safetensors"))
+
+
+def part_digests(spec: RewardSpec) -> dict[str, str]:
+    """Part of the spec -> SHA-256 of its canonical JSON; the renderer's parts each on their own.
+
+    A part that is changed is named by its own digest. Left out are the digests themselves, and of `files` the hashes
+    of those files that hold the digest of all this (but not their names).
+    """
+    values = json.loads(to_json(spec.to_dict()))  # as it will be read back
+    del values["digests"]
+    values["files"] = {name: None if carries_digest(name) else digest for name, digest in values["files"].items()}
+    values |= {f"renderer.{name}": value for name, value in values.pop("renderer").items()}
+    return {name: sha256_json(value) for name, value in values.items()}
 
 
 def read_spec(folder: Path) -> RewardSpec:

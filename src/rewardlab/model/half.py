@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rewardlab.model.rounding import HalfRounding, name_seed, round_stochastically
+from rewardlab.model.rounding import HalfRounding, name_seed, round_stochastically, round_weights
 
 AS_SAVED: Final = ()
 """The draw of a model that is judged or saved: the one by which its weights are rounded for a file (round_weights)."""
@@ -96,7 +96,7 @@ class HalfWeights:
             made_of = (weight._version, weight.data_ptr(), draw)
             if layer.made_of == made_of and layer.half_weight is not None:
                 continue
-            layer.half_weight = self._copy(weight.detach(), layer.half_weight, (*draw, *name_seed(name)))
+            layer.half_weight = self._copy(weight.detach(), layer.half_weight, name, draw)
             layer.made_of = made_of
 
     def restore(self) -> None:
@@ -109,13 +109,26 @@ class HalfWeights:
             layer.__class__ = nn.Linear  # type: ignore[assignment]
         self._layers = []
 
-    def _copy(self, weight: Tensor, earlier: Tensor | None, seed: tuple[int, ...]) -> Tensor:
+    def _copy(self, weight: Tensor, earlier: Tensor | None, name: str, draw: tuple[int, ...]) -> Tensor:
         if weight.dtype is self.dtype:
             return weight
         out = torch.empty_like(weight, dtype=self.dtype) if earlier is None else earlier
-        if self.rounding == "stochastic":
-            return round_stochastically(weight, self.dtype, seed, out=out)
-        return out.copy_(weight)
+        if self.rounding == "nearest":
+            return out.copy_(weight)
+        if draw == AS_SAVED and weight.device.type != "cpu":
+            # Devices draw other numbers; a file is rounded on the CPU, and a model is judged as its file will be.
+            return out.copy_(round_weights(weight, self.dtype, name))
+        return round_stochastically(weight, self.dtype, (*draw, *name_seed(name)), out=out)
+
+
+def hold_half(module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
+    """Put in place of the weights of linear layers their copies as rounded for a file: scoring needs nothing else.
+
+    `prefix` is that of `HalfWeights`, which takes them as they are. Done on the CPU, they are the same everywhere.
+    """
+    for name, layer in module.named_modules(prefix=prefix):
+        if type(layer) is nn.Linear:
+            layer.weight = nn.Parameter(round_weights(layer.weight.detach(), dtype, f"{name}.weight"), False)
 
 
 class RoundedParts:
@@ -151,7 +164,11 @@ class RoundedParts:
             part, width = weight.to_local(), weight.shape[1]
             self._kept.append((part, part.clone()))
             start = rows_of(weight).start * width
-            round_stochastically(part, self.dtype, (*draw, *name_seed(name)), out=part, start=start)
+            seed = (*draw, *name_seed(name))
+            if draw == AS_SAVED and part.device.type != "cpu":  # as above
+                part.copy_(round_stochastically(part.cpu(), self.dtype, seed, start=start))
+            else:
+                round_stochastically(part, self.dtype, seed, out=part, start=start)
         self._draw = draw
 
     @torch.no_grad()

@@ -30,7 +30,7 @@ from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, 
 from rewardlab.model.trainable import choose_trainable, half_frozen, parameters_line
 
 SEQUENCE_CLASSIFIER: Final = "ForSequenceClassification"
-PRECISION: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
+PRECISION: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MAX_DISTANCE: Final = 1e-4
 MAX_DISTANCE_HALF: Final = 0.5
 """How far the real model's layouts may be apart, relative to max(1, |score|): many layers of rounding, no more."""

@@ -51,7 +51,9 @@ def round_stochastically(
         raise ValueError(f"dtype {dtype}: stochastic rounding is to bfloat16 or float16.")
     out = torch.empty(tensor.shape, dtype=dtype, device=tensor.device) if out is None else out
     source, target = tensor.detach().reshape(-1), out.view(-1)
-    sequence = np.random.SeedSequence(tuple(seed))
+    # float16 has draws of its own: by those of bfloat16, a weight rounded to one and then the other would be moved the
+    # same way twice, and small updates would be multiplied.
+    sequence = np.random.SeedSequence((*seed, *((BITS_DROPPED[dtype],) if dtype is torch.float16 else ())))
     if tensor.device.type != "cpu":
         sequence = np.random.SeedSequence((*seed, start)) if start else sequence
         generator = torch.Generator(tensor.device).manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))

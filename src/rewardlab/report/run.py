@@ -7,10 +7,13 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, runtime_checkable
 
 from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.metrics import Evaluation
+from rewardlab.analysis.precision import PrecisionCard
+from rewardlab.report.precision import card_block
 from rewardlab.report.tables import column_notes, format_count, format_estimate, text_table
 
 COLUMNS = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin", "ECE": "eval_ece"}
@@ -104,8 +107,10 @@ def train_report(
     speed: str,
     chosen: str,
     warnings: Sequence[WarningSign] = (),
+    computed_in: Mapping[str, str] = MappingProxyType({}),
+    card: PrecisionCard | None = None,
 ) -> str:
-    """The closing tables of a training run; `speed` is a line about its steps.
+    """The closing tables of a training run; `speed` is a line about its steps, `computed_in` names precisions.
 
     Numbers of the evaluation data are labelled as what chose the checkpoint; only the test data judge it.
     """
@@ -115,9 +120,21 @@ def train_report(
         ("Test data (they chose nothing):", test),
     ):
         if judged:
-            blocks.append(f"{title}\n{judged_table(judged)}")
+            blocks.append("\n".join([title, judged_table(judged), *precision_line(computed_in, judged)]))
+    if card is not None:
+        blocks.append(card_block(card))
     blocks += [*warning_block(warnings), textwrap.fill(speed, width=100), next_steps(chosen)]
     return "\n\n".join(["", *blocks])
+
+
+def precision_line(computed_in: Mapping[str, str], judged: Mapping[str, Judged]) -> list[str]:
+    """The last line below a table: in which precision its numbers were computed; none if nobody says."""
+    others = [name for name in judged if name not in computed_in]
+    named = {name: computed_in[name] for name in computed_in if name in judged}
+    if others and "baselines" in computed_in:
+        named = {" and ".join(others): computed_in["baselines"], **named}
+    line = "; ".join(f"{name} in {precision}" for name, precision in named.items())
+    return textwrap.wrap(f"computed: {line}", width=100) if named else []
 
 
 def judged_table(judged: Mapping[str, Judged]) -> str:

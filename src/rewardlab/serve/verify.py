@@ -7,8 +7,11 @@ from pathlib import Path
 
 import torch
 
+from rewardlab.artifact.canaries import separated
 from rewardlab.artifact.load import Where, assemble, require_canaries, require_files
-from rewardlab.core.spec import read_spec
+from rewardlab.core.config import require
+from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
+from rewardlab.model.load import PRECISION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,27 +21,34 @@ class Verification:
     folder: Path
     num_files: int
     num_canaries: int
+    precision: str
+    """The dtype of the arithmetic."""
     largest_distance: float
-    """Of the canaries' scores from the canonical ones, in units of max(1, |score|)."""
+    """Of the canaries' scores from the references of this precision, in units of max(1, |score|)."""
     unnoticed: tuple[str, ...]
     """Faults that this model's canaries could not reveal, because they hardly change its scores."""
 
 
-def verify(folder: str | Path) -> Verification:
-    """Check files, configuration, template, tokens and canary scores of a folder, in float32.
+def verify(folder: str | Path, *, precision: str = "fp32") -> Verification:
+    """Check files, spec, configuration, template, tokens and canary scores of a folder, on the CPU.
+
+    `precision` is as in `load`; scores are compared with the references of their own precision.
 
     Raises ArtifactError naming what is wrong.
     """
     path = Path(folder)
+    require(precision in PRECISION, f"precision {precision!r} is not one of {', '.join(PRECISION)}.")
     spec = read_spec(path)
     require_files(path, spec)
-    scorer = assemble(path, spec, where=Where(device=torch.device("cpu")), precision="fp32", attention_mode="auto")
+    scorer = assemble(path, spec, where=Where(device=torch.device("cpu")), precision=precision, attention_mode="auto")
     distance = require_canaries(scorer, spec, where=str(path))
-    noticed = spec.provenance.get("faults_noticed", {})
+    dtype = str(PRECISION[precision]).removeprefix("torch.")
+    noticed = separated(spec.canaries, tolerance=SCORE_TOLERANCE[dtype])
     return Verification(
         folder=path,
         num_files=len(spec.files),
         num_canaries=len(spec.canaries),
+        precision=dtype,
         largest_distance=distance,
         unnoticed=tuple(fault for fault, seen in noticed.items() if not seen),
     )

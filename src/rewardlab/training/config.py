@@ -19,6 +19,7 @@ HEAD_LR = 1e-3
 BACKBONE_LR_MULT = 0.1
 WARMUP_RATIO = 0.05
 Viewer = Literal["auto", "tensorboard", "wandb", "trackio", "mlflow", "none"]
+ScoringPrecision = Literal["fp32", "bf16", "fp16"]
 SchedulerName = Literal["cosine", "linear", "constant", "constant_with_warmup", "cosine_with_min_lr"]
 PresetName = Literal["none", "0.5b-trial", "3b-lora-shp", "7b-lora-shp", "full-finetuning", "proxy-rm", "plain"]
 OptimizerName = Literal["adamw", "sgd", "adafactor", "adamw8bit"]
@@ -168,7 +169,8 @@ class TrainerConfig(OptimizerConfig, ScheduleConfig):
     log_samples: int = 2
     """Rendered pairs written to `samples.txt`."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """Dtype of saved weights; `auto` is float32. Half the size moves the scores; by how much is printed and saved."""
+    """Dtype of saved weights; `auto` is float32. In half the size they are rounded stochastically, the same each time,
+    which moves the scores a little; by how much is printed and saved."""
     save_total_limit: int | None = None
     """`step_N/` folders kept, the newest ones; `best/` and the last step's are always kept."""
     resume: str | None = None
@@ -381,8 +383,10 @@ class EvalConfig(ComputeConfig):
     """Rows used from each dataset, after a seeded shuffle."""
     output_dir: Path = Path("runs/eval")
     """Where score rows and metrics are written."""
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: ScoringPrecision = "fp32"
     """Arithmetic; fp32 gives the canonical scores."""
+    precision_card: bool = False
+    """Also compare float32, half precision and weights rounded to the nearest on up to 300 of the rows."""
     attention: Literal["auto", "shared", "padded"] = "auto"
     """As in `rewardlab train`."""
     micro_token_budget: int = 8192

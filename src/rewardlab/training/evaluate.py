@@ -12,10 +12,11 @@ from typing import Literal
 import numpy as np
 
 from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
+from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.artifact.load import load
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import (
-    finite_or_none,
+    jsonable,
     provenance,
     read_jsonl,
     require_writable_folder,
@@ -30,6 +31,7 @@ from rewardlab.data.sources import SourceReport, load_preferences
 from rewardlab.model.reward import RewardModel
 from rewardlab.score import ALONE, Scorer, Together, score_groups, score_rows
 from rewardlab.training.config import EvalConfig
+from rewardlab.training.precision import judge_precisions, write_card
 
 logger = logging.getLogger("rewardlab")
 
@@ -41,6 +43,8 @@ class EvalResult:
     rows: Sequence[ScoreRow]
     overall: Evaluation
     by_source: Mapping[str, Evaluation]
+    card: PrecisionCard | None = None
+    """The same model in other precisions, where it was asked for."""
 
 
 def evaluate_groups(
@@ -110,11 +114,6 @@ def summary(result: EvalResult) -> dict[str, object]:
     }
 
 
-def jsonable(values: Mapping[str, object]) -> dict[str, object]:
-    """With null in place of numbers that JSON does not have."""
-    return {name: finite_or_none(value) if isinstance(value, float) else value for name, value in values.items()}
-
-
 def _joins_texts(folder: Path) -> bool:
     """Whether transcripts stay the texts they are; a folder without a spec is refused when it is loaded."""
     return (folder / SPEC_FILE).is_file() and read_spec(folder).renderer.joins_texts
@@ -166,4 +165,17 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
             "provenance": provenance(),
         },
     )
+    if config.precision_card:
+        if config.precision != "fp32":
+            scorer = load(config.model, attention=config.attention, check=False)
+        card = judge_precisions(
+            scorer,
+            groups,
+            save_dtype=read_spec(Path(config.model)).save_dtype,
+            precision="fp16" if config.precision == "fp16" else "bf16",
+            budget=config.micro_token_budget,
+            seed=config.seed,
+        )
+        write_card(config.output_dir, card)
+        result = replace(result, card=card)
     return result, loaded.reports, report

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 
 from rewardlab.analysis.health import Health, WarningSign
+from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.analysis.signs import RunFacts
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import append_text, to_json, write_text
@@ -45,6 +46,10 @@ class HealthWatch:
         """Look at values of a row."""
         self._tell(self.health.offer({**values, "step": step}))
 
+    def judge_precisions(self, card: PrecisionCard) -> None:
+        """Look at the saved model in other precisions."""
+        self._tell(self.health.judge_precisions(card))
+
     def resume(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
         """Take up a run by the rows that it has: what they tell was told."""
         for step in sorted(rows):
@@ -69,6 +74,11 @@ class Watch:
     def signs(self) -> Sequence[WarningSign]:
         """What was wrong so far."""
         return self.health.signs if self.health is not None else ()
+
+    def judge_precisions(self, card: PrecisionCard) -> None:
+        """Look at the saved model in other precisions."""
+        if self.health is not None:
+            self.health.judge_precisions(card)
 
     def resume(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
         """Take up a run by the rows that it has."""

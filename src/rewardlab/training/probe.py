@@ -21,7 +21,7 @@ from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model, saved_dtype, verify_in_clean_process
 from rewardlab.core.config import config_hash, to_mapping
 from rewardlab.core.errors import ArtifactError, DataError
-from rewardlab.core.files import provenance, write_json, write_jsonl
+from rewardlab.core.files import jsonable, provenance, write_json, write_jsonl
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Groups
 from rewardlab.model.builtin import cache_folder
@@ -34,7 +34,7 @@ from rewardlab.model.reward import Layout, RewardModel
 from rewardlab.score import score_groups
 from rewardlab.training.baselines import fit_baselines
 from rewardlab.training.config import ProbeConfig
-from rewardlab.training.evaluate import EvalResult, evaluate_groups, jsonable, write_evaluation
+from rewardlab.training.evaluate import EvalResult, evaluate_groups, write_evaluation
 from rewardlab.training.heads import (
     CurvePoint,
     Features,

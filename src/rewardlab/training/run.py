@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 
 from rewardlab.analysis.health import WarningSign
+from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.artifact.load import Where, assemble
 from rewardlab.artifact.save import verify_in_clean_process
 from rewardlab.core.spec import read_spec
@@ -27,6 +28,7 @@ from rewardlab.training.interrupt import StopRequests
 from rewardlab.training.monitor import Watch, watch_run
 from rewardlab.training.parallel import Parts, joined_ranks, parts_of, share
 from rewardlab.training.peak import peak_of
+from rewardlab.training.precision import judge_precisions, write_card
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.ready import Ready, make_ready, write_run_start
 from rewardlab.training.records import Records
@@ -58,6 +60,10 @@ class TrainResult:
     """Of the chosen model, reloaded from its folder in float32, on the test data."""
     baselines: Mapping[str, Mapping[str, EvalResult]]
     """`length only` and `bag of words`, fitted on the training data -> `selection` and `test` -> evaluation."""
+    computed_in: Mapping[str, str]
+    """`before`, `after` and the baselines -> the precision of their numbers."""
+    card: PrecisionCard | None
+    """The chosen model in other precisions, on test data, else those that chose it; None after a run in float32."""
     train_seconds: float
     speed: str
     """Rates of the training steps and peak memory, in a line."""
@@ -135,6 +141,8 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
     seconds, speed = time.perf_counter() - started, trainer.speed()
     trainer.release()
     result = _finish(config, trainer, ready, seconds, ranks, division)
+    if result.card is not None:
+        watch.judge_precisions(result.card)
     return replace(
         result, test_baseline=test_baseline, baselines=ready.baselines, speed=speed, warnings=tuple(watch.signs)
     )
@@ -191,7 +199,7 @@ def _finish(
     chosen = best or last
     ranks.by_first(lambda: verify_in_clean_process(chosen))
     logger.info("verified %s in a clean process", chosen)
-    selected = test_result = None
+    selected = test_result = card = None
     test = ready.test
     if trainer.data.eval or test:
         scorer = _reload(chosen, ready.device, parts)
@@ -208,6 +216,18 @@ def _finish(
                 if ranks.is_first:
                     write_evaluation(config.output_dir / "evals", name, result)
                 selected, test_result = (result, test_result) if name == "selection" else (selected, result)
+        if config.precision != "fp32":
+            card = judge_precisions(
+                scorer,
+                test or trainer.data.eval,
+                save_dtype=read_spec(chosen).save_dtype,
+                precision=config.precision,
+                budget=config.token_budget,
+                seed=config.seed,
+                ranks=ranks,
+            )
+            if ranks.is_first:
+                write_card(config.output_dir / "evals", card)
     return TrainResult(
         output_dir=config.output_dir,
         best=best,
@@ -218,6 +238,8 @@ def _finish(
         test_baseline=None,
         test=test_result,
         baselines={},
+        computed_in=_computed_in(config),
+        card=card,
         train_seconds=seconds,
         speed="",
         warnings=(),
@@ -229,3 +251,12 @@ def _reload(folder: Path, device: torch.device, parts: Parts | None) -> Scorer:
     return assemble(
         folder, read_spec(folder), where=Where(device=device, division=parts), precision="fp32", attention_mode="auto"
     )
+
+
+def _computed_in(config: RewardTrainerConfig) -> dict[str, str]:
+    """In which arithmetic, and by which weights, the numbers of the closing tables were computed."""
+    saved = (
+        "float32" if config.save_dtype in ("auto", "float32") else f"float32 by the saved {config.save_dtype} weights"
+    )
+    live = "float32" if config.precision == "fp32" else f"{config.precision}, as it trains"
+    return {"baselines": "float64", "before": live, "after": saved}

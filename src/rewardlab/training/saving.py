@@ -49,9 +49,21 @@ class Saver:
         logger.info("saved %s (%s)", folder, spec.save_dtype)
         if spec.max_rounding_error > NOTABLE_ROUNDING:
             logger.warning(
-                "saved scores differ from the live ones by up to %.2f on the canaries (saved as %s, live in %s); "
-                "evaluations of the folder are about the saved ones. --save-dtype float32 keeps most precision",
+                "saved scores differ from the live ones by up to %.2f on the canaries (weights saved as %s, live "
+                "arithmetic %s); evaluations of the folder are about the saved ones%s",
                 spec.max_rounding_error,
                 spec.save_dtype,
                 config.precision,
+                _what_to_do(spec.save_dtype, config),
             )
+
+
+def _what_to_do(save_dtype: str, config: RewardTrainerConfig) -> str:
+    """So that live and saved scores are nearer to each other."""
+    if save_dtype != "float32":
+        return ". --save-dtype float32 saves the weights as they are"
+    if config.precision == "fp32":
+        return ""
+    if config.half_rounding == "nearest":
+        return ". --half-rounding stochastic computes by weights that are right on average"
+    return ". --precision fp32 computes by the saved weights"

@@ -1,0 +1,149 @@
+"""The same replies scored in several precisions: how far their scores, margins and verdicts are apart, pair by pair.
+
+Legend: N comparisons, R replies. What is compared are two scores of one reply, so every difference is paired and needs
+far fewer rows than two accuracies would to be told from zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from rewardlab.analysis import stats
+from rewardlab.analysis.metrics import OrientedComparisons, at_least_zero, oriented
+from rewardlab.analysis.stats import FloatArray
+from rewardlab.core.types import Estimate, ScoreRow, join_comparisons
+
+CANONICAL: Final = "float32"
+MEASURES: Final = {
+    "accuracy": "share of comparisons ranked as labelled",
+    "accuracy − float32's": "paired",
+    "NLL": "mean negative log-likelihood",
+    "NLL − float32's": "paired",
+    "score shift": "mean difference of a score",
+    "score spread": "standard deviation of these differences, in standard deviations of a score",
+    "margin error": "root mean square of the differences of margins, in standard deviations of a margin",
+}
+"""Rows of a precision card, and what they mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrecisionCard:
+    """One model on one sample, in float32 and other precisions."""
+
+    measures: Mapping[str, Mapping[str, Estimate]]
+    """Precision -> measure -> estimate; the first precision is float32, which is compared with nothing."""
+    margin_error: Mapping[str, float]
+    """Precision -> root mean square of the differences of margins, in units of the score."""
+    margin: Estimate
+    """Mean margin in float32."""
+    num_preferences: int
+    num_available: int
+    """Preferences of which the sample was drawn."""
+    seed: int
+
+    def notable(self) -> list[str]:
+        """Precisions whose margins are off, typically, by more than the interval of the mean margin reaches."""
+        reach = (self.margin.high - self.margin.low) / 2
+        return [name for name, error in self.margin_error.items() if error > reach]  # never where there is no interval
+
+
+def precision_card(
+    rows: Mapping[str, Sequence[ScoreRow]], *, beta: float, num_available: int, seed: int
+) -> PrecisionCard:
+    """Compare rows of the same replies, in the same order, under names of precisions; `float32` is among them."""
+    exact = oriented(join_comparisons(rows[CANONICAL]))
+    keys = [row.prompt_key for row in rows[CANONICAL]]
+    exact_R = np.array([row.score for row in rows[CANONICAL]])
+    measures = {CANONICAL: _alone(exact, beta=beta)}
+    errors: dict[str, float] = {}
+    for name, own in rows.items():
+        if name == CANONICAL:
+            continue
+        own_R, columns = np.array([row.score for row in own]), oriented(join_comparisons(own))
+        decided, exact_decided = _both(columns, exact)
+        moved_N = decided.difference - exact_decided.difference
+        errors[name] = math.sqrt(float(np.square(moved_N).mean())) if moved_N.size else math.nan
+        measures[name] = {
+            **_alone(columns, beta=beta),
+            "accuracy − float32's": _accuracy_change(decided, exact_decided),
+            "NLL − float32's": _nll_change(columns, exact, beta=beta),
+            **_score_changes(own_R, exact_R, keys),
+            "margin error": _relative(moved_N, exact_decided.difference, exact_decided.prompt_keys, centred=False),
+        }
+    return PrecisionCard(
+        measures=measures,
+        margin_error=errors,
+        margin=stats.mean(exact.decided.difference, exact.decided.prompt_keys),
+        num_preferences=len({(row.source, row.preference_id) for row in rows[CANONICAL]}),
+        num_available=num_available,
+        seed=seed,
+    )
+
+
+def _alone(columns: OrientedComparisons, *, beta: float) -> dict[str, Estimate]:
+    finite, decided = columns.finite, columns.decided
+    return {
+        "accuracy": stats.proportion(decided.outcome, decided.prompt_keys),
+        "NLL": at_least_zero(stats.mean(finite.nll(beta=beta), finite.prompt_keys)),
+    }
+
+
+def _both(one: OrientedComparisons, other: OrientedComparisons) -> tuple[OrientedComparisons, OrientedComparisons]:
+    """The decided comparisons with finite scores in both."""
+    kept = np.isfinite(one.difference) & np.isfinite(other.difference) & (one.label != 0.5)
+    return one.where(kept), other.where(kept)
+
+
+def _accuracy_change(decided: OrientedComparisons, exact: OrientedComparisons) -> Estimate:
+    """Paired; a score interval, which is not empty where all verdicts are the same."""
+    share = stats.mean_share((1 + decided.outcome - exact.outcome) / 2, exact.prompt_keys)
+    method = share.method.removesuffix(", ties one half").replace("Wilson", "score interval")
+    return replace(
+        share, value=2 * share.value - 1, low=2 * share.low - 1, high=2 * share.high - 1, method=f"{method}, paired"
+    )
+
+
+def _nll_change(columns: OrientedComparisons, exact: OrientedComparisons, *, beta: float) -> Estimate:
+    kept = np.isfinite(columns.difference) & np.isfinite(exact.difference)
+    change = columns.where(kept).nll(beta=beta) - exact.where(kept).nll(beta=beta)
+    estimate = stats.mean(change, exact.where(kept).prompt_keys)
+    return replace(estimate, method=f"{estimate.method}, paired")
+
+
+def _score_changes(own_R: FloatArray, exact_R: FloatArray, keys: Sequence[str]) -> dict[str, Estimate]:
+    kept = np.isfinite(own_R) & np.isfinite(exact_R)
+    moved, known = (own_R - exact_R)[kept], [key for key, keep in zip(keys, kept, strict=True) if keep]
+    return {
+        "score shift": stats.mean(moved, known),
+        "score spread": _relative(moved, exact_R[kept], known, centred=True),
+    }
+
+
+def _relative(moved: FloatArray, exact: FloatArray, keys: Sequence[str], *, centred: bool) -> Estimate:
+    """Size of differences in standard deviations of what they change, with a bootstrap of whole prompts.
+
+    Their root mean square, or, `centred`, their standard deviation.
+    """
+
+    def ratio(sums_RS: FloatArray) -> FloatArray:
+        means = sums_RS[:, 1:] / sums_RS[:, :1]
+        size = means[:, 1] - (np.square(means[:, 0]) if centred else 0.0)
+        spread = means[:, 3] - np.square(means[:, 2])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found: FloatArray = np.sqrt(np.maximum(size, 0.0) / spread)
+        return found
+
+    columns = np.stack([np.ones_like(moved), moved, np.square(moved), exact, np.square(exact)], axis=1)
+    totals_CS = stats.cluster_totals(columns, keys)
+    value = float(ratio(totals_CS.sum(axis=0)[None])[0]) if moved.size else math.nan
+    low = high = math.nan
+    method = stats.too_few_prompts(len(totals_CS))
+    if len(totals_CS) >= stats.MIN_BOOTSTRAP_CLUSTERS:
+        low, high = stats.central_range(ratio(stats.bootstrap_totals(totals_CS)))
+        method = "bootstrap by prompt"
+    return Estimate(value=value, low=low, high=high, n=len(totals_CS), method=method, level=0.95)

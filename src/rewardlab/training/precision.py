@@ -1,0 +1,77 @@
+"""A saved model in float32, in half precision as rewardlab computes it, and with weights rounded to the nearest.
+
+The last is what an engine makes of a float32 folder that it is told to compute in half precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rewardlab.analysis.precision import CANONICAL, PrecisionCard, precision_card
+from rewardlab.artifact.halves import computing_in, round_to_nearest
+from rewardlab.core.files import jsonable, write_json
+from rewardlab.core.types import TokenGroup
+from rewardlab.model.load import PRECISION
+from rewardlab.score import ALONE, FloatArray, Scorer, Together, score_groups, score_rows
+
+MOST: Final = 300
+"""Preferences of a card: enough for a margin's error to within a tenth of itself, and three short evaluations."""
+CARD_FILE: Final = "precision.json"
+
+
+def judge_precisions(
+    scorer: Scorer,
+    groups: Sequence[TokenGroup],
+    *,
+    save_dtype: str,
+    precision: str,
+    budget: int,
+    seed: int,
+    ranks: Together = ALONE,
+) -> PrecisionCard:
+    """Score a sample of the groups in float32 and twice in `precision`, `bf16` or `fp16`.
+
+    `scorer` is a folder's model in float32, whole or in parts, whose weights are rounded in the end: its last use.
+    """
+    drawn = np.random.default_rng(seed).permutation(len(groups))[:MOST]
+    sample = [groups[number] for number in sorted(drawn.tolist())]
+    model, dtype = scorer.model, PRECISION[precision]
+
+    def scored(title: str) -> list[FloatArray]:
+        return score_groups(model, sample, budget=budget, progress=f"judging in {title}", ranks=ranks)
+
+    scores = {CANONICAL: scored(CANONICAL)}
+    with computing_in(model, dtype):
+        scores[precision] = scored(precision)
+    if save_dtype != str(dtype).removeprefix("torch."):  # else its weights are as they are in any engine
+        round_to_nearest(model, dtype)
+        scores[f"nearest {precision}"] = scored(f"nearest {precision}")
+    return precision_card(
+        {name: score_rows(sample, found) for name, found in scores.items()},
+        beta=scorer.beta,
+        num_available=len(groups),
+        seed=seed,
+    )
+
+
+def write_card(folder: Path, card: PrecisionCard) -> None:
+    """`precision.json`: every estimate of the card, and what it was drawn from."""
+    values = {
+        name: {measure: jsonable(asdict(found)) for measure, found in part.items()}
+        for name, part in card.measures.items()
+    }
+    write_json(
+        folder / CARD_FILE,
+        {
+            "preferences": card.num_preferences,
+            "available": card.num_available,
+            "seed": card.seed,
+            "measures": values,
+            "notable": card.notable(),
+        },
+    )

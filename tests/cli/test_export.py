@@ -1,0 +1,124 @@
+"""A folder in another dtype: as saving in it would have given, with its own canaries and a line on where it is from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from command_line import refusal
+from conftest import make_model, write_pairs
+from rewardlab.artifact.load import load
+from rewardlab.artifact.save import save_reward_model
+from rewardlab.cli import main
+from rewardlab.core.files import sha256_file
+from rewardlab.core.spec import SPEC_FILE, read_spec
+from rewardlab.serve.verify import verify
+
+
+@pytest.fixture
+def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is quick."""
+    monkeypatch.setattr("rewardlab.serve.export.verify_in_clean_process", verify)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, renderer) -> Path:
+    """A saved model in float32."""
+    save_reward_model(
+        tmp_path / "rm", make_model(), renderer, beta=1.5, save_dtype=torch.float32, provenance={"step": 7}
+    )
+    return tmp_path / "rm"
+
+
+def weights_of(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_an_exported_folder_is_the_one_that_saving_in_its_dtype_gives(tmp_path, folder, renderer, capsys, dtype):
+    out = tmp_path / "out"
+    main(["export", str(folder), "--dtype", dtype, "--output-dir", str(out)])
+    assert f"{out}: {folder} in {dtype}" in capsys.readouterr().out
+    save_reward_model(
+        tmp_path / "direct", make_model(), renderer, beta=1.5, save_dtype=getattr(torch, dtype), provenance={}
+    )
+    direct, exported = weights_of(tmp_path / "direct"), weights_of(out)
+    assert direct.keys() == exported.keys()
+    assert all(torch.equal(direct[name], exported[name]) for name in direct)
+    assert json.loads((out / "config.json").read_text())["dtype"] == dtype
+    spec = read_spec(out)
+    assert spec.exported_from == {
+        "folder": str(folder),
+        "save_dtype": "float32",
+        "spec_sha256": sha256_file(folder / SPEC_FILE),
+    }
+    assert spec.rounding == ("none" if dtype == "float32" else "stochastic")
+    assert spec.provenance["step"] == 7
+    assert spec.beta == 1.5
+    assert spec.renderer == read_spec(folder).renderer
+    for precision in ("fp32", "bf16"):
+        verify(out, precision=precision)
+
+
+def test_there_and_back_the_scores_are_those_of_the_half_precision_folder(tmp_path, folder, verified_here):
+    main(["export", str(folder), "--output-dir", str(tmp_path / "half")])
+    main(["export", str(tmp_path / "half"), "--dtype", "float32", "--output-dir", str(tmp_path / "back")])
+    half, back = read_spec(tmp_path / "half"), read_spec(tmp_path / "back")
+    assert [a.score for a in half.canaries] == [b.score for b in back.canaries]
+    assert all(
+        torch.equal(tensor.float(), weights_of(tmp_path / "back")[name])
+        for name, tensor in weights_of(tmp_path / "half").items()
+    )
+    assert back.exported_from["save_dtype"] == "bfloat16"
+    assert back.max_rounding_error == 0
+
+
+def test_adapters_are_copied_as_trained(base_model, tmp_path, verified_here):
+    pairs = write_pairs(tmp_path / "pairs.jsonl", 16)
+    run = tmp_path / "run"
+    line = f"train --model {base_model} --dataset {pairs} --output-dir {run} --steps 1 --batch-size 8 --lora"
+    main([*line.split(), "--max-seq-len", "128", "--precision", "fp32", "--eval-fraction", "0", "--report-to", "none"])
+    main(["export", str(run / "step_1"), "--output-dir", str(tmp_path / "half")])
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (tmp_path / "half/adapter" / name).read_bytes() == (run / "step_1/adapter" / name).read_bytes()
+    assert read_spec(tmp_path / "half").files["adapter/adapter_config.json"]
+
+
+def test_what_is_there_is_replaced_only_when_asked_for(tmp_path, folder, capsys, verified_here):
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "precious").write_text("mine")
+    said = refusal(capsys, "export", str(folder), "--output-dir", str(out))
+    assert (
+        said
+        == f"--output-dir {out}: there is something already. Name another folder, or replace it with --overwrite.\n"
+    )
+    assert (out / "precious").read_text() == "mine"
+    main(["export", str(folder), "--output-dir", str(out), "--overwrite"])
+    assert not (out / "precious").exists()
+    assert load(out, precision="bf16").beta == 1.5
+
+
+@pytest.mark.parametrize("place", [".", "inside", ".."])
+def test_a_folder_is_not_exported_over_itself(folder, capsys, place):
+    said = refusal(capsys, "export", str(folder), "--output-dir", str(folder / place), "--overwrite")
+    assert "or lies inside, or around it. Name another folder." in said
+    assert verify(folder).num_files > 0
+
+
+def test_a_damaged_folder_and_one_out_of_range_export_nothing(tmp_path, folder, renderer, capsys):
+    out = tmp_path / "out"
+    wide = make_model()
+    with torch.no_grad():
+        wide.head.weight[0, 0] = 1e5
+    save_reward_model(tmp_path / "wide", wide, renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    said = refusal(capsys, "export", str(tmp_path / "wide"), "--dtype", "float16", "--output-dir", str(out))
+    assert "float16 ends at 65504. Take bfloat16" in said
+    with (folder / "tokenizer_config.json").open("a") as file:
+        file.write("\n")
+    assert "was changed after the model was saved" in refusal(capsys, "export", str(folder), "--output-dir", str(out))
+    assert not out.exists()
