@@ -173,13 +173,14 @@ def test_the_digest_stands_in_config_and_weights_which_plain_transformers_reads_
 
 def test_weights_are_written_once_and_sealed_in_place(tmp_path, monkeypatch):
     written: list[tuple[int, int]] = []
-    own = save_module.save_file
+    own = save_module.write_weights
 
-    def counted(tensors: Any, path: Path, **settings: Any) -> None:
-        own(tensors, path, **settings)
+    def counted(path: Path, *given: Any, **settings: Any) -> dict[str, str]:
+        digests = own(path, *given, **settings)
         written.append((path.stat().st_ino, path.stat().st_size))
+        return digests
 
-    monkeypatch.setattr(save_module, "save_file", counted)
+    monkeypatch.setattr(save_module, "write_weights", counted)
     save_reward_model(tmp_path / "rm", make_model(), wide_renderer(), beta=1.0, save_dtype=torch.float32, provenance={})
     (first,) = written
     found = (tmp_path / "rm/model.safetensors").stat()

@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 
-from rewardlab.model.rounding import AT_A_TIME, name_seed, round_stochastically, round_weights
+from rewardlab.model.rounding import AT_A_TIME, _draws, name_seed, round_stochastically, round_weights
 
+CPU = torch.device("cpu")
 HALVES = [torch.bfloat16, torch.float16]
 
 
@@ -84,6 +85,20 @@ def test_parts_of_a_tensor_are_rounded_as_the_whole(dtype):
         round_stochastically(values[start:stop], dtype, (3,), start=start) for start, stop in itertools.pairwise(ends)
     ]
     assert torch.equal(torch.cat(parts), whole)
+
+
+def test_draws_are_even_and_independent_of_place_and_key():
+    count = 1 << 18
+    draws = [_draws(0, count, key, CPU).double() for key in (0, 1, 2**63 + 5)]
+    for draw in draws:
+        assert 0 <= draw.min() <= draw.max() <= 0xFFFF
+        assert abs(draw.mean() - 32767.5) < 5 * 18918 / math.sqrt(count)
+        shares = torch.histc(draw, 256, 0, 0xFFFF) * 256 / count
+        assert (shares - 1).abs().max() < 6 / math.sqrt(count / 256)
+        for lag in (1, 2, 3, 4, 576, 4096):
+            assert abs(torch.corrcoef(torch.stack([draw[lag:], draw[:-lag]]))[0, 1]) < 6 / math.sqrt(count)
+    assert abs(torch.corrcoef(torch.stack(draws))[[0, 0, 1], [1, 2, 2]]).max() < 6 / math.sqrt(count)
+    assert torch.equal(_draws(101, 99, 7, CPU), _draws(0, 200, 7, CPU)[101:])
 
 
 def test_only_wider_floats_are_rounded():

@@ -93,7 +93,7 @@ class HalfWeights:
         """
         for name, layer in self._layers:
             weight = layer.weight
-            made_of = (weight._version, weight.data_ptr(), draw)
+            made_of = (weight._version, weight.untyped_storage()._cdata, draw)
             if layer.made_of == made_of and layer.half_weight is not None:
                 continue
             layer.half_weight = self._copy(weight.detach(), layer.half_weight, name, draw)
@@ -115,16 +115,13 @@ class HalfWeights:
         out = torch.empty_like(weight, dtype=self.dtype) if earlier is None else earlier
         if self.rounding == "nearest":
             return out.copy_(weight)
-        if draw == AS_SAVED and weight.device.type != "cpu":
-            # Devices draw other numbers; a file is rounded on the CPU, and a model is judged as its file will be.
-            return out.copy_(round_weights(weight, self.dtype, name))
         return round_stochastically(weight, self.dtype, (*draw, *name_seed(name)), out=out)
 
 
 def hold_half(module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
     """Put in place of the weights of linear layers their copies as rounded for a file: scoring needs nothing else.
 
-    `prefix` is that of `HalfWeights`, which takes them as they are. Done on the CPU, they are the same everywhere.
+    `prefix` is that of `HalfWeights`, which takes them as they are.
     """
     for name, layer in module.named_modules(prefix=prefix):
         if type(layer) is nn.Linear:
@@ -135,8 +132,8 @@ class RoundedParts:
     """The weights of linear layers that FSDP holds in parts: rounded in place while the model computes.
 
     FSDP casts what it gathers to half precision, and for weights that are rounded already that changes nothing. What
-    they were is kept beside them, and is put back before anybody reads or updates them. On the CPU every process draws
-    what one alone would draw for its part.
+    they were is kept beside them, and is put back before anybody reads or updates them. Every process draws what one
+    alone would draw for its part.
     """
 
     def __init__(self, module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
@@ -165,10 +162,7 @@ class RoundedParts:
             self._kept.append((part, part.clone()))
             start = rows_of(weight).start * width
             seed = (*draw, *name_seed(name))
-            if draw == AS_SAVED and part.device.type != "cpu":  # as above
-                part.copy_(round_stochastically(part.cpu(), self.dtype, seed, start=start))
-            else:
-                round_stochastically(part, self.dtype, seed, out=part, start=start)
+            round_stochastically(part, self.dtype, seed, out=part, start=start)
         self._draw = draw
 
     @torch.no_grad()

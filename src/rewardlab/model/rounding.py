@@ -20,7 +20,7 @@ from torch import Tensor
 HalfRounding = Literal["stochastic", "nearest"]
 AT_A_TIME: Final = 1 << 17
 """Weights rounded at a time on the CPU, so that what lies between stays in the processor's caches."""
-DRAWS: Final = 4
+PLACES: Final = 4
 """Draws of 16 bits in one number of the generator."""
 BITS_DROPPED: Final = {torch.bfloat16: 16, torch.float16: 13}
 """Low bits of a float32 that the format has no room for."""
@@ -40,10 +40,10 @@ def round_stochastically(
 ) -> Tensor:
     """A float tensor in bfloat16 or float16, each value rounded up or down with odds that make it right on average.
 
-    A function of the values, their order and `seed` alone (on CUDA, of the device's generator too). Values that the
-    format has are kept, so are infinities and NaN; what lies beyond its range becomes infinite. `out` is a contiguous
-    tensor of the same shape in `dtype` or wider, and is returned. `start` is where the tensor begins in the one that it
-    is a part of, value after value: on the CPU the parts of a tensor are then rounded as the whole of it.
+    A function of the values, their order and `seed` alone, the same on every device. Values that the format has are
+    kept, so are infinities and NaN; what lies beyond its range becomes infinite. `out` is a contiguous tensor of the
+    same shape in `dtype` or wider, and is returned. `start` is where the tensor begins in the one that it is a part of,
+    value after value: the parts of a tensor are then rounded as the whole of it.
 
     Raises ValueError for another dtype.
     """
@@ -51,25 +51,33 @@ def round_stochastically(
         raise ValueError(f"dtype {dtype}: stochastic rounding is to bfloat16 or float16.")
     out = torch.empty(tensor.shape, dtype=dtype, device=tensor.device) if out is None else out
     source, target = tensor.detach().reshape(-1), out.view(-1)
-    # float16 has draws of its own: by those of bfloat16, a weight rounded to one and then the other would be moved the
-    # same way twice, and small updates would be multiplied.
-    sequence = np.random.SeedSequence((*seed, *((BITS_DROPPED[dtype],) if dtype is torch.float16 else ())))
-    if tensor.device.type != "cpu":
-        sequence = np.random.SeedSequence((*seed, start)) if start else sequence
-        generator = torch.Generator(tensor.device).manual_seed(int(sequence.generate_state(1, np.uint64)[0] >> 1))
-        noise = torch.randint(0, 1 << 16, source.shape, dtype=torch.int32, device=tensor.device, generator=generator)
-        target.copy_(_round(source.float(), noise, dtype))
-        return out
-    skipped, begun = divmod(start, DRAWS)
-    draws = np.random.Generator(np.random.PCG64DXSM(sequence).advance(skipped))
-    place = 0
-    while place < len(source):
-        part = source[place : place + AT_A_TIME - begun].to(torch.float32)
-        raw = draws.integers(0, 1 << 64, -(-(begun + len(part)) // DRAWS), dtype=np.uint64)
-        noise = torch.from_numpy(raw.view(np.uint16)[begun : begun + len(part)]).to(torch.int32)
-        target[place : place + len(part)] = _round(part, noise, dtype)
-        place, begun = place + len(part), 0
+    # Each format has draws of its own: by those of the other, a weight rounded to one and then the other would be moved
+    # the same way twice, and small updates would be multiplied.
+    key = int(np.random.SeedSequence((*seed, BITS_DROPPED[dtype])).generate_state(1, np.uint64)[0])
+    at_a_time = AT_A_TIME if tensor.device.type == "cpu" else max(1, len(source))
+    for place in range(0, len(source), at_a_time):
+        part = source[place : place + at_a_time].to(torch.float32)
+        noise = _draws(start + place, len(part), key, tensor.device)
+        target[place : place + at_a_time] = _round(part, noise, dtype)
     return out
+
+
+def _draws(start: int, count: int, key: int, device: torch.device) -> Tensor:
+    """16 random bits, as int32, for each of `count` places from `start`: a quarter of a number of SplitMix64 (Steele et
+    al. 2014) begun at `key`.
+
+    Arithmetic alone, so that it needs no generator and no order. Products in int64 wrap around, as they should.
+    """
+    first, skipped = divmod(start, PLACES)
+    bits = torch.arange(first, first - (-(skipped + count) // PLACES), device=device)
+    bits.add_(_signed(key)).mul_(_signed(0x9E3779B97F4A7C15))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        bits.bitwise_xor_(bits.bitwise_right_shift(shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(_signed(factor))
+    return bits.view(torch.int16)[skipped : skipped + count].to(torch.int32).bitwise_and_(0xFFFF)
+
+
+def _signed(number: int) -> int:
+    return (number & (1 << 64) - 1) - (1 << 64 if number & 1 << 63 else 0)
 
 
 def _round(values: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
@@ -93,4 +101,4 @@ def round_weights(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
     """
     if dtype not in BITS_DROPPED or tensor.dtype in BITS_DROPPED or not tensor.is_floating_point():
         return tensor.to(dtype)
-    return round_stochastically(tensor.cpu(), dtype, name_seed(name)).to(tensor.device)
+    return round_stochastically(tensor, dtype, name_seed(name))
