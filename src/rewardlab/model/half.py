@@ -26,12 +26,14 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, half: Tensor, bias: Tensor | None) -> Tensor:
-        narrow = input.to(half.dtype)
+        # Flat, since a batch of one with odd strides would be multiplied as a batch of matrices.
+        narrow = input.to(half.dtype).reshape(-1, input.shape[-1])
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         # A frozen weight needs no input kept for it, and the first trained layer no weight.
         ctx.save_for_backward(narrow if needs_weight else None, half if needs_input else None)
         ctx.dtypes = input.dtype, weight.dtype, None if bias is None else bias.dtype
-        return F.linear(narrow, half, None if bias is None else bias.to(half.dtype))
+        output = F.linear(narrow, half, None if bias is None else bias.to(half.dtype))
+        return output.view(*input.shape[:-1], output.shape[-1])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -41,8 +43,8 @@ class _Product(torch.autograd.Function):
         needs_input, needs_weight, _, needs_bias = ctx.needs_input_grad
         flat = gradient.reshape(-1, gradient.shape[-1])
         return (
-            (gradient @ half).to(input_dtype) if needs_input else None,
-            (flat.t() @ input.reshape(-1, input.shape[-1])).to(weight_dtype) if needs_weight else None,
+            (flat @ half).view(*gradient.shape[:-1], half.shape[1]).to(input_dtype) if needs_input else None,
+            (flat.t() @ input).to(weight_dtype) if needs_weight else None,
             None,
             flat.sum(0).to(bias_dtype) if needs_bias else None,
         )
