@@ -145,10 +145,16 @@ def train_ours(
     )
 
 
+def adapter_state(model: RewardModel) -> dict[str, Tensor]:
+    """Adapters and head under PEFT's names, whole and on the CPU."""
+    weights = {name: weight.whole(True) for name, weight in lora.adapter_weights(model).items()}
+    return {name: tensor for name, tensor in weights.items() if tensor is not None}
+
+
 def trained_weights(model: RewardModel) -> dict[str, Tensor]:
     """Copies under the names that TRL's model has for them."""
     if lora.has_adapters(model):
-        state = lora.adapter_state(model)
+        state = adapter_state(model)
     else:
         state = disk_state(model.state_dict(), model.disk_class)
     return {name: tensor.detach().clone() for name, tensor in state.items()}
@@ -242,7 +248,7 @@ def build_trl(
         if isinstance(module, nn.Embedding):
             module.padding_idx = None
     if adapter is not None:
-        set_peft_model_state_dict(trainer.model, lora.adapter_state(ours))
+        set_peft_model_state_dict(trainer.model, adapter_state(ours))
     return trainer
 
 

@@ -75,6 +75,14 @@ def test_embeddings_that_do_not_train_or_scale_rows_and_models_that_score_are_le
     assert add_gradients_by_row(nn.ModuleList([frozen, *others])) == 0
 
 
+def test_a_hook_on_the_weight_sees_its_gradient():
+    embedding = nn.Embedding(5, 3)
+    add_gradients_by_row(nn.ModuleList([embedding]))
+    embedding.weight.register_hook(torch.zeros_like)
+    embedding(torch.tensor([1])).sum().backward()
+    assert torch.equal(embedding.weight.grad, torch.zeros(5, 3))
+
+
 def test_a_weight_that_another_module_uses_as_well_gets_both_gradients():
     plain = nn.Embedding(5, 3)
     tied = copy.deepcopy(plain)

@@ -188,6 +188,7 @@ def test_the_conventions_are_the_defaults_of_trl():
     }
     assert set(TRL) - set(names) == {
         *("overlong", "lora_dropout", "lora_target_modules", "label_smoothing", "lr_scheduler", "warmup_ratio"),
+        "half_rounding",  # what autocast does
     }
     assert theirs["lora_target_modules"] is None
     assert theirs["disable_dropout"] is True

@@ -201,7 +201,9 @@ def test_the_order_of_the_data_depends_on_the_seed(base_model, pairs_file, tmp_p
 
 @pytest.mark.parametrize("attention", ["shared", "padded"])
 def test_any_token_budget_gives_the_same_evaluation(base_model, pairs_file, tmp_path, attention):
-    """Equal to rounding, not to the bit: the kernels for other numbers of rows add in other orders."""
+    """Equal to law 3's rounding, not to the bit: the kernels for other numbers of rows add in other orders (on a
+    processor of AMD's 1.8e-6 apart).
+    """
     folder = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1)).last
     results = {}
     for budget in (16, 100, 333, 8192):
@@ -216,7 +218,7 @@ def test_any_token_budget_gives_the_same_evaluation(base_model, pairs_file, tmp_
     wanted = results[8192]
     for result in results.values():
         for row, same in zip(result.rows, wanted.rows, strict=True):
-            assert abs(row.score - same.score) <= 1e-6 * max(1, abs(same.score))
+            assert abs(row.score - same.score) <= 1e-5 * max(1, abs(same.score))
             assert replace(row, score=0.0) == replace(same, score=0.0)
         assert result.overall.sums.correct == wanted.overall.sums.correct
         assert result.overall.sums.nll == pytest.approx(wanted.overall.sums.nll, abs=1e-4)

@@ -134,7 +134,9 @@ def test_five_steps_over_uneven_kwise_groups_equal_a_plain_padded_loop(family, d
         losses, norms = run_reference(classifier, batches)
     assert micro_batches > 5, "steps are made of several micro-batches"
     exact = dtype is torch.float64
-    assert [report.sums.mean_loss for report in reports] == pytest.approx(losses, rel=1e-10 if exact else 1e-5)
+    # AdamW divides gradients by their own size, small ones too: in float32 five updates have carried the rounding of
+    # another order of summation to 3.5e-5 of a loss, on a processor of AMD's.
+    assert [report.sums.mean_loss for report in reports] == pytest.approx(losses, rel=1e-10 if exact else 1e-4)
     assert [report.grad_norm for report in reports] == pytest.approx(norms, rel=1e-9 if exact else 1e-4)
     assert min(norms) > MAX_NORM, "clipping acts"
     ours = disk_state(model.state_dict(), model.disk_class)

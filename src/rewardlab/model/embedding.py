@@ -39,8 +39,9 @@ class RowEmbedding(nn.Embedding):
     """The tensor of the last step's gradient."""
 
     def forward(self, input: Int[Tensor, ...]) -> Float[Tensor, "... W"]:
-        """As nn.Embedding."""
-        if not (torch.is_grad_enabled() and self.weight.requires_grad):
+        """As nn.Embedding. A weight whose gradient somebody else waits for has it from autograd, as ever."""
+        watched = self.weight._backward_hooks or self.weight._post_accumulate_grad_hooks
+        if watched or not (torch.is_grad_enabled() and self.weight.requires_grad):
             return F.embedding(input, self.weight)
         rows: Any = _Rows
         output: Tensor = rows.apply(self.weight, input, self)

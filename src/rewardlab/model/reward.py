@@ -99,7 +99,13 @@ class RewardModel(nn.Module):
 
     def _arithmetic(self) -> AbstractContextManager[Any]:
         half = self.compute_dtype in (torch.bfloat16, torch.float16)
-        return torch.autocast(self.device.type, dtype=self.compute_dtype if half else None, enabled=half)
+        # Copies are made elsewhere; autocast would hold those of a sharded model all together.
+        return torch.autocast(
+            self.device.type,
+            dtype=self.compute_dtype if half else None,
+            enabled=half,
+            cache_enabled=self.half_weights is None,
+        )
 
     def _run_packed(self, batch: PackedBatch) -> Float[Tensor, "1 T W"]:
         num_filled = self.row_length(batch.num_tokens) - batch.num_tokens
