@@ -19,7 +19,7 @@ from lessons import slightly_trained, wide_renderer
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
-from rewardlab.artifact.seal import KEY
+from rewardlab.artifact.seal import KEY, OF_THE_RUN
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import sha256_file, sha256_json
 from rewardlab.core.spec import SPEC_FILE, part_digests, read_spec
@@ -129,7 +129,7 @@ def test_digests_that_were_made_to_fit_a_change_do_not_fit_the_other_files(copy)
     write_spec(copy, values)
     assert "config.json holds the digest of another reward_spec.json" in refusals(copy)
     config = json.loads((copy / "config.json").read_text())
-    covered = {name: digest for name, digest in values["digests"].items() if name != "provenance"}
+    covered = {name: digest for name, digest in values["digests"].items() if name not in OF_THE_RUN}
     (copy / "config.json").write_text(json.dumps(config | {KEY: sha256_json(covered)}))
     values["files"]["config.json"] = sha256_file(copy / "config.json")
     write_spec(copy, values)
@@ -159,7 +159,7 @@ def test_weights_that_another_program_wrote_anew_are_noticed(copy):
 
 def test_the_digest_stands_in_config_and_weights_which_plain_transformers_reads_as_ever(saved):
     spec = read_spec(saved)
-    digest = sha256_json({name: part for name, part in part_digests(spec).items() if name != "provenance"})
+    digest = sha256_json({name: part for name, part in part_digests(spec).items() if name not in OF_THE_RUN})
     assert json.loads((saved / "config.json").read_text())[KEY] == digest
     with safe_open(saved / "model.safetensors", framework="pt") as weights:
         assert weights.metadata() == {"format": "pt", KEY: digest}

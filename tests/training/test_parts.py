@@ -86,6 +86,8 @@ def require_same(folder: Path) -> list[str]:
         ours, theirs = (folder / kind / name for kind in ("parts", "whole"))
         if name.name == "reward_spec.json":
             first, second = (json.loads(path.read_text()) for path in (ours, theirs))
+            for spec in (first, second):
+                del spec["digests"]["max_rounding_error"]
             assert first["max_rounding_error"] == pytest.approx(second["max_rounding_error"], rel=1e-3, abs=1e-6)
             assert {key: value for key, value in first.items() if key not in MOVED} == {
                 key: value for key, value in second.items() if key not in MOVED
@@ -114,7 +116,8 @@ def test_no_rank_ever_holds_the_whole_model(tmp_path, on_ranks):
         assert min(whole[what]) >= whole["whole"], "or the measure sees nothing"
     assert max(parts["load"]) < 0.6 * whole["whole"], parts
     assert max(parts["judge"]) < 0.6 * whole["whole"], parts
-    assert max(parts["save"]) < 0.9 * whole["whole"], "its part of the live model and of the one that is read back"
+    # Its parts of the live model and of the one that is read back, and of that once more while half precision is scored.
+    assert max(parts["save"]) < whole["whole"], parts
 
 
 def test_a_full_disk_in_the_middle_of_a_save_is_told_on_all_ranks_and_nothing_is_lost(tmp_path, on_ranks):

@@ -26,6 +26,9 @@ KEY: Final = "rewardlab_spec_sha256"
 """Where the digest stands in config.json and in the metadata of safetensors files."""
 METADATA: Final = {"format": "pt", KEY: "0" * 64}
 """Metadata of weights that are to be sealed: the format, as transformers wants it, and room for the digest."""
+OF_THE_RUN: Final = ("provenance", "max_rounding_error")
+"""Parts of the spec that say where the model came from, and how near the one that trained was. Each has a digest of its
+own."""
 REMEDY: Final = "Restore the folder from where it was saved, or save the model again."
 
 
@@ -51,8 +54,8 @@ def seal(folder: Path, spec: RewardSpec) -> RewardSpec:
 
 
 def _digest_of(digests: Mapping[str, str]) -> str:
-    """Of everything but the provenance, so that two runs that end with the same model write the same files."""
-    return sha256_json({name: digest for name, digest in digests.items() if name != "provenance"})
+    """Of everything but what tells of the run, so that two runs that end with the same model write the same files."""
+    return sha256_json({name: digest for name, digest in digests.items() if name not in OF_THE_RUN})
 
 
 def _fill_in(path: Path, digest: str) -> None:
