@@ -116,7 +116,7 @@ def test_no_rank_ever_holds_the_whole_model(tmp_path, on_ranks):
         assert min(whole[what]) >= whole["whole"], "or the measure sees nothing"
     assert max(parts["load"]) < 0.6 * whole["whole"], parts
     assert max(parts["judge"]) < 0.6 * whole["whole"], parts
-    # Its parts of the live model and of the one that is read back, and of that once more while half precision is scored.
+    # Its parts of the live model and of the one read back, and of that once more while half precision is scored.
     assert max(parts["save"]) < whole["whole"], parts
 
 
