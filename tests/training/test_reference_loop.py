@@ -142,7 +142,9 @@ def test_five_steps_over_uneven_kwise_groups_equal_a_plain_padded_loop(family, d
     ours = disk_state(model.state_dict(), model.disk_class)
     for name, tensor in classifier.state_dict().items():
         gap, moved = (ours[name] - tensor).norm(), (tensor - state[name]).norm()
-        assert gap <= (1e-9 if exact else 1e-3) * moved, name
+        # The same division moves a weight whose gradient is rounding alone by a whole step: 0.5 % of an embedding's
+        # update there. The float64 cases hold the law itself.
+        assert gap <= (1e-9 if exact else 1e-2) * moved, name
 
 
 @pytest.mark.usefixtures("verified_here")
