@@ -81,6 +81,11 @@ CELLS: Mapping[str, Cell] = {
     "qa-lora": replace(QA, lora=True),
     "alpaca-full": ALPACA,
     "alpaca-lora": replace(ALPACA, lora=True),
+    "hh-lora-bf16": replace(SMALL, lora=True, precision="bf16"),
+    "qa-full-bf16": replace(QA, precision="bf16"),
+    "qa-lora-bf16": replace(QA, lora=True, precision="bf16"),
+    # A step of the quickstart: short rows, made on the spot.
+    "quickstart-bf16": replace(HEADLINE, data=workload.GENERATED, pairs=16, precision="bf16", sha256=None),
 }
 VARIANTS: Mapping[str, str] = {
     "trl": "TRL's RewardTrainer, 8 pairs a device, gradients accumulated over the step, its defaults otherwise "
