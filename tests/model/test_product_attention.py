@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rewardlab.model import product_attention
 from rewardlab.model.attention_backends import HALF, PromptLayout, products, segments
-from rewardlab.model.product_attention import plan_tasks
+from rewardlab.model.product_attention import LEAST_QUERIES, plan_tasks
 
 GROUPS = st.lists(
     st.tuples(st.integers(0, 110), st.lists(st.integers(1, 60), min_size=1, max_size=5).map(tuple)),
@@ -18,7 +19,7 @@ GROUPS = st.lists(
 
 
 @settings(max_examples=40, deadline=None)
-@given(GROUPS, st.sampled_from([None, 300, 5000]))
+@given(GROUPS, st.sampled_from([300, 5000, 10**9]))
 def test_tasks_cover_what_each_token_sees_once(groups, max_places):
     layout = PromptLayout(groups)
     seen = torch.zeros(layout.num_tokens, layout.num_tokens, dtype=torch.int32)
@@ -27,9 +28,8 @@ def test_tasks_cover_what_each_token_sees_once(groups, max_places):
         places = torch.ones(task.num_queries, task.num_keys, dtype=torch.int32)
         places[:, task.num_keys - task.hidden.shape[1] :].masked_fill_(task.hidden, 0)
         seen[task.start : task.stop].index_add_(1, columns, places)
-        if task.is_causal:
-            assert task.keys == ((task.start, task.stop),)
-            assert torch.equal(task.hidden, torch.ones_like(task.hidden).triu(1))
+        assert task.num_queries * task.num_keys <= max(max_places, (LEAST_QUERIES + 1) * task.num_keys)
+        assert not task.hidden.numel() or task.hidden[:, 0].any(), "no mask where all see all"
     assert torch.equal(seen, layout.dense_mask(torch.device("cpu")).int())
 
 
@@ -60,15 +60,18 @@ def gradients(backend, groups, dtype, *, heads=6, scale=None):
         [(90, (40,) * 8)],
     ],
 )
-def test_gradients_err_no_more_than_twice_as_much_as_the_flash_kernels(groups, scale, dtype):
+def test_gradients_err_about_as_much_as_the_flash_kernels(groups, scale, dtype):
+    """The flash kernel leaves the largest weight of a query exact, since it divides by their sum in the end; here it is
+    rounded like the others, which can double the error of a query with few keys.
+    """
     exact = gradients(segments, groups, torch.float32, scale=scale)
     plain = gradients(segments, groups, dtype, scale=scale)
     found = gradients(products, groups, dtype, scale=scale)
     for truth, reference, tensor in zip(exact, plain, found, strict=True):
         assert tensor.dtype is dtype
         error, allowed = ((other.double() - truth.double()).abs() for other in (tensor, reference))
-        assert error.max() <= 2 * allowed.max() + 1e-6
-        assert error.mean() <= 2 * allowed.mean() + 1e-6
+        assert error.max() <= 2.5 * allowed.max() + 1e-6
+        assert error.mean() <= 1.5 * allowed.mean() + 1e-6
 
 
 def test_wider_queries_and_keys_get_gradients_of_their_own_dtype():
@@ -80,3 +83,32 @@ def test_wider_queries_and_keys_get_gradients_of_their_own_dtype():
     assert output.dtype is torch.bfloat16
     output.float().sum().backward()
     assert (query.grad.dtype, key.grad.dtype, value.grad.dtype) == (torch.float32, torch.float32, torch.bfloat16)
+
+
+def test_values_may_be_of_another_width_than_keys():
+    layout = PromptLayout([(20, (7, 9))])
+    inputs = [torch.randn(1, 2, layout.num_tokens, width).bfloat16().requires_grad_() for width in (24, 24, 16)]
+    plain = [tensor.detach().float().requires_grad_() for tensor in inputs]
+    found, exact = products(*inputs, layout, None, None), segments(*plain, layout, None, None)
+    for tensor, truth in zip(
+        [found, *torch.autograd.grad(found.float().sum(), inputs)],
+        [exact, *torch.autograd.grad(exact.sum(), plain)],
+        strict=True,
+    ):
+        assert (tensor.float() - truth).norm() <= 0.02 * truth.norm()
+
+
+def test_weights_are_kept_where_keys_are_few_and_else_computed_again(monkeypatch):
+    groups = [(60, (20, 15)), (30, (9, 8))]
+    kept = gradients(products, groups, torch.bfloat16)
+    monkeypatch.setattr(product_attention, "KEPT_KEYS", 50)
+    assert all(map(torch.equal, kept, gradients(products, groups, torch.bfloat16)))
+
+
+def test_a_second_derivative_is_refused():
+    layout = PromptLayout([(3, (2,))])
+    inputs = [torch.randn(1, 2, 5, 8).bfloat16().requires_grad_() for _ in range(3)]
+    output = products(*inputs, layout, None, None)
+    (gradient, *_) = torch.autograd.grad(output.square().sum(), inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()

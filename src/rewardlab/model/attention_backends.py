@@ -222,7 +222,7 @@ def flash(
 def products(
     query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
 ) -> Float[Tensor, "1 H T _"]:
-    """For half precision on the CPU: PyTorch's flash kernel forward, matrix products backward."""
+    """For half precision on the CPU: plain matrix products, forward and backward."""
     assert softcap is None
     attend: Any = Products
     output: Tensor = attend.apply(query, key, value, layout, scale if scale is not None else query.shape[-1] ** -0.5)
