@@ -18,6 +18,7 @@ from harness import flops, machine, ours, peers, results, timing, workload
 from harness.lockstep import Session, Worker
 from rewardlab.core.types import TokenGroup
 from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.memory import resident
 
 CPU = torch.device("cpu")
 PEAK_ROWS = 4096
@@ -113,6 +114,7 @@ class Job:
     per_device: int
     sorted_budget: int
     quiet: bool
+    keep_memory: bool = False
 
     @property
     def half(self) -> bool:
@@ -124,10 +126,13 @@ def run_ours(session: Session, job: Job) -> None:
     """A variant of lockstep: RewardTrainer as a run builds it."""
     torch.set_num_threads(job.threads)
     trainer = ours.build_trainer(job.config, job.groups, sharing=job.sharing, device=CPU)
-    session.optimizer = trainer.optimizer
+    session.optimizer, session.keeps_memory = trainer.optimizer, job.keep_memory
     step = ours.step_of(trainer)
     while session.wait():
-        session.done(step())
+        facts = dict(step())
+        if (now := resident()) is not None:
+            facts["resident_gb"] = now / 2**30
+        session.done(facts)
 
 
 def run_peer(session: Session, job: Job) -> None:
@@ -174,6 +179,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=int,
         default=None,
         help="padded tokens of the sorted loop's micro-batch; by default the micro-token-budget of ours",
+    )
+    parser.add_argument(
+        "--keep-memory",
+        action="store_true",
+        help="processes of ours keep freed memory between turns, as in a run; else all give it back, to fit together",
     )
     parser.add_argument("--in-process", action="store_true", help="threads, no processes: for trials, not for numbers")
     parser.add_argument("--peak-seconds", type=float, default=0.4, help="for each matrix product of the peak")
@@ -227,6 +237,7 @@ def jobs_of(cell: Cell, folder: str, groups: Sequence[TokenGroup], options: argp
         per_device=options.per_device,
         sorted_budget=options.sorted_budget or mine.token_budget,
         quiet=not options.in_process,
+        keep_memory=options.keep_memory,
     )
     job_of_ours = replace(job, config=mine)
     found = {

@@ -33,8 +33,10 @@ class Session:
         self._connection = connection
         self._ready = False
         self._started = (0.0, 0.0)
+        self.keeps_memory = False
+        """Whether freed memory stays with the process between turns, as it does from step to step of a run."""
         self.optimizer: Any = None
-        """Whose moments are given back between turns."""
+        """Whose moments are given back between turns, unless memory is kept."""
 
     def wait(self) -> bool:
         """Wait for the turn and start the clocks; False when there is no other turn."""
@@ -43,7 +45,7 @@ class Session:
             give_back_freed_memory()
             self._connection.send(("ready", memory()))
         go: bool = self._connection.recv()
-        if go:
+        if go and not self.keeps_memory:
             restore_moments(self.optimizer)
         self._started = (time.perf_counter(), time.process_time())
         return go
@@ -51,8 +53,9 @@ class Session:
     def done(self, facts: Mapping[str, float]) -> None:
         """Stop the clocks and hand the sample over."""
         wall, cpu = time.perf_counter() - self._started[0], time.process_time() - self._started[1]
-        release_moments(self.optimizer)
-        give_back_freed_memory()
+        if not self.keeps_memory:
+            release_moments(self.optimizer)
+            give_back_freed_memory()
         self._connection.send(("sample", Sample(wall=wall, cpu=cpu, facts=dict(facts))))
 
 
