@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -207,14 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     warnings.simplefilter("ignore", FutureWarning)
     names = [f"{model} {data} {kind}" for data in options.data for model in options.models for kind in options.kinds]
-    with tempfile.TemporaryDirectory() as work:
-        _, sound = gpu_runs.run_cells(
-            "gpu",
-            options,
-            names,
-            measure=lambda name, until: run_cell(name, options, Path(work), until),
-            page=lambda cells: page_of(cells, options),
-        )
+    _, sound = gpu_runs.run_cells("gpu", options, names, measure=run_cell, page=page_of)
     return 0 if sound else 1
 
 

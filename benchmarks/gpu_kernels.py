@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -289,14 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for model in options.models
         for replies in options.replies
     ]
-    with tempfile.TemporaryDirectory() as work:
-        cells, sound = gpu_runs.run_cells(
-            "gpu_kernels",
-            options,
-            names,
-            measure=lambda name, until: measure(name, options, Path(work), until),
-            page=lambda cells: page_of(cells, options),
-        )
+    cells, sound = gpu_runs.run_cells("gpu_kernels", options, names, measure=measure, page=page_of)
     broken = [
         f"{cell['cell']} {backend}"
         for cell in cells

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ def fill(groups: Sequence[TokenGroup], budget: int) -> list[TokenGroup]:
     return [group for group, total in zip(groups, tokens, strict=True) if total <= budget]
 
 
-def measure(name: str, options: argparse.Namespace, work: Path) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace, work: Path, until: float) -> dict[str, Any]:
     """Two steps: the first makes the optimiser's state, the second has everything.
 
     Two micro-batches a step: when the second one is computed, the gradients of the first are there.
@@ -99,9 +98,9 @@ def measure(name: str, options: argparse.Namespace, work: Path) -> dict[str, Any
 def comparable(terms: Mapping[str, float], checkpointing: str) -> dict[str, float]:
     """The terms as what can be seen of them; of what is computed again, the forward pass keeps only the borders."""
     return {
-        "weights": terms["weights"],
+        "weights": terms["weights"] + terms["copies"],
         "moments": terms["moments"],
-        **({"forward": terms["copies"] + terms["activations"]} if checkpointing == "none" else {}),
+        **({"forward": terms["activations"]} if checkpointing == "none" else {}),
         "peak": sum(terms.values()),
     }
 
@@ -147,14 +146,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cells; the result is written again after each. 1 if one could not run."""
     options = parse(arguments)
-    with tempfile.TemporaryDirectory() as work:
-        _, sound = gpu_runs.run_cells(
-            "gpu_memory",
-            options,
-            options.cells,
-            measure=lambda name, until: measure(name, options, Path(work)),
-            page=lambda cells: page_of(cells, options),
-        )
+    _, sound = gpu_runs.run_cells("gpu_memory", options, options.cells, measure=measure, page=page_of)
     return 0 if sound else 1
 
 

@@ -8,7 +8,6 @@ import itertools
 import os
 import statistics
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -189,14 +188,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cells; the result is written again after each. 1 if one could not run."""
     options = parse(arguments)
-    with tempfile.TemporaryDirectory() as work:
-        _, sound = gpu_runs.run_cells(
-            "gpu_nvml",
-            options,
-            options.cells,
-            measure=lambda name, until: measure(name, options, Path(work), until),
-            page=lambda cells: page_of(cells, options),
-        )
+    _, sound = gpu_runs.run_cells("gpu_nvml", options, options.cells, measure=measure, page=page_of)
     return 0 if sound else 1
 
 

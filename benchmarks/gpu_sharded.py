@@ -7,16 +7,16 @@ import contextlib
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from harness import gpu_runs, ours, results, timing
 from rewardlab.training.memory import HighWater, in_use
-from rewardlab.training.parallel import divide, joined_ranks
+from rewardlab.training.parallel import joined_ranks, parts_of, share
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.trainer import Machine
 
@@ -58,7 +58,7 @@ class Variant:
         self.precision = config.precision
         shared = None
         if name == "sharded":
-            shared = Machine(parallel=divide(model, "full", ranks, device=self.device))
+            shared = Machine(parallel=share(model, parts_of("full", ranks), ranks))
         self.step = ours.step_of(ours.trainer_of(config, model, groups, machine=shared))
         self.losses = [self.step()["loss"]]  # makes the optimiser's state
         gpu_runs.wait_for(self.device)
@@ -75,7 +75,7 @@ class Variant:
         return timing.Sample(wall=sample.wall, cpu=sample.cpu, facts=facts)
 
 
-def measure(name: str, options: argparse.Namespace, work: Path, ranks: Ranks, until: float) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace, work: Path, until: float, *, ranks: Ranks) -> dict[str, Any]:
     """Both variants from the same weights, on the same pairs, in turn."""
     variants = {label: Variant(label, name, options, work, ranks) for label in VARIANTS}
     found = timing.interleave(
@@ -153,13 +153,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the cells; the result is written again after each. 1 if losses differ or a cell could not run."""
     options = parse(arguments)
-    with tempfile.TemporaryDirectory() as work, one_rank() as ranks:
+    with one_rank() as ranks:
         cells, sound = gpu_runs.run_cells(
-            "gpu_sharded",
-            options,
-            options.cells,
-            measure=lambda name, until: measure(name, options, Path(work), ranks, until),
-            page=lambda cells: page_of(cells, options),
+            "gpu_sharded", options, options.cells, measure=partial(measure, ranks=ranks), page=page_of
         )
     return 0 if sound and all(cell["same"] for cell in cells) else 1
 

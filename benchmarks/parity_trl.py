@@ -190,7 +190,7 @@ def build_trl(
     pad: int,
     work: Path,
 ) -> RecordingTrlTrainer:
-    """TRL's trainer with our starting weights, our rows in our order, and SWITCHES as they say."""
+    """TRL's trainer with our starting weights, precision, and rows in our order, and SWITCHES as they say."""
     order = [
         index
         for step in range(num_steps)
@@ -225,12 +225,12 @@ def build_trl(
                 max_steps=num_steps,
                 learning_rate=config.learning_rate,
                 lr_scheduler_type=config.lr_scheduler,
-                warmup_steps=config.warmup_ratio,
+                warmup_steps=config.warmup_ratio or 0,
                 weight_decay=config.weight_decay,
                 max_grad_norm=config.max_grad_norm,
                 train_sampling_strategy="sequential",
                 max_length=None,
-                bf16=False,
+                bf16=config.precision == "bf16",
                 gradient_checkpointing=False,
                 use_cpu=True,
                 dataloader_pin_memory=False,

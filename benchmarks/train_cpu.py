@@ -115,6 +115,7 @@ class Job:
     sorted_budget: int
     quiet: bool
     keep_memory: bool = False
+    warm: bool = False
 
     @property
     def half(self) -> bool:
@@ -129,6 +130,9 @@ def run_ours(session: Session, job: Job) -> None:
     session.optimizer, session.keeps_memory = trainer.optimizer, job.keep_memory
     step = ours.step_of(trainer)
     while session.wait():
+        if job.warm:
+            step()
+            session.start()
         facts = dict(step())
         if (now := resident()) is not None:
             facts["resident_gb"] = now / 2**30
@@ -182,8 +186,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--keep-memory",
-        action="store_true",
-        help="processes of ours keep freed memory between turns, as in a run; else all give it back, to fit together",
+        nargs="+",
+        default=[],
+        metavar="LABEL",
+        help="variants of ours that keep freed memory between turns, as in a run; others give it back, to fit together",
+    )
+    parser.add_argument(
+        "--warm",
+        nargs="+",
+        default=[],
+        metavar="LABEL",
+        help="variants of ours that take a step which is not counted before each that is, to have their memory again",
     )
     parser.add_argument("--in-process", action="store_true", help="threads, no processes: for trials, not for numbers")
     parser.add_argument("--peak-seconds", type=float, default=0.4, help="for each matrix product of the peak")
@@ -237,7 +250,6 @@ def jobs_of(cell: Cell, folder: str, groups: Sequence[TokenGroup], options: argp
         per_device=options.per_device,
         sorted_budget=options.sorted_budget or mine.token_budget,
         quiet=not options.in_process,
-        keep_memory=options.keep_memory,
     )
     job_of_ours = replace(job, config=mine)
     found = {
@@ -254,7 +266,10 @@ def jobs_of(cell: Cell, folder: str, groups: Sequence[TokenGroup], options: argp
     for label, *more in options.also:
         extra = ours.settings(folder, fixed | chosen | ours.parse_settings(more))
         found[label] = (run_ours, replace(job_of_ours, config=extra))
-    return found
+    return {
+        label: (target, replace(job, keep_memory=label in options.keep_memory, warm=label in options.warm))
+        for label, (target, job) in found.items()
+    }
 
 
 def budget_of(target: Callable[..., None], job: Job) -> int | None:
@@ -345,7 +360,8 @@ def write_cell(
     load: float,
 ) -> None:
     """The page and its data."""
-    names = [*COMPARED, *((label, "ours") for label in measured if label not in VARIANTS)]
+    others = [label for label in measured if label not in VARIANTS]
+    names = [*COMPARED, *((slow, label) for label in others for slow in ("sorted", "trl-best", "trl", "ours"))]
     ratios, tokens = results.compare(
         names, found.samples, {label: facts["tokens_computed"] for label, facts in measured.items()}
     )
@@ -389,6 +405,8 @@ def write_cell(
         *(f"- `{label}`: {text}." for label, text in VARIANTS.items() if label in measured),
         *(f"- `{label}`: ours with {' '.join(chosen)}." for label, *chosen in options.also),
         *([f"- `ours` and `packed` with {' '.join(options.set)}."] if options.set else []),
+        *(f"- `{label}` keeps its memory from round to round." for label in options.keep_memory),
+        *(f"- `{label}` takes a step that is not counted before each that is." for label in options.warm),
         "",
         results.micro_batches(measured),
         "",

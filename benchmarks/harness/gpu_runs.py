@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -139,14 +140,14 @@ def run_cells(
     options: argparse.Namespace,
     names: Sequence[str],
     *,
-    measure: Callable[[str, float], Cell],
-    page: Callable[[Sequence[Cell]], Sequence[str]],
+    measure: Callable[[str, argparse.Namespace, Path, float], Cell],
+    page: Callable[[Sequence[Cell], argparse.Namespace], Sequence[str]],
 ) -> tuple[list[Cell], bool]:
     """Measure one cell after the other; write the result after each, so that a run that is stopped loses only one.
 
-    `measure` is given the name and the time after which it is to begin nothing more; `page` makes the page of the cells
-    so far. A cell that raises is named in the result and the next one follows. Returns the cells, and whether none
-    raised. SystemExit without a GPU.
+    `measure` is given the name, the options, a folder to work in, and the time after which it is to begin nothing more;
+    `page` makes the page of the cells so far. A cell that raises is named in the result and the next one follows.
+    Returns the cells, and whether none raised. SystemExit without a GPU.
     """
     if options.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit(NO_GPU)
@@ -159,7 +160,7 @@ def run_cells(
         results.write(
             benchmark,
             options.tag or re.sub(r"\W+", "-", device_name(options).lower()),
-            page=[*page(cells), *footnotes(failed, left)],
+            page=[*page(cells, options), *footnotes(failed, left)],
             data={"cells": cells, "broken": failed, "left_out": list(left)},
             options=options,
             device=torch.device(options.device),
@@ -167,18 +168,19 @@ def run_cells(
             say=last,
         )
 
-    for number, name in enumerate(names):
-        if number and time.monotonic() > until:
-            write(names[number:], last=True)
-            break
-        print(f"{name}:", flush=True)
-        try:
-            cells.append(measure(name, until))
-        except Exception as error:  # kernels and drivers raise what they like, and time on a GPU is dear
-            traceback.print_exc()
-            failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
-        release_cached(torch.device(options.device))
-        write(names[number + 1 :], last=number + 1 == len(names))
+    with tempfile.TemporaryDirectory() as work:
+        for number, name in enumerate(names):
+            if number and time.monotonic() > until:
+                write(names[number:], last=True)
+                break
+            print(f"{name}:", flush=True)
+            try:
+                cells.append(measure(name, options, Path(work), until))
+            except Exception as error:  # kernels and drivers raise what they like, and time on a GPU is dear
+                traceback.print_exc()
+                failed[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:300]}"
+            release_cached(torch.device(options.device))
+            write(names[number + 1 :], last=number + 1 == len(names))
     return cells, not failed
 
 

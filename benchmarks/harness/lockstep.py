@@ -47,8 +47,12 @@ class Session:
         go: bool = self._connection.recv()
         if go and not self.keeps_memory:
             restore_moments(self.optimizer)
-        self._started = (time.perf_counter(), time.process_time())
+        self.start()
         return go
+
+    def start(self) -> None:
+        """Start the clocks, perhaps again."""
+        self._started = (time.perf_counter(), time.process_time())
 
     def done(self, facts: Mapping[str, float]) -> None:
         """Stop the clocks and hand the sample over."""

@@ -45,7 +45,6 @@ def predict(
         "weights": 4.0 * trained + 2.0 * frozen,
         "gradients": 4.0 * trained,
         "moments": 8.0 * trained,
-        # Autocast keeps what it has cast until the forward pass is over, and the backward pass needs it.
-        "copies": 2.0 * (multiplied if checkpointing == "none" else multiplied / layers),
+        "copies": 2.0 * multiplied,  # kept from step to step
         "activations": kept * tokens,
     }

@@ -79,10 +79,14 @@ def _lines(path: Path) -> Iterator[bytes]:
         yield from file
 
 
+def renderer_of(folder: str, *, max_seq_len: int) -> Renderer:
+    """The folder's tokenizer and template, as a run has them."""
+    return build_renderer(load_tokenizer(folder), DataConfig(max_seq_len=max_seq_len))
+
+
 def to_groups(rows: Rows, folder: str, *, max_seq_len: int) -> list[TokenGroup]:
     """Tokenised as a run does. SystemExit if a row is lost."""
-    config = DataConfig(max_seq_len=max_seq_len)
-    renderer = build_renderer(load_tokenizer(folder), config)
+    renderer = renderer_of(folder, max_seq_len=max_seq_len)
     groups, report = tokenize(rows.preferences, renderer, max_drop_fraction=0.0, name=rows.name)
     if report.kept != rows.rows:
         raise SystemExit(f"{rows.name}: {rows.rows - report.kept} of {rows.rows} rows cannot be used.")

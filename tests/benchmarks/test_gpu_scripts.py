@@ -168,12 +168,12 @@ def options(tmp_path):
     return gpu_nvml.parse([*TINY, "--results", str(tmp_path)])
 
 
-def page_of_names(cells):
+def page_of_names(cells, options):
     return [f"**{cell['cell']}**" for cell in cells]
 
 
 def test_what_is_finished_is_on_the_disk_when_a_run_is_stopped(tmp_path, options):
-    def measure(name, until):
+    def measure(name, options, work, until):
         if name == "second":
             assert [cell["cell"] for cell in result(tmp_path)[0]["cells"]] == ["first"]
             raise KeyboardInterrupt
@@ -188,7 +188,7 @@ def test_what_is_finished_is_on_the_disk_when_a_run_is_stopped(tmp_path, options
 
 
 def test_a_cell_that_fails_costs_no_other(tmp_path, options):
-    def measure(name, until):
+    def measure(name, options, work, until):
         if name == "first":
             raise RuntimeError("CUDA error: an illegal memory access\nmore")
         return {"cell": name}
@@ -201,7 +201,7 @@ def test_a_cell_that_fails_costs_no_other(tmp_path, options):
 def test_no_cell_begins_after_the_minutes_are_over(tmp_path):
     options = gpu_nvml.parse([*TINY, "--minutes", "0", "--results", str(tmp_path)])
     names = ["first", "second", "third"]
-    gpu_runs.run_cells("gpu", options, names, measure=lambda name, until: {"cell": name}, page=page_of_names)
+    gpu_runs.run_cells("gpu", options, names, measure=lambda name, *_: {"cell": name}, page=page_of_names)
     assert result(tmp_path)[0]["left_out"] == ["second", "third"]
 
 

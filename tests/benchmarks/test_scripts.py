@@ -16,6 +16,7 @@ import torch
 import data_path
 import gpu
 import growth
+import half_rounding
 import monitoring
 import score_cpu
 import train_cpu
@@ -64,8 +65,8 @@ def page_in(folder: Path) -> str:
 @pytest.mark.parametrize("cell", ["headline-fp32", "hh-lora"])
 def test_training_beside_trl_and_a_sorted_loop(tmp_path, cell):
     arguments = ["--cells", cell, "--pairs", "16", "--repeats", "2", "--in-process", "--results", str(tmp_path)]
-    more = ["--set", "micro_token_budget=512", "--also", "small", "micro_token_budget=256"]
-    assert train_cpu.main([*arguments, *TINY, *more]) == 0
+    more = ["--set", "micro_token_budget=512", "--also", "small", "micro_token_budget=256", "--warm", "small"]
+    assert train_cpu.main([*arguments, *TINY, *more, "--keep-memory", "ours"]) == 0
     found = result(tmp_path)
     variants = found["variants"]
     assert set(variants) == {name for name in train_cpu.VARIANTS if HAS_TRL or not name.startswith("trl")} | {"small"}
@@ -80,6 +81,8 @@ def test_training_beside_trl_and_a_sorted_loop(tmp_path, cell):
     assert budgets == dict.fromkeys(variants) | {"sorted": 512, "packed": 512, "ours": 512, "small": 256}
     assert "at most, padding counted: `sorted` 512, `packed` 512, `ours` 512, `small` 256." in page_in(tmp_path)
     assert variants["sorted"]["facts"]["micro_batches"] >= packed["facts"]["micro_batches"] > 1
+    assert "sorted → small" in found["ratios"]
+    assert "`ours` keeps its memory from round to round." in page_in(tmp_path)
     if HAS_TRL:
         trl, best = variants["trl"]["facts"], variants["trl-best"]["facts"]
         assert packed["tokens_useful"] < best["tokens"] <= trl["tokens"], "grouped by length, it pads less"
@@ -109,6 +112,31 @@ def test_scoring_differs_by_rounding_alone(tmp_path):
     assert variants["packed"]["tokens_per_group"] > variants["ours"]["tokens_per_group"]
     for name in ("packed", "ours"):
         assert 0 < variants[name]["mean_difference"] <= variants[name]["max_difference"] < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["full", "lora"])
+def test_rounding_is_judged_on_the_same_rows_and_seeds_by_everyone(tmp_path, kind):
+    size = ["--model", "tiny-llama", "--steps", "2", "--batch-size", "4", "--test-pairs", "12", "--threads", "1"]
+    arms = ["--kind", kind, "--seeds", "2", "--lr", "1e-3", "1e-2", "--drift", "--trl-seeds", str(int(HAS_TRL))]
+    assert half_rounding.main([*size, *arms, "--results", str(tmp_path)]) == 0
+    page = page_in(tmp_path)
+    (path,) = tmp_path.glob("*.json")
+    rates = json.loads(path.read_text(encoding="utf-8"))["rates"]
+    assert set(rates) == {"0.001", "0.01"}
+    for arms in rates.values():
+        assert {name: len(runs) for name, runs in arms.items()} == {
+            **dict.fromkeys(half_rounding.ARMS, 2), half_rounding.TRL: int(HAS_TRL)
+        }  # fmt: skip
+        exact, shadow = arms[half_rounding.EXACT], arms[half_rounding.SHADOW]
+        assert exact[0]["losses"] != exact[1]["losses"], "other rows, another head"
+        for ours, other in zip(exact, shadow, strict=True):
+            assert other["losses"][0] == pytest.approx(ours["losses"][0], rel=0.05)
+            assert ours["live"] < 1e-5
+            assert other["served"]["the folder in fp32"] < 1e-5
+            assert 0 < other["live"] < 0.2
+        for trl in arms[half_rounding.TRL]:
+            assert trl["losses"][0] == pytest.approx(exact[0]["losses"][0], rel=0.05), "the same start and rows"
+    assert page.count("| not exported, transformers in bf16 |") == 2
 
 
 def test_growth_measures_the_tokens_that_the_formula_promises(tmp_path):
