@@ -38,13 +38,14 @@ def test_freed_memory_is_kept_until_it_is_given_back():
 HUGE = """
 from pathlib import Path
 import torch
-from rewardlab.core.libc import keep_freed_memory, use_huge_pages
+from rewardlab.core.libc import give_back_freed_memory, keep_freed_memory, use_huge_pages
 from rewardlab.training.memory import resident
 
 keep_freed_memory()
 before = resident()
 taken = use_huge_pages(1 << 30)
 reserved = resident() - before
+give_back_freed_memory()  # and with it the pages that were to be huge
 tensor = torch.ones(2**25)  # 128 MiB
 lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
 (huge,) = [int(line.split()[1]) for line in lines if line.startswith("AnonHugePages")]

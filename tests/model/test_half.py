@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +13,12 @@ from torch import nn
 
 from conftest import make_groups, make_model
 from rewardlab.batch import pack
+from rewardlab.model import linear
 from rewardlab.model.compute import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
-from rewardlab.model.half import AS_SAVED, HalfLinear, HalfWeights
+from rewardlab.model.half import AS_SAVED, HalfLinear, HalfWeights, line_about_others
+from rewardlab.model.layers import cut_off
+from rewardlab.model.linear import use_onednn
 from rewardlab.model.lora import add_adapters
 from rewardlab.model.rounding import round_weights
 from rewardlab.model.trainable import half_frozen
@@ -106,6 +112,23 @@ def test_another_step_draws_other_copies_and_a_judged_model_has_those_it_is_save
     assert torch.equal(judged, round_weights(layer.weight.detach(), torch.bfloat16, f"{name}.weight"))
 
 
+@pytest.mark.parametrize("backend", ["segments", "products"])
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_activations_computed_again_give_the_same_bits(mode, backend):
+    found = []
+    for checkpointing in ("none", mode):
+        model = half_model()
+        apply_compute(model, replace(PLAIN, activation_checkpointing=checkpointing, attention_backend=backend))
+        model.train()
+        model.step_draw = (3,)
+        found.append(step_of(model))
+    (scores, gradients), (again, others) = found
+    assert torch.equal(scores, again)
+    assert gradients.keys() == others.keys()
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, others[name]), name
+
+
 def test_gradients_go_straight_through_the_rounding():
     """Of a weight far from any bf16 value: as if the copy were the weight."""
     layer = nn.Linear(3, 2, bias=True)
@@ -180,3 +203,65 @@ def test_a_trained_model_keeps_its_update_in_stochastic_copies_and_loses_it_in_t
     assert risen > 0
     assert scores["nearest"] == scores["before"]
     assert 0.7 * risen < scores["stochastic"] - scores["before"] < 1.3 * risen
+
+
+def test_layers_that_compute_by_onednn_have_copies_too_and_are_themselves_again_afterwards(monkeypatch):
+    monkeypatch.setattr(linear, "MIN_WIDTH", 16)
+    plain, model = half_model(), half_model()
+    assert use_onednn(model.backbone) == 14
+    batch = pack(make_groups(3))
+    for each in (plain, model):
+        each.half_weights = HalfWeights(each.backbone, "backbone", torch.bfloat16, "stochastic")
+    with torch.no_grad():
+        assert torch.equal(plain(batch), model(batch))
+    model.half_weights.drop()
+    assert sum(type(layer) is linear.OneDnnLinear for layer in model.modules()) == 14
+
+
+def test_frozen_weights_keep_what_was_learnt_before():
+    """Such as a trained reward model under new adapters."""
+    model = half_model()
+    layer = model.backbone.layers[0].mlp.up_proj
+    with torch.no_grad():
+        layer.weight.copy_(layer.weight.bfloat16())
+        base = layer.weight.clone()
+        layer.weight.add_(base.abs() * 2.0**-11)  # a quarter of a step, or less, all one way
+    learnt = (layer.weight.detach() - base).mean()
+    model.requires_grad_(False)
+    assert half_frozen(model.backbone, torch.bfloat16)
+    kept = (layer.weight.float() - base).mean()
+    assert layer.weight.dtype is torch.bfloat16
+    assert kept == pytest.approx(learnt, rel=0.25)
+    assert not half_frozen(model.backbone, torch.bfloat16), "nothing is left to round"
+
+
+def test_a_model_cut_off_lets_go_of_the_copies_of_its_later_layers():
+    model = half_model()
+    apply_compute(model, PLAIN)
+    later = weakref.ref(model.backbone.layers[1])
+    cut_off(model, 1)
+    gc.collect()
+    assert later() is None
+
+
+def test_matrices_that_have_no_copies_are_counted_and_told():
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, 10, 10))
+
+    assert line_about_others(nn.Sequential(nn.Linear(10, 10), nn.Embedding(5, 10), nn.LayerNorm(10))) == ""
+    line = line_about_others(nn.Sequential(nn.Linear(10, 10, bias=False), Experts()))
+    assert line.startswith("half precision: 75% of the weights are in layers other than nn.Linear.")
+
+
+def test_weights_made_in_inference_mode_are_rounded_as_they_are_each_time():
+    plain = half_model()
+    apply_compute(plain, PLAIN)
+    batch = pack(make_groups(3))
+    with torch.inference_mode():
+        model = half_model()
+        apply_compute(model, PLAIN)
+        assert torch.equal(model(batch), plain(batch))
+        model.backbone.layers[0].mlp.up_proj.weight.mul_(2)
+        assert not torch.equal(model(batch), plain(batch))

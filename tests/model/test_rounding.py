@@ -53,10 +53,20 @@ def test_values_that_the_format_has_are_kept_and_so_is_what_is_no_number(dtype):
     values = weights().to(dtype).float()
     assert torch.equal(round_stochastically(values, dtype, (1,)).float(), values)
     odd = torch.tensor([math.inf, -math.inf, math.nan, 0.0, -0.0])
-    found = round_stochastically(odd, dtype, (1,)).float()
+    found = torch.cat([round_stochastically(part, dtype, (1,)).float() for part in odd.split([1, 1, 1, 2])])
     assert found.isnan().tolist() == odd.isnan().tolist()
     assert found[[0, 1, 3, 4]].tolist() == odd[[0, 1, 3, 4]].tolist()
     assert found.signbit().tolist()[3:] == [False, True]
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_nan_of_any_bits_stays_one_and_costs_its_neighbours_nothing(dtype):
+    bits = torch.tensor([0x7FFFFFFF, -1, 0x7FC00000, 0x7F800001] * 500, dtype=torch.int32)  # the first two are CUDA's
+    values = torch.cat([bits.view(torch.float32), weights(2000)])
+    found = round_stochastically(values, dtype, (1,)).float()
+    assert found[:2000].isnan().all()
+    assert not torch.equal(found[2000:], weights(2000).to(dtype).float()), "still rounded either way"
+    assert (found[2000:] - weights(2000)).abs().max() <= 2**-7 * weights(2000).abs().max()
 
 
 def test_what_lies_beyond_the_range_of_float16_becomes_infinite():

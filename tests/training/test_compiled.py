@@ -41,6 +41,21 @@ def test_new_programs_are_told_with_each_evaluation(base_model, pairs_file, tmp_
     ]
 
 
+def said_by(program, *arguments):
+    """Lines that a program prints in a process of its own, without the checks of annotations that tests run with: they
+    cannot be compiled.
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAXTYPING_DISABLE": "1"},
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout.splitlines()
+
+
 LOSS = """
 import sys
 from pathlib import Path
@@ -73,19 +88,51 @@ for step in range(5):
 
 
 def test_a_compiled_loss_is_the_loss_and_needs_no_program_for_every_length(tmp_path):
-    # In a process of its own, without the checks of annotations that tests run with: they cannot be compiled.
-    found = subprocess.run(
-        [sys.executable, "-c", LOSS, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAXTYPING_DISABLE": "1"},
-    )
-    assert found.returncode == 0, found.stderr
-    lines = found.stdout.splitlines()
+    lines = said_by(LOSS, str(tmp_path))
     for line in lines[::2]:
         numbers = [float(word) for word in line.split()]
         assert numbers[3:] == pytest.approx(numbers[:3], rel=1e-9)
     programs = [int(line) for line in lines[1::2]]
     assert programs[0] > 0
     assert programs[-1] == programs[1], "few, and at the start"
+
+
+HALF = """
+import torch
+
+from conftest import make_groups, make_model
+from rewardlab.batch import pack
+from rewardlab.model.compute import apply_compute
+from rewardlab.model.config import TrainComputeConfig
+
+def built(compiled):
+    model = make_model("llama").train()
+    model.compute_dtype = torch.bfloat16
+    settings = TrainComputeConfig(
+        attention_backend="segments", linear_backend="torch", allocator="system", compile=compiled
+    )
+    apply_compute(model, settings, half_rounding="stochastic")
+    return model
+
+def step(model, draw):
+    model.step_draw = (draw,)
+    model.zero_grad()
+    scores = model(pack(make_groups(4, replies=3)))
+    scores.square().sum().backward()
+    return scores.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+plain, compiled = built(False), built(True)
+for draw in range(3):
+    (scores, gradient), (found, found_gradient) = step(plain, draw), step(compiled, draw)
+    print(*(float((a - b).norm() / a.norm()) for a, b in ((scores, found), (gradient, found_gradient))))
+print(float((step(compiled, 0)[0] - step(compiled, 1)[0]).abs().max()))
+"""
+
+
+def test_compiled_layers_compute_by_the_copies_of_the_step():
+    *steps, moved = said_by(HALF)
+    for line in steps:
+        scores, gradient = map(float, line.split())
+        assert scores < 0.02
+        assert gradient < 0.05
+    assert float(moved) > 0, "another step, other copies"

@@ -16,6 +16,8 @@ M_MMAP_MAX: Final = -4
 NEVER: Final = -1
 MADV_HUGEPAGE: Final = 14
 PAGE: Final = mmap.PAGESIZE
+_HUGE: Final[list[int]] = []
+"""Bytes of the heap for which huge pages were asked; what is given back loses them."""
 HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -56,7 +58,10 @@ def use_huge_pages(num_bytes: int) -> bool:
     end = libc.sbrk(ctypes.c_ssize_t(0)) // PAGE * PAGE
     if end - start < num_bytes // 2:  # the block did not come from the heap
         return False
-    return bool(libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_HUGEPAGE) == 0)
+    if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_HUGEPAGE) != 0:
+        return False
+    _HUGE[:] = [num_bytes]
+    return True
 
 
 def spare_memory() -> int:
@@ -76,10 +81,12 @@ def offers_huge_pages() -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Return what is free, kept or not, to the system now."""
+    """Return what is free, kept or not, to the system now. Huge pages that were asked for are asked for again."""
     libc = _libc()
     if libc is not None:
         libc.malloc_trim(ctypes.c_size_t(0))
+        for num_bytes in _HUGE:
+            use_huge_pages(num_bytes)
 
 
 @cache

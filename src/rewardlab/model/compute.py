@@ -21,13 +21,12 @@ from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.libc import can_keep_freed_memory, keep_freed_memory, spare_memory, use_huge_pages
 from rewardlab.model.attention import LAYOUT_ARGUMENT
 from rewardlab.model.attention_backends import BACKENDS, HALF, PromptLayout, unavailable
-from rewardlab.model.config import ComputeConfig, TrainComputeConfig
+from rewardlab.model.config import ComputeConfig, HalfRounding, TrainComputeConfig
 from rewardlab.model.embedding import add_gradients_by_row
 from rewardlab.model.half import HalfWeights
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.linear import MIN_WIDTH, OneDnnLinear, onednn_available, use_onednn
 from rewardlab.model.reward import RewardModel
-from rewardlab.model.rounding import HalfRounding
 
 Log = Callable[[str], None]
 PREFERRED: Final = {
@@ -244,8 +243,8 @@ def _heads_of(text_config: Any) -> tuple[int, int, int]:
 def attention_speed(
     name: str, heads: int, grouped: int, width: int, dtype: torch.dtype, *, train: bool, repeats: int = 5
 ) -> float:
-    """How many times as fast as `segments` a backend is on the CPU, with its backward pass if `train`; the lower of two
-    kinds of groups, short and long ones.
+    """How many times as fast as `segments` a backend is on the CPU, with its backward pass if `train`; the lowest
+    over SPEED_GROUPS.
     """
     draw = torch.Generator().manual_seed(0)
     ratios = []

@@ -7,6 +7,8 @@ from typing import Final, Literal
 
 from rewardlab.core.config import require
 
+HalfRounding = Literal["stochastic", "nearest"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeConfig:
@@ -55,8 +57,8 @@ class BackboneConfig:
     """`shared` computes each prompt once and refuses models for which that is not exact; `padded` is the plain
     reference path; `auto` takes `shared` where it is exact and says why where it is not."""
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    """Arithmetic of the backbone; head, loss and trained weights stay float32. `auto` is bf16 where the
-    processor has it."""
+    """Arithmetic of the backbone; head, loss and trained weights stay float32. `auto` is bf16 on a
+    GPU that has it, and on a processor that has it where a trial finds it to be at least 1.3 times as fast."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for sources you trust."""
 
@@ -65,7 +67,7 @@ class BackboneConfig:
 class ModelConfig(BackboneConfig):
     """Which model, how it computes, and what of it trains."""
 
-    half_rounding: Literal["stochastic", "nearest"] = "stochastic"
+    half_rounding: HalfRounding = "stochastic"
     """How trained float32 weights become the half-precision ones that bf16 computes with, once a step: stochastically,
     right on average, which learns as float32 does; or to the nearest, as autocast does, which hides small updates."""
     new_head: bool = False

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from rewardlab.model.autograd import first_order
+
 
 class _Rows(torch.autograd.Function):
     """Rows of a weight by index. The weight's `grad` is written here, and autograd is told that it has none."""
@@ -25,6 +27,7 @@ class _Rows(torch.autograd.Function):
         return F.embedding(index, weight)
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
         (gradient,) = gradients
         (index,) = ctx.saved_tensors
@@ -33,7 +36,10 @@ class _Rows(torch.autograd.Function):
 
 
 class RowEmbedding(nn.Embedding):
-    """An nn.Embedding, same parameter and name, whose weight is a leaf on the CPU."""
+    """An nn.Embedding, same parameter and name, whose weight is a leaf on the CPU.
+
+    Its gradient comes with `backward()`; `torch.autograd.grad` is not told of it.
+    """
 
     kept: Tensor | None = None
     """The tensor of the last step's gradient."""
@@ -59,7 +65,8 @@ class RowEmbedding(nn.Embedding):
     def _apply(self, fn: Any, recurse: bool = True) -> RowEmbedding:
         """Moved or cast as nn.Embedding is, without what was kept."""
         self.kept = None
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        base: Any = super()
+        base._apply(fn, recurse)
         return self
 
 

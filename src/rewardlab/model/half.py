@@ -7,7 +7,7 @@ is made when its weight has changed; the gradient goes straight through the roun
 
 from __future__ import annotations
 
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +15,15 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from rewardlab.model.rounding import HalfRounding, name_seed, round_stochastically, round_weights
+from rewardlab.model.autograd import first_order
+from rewardlab.model.config import HalfRounding
+from rewardlab.model.linear import OneDnnLinear
+from rewardlab.model.rounding import name_seed, round_stochastically, round_weights
 
 AS_SAVED: Final = ()
 """The draw of a model that is judged or saved: the one by which its weights are rounded for a file (round_weights)."""
+LINEAR: Final = (nn.Linear, OneDnnLinear)
+"""Layers that can compute by a copy; subclasses of others have reasons of their own."""
 
 
 class _Product(torch.autograd.Function):
@@ -36,6 +41,7 @@ class _Product(torch.autograd.Function):
         return output.view(*input.shape[:-1], output.shape[-1])
 
     @staticmethod
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
         input, half = ctx.saved_tensors
@@ -69,7 +75,8 @@ class HalfLinear(nn.Linear):
     def _apply(self, fn: Any, recurse: bool = True) -> HalfLinear:
         """Moved or cast as nn.Linear is; the copy is made again where it is next wanted."""
         self.half_weight, self.made_of = None, ()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        base: Any = super()
+        base._apply(fn, recurse)
         return self
 
 
@@ -82,21 +89,24 @@ class HalfWeights:
         `prefix` stands before the names of weights, with which stochastic rounding is seeded.
         """
         self.dtype, self.rounding = dtype, rounding
-        self._layers: list[tuple[str, HalfLinear]] = []
+        self._layers: list[tuple[str, Any, type[nn.Linear]]] = []
         for name, layer in module.named_modules(prefix=prefix):
-            if type(layer) is nn.Linear:
+            if (kind := type(layer)) in LINEAR:
                 layer.__class__ = HalfLinear
-                self._layers.append((f"{name}.weight", cast(HalfLinear, layer)))
+                self._layers.append((f"{name}.weight", layer, kind))
 
     def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> None:
         """Make the copies that are not of their weights as they are now, or were drawn otherwise.
 
-        `draw` is what stochastic rounding is seeded with beside a weight's name.
+        `draw` is what stochastic rounding is seeded with beside a weight's name. What is changed behind autograd's back
+        (`weight.data.mul_(2)`) is not seen; weights made in inference mode are not counted at all, so their copies are
+        made every time.
         """
-        for name, layer in self._layers:
+        for name, layer, _ in self._layers:
             weight = layer.weight
-            made_of = (weight._version, weight.untyped_storage()._cdata, draw)
-            if layer.made_of == made_of and layer.half_weight is not None:
+            version = None if weight.is_inference() else weight._version
+            made_of = (version, weight.untyped_storage()._cdata, draw)
+            if version is not None and layer.made_of == made_of and layer.half_weight is not None:
                 continue
             layer.half_weight = self._copy(weight.detach(), layer.half_weight, name, draw)
             layer.made_of = made_of
@@ -104,11 +114,16 @@ class HalfWeights:
     def restore(self) -> None:
         """Nothing: the weights themselves were never rounded."""
 
+    def forget_others_than(self, module: nn.Module) -> None:
+        """Let go of layers that are no longer inside."""
+        inside = set(module.modules())
+        self._layers = [entry for entry in self._layers if entry[1] in inside]
+
     def drop(self) -> None:
-        """Give the copies back; the layers compute as nn.Linear from now on."""
-        for _, layer in self._layers:
+        """Give the copies back; the layers are again what they were."""
+        for _, layer, kind in self._layers:
             layer.half_weight, layer.made_of = None, ()
-            layer.__class__ = nn.Linear  # type: ignore[assignment]
+            layer.__class__ = kind
         self._layers = []
 
     def _copy(self, weight: Tensor, earlier: Tensor | None, name: str, draw: tuple[int, ...]) -> Tensor:
@@ -120,13 +135,30 @@ class HalfWeights:
         return round_stochastically(weight, self.dtype, (*draw, *name_seed(name)), out=out)
 
 
+def line_about_others(module: nn.Module) -> str:
+    """What to say of matrices that are in no linear layer and no embedding, such as those of joined experts; empty if
+    there are none. Autocast rounds them to the nearest, whatever is done about the others.
+    """
+    kept = [layer for layer in module.modules() if isinstance(layer, (nn.Linear, nn.Embedding))]
+    covered = {id(parameter) for layer in kept for parameter in layer.parameters(recurse=False)}
+    matrices = [p for p in module.parameters() if p.ndim >= 2 and p.dtype is torch.float32]
+    others = sum(p.numel() for p in matrices if id(p) not in covered)
+    if not others:
+        return ""
+    share = others / sum(parameter.numel() for parameter in module.parameters())
+    return (
+        f"half precision: {share:.0%} of the weights are in layers other than nn.Linear. Where they are computed, they "
+        f"are rounded to the nearest, so small updates of them are not seen; --precision fp32 sees them"
+    )
+
+
 def hold_half(module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
     """Put in place of the weights of linear layers their copies as rounded for a file: scoring needs nothing else.
 
     `prefix` is that of `HalfWeights`, which takes them as they are.
     """
     for name, layer in module.named_modules(prefix=prefix):
-        if type(layer) is nn.Linear:
+        if type(layer) in LINEAR:
             layer.weight = nn.Parameter(round_weights(layer.weight.detach(), dtype, f"{name}.weight"), False)
 
 
@@ -144,13 +176,10 @@ class RoundedParts:
         self._weights = [
             (f"{name}.weight", layer.weight)
             for name, layer in module.named_modules(prefix=prefix)
-            if type(layer) is nn.Linear and layer.weight.requires_grad and layer.weight.dtype is torch.float32
+            if type(layer) in LINEAR and layer.weight.requires_grad and layer.weight.dtype is torch.float32
         ]
         self._draw: tuple[int, ...] | None = None
         self._kept: list[tuple[Tensor, Tensor]] = []
-
-    def __len__(self) -> int:
-        return len(self._weights)
 
     @torch.no_grad()
     def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from rewardlab.batch import PackedBatch
 from rewardlab.core.errors import ConfigError, ModelError
+from rewardlab.model.half import HalfWeights
 from rewardlab.model.reward import RewardModel
 
 FINAL_NORMS: Final = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "norm_f")
@@ -86,6 +87,8 @@ def cut_off(model: RewardModel, num_layers: int) -> None:
         return
     stack = decoder_layers(model.backbone)
     del stack[num_layers:]
+    if isinstance(model.half_weights, HalfWeights):
+        model.half_weights.forget_others_than(model.backbone)
     config = model.config
     total, config.num_hidden_layers = config.num_hidden_layers, num_layers
     for name, value in list(vars(config).items()):

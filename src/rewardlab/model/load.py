@@ -19,8 +19,10 @@ from transformers.utils import logging as transformers_logging
 
 from rewardlab.core.errors import ModelError
 from rewardlab.model import attention
+from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import apply_compute, choose_compute
 from rewardlab.model.config import DEFAULT_COMPUTE, BackboneConfig, ComputeConfig, ModelConfig
+from rewardlab.model.half import line_about_others
 from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
 from rewardlab.model.outline import Originals, Outline, Place
 from rewardlab.model.parts import Division, drop_gathered, fill, fill_head, outline_of, places_in, standing_in, worst
@@ -148,8 +150,11 @@ def load_reward_model(
         model.to(device)
     model.train()
     if "auto" in (compute.attention_backend, compute.linear_backend, compute.allocator):
-        compute = replace(compute, **choose_compute(compute, model.config, device=device, dtype=precision, log=log))
+        chosen = choose_compute(compute, model.config, device=device, dtype=precision, log=log)
+        compute = replace(compute, **(chosen if division is None else division.gather(chosen)[0]))
     apply_compute(model, compute, half_rounding=config.half_rounding)
+    if precision in HALF and (line := line_about_others(model.backbone)):
+        log(line)
     if division is not None:
         rounded = divide_and_fill(model, places, division) or rounded
     if rounded or config.quantization != "none":
@@ -274,9 +279,9 @@ def _read_weights(
     config: ModelConfig,
     layout: Layout,
     options: Mapping[str, Any] | None = None,
-    outline_of: Callable[..., Outline | None] | None = None,
+    find_outline: Callable[..., Outline | None] | None = None,
 ) -> _Read:
-    """The classifier at `name`; `options` are for `from_pretrained`. What `outline_of` gives takes its place."""
+    """The classifier at `name`; `options` are for `from_pretrained`. What `find_outline` gives takes its place."""
     model_config = read_config(name, trust_remote_code=config.trust_remote_code)
     disk_class = disk_class_of(model_config)
     was_classifier = any(SEQUENCE_CLASSIFIER in entry for entry in model_config.architectures or [])
@@ -288,7 +293,7 @@ def _read_weights(
     implementation = (
         attention.padded_implementation(model_config.get_text_config()) if layout == "padded" else attention.NAME
     )
-    outline = None if outline_of is None else outline_of(disk_class, name, implementation, new_head=config.new_head)
+    outline = None if find_outline is None else find_outline(disk_class, name, implementation, new_head=config.new_head)
     if outline is not None:
         classifier, missing = outline.classifier, set(outline.missing)
     else:

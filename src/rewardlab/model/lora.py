@@ -23,6 +23,7 @@ from rewardlab.model.config import ModelConfig
 from rewardlab.model.parts import Weight, drop_gathered, whole_of
 from rewardlab.model.quantization import far_from, is_quantized, weight_shape
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, disk_name
+from rewardlab.model.rounding import round_weights
 
 ADAPTER: Final = "default"
 PEFT_PREFIX: Final = "base_model.model."
@@ -284,7 +285,7 @@ def _original(model: RewardModel, name: str, held: Tensor, gathered: Tensor, ori
         changed = far_from(model.get_submodule(name.rpartition(".")[0]), original)
     else:
         # As half_frozen holds it; bitsandbytes may have cast a bias since.
-        rounded = original.to(model.compute_dtype).to(gathered.dtype)
+        rounded = round_weights(original, model.compute_dtype, bare_name(name)).to(gathered.dtype)
         changed = not torch.equal(rounded, gathered.cpu())
     if changed:
         raise ModelError(

@@ -7,7 +7,7 @@ experts, unpacking quantised weights), and other kinds of files, is left to tran
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,8 +16,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers import AutoConfig
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.utils import cached_file, find_adapter_config_file
 
 from rewardlab.model.reward import HEAD_ON_DISK
@@ -93,9 +91,12 @@ def read_outline(disk_class: Any, name: str, implementation: str, *, new_head: b
     wanted = classifier.state_dict()
     try:
         found = _found_in(files)
+        named = _transformers_names(classifier, wanted)
     except (SafetensorError, OSError) as error:
         return f"a file of it cannot be read ({error})"
-    return _matched(classifier, wanted, found, new_head=new_head)
+    except ImportError as error:
+        return f"this version of transformers keeps its rules for the names of weights elsewhere ({error})"
+    return _matched(classifier, wanted, found, named, new_head=new_head)
 
 
 def _files_of(name: str) -> list[str]:
@@ -136,7 +137,7 @@ def _found_in(files: list[str]) -> dict[str, _Found]:
     found: dict[str, _Found] = {}
     for file in files:
         with safe_open(file, framework="pt") as weights:
-            for key in weights.keys():  # noqa: SIM118 - what `safe_open` gives has no iterator
+            for key in sorted(weights.keys()):
                 lying = weights.get_slice(key)
                 found[key] = _Found(
                     place=Place(file=file, key=key), shape=tuple(lying.get_shape()), dtype=lying.get_dtype()
@@ -144,20 +145,37 @@ def _found_in(files: list[str]) -> dict[str, _Found]:
     return found
 
 
-def _matched(
-    classifier: Any, wanted: Mapping[str, Tensor], found: Mapping[str, _Found], *, new_head: bool
-) -> Outline | str:
-    """The weights of the files under the names of the classifier."""
+Named = Callable[[str], tuple[str, bool]]
+"""A weight's name in a file -> its name in the classifier, and whether its numbers are converted on the way."""
+
+
+def _transformers_names(classifier: Any, wanted: Mapping[str, Tensor]) -> Named:
+    """By transformers' own rules. ImportError if this version keeps them elsewhere."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
     rules = get_model_conversion_mapping(classifier)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
     prefix = classifier.base_model_prefix
-    places: dict[str, Place] = {}
-    for key, weight in found.items():
+
+    def named(key: str) -> tuple[str, bool]:
         name, converted = rename_source_key(key, renamings, converters, prefix, wanted)
         if name not in wanted and key in wanted:
             name, converted = rename_source_key(key, [], [], prefix, wanted)
-        if converted is not None:
+        return name, converted is not None
+
+    return named
+
+
+def _matched(
+    classifier: Any, wanted: Mapping[str, Tensor], found: Mapping[str, _Found], named: Named, *, new_head: bool
+) -> Outline | str:
+    """The weights of the files under the names of the classifier."""
+    places: dict[str, Place] = {}
+    for key, weight in found.items():
+        name, converted = named(key)
+        if converted:
             return "transformers converts its weights while it reads them"
         if name not in wanted:  # such as the head of a language model
             continue

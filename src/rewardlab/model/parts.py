@@ -5,6 +5,7 @@ Beyond its parts a process never holds more than one whole weight, and what FSDP
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from rewardlab.model.half import rows_of
 from rewardlab.model.outline import Outline, Place, read_outline
 from rewardlab.model.reward import RewardModel, disk_name
+from rewardlab.model.rounding import round_weights
 
 Log = Callable[[str], None]
 
@@ -170,19 +172,21 @@ def fill(model: RewardModel, places: Mapping[str, Place], bare: Callable[[str], 
     with torch.no_grad():
         for name, tensor in tensors():
             if name in empty:
-                rounded = _fill(tensor, places[bare(name)]) or rounded
+                rounded = _fill(tensor, places[bare(name)], bare(name)) or rounded
     return rounded
 
 
-def _fill(tensor: Tensor, place: Place) -> bool:
+def _fill(tensor: Tensor, place: Place, name: str) -> bool:
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if not part.numel():
         return False
-    read = place.read(rows_of(tensor) if isinstance(tensor, DTensor) else None)
+    rows = rows_of(tensor) if isinstance(tensor, DTensor) else slice(0, None)
+    read = place.read(rows)
     assert read.shape == part.shape, (place.key, read.shape, part.shape)
     if not part.is_floating_point():
         part.copy_(read)
         return False
-    held = read.float().to(part.dtype)
+    begin = rows.start * math.prod(read.shape[1:])
+    held = round_weights(read.float(), part.dtype, name, start=begin)
     part.copy_(held)
     return not torch.equal(held.float(), read.float())

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
 import torch
 
-from rewardlab.batch import PackedBatch, pack
-from rewardlab.core.types import TokenGroup
+from rewardlab.batch import pack
 from rewardlab.model.attention import NAME, padded_implementation
 from rewardlab.model.compute import Log, apply_compute, choose_compute
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.load import PRECISION, resolve_precision, wrap
 from rewardlab.model.reward import Layout, RewardModel
-from rewardlab.model.selftest import VOCABULARY, tiny_config
+from rewardlab.model.selftest import VOCABULARY, probe_groups, tiny_config
 
 WORTH_HALF: Final = 1.3
 """How much faster bf16 must be to be taken on a CPU: it rounds, and a choice should be the same tomorrow."""
@@ -36,8 +33,8 @@ def choose_precision(
     log: Log,
     train: bool = True,
 ) -> str:
-    """`fp32` or `bf16`. On a CPU with native bf16, `auto` is bf16 if a step of two layers in the model's shape, each
-    precision with the kernels that it would take, is at least WORTH_HALF times as fast; `log` is told.
+    """`fp32` or `bf16`. On a CPU with native bf16, `auto` is bf16 if a step of two layers in the model's shape, all
+    trained, each precision with the kernels that it would take, is at least WORTH_HALF times as fast; `log` is told.
     """
     chosen = resolve_precision(wanted, device)
     if wanted != "auto" or chosen == "fp32" or device.type != "cpu":
@@ -59,17 +56,22 @@ def half_speed(
     models = {}
     for name in ("fp32", "bf16"):
         model = _two_layers(model_config, disk_class, layout, PRECISION[name])
-        settings = replace(compute, compile=False, attention_backend="auto", linear_backend="auto", allocator="system")
+        settings = replace(compute, compile=False, allocator="system")
+        if name == "bf16":
+            settings = replace(settings, linear_backend="auto")  # what was named is for float32
+        elif settings.attention_backend == "products":
+            settings = replace(settings, attention_backend="auto")  # what was named is for half precision
         chosen = choose_compute(
             settings, model.config, device=model.device, dtype=PRECISION[name], train=train, log=lambda line: None
         )
         apply_compute(model, replace(settings, **chosen | {"allocator": "system"}))
         models[name] = model.train(train)
-    batch = _batch(shared=layout != "unshared")
+    batch = pack(probe_groups(VOCABULARY, TRIAL_GROUPS), share=layout != "unshared")
     best = dict.fromkeys(models, float("inf"))
-    for number in range(repeats + 1):  # interleaved, so that both meet the same neighbours; the first warms up
+    # Interleaved, so that both meet the same neighbours. The first warms up, and makes the copies of the weights, which
+    # in a step serve all its micro-batches.
+    for _ in range(repeats + 1):
         for name, model in models.items():
-            model.step_draw = (number,)
             started = time.perf_counter()
             with torch.set_grad_enabled(train):
                 scores = model(batch)
@@ -90,25 +92,5 @@ def _two_layers(model_config: Any, disk_class: Any, layout: Layout, dtype: torch
     implementation = padded_implementation(text) if layout == "padded" else NAME
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        classifier = disk_class._from_config(
-            copy.deepcopy(small), dtype=torch.float32, attn_implementation=implementation
-        )
+        classifier = disk_class._from_config(small, dtype=torch.float32, attn_implementation=implementation)
     return wrap(classifier, layout=layout, compute_dtype=dtype)
-
-
-def _batch(*, shared: bool) -> PackedBatch:
-    draw = np.random.default_rng(0)
-    groups = [
-        TokenGroup(
-            preference_id="trial",
-            source="trial",
-            prompt_key=str(number),
-            shared=draw.integers(1, VOCABULARY, num_shared).astype(np.int32),
-            suffixes=tuple(draw.integers(1, VOCABULARY, length).astype(np.int32) for length in lengths),
-            prompt_tokens=(num_shared,) * len(lengths),
-            truncated_tokens=(0,) * len(lengths),
-            comparisons=(),
-        )
-        for number, (num_shared, lengths) in enumerate(TRIAL_GROUPS)
-    ]
-    return pack(groups, share=shared)

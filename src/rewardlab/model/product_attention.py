@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from rewardlab.model.autograd import first_order
 
 if TYPE_CHECKING:
     from rewardlab.model.attention_backends import PromptLayout
@@ -135,7 +136,7 @@ class Products(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @first_order
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *kept = ctx.saved_tensors
         row = _Row(query, key, value, ctx.scale)

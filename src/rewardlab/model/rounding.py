@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-HalfRounding = Literal["stochastic", "nearest"]
 AT_A_TIME: Final = 1 << 17
 """Weights rounded at a time on the CPU, so that what lies between stays in the processor's caches."""
 PLACES: Final = 4
@@ -83,10 +82,15 @@ def _signed(number: int) -> int:
 def _round(values: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
     """float32 values with 16 random bits each, away from zero if the bits to be dropped and the noise carry.
 
-    In bfloat16 that is all: infinities have no bits to carry, nor has the NaN that arithmetic makes. `noise` is lost.
+    `noise` is lost.
     """
     if dtype is torch.bfloat16:
-        return noise.add_(values.view(torch.int32)).bitwise_right_shift_(16).to(torch.int16).view(dtype)
+        rounded = noise.add_(values.view(torch.int32)).bitwise_right_shift_(16).to(torch.int16).view(dtype)
+        # Infinities have no bits to carry, but a NaN may: CUDA's (0x7FFFFFFF) carries into the sign. A sum tells in
+        # one pass whether a processor has to look closer.
+        if values.device.type == "cpu" and values.sum().isfinite():
+            return rounded
+        return torch.where(values.isfinite(), rounded, values.to(dtype))
     dropped = BITS_DROPPED[dtype]
     bits = (values.view(torch.int32) + (noise >> (16 - dropped))) & -(1 << dropped)
     rounded = torch.where(values.isfinite(), bits.view(torch.float32), values)
@@ -94,11 +98,11 @@ def _round(values: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(values.abs() < SMALLEST_NORMAL, small, rounded).to(dtype)
 
 
-def round_weights(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+def round_weights(tensor: Tensor, dtype: torch.dtype, name: str, *, start: int = 0) -> Tensor:
     """A weight for a file or an engine in half precision: the same bits whenever a tensor of this name is rounded.
 
-    Anything but a wider floating-point tensor is only cast.
+    Anything but a wider floating-point tensor is only cast. `start` as in `round_stochastically`, for a part of it.
     """
     if dtype not in BITS_DROPPED or tensor.dtype in BITS_DROPPED or not tensor.is_floating_point():
         return tensor.to(dtype)
-    return round_stochastically(tensor, dtype, name_seed(name))
+    return round_stochastically(tensor, dtype, name_seed(name), start=start)

@@ -7,7 +7,7 @@ class; and, on the real model, that no reply can see its sibling.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,6 +23,8 @@ Log = Callable[[str], None]
 EXACT: Final = 1e-5
 """Largest score difference in float32, relative to max(1, |score|): another order of summation, nothing more."""
 VOCABULARY: Final = 64
+PROBED: Final = ((13, (5, 9, 3)), (7, (11, 2)))
+"""Lengths of prompts, and of the replies to each."""
 
 
 def tiny_config(config: Any) -> Any:
@@ -40,8 +42,8 @@ def tiny_config(config: Any) -> Any:
     return small
 
 
-def probe_groups(vocabulary: int) -> list[TokenGroup]:
-    """Two groups of random tokens: three replies to a prompt, two to another."""
+def probe_groups(vocabulary: int, shapes: Sequence[tuple[int, Sequence[int]]] = PROBED) -> list[TokenGroup]:
+    """Groups of random tokens, each a prompt's length and those of its replies, two or more."""
     draw = np.random.default_rng(0)
 
     def tokens(length: int) -> np.ndarray:
@@ -58,7 +60,7 @@ def probe_groups(vocabulary: int) -> list[TokenGroup]:
             truncated_tokens=(0,) * len(suffixes),
             comparisons=(Comparison(first=0, second=1),),
         )
-        for number, (shared, suffixes) in enumerate([(13, (5, 9, 3)), (7, (11, 2))])
+        for number, (shared, suffixes) in enumerate(shapes)
     ]
 
 

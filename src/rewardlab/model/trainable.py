@@ -14,6 +14,7 @@ from rewardlab.model.config import ModelConfig
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.quantization import num_weights
 from rewardlab.model.reward import RewardModel
+from rewardlab.model.rounding import round_weights
 
 
 def require_layers(config: ModelConfig, text_config: Any) -> None:
@@ -55,16 +56,19 @@ def _freeze_first(backbone: nn.Module, count: int) -> None:
         module.requires_grad_(False)
 
 
-def half_frozen(model: nn.Module, dtype: torch.dtype) -> bool:
+def half_frozen(backbone: nn.Module, dtype: torch.dtype) -> bool:
     """Hold frozen floating-point weights in the dtype they are computed in; what trains is left as it is.
+
+    They are rounded as for a file, by their names: to the nearest, a model that was trained before would lose it.
 
     Returns whether that rounded any: weights that come from a file in this dtype lose nothing. Of weights that are
     still empty it cannot be told.
     """
     rounded = False
-    for parameter in model.parameters():
+    for name, parameter in backbone.named_parameters():
         if not parameter.requires_grad and parameter.is_floating_point():
-            held = parameter.data.to(dtype)
+            weight, name = parameter.data, f"backbone.{lora.bare_name(name)}"
+            held = weight.to(dtype) if weight.is_meta else round_weights(weight, dtype, name)
             rounded = rounded or not (held.is_meta or torch.equal(held.to(parameter.dtype), parameter.data))
             parameter.data = held
     return rounded
