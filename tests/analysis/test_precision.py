@@ -104,27 +104,39 @@ def test_few_prompts_have_no_interval_and_no_sign(exact):
 def test_scores_that_are_not_finite_are_left_out_of_what_is_compared(exact):
     broken = exact.copy()
     broken[0, 1] = math.nan
-    found = card_of(exact, fp16=broken).measures["fp16"]
+    card = card_of(exact, fp16=broken)
+    found = card.measures["fp16"]
     assert found["score shift"].value == 0
     assert found["margin error"].value == 0
     assert found["NLL − float32's"].n == 299
+    assert card.off() == card.notable() == ["fp16"], "however few they are"
+    (sign,) = Health(RunFacts(num_steps=5)).judge_precisions(card)
+    assert sign.text == "scores are not finite: 1 in fp16."
+    assert "fp16: 1 replies have no finite score in it" in card_block(card)
 
 
 def test_margins_beyond_the_interval_of_the_mean_margin_are_a_sign(exact):
     draw = np.random.default_rng(1)
-    card = card_of(
-        exact, bf16=exact + draw.normal(0, 0.02, exact.shape), nearest_bf16=exact + draw.normal(0, 0.6, exact.shape)
-    )
-    assert card.notable() == ["nearest bf16"]
+    card = card_of(exact, bf16=exact + draw.normal(0, 0.6, exact.shape))
+    assert card.notable() == ["bf16"]
     (sign,) = Health(RunFacts(num_steps=5)).judge_precisions(card)
     assert sign.name == "other_precision"
     assert sign.text.startswith(
-        f"margins are off by {card.margin_error['nearest bf16']:.2f} in nearest bf16 (root mean square), beyond"
+        f"margins are off by {card.margin_error['bf16']:.2f} in bf16 (root mean square), beyond"
     )
     assert sign.advice == ADVICE["other_precision"]
-    assert "rewardlab export FOLDER --dtype bfloat16" in sign.advice
     small = card_of(exact, bf16=exact + draw.normal(0, 0.02, exact.shape))
     assert Health(RunFacts(num_steps=5)).judge_precisions(small) == []
+
+
+def test_what_others_make_of_the_weights_is_a_note_on_the_card_and_no_sign_of_the_run(exact):
+    near, far = (exact + np.random.default_rng(1).normal(0, width, exact.shape) for width in (0.02, 0.6))
+    card = card_of(exact, bf16=near, nearest_bf16=far)
+    assert (card.off(), card.notable()) == (["nearest bf16"], [])
+    assert Health(RunFacts(num_steps=5)).judge_precisions(card) == []
+    advice = "make a folder with `rewardlab export FOLDER --dtype bfloat16`"
+    assert advice in " ".join(card_block(card).split())
+    assert advice not in " ".join(card_block(card_of(exact, bf16=far, nearest_bf16=near)).split())
 
 
 def test_the_card_as_text_says_what_was_compared_on_which_rows(exact):

@@ -14,8 +14,10 @@ from conftest import make_model, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
+from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import sha256_file
 from rewardlab.core.spec import SPEC_FILE, read_spec
+from rewardlab.serve import export as export_module
 from rewardlab.serve.verify import verify
 
 
@@ -74,6 +76,7 @@ def test_there_and_back_the_scores_are_those_of_the_half_precision_folder(tmp_pa
         for name, tensor in weights_of(tmp_path / "half").items()
     )
     assert back.exported_from["save_dtype"] == "bfloat16"
+    assert back.rounding == half.rounding == "stochastic", "float32 holds what was rounded"
     assert back.max_rounding_error == 0
 
 
@@ -122,3 +125,20 @@ def test_a_damaged_folder_and_one_out_of_range_export_nothing(tmp_path, folder, 
         file.write("\n")
     assert "was changed after the model was saved" in refusal(capsys, "export", str(folder), "--output-dir", str(out))
     assert not out.exists()
+
+
+def test_an_export_that_does_not_verify_leaves_what_was_there(tmp_path, folder, monkeypatch):
+    def refuse(place: Path) -> None:
+        assert (place / SPEC_FILE).is_file()
+        raise ArtifactError("no memory for it")
+
+    out = tmp_path / "half"
+    monkeypatch.setattr(export_module, "verify_in_clean_process", refuse)
+    with pytest.raises(ArtifactError, match="no memory for it"):
+        export_module.export(folder, out, dtype="bfloat16")
+    assert [path.name for path in tmp_path.iterdir()] == ["rm"]
+    out.mkdir()
+    (out / "mine").touch()
+    with pytest.raises(ArtifactError, match="no memory for it"):
+        export_module.export(folder, out, dtype="bfloat16", overwrite=True)
+    assert [path.name for path in out.iterdir()] == ["mine"]

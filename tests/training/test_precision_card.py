@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -56,16 +58,21 @@ def test_a_run_in_float32_has_none(base_model, pairs_file, tmp_path):
 def test_a_precision_that_is_another_model_is_a_warning_in_log_record_and_result(
     base_model, pairs_file, held_out, tmp_path, monkeypatch, log
 ):
-    def ruin(model: torch.nn.Module, dtype: torch.dtype) -> None:
-        """As if rounding to the nearest took everything that was learned."""
-        with torch.no_grad():
-            model.head.weight.mul_(-3)
+    real = precision_module.computing_in
 
-    monkeypatch.setattr(precision_module, "round_to_nearest", ruin)
+    @contextmanager
+    def ruined(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
+        """As if half precision took everything that was learned."""
+        with real(model, dtype), torch.no_grad():
+            model.head.weight.mul_(-3)
+            yield
+            model.head.weight.div_(-3)
+
+    monkeypatch.setattr(precision_module, "computing_in", ruined)
     settings = {"precision": "bf16", "test_dataset": (str(held_out),), "steps": 10, "lr": 1e-2}
     result = train(config_for(base_model, pairs_file, tmp_path / "run", **settings))
     assert result.warnings[-1].name == "other_precision"
-    assert "in nearest bf16 (root mean square)" in result.warnings[-1].text
+    assert "in bf16 (root mean square)" in result.warnings[-1].text
     assert result.warnings[-1].step == 10
     assert "WARNING  other_precision: margins are off by" in log.text
     recorded = [row for _, row in read_jsonl(tmp_path / "run/warnings.jsonl")]

@@ -36,9 +36,9 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "frozen_head": "The head must train: look at what changed requires_grad or detached the scores.",
         "frozen_backbone": "Only the head learns. With --lora look at --lora-target-modules; `rewardlab probe` fits a "
         "head on a frozen model in seconds.",
-        "other_precision": "For engines that compute in half precision there is `rewardlab export FOLDER --dtype "
-        "bfloat16`. Where the precision that the run computed in is named, its live numbers are not those of "
-        "float32: train with --half-rounding stochastic, or --precision fp32.",
+        "other_precision": "The run's live numbers are not those of the saved model in float32, and in half precision "
+        "another model is served. Serve it in float32; train with --precision fp32, or, if it was not, with "
+        "--half-rounding stochastic.",
         "truncated": "Raise --max-seq-len, or leave long rows out with --overlong drop.",
     }
 )
@@ -84,10 +84,12 @@ class Health:
         return [self._sign("truncated", f"prompts were cut to fit the limit of tokens: {shares}.")]
 
     def judge_precisions(self, card: PrecisionCard) -> list[WarningSign]:
-        """Signs in the saved model: other precisions have other margins, by more than the data leave open."""
+        """Signs in the saved model: in half precision it has other margins, by more than the data leave open."""
         if not (notable := card.notable()):
             return []
         margin = card.margin
+        if lost := [f"{card.not_finite[name]} in {name}" for name in notable if card.not_finite[name]]:
+            return [self._sign("other_precision", f"scores are not finite: {' and '.join(lost)}.")]
         errors = " and ".join(f"{card.margin_error[name]:.2f} in {name}" for name in notable)
         return [
             self._sign(

@@ -19,6 +19,8 @@ from rewardlab.analysis.stats import FloatArray
 from rewardlab.core.types import Estimate, ScoreRow, join_comparisons
 
 CANONICAL: Final = "float32"
+NEAREST: Final = "nearest "
+"""Before the name of a precision: of weights rounded to the nearest, as other engines round them."""
 MEASURES: Final = {
     "accuracy": "share of comparisons ranked as labelled",
     "accuracy − float32's": "paired",
@@ -39,6 +41,8 @@ class PrecisionCard:
     """Precision -> measure -> estimate; the first precision is float32, which is compared with nothing."""
     margin_error: Mapping[str, float]
     """Precision -> root mean square of the differences of margins, in units of the score."""
+    not_finite: Mapping[str, int]
+    """Precision -> replies whose score is finite in float32 and not in it; left out of what is compared."""
     margin: Estimate
     """Mean margin in float32."""
     num_preferences: int
@@ -46,10 +50,17 @@ class PrecisionCard:
     """Preferences of which the sample was drawn."""
     seed: int
 
-    def notable(self) -> list[str]:
-        """Precisions whose margins are off, typically, by more than the interval of the mean margin reaches."""
+    def off(self) -> list[str]:
+        """Precisions with margins that are off, typically, by more than the interval of the mean margin reaches, or
+        with scores that are not finite.
+        """
         reach = (self.margin.high - self.margin.low) / 2
-        return [name for name, error in self.margin_error.items() if error > reach]  # never where there is no interval
+        # Where there is no interval, only what is not finite.
+        return [name for name, error in self.margin_error.items() if error > reach or self.not_finite[name]]
+
+    def notable(self) -> list[str]:
+        """Those of `off` in which rewardlab itself computes; to the nearest most trained models are off."""
+        return [name for name in self.off() if not name.startswith(NEAREST)]
 
 
 def precision_card(
@@ -61,12 +72,14 @@ def precision_card(
     exact_R = np.array([row.score for row in rows[CANONICAL]])
     measures = {CANONICAL: _alone(exact, beta=beta)}
     errors: dict[str, float] = {}
+    lost: dict[str, int] = {}
     for name, own in rows.items():
         if name == CANONICAL:
             continue
         own_R, columns = np.array([row.score for row in own]), oriented(join_comparisons(own))
         decided, exact_decided = _both(columns, exact)
         moved_N = decided.difference - exact_decided.difference
+        lost[name] = int((np.isfinite(exact_R) & ~np.isfinite(own_R)).sum())
         errors[name] = math.sqrt(float(np.square(moved_N).mean())) if moved_N.size else math.nan
         measures[name] = {
             **_alone(columns, beta=beta),
@@ -78,6 +91,7 @@ def precision_card(
     return PrecisionCard(
         measures=measures,
         margin_error=errors,
+        not_finite=lost,
         margin=stats.mean(exact.decided.difference, exact.decided.prompt_keys),
         num_preferences=len({(row.source, row.preference_id) for row in rows[CANONICAL]}),
         num_available=num_available,

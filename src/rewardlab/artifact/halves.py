@@ -65,14 +65,17 @@ def with_half_precision(canaries: Sequence[Canary], model: RewardModel, save_dty
     is left to CUDA and to folders in float16: a CPU takes several times as long for it as for bfloat16, and it is so
     near to float32 that the canonical scores serve for both.
 
-    Raises ArtifactError if a folder in float16 has no finite scores there.
+    Raises ArtifactError if the scores are not finite, or those of a folder in half precision are not finite there.
     """
+    if not all(math.isfinite(canary.score) for canary in canaries):
+        raise ArtifactError("scores of the canaries are not finite in float32: the model has diverged.")
     sequences = [np.asarray(canary.token_ids, np.int32) for canary in canaries]
     wanted = [name for name in HALVES if name in ("bfloat16", save_dtype) or model.device.type == "cuda"]
     references = {name: _half_scores(model, sequences, HALVES[name]) for name in wanted}
     endless = [name for name, scores in references.items() if not all(map(math.isfinite, scores))]
     if save_dtype in endless:
-        raise ArtifactError(f"scores are not finite in {save_dtype} arithmetic. {TAKE_BFLOAT16}")
+        way_out = TAKE_BFLOAT16 if save_dtype == "float16" else "Take float32."
+        raise ArtifactError(f"scores are not finite in {save_dtype} arithmetic. {way_out}")
     for name in endless:  # nothing is promised there
         del references[name]
     decoys: dict[str, list[float]] = {}

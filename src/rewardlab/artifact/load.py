@@ -28,7 +28,7 @@ from rewardlab.model import attention
 from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import Log, apply_compute, choose_compute
 from rewardlab.model.config import LIBRARY_COMPUTE, ComputeConfig, ModelConfig
-from rewardlab.model.half import hold_half
+from rewardlab.model.half import hold_half, line_about_others
 from rewardlab.model.load import (
     PRECISION,
     choose_layout,
@@ -150,6 +150,8 @@ def assemble(
     model = wrap(classifier, layout=layout, compute_dtype=dtype).eval()
     if dtype in HALF and division is None:
         hold_half(model.backbone, "backbone", dtype)
+        if line := line_about_others(model.backbone):
+            log(line)
     places = None if outline is None else places_in(outline, model)
     if places is not None:
         fill_head(model, places, device)
@@ -253,10 +255,11 @@ def require_canaries(scorer: Scorer, spec: RewardSpec, *, where: str) -> float:
             )
     scores = score_tokens(scorer.model, [_tokens(canary.token_ids) for canary in spec.canaries])
     precision = str(scorer.model.compute_dtype).removeprefix("torch.")
-    if precision == "float16" and not all(map(math.isfinite, scores)):
+    if scorer.model.compute_dtype in HALF and not all(map(math.isfinite, scores)):
+        others = "bf16, or fp32" if precision == "float16" else "fp32"
         raise ArtifactError(
-            f"{where}: some scores are not finite in float16, whose range is too small for this model. Use another "
-            f"precision: bf16, or fp32."
+            f"{where}: some scores are not finite in {precision}, whose range is too small for this model. Use another "
+            f"precision: {others}."
         )
     wanted = reference_scores(spec.canaries, precision)
     fault = name_fault(spec.canaries, scores, precision=precision)

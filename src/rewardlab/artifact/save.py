@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from rewardlab.artifact.canaries import make_canaries, render_canaries, score_tokens, separated
 from rewardlab.artifact.halves import HALVES, stored, with_half_precision
@@ -47,6 +48,7 @@ class Exported:
 
     folder: Path
     save_dtype: str
+    rounding: str
 
     def as_dict(self) -> dict[str, str]:
         """For the spec: where it was, the dtype of its weights, and the SHA-256 of its own spec."""
@@ -96,7 +98,7 @@ def save_reward_model(
             beta=beta,
             head_dtype=dtype_name,
             save_dtype=dtype_name,
-            rounding="stochastic" if dtype_name in HALVES else "none",
+            rounding=_rounding(dtype_name, exported),
             exported_from=exported.as_dict() if exported is not None else None,
             max_rounding_error=0.0,
             canaries=[],
@@ -214,6 +216,13 @@ def _complete(
     return spec
 
 
+def _rounding(dtype: str, exported: Exported | None) -> str:
+    """How the weights came to the values that a file in this dtype holds."""
+    if exported is not None and exported.save_dtype in HALVES and dtype in ("float32", exported.save_dtype):
+        return exported.rounding  # each has a place for all of them
+    return "stochastic" if dtype in HALVES else "none"
+
+
 def _spare_device(model: RewardModel, division: Division | None) -> torch.device:
     """The device of the model if a copy in float32 and one in half precision, or everyone's part of them, fit there;
     else the CPU.
@@ -225,8 +234,10 @@ def _spare_device(model: RewardModel, division: Division | None) -> torch.device
     needed = 6.0 * sum(counts)
     if division is not None:
         torch.cuda.empty_cache()
-        # A part, and as much as a forward pass gathers: a layer, the next one, embeddings and head.
-        needed = 6.0 * (sum(counts) / len(division.gather(None)) + 4 * max(counts))
+        own = [p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters()]
+        # A part beside what it was before it was rounded, and as much as a forward pass gathers: a layer, the next one,
+        # embeddings and head.
+        needed = 8.0 * sum(own) + 6.0 * 4 * max(counts)
     free, _ = torch.cuda.mem_get_info(device)
     fits = free > 1.2 * needed
     if division is not None:

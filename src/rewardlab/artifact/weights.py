@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 import torch
 from torch import Tensor
 
+from rewardlab.core.errors import RewardlabError
 from rewardlab.model.parts import Weight, Writers
 
 KINDS: Final = {
@@ -51,7 +52,7 @@ def write_weights(
     `cast` = (dtype, how) makes those of floating point what the file holds.
 
     Every rank calls it; the first writes, and it alone gets the digests. Raises OSError if the disk is full, or what
-    a weight raises, on all ranks.
+    a weight or `cast` refuses, on all ranks; a weight that cannot be gathered ends the rank on which it could not.
     """
     dtypes = {
         name: cast[0] if cast is not None and weight.dtype.is_floating_point else weight.dtype
@@ -63,10 +64,13 @@ def write_weights(
 
     @contextmanager
     def kept() -> Iterator[None]:
-        # A failure is told below, when no other rank waits for this one to gather a weight with it.
+        # A file or a weight that is refused is told below, when no other rank waits for the first one to gather another
+        # with it. Any other error may be one of gathering, after which the ranks are no longer at the same weight.
         try:
             yield
-        except Exception as error:
+        except (OSError, RewardlabError) as error:
+            if not ranks.is_first:
+                raise
             failures.append(error)
 
     with ExitStack() as stack:

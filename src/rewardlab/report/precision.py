@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Final
 
-from rewardlab.analysis.precision import CANONICAL, MEASURES, PrecisionCard
+from rewardlab.analysis.precision import CANONICAL, MEASURES, NEAREST, PrecisionCard
 from rewardlab.report.tables import column_notes, format_estimate, text_table
+
+WRITTEN: Final = {"bf16": "bfloat16", "fp16": "float16"}
+"""Precision -> dtype of a folder."""
 
 
 def card_block(card: PrecisionCard) -> str:
@@ -20,7 +24,7 @@ def card_block(card: PrecisionCard) -> str:
         f"Precision card: the saved model in {CANONICAL}, in {half} as rewardlab computes it, and with weights rounded "
         f"to the nearest {half}, as engines make them of {CANONICAL} folders ({drawn}):"
     )
-    if f"nearest {half}" not in card.measures:
+    if NEAREST + half not in card.measures:
         title = f"Precision card: the saved model, whose weights are {half}, in {CANONICAL} and in {half} ({drawn}):"
     rows = [
         [measure, *(format_estimate(found[measure]) if measure in found else "" for found in card.measures.values())]
@@ -30,5 +34,15 @@ def card_block(card: PrecisionCard) -> str:
         {measure: [found[measure] for found in card.measures.values() if measure in found] for measure in MEASURES}
     )
     meanings = [f"{measure}: {MEASURES[measure]}" for measure in ("score spread", "margin error")]
+    meanings += [
+        f"{name}: {count} replies have no finite score in it, and are left out of what is compared."
+        for name, count in card.not_finite.items()
+        if count
+    ]
+    if NEAREST + half in card.off():
+        meanings.append(
+            f"To the nearest {half}, margins are off by more than the interval of the mean margin leaves open. For an "
+            f"engine that computes in {half}, make a folder with `rewardlab export FOLDER --dtype {WRITTEN[half]}`."
+        )
     foot = [line for note in [*notes, *meanings] for line in textwrap.wrap(note, width=100)]
     return "\n".join([*textwrap.wrap(title, width=100), text_table(["", *card.measures], rows), *foot])

@@ -8,7 +8,7 @@ from pathlib import Path
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import Exported, save_reward_model, saved_dtype, verify_in_clean_process
 from rewardlab.core.config import require
-from rewardlab.core.files import provenance
+from rewardlab.core.files import provenance, replacing_folder
 from rewardlab.core.spec import RewardSpec, read_spec
 
 logger = logging.getLogger("rewardlab")
@@ -34,21 +34,24 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False) -
     )
     scorer = load(source, device="cpu", attention="padded")
     before = read_spec(source)
-    if before.save_dtype not in ("float32", dtype):
-        logger.info(
-            "%s holds weights rounded to %s, so %s begins with what that left of them; a float32 folder has all",
+    if before.save_dtype != "float32":
+        logger.warning(
+            "%s holds weights rounded to %s (%s), so %s begins with what that left of them; a float32 folder has all",
             source,
             before.save_dtype,
+            {"nearest": "to the nearest"}.get(before.rounding, before.rounding),
             target,
         )
-    spec = save_reward_model(
-        target,
-        scorer.model,
-        scorer.renderer,
-        beta=before.beta,
-        save_dtype=saved_dtype(dtype),
-        provenance=before.provenance | {"export": provenance()},
-        adapter=Exported(folder=source, save_dtype=before.save_dtype),
-    )
-    verify_in_clean_process(target)
+    with replacing_folder(target) as place:
+        spec = save_reward_model(
+            place,
+            scorer.model,
+            scorer.renderer,
+            beta=before.beta,
+            save_dtype=saved_dtype(dtype),
+            provenance=before.provenance | {"export": provenance()},
+            adapter=Exported(folder=source, save_dtype=before.save_dtype, rounding=before.rounding),
+        )
+        del scorer  # the other process holds a model too
+        verify_in_clean_process(place)
     return spec

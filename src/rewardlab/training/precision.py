@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from rewardlab.analysis.precision import CANONICAL, PrecisionCard, precision_card
+from rewardlab.analysis.precision import CANONICAL, NEAREST, PrecisionCard, precision_card
 from rewardlab.artifact.halves import computing_in, round_to_nearest
 from rewardlab.core.files import jsonable, write_json
 from rewardlab.core.types import TokenGroup
@@ -50,7 +50,7 @@ def judge_precisions(
         scores[precision] = scored(precision)
     if save_dtype != str(dtype).removeprefix("torch."):  # else its weights are as they are in any engine
         round_to_nearest(model, dtype)
-        scores[f"nearest {precision}"] = scored(f"nearest {precision}")
+        scores[NEAREST + precision] = scored(NEAREST + precision)
     return precision_card(
         {name: score_rows(sample, found) for name, found in scores.items()},
         beta=scorer.beta,
@@ -72,6 +72,7 @@ def write_card(folder: Path, card: PrecisionCard) -> None:
             "available": card.num_available,
             "seed": card.seed,
             "measures": values,
-            "notable": card.notable(),
+            "off": card.off(),
+            "not_finite": dict(card.not_finite),
         },
     )
