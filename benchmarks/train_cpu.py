@@ -82,6 +82,7 @@ CELLS: Mapping[str, Cell] = {
     "qa-lora": replace(QA, lora=True),
     "alpaca-full": ALPACA,
     "alpaca-lora": replace(ALPACA, lora=True),
+    "hh-full-bf16": replace(SMALL, precision="bf16"),
     "hh-lora-bf16": replace(SMALL, lora=True, precision="bf16"),
     "qa-full-bf16": replace(QA, precision="bf16"),
     "qa-lora-bf16": replace(QA, lora=True, precision="bf16"),
