@@ -199,6 +199,16 @@ def test_a_model_whose_arithmetic_leaves_the_range_of_float16_is_named(tmp_path)
         load(tmp_path / "whole", precision="fp16")
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_has_diverged_is_called_that_and_not_kept(tmp_path, dtype):
+    model = make_model()
+    with torch.no_grad():
+        model.head.weight.fill_(torch.nan)
+    with pytest.raises(ArtifactError, match=r"not finite in float32: the model has diverged"):
+        save(tmp_path / "rm", model, dtype)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_tolerance_of_a_precision_is_that_of_its_own_reference(folder):
     canaries = read_spec(folder).canaries
     near = [canary.references["bfloat16"] + 0.9 * SCORE_TOLERANCE["bfloat16"] for canary in canaries]

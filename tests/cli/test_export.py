@@ -66,9 +66,10 @@ def test_an_exported_folder_is_the_one_that_saving_in_its_dtype_gives(tmp_path, 
         verify(out, precision=precision)
 
 
-def test_there_and_back_the_scores_are_those_of_the_half_precision_folder(tmp_path, folder, verified_here):
+def test_there_and_back_the_scores_are_those_of_the_half_precision_folder(tmp_path, folder, verified_here, capsys):
     main(["export", str(folder), "--output-dir", str(tmp_path / "half")])
     main(["export", str(tmp_path / "half"), "--dtype", "float32", "--output-dir", str(tmp_path / "back")])
+    assert "holds weights that were rounded stochastically" in capsys.readouterr().out
     half, back = read_spec(tmp_path / "half"), read_spec(tmp_path / "back")
     assert [a.score for a in half.canaries] == [b.score for b in back.canaries]
     assert all(
@@ -77,6 +78,8 @@ def test_there_and_back_the_scores_are_those_of_the_half_precision_folder(tmp_pa
     )
     assert back.exported_from["save_dtype"] == "bfloat16"
     assert back.rounding == half.rounding == "stochastic", "float32 holds what was rounded"
+    main(["export", str(tmp_path / "back"), "--dtype", "float32", "--output-dir", str(tmp_path / "again")])
+    assert read_spec(tmp_path / "again").rounding == "stochastic", "and so does a copy of it"
     assert back.max_rounding_error == 0
 
 

@@ -68,3 +68,23 @@ def test_a_class_that_cannot_be_tried_takes_what_the_processor_has(monkeypatch, 
     chosen, (line,) = choose()
     assert chosen == "bf16"
     assert "no such layer" in line
+
+
+@pytest.mark.parametrize(
+    ("named", "tried"),
+    [("auto", ("auto", "auto")), ("segments", ("segments",) * 2), ("products", ("auto", "products"))],
+)
+def test_each_precision_is_tried_with_the_kernels_that_a_run_would_take(monkeypatch, named, tried):
+    """A kernel for half precision alone is not float32's."""
+    wanted = []
+    real = precision.choose_compute
+
+    def seen(settings, *given, **options):
+        wanted.append((settings.attention_backend, settings.linear_backend))
+        return real(settings, *given, **options)
+
+    monkeypatch.setattr(precision, "choose_compute", seen)
+    config = CONFIGS["llama"]()
+    compute = ComputeConfig(attention_backend=named, linear_backend="torch")
+    assert precision.half_speed(config, disk_class_of(config), compute, layout="shared", train=True) > 0
+    assert wanted == [(tried[0], "torch"), (tried[1], "auto")]

@@ -218,8 +218,8 @@ def _complete(
 
 def _rounding(dtype: str, exported: Exported | None) -> str:
     """How the weights came to the values that a file in this dtype holds."""
-    if exported is not None and exported.save_dtype in HALVES and dtype in ("float32", exported.save_dtype):
-        return exported.rounding  # each has a place for all of them
+    if exported is not None and exported.rounding != "none" and dtype in ("float32", exported.save_dtype):
+        return exported.rounding  # of which each has all values
     return "stochastic" if dtype in HALVES else "none"
 
 

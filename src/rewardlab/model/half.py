@@ -23,7 +23,7 @@ from rewardlab.model.rounding import name_seed, round_stochastically, round_weig
 AS_SAVED: Final = ()
 """The draw of a model that is judged or saved: the one by which its weights are rounded for a file (round_weights)."""
 LINEAR: Final = (nn.Linear, OneDnnLinear)
-"""Layers that can compute by a copy; subclasses of others have reasons of their own."""
+"""Layers that can compute by a copy; other subclasses of nn.Linear compute in a way of their own."""
 
 
 class _Product(torch.autograd.Function):
@@ -139,7 +139,9 @@ def line_about_others(module: nn.Module) -> str:
     """What to say of matrices that are in no linear layer and no embedding, such as those of joined experts; empty if
     there are none. Autocast rounds them to the nearest, whatever is done about the others.
     """
-    kept = [layer for layer in module.modules() if isinstance(layer, (nn.Linear, nn.Embedding))]
+    kept = [
+        layer for layer in module.modules() if type(layer) in (*LINEAR, HalfLinear) or isinstance(layer, nn.Embedding)
+    ]
     covered = {id(parameter) for layer in kept for parameter in layer.parameters(recurse=False)}
     matrices = [p for p in module.parameters() if p.ndim >= 2 and p.dtype is torch.float32]
     others = sum(p.numel() for p in matrices if id(p) not in covered)

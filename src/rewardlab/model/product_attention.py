@@ -35,8 +35,8 @@ MAX_PLACES: Final = 60_000
 LEAST_QUERIES: Final = 32
 """Tasks are not cut below this: products of a few rows are slow."""
 KEPT_KEYS: Final = 512
-"""Tasks with no more keys keep their weights: at most as many bytes a query and head twice, which for heads of width 64
-is a quarter of what a layer keeps anyway."""
+"""Tasks with no more keys keep their weights: 2 bytes a query, head and key, so at most 1 KiB a query and head, where
+the rest of a layer keeps some 3.5 KiB (heads of width 64; docs/scaling.md)."""
 Stretch = tuple[int, int]
 
 

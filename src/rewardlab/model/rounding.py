@@ -80,9 +80,8 @@ def _signed(number: int) -> int:
 
 
 def _round(values: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
-    """float32 values with 16 random bits each, away from zero if the bits to be dropped and the noise carry.
-
-    `noise` is lost.
+    """float32 values with 16 random bits each, away from zero if the bits to be dropped and the noise carry; `noise` is
+    lost.
     """
     if dtype is torch.bfloat16:
         rounded = noise.add_(values.view(torch.int32)).bitwise_right_shift_(16).to(torch.int16).view(dtype)

@@ -34,12 +34,13 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False) -
     )
     scorer = load(source, device="cpu", attention="padded")
     before = read_spec(source)
-    if before.save_dtype != "float32":
+    if before.rounding != "none":
+        how = {"nearest": "to the nearest", "stochastic": "stochastically"}[before.rounding]
         logger.warning(
-            "%s holds weights rounded to %s (%s), so %s begins with what that left of them; a float32 folder has all",
+            "%s holds weights that were rounded %s, so %s begins with what that left of them; begin with the folder "
+            "that has them as trained, if there is one",
             source,
-            before.save_dtype,
-            {"nearest": "to the nearest"}.get(before.rounding, before.rounding),
+            how,
             target,
         )
     with replacing_folder(target) as place:
