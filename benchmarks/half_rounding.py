@@ -47,7 +47,7 @@ ARMS: Mapping[str, Mapping[str, str]] = {
 KINDS: Mapping[str, Mapping[str, bool]] = {"full": {}, "lora": {"lora": True}, "head": {"train_head_only": True}}
 METRICS = ("accuracy", "NLL", "margin")
 Columns = Mapping[str, np.ndarray]
-"""Of each test pair: margin, whether it is ordered as judged, and NLL."""
+"""Of each test pair: margin, whether it is ordered as judged, NLL, and the key of its prompt."""
 
 
 @dataclass
@@ -157,7 +157,12 @@ def train_trl(rows: Rows, settings: Mapping[str, object], steps: int, work: Path
 def columns(rows: Sequence[ScoreRow]) -> Columns:
     """What is compared, pair by pair."""
     pairs = oriented(join_comparisons(rows))
-    return {"margin": pairs.difference, "accuracy": pairs.outcome, "NLL": pairs.nll(beta=1.0)}
+    return {
+        "margin": pairs.difference,
+        "accuracy": pairs.outcome,
+        "NLL": pairs.nll(beta=1.0),
+        "prompt": np.array(pairs.prompt_keys),
+    }
 
 
 def distance(found: Columns, exact: Columns) -> float:
@@ -166,9 +171,9 @@ def distance(found: Columns, exact: Columns) -> float:
 
 
 def difference(runs: Sequence[Trained], exact: Sequence[Trained], metric: str) -> str:
-    """How far an arm is from float32 on the same pairs, averaged over its seeds first: the pair is the unit."""
+    """How far an arm is from float32 on the same pairs, averaged over its seeds first: the prompt is the unit."""
     moved = [mine.exact[metric] - other.exact[metric] for mine, other in zip(runs, exact, strict=False)]
-    found: Estimate = stats.mean(np.mean(moved, axis=0))
+    found: Estimate = stats.mean(np.mean(moved, axis=0), exact[0].exact["prompt"].tolist())
     return f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 
@@ -204,7 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--layers", type=int, default=None, help="the first ones alone")
     parser.add_argument("--data", default=workload.GENERATED)
     parser.add_argument("--data-folder", type=Path, default=workload.DATA_FOLDER)
-    parser.add_argument("--test-pairs", type=int, default=300, help="the rows after those trained on")
+    parser.add_argument("--test-data", default=None, help="rows to judge on; by default those after the trained ones")
+    parser.add_argument("--test-pairs", type=int, default=300)
     parser.add_argument("--max-seq-len", type=int, default=1024)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--batch-size", type=int, default=16)
@@ -222,8 +228,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: dict[float, dict[str, list[Trained]]] = {}
     with tempfile.TemporaryDirectory() as work:
         folder = workload.model_folder(options.model, Path(work), layers=options.layers)
-        data = workload.read_rows(options.data, count + options.test_pairs, folder=options.data_folder)
+        if options.test_data == options.data:
+            parser.error(f"--test-data {options.test_data}: its first rows are trained on. Leave it out for later ones")
+        more = options.test_pairs if options.test_data is None else 0
+        data = workload.read_rows(options.data, count + more, folder=options.data_folder)
         groups = workload.to_groups(data, folder, max_seq_len=options.max_seq_len)
+        if options.test_data is not None:
+            held_out = workload.read_rows(options.test_data, options.test_pairs, folder=options.data_folder)
+            groups += workload.to_groups(held_out, folder, max_seq_len=options.max_seq_len)
         rows = Rows(
             folder=folder,
             renderer=workload.renderer_of(folder, max_seq_len=options.max_seq_len),
@@ -291,6 +303,7 @@ def page_of(
     found: Mapping[float, Mapping[str, Sequence[Trained]]], data: str, options: argparse.Namespace
 ) -> list[str]:
     """The page so far."""
+    judged_on = "pairs after them" if options.test_data is None else f"pairs of {options.test_data}"
     what = {"full": "all weights", "lora": "LoRA", "head": "the head alone"}[options.kind]
     tables = []
     for lr, arms in found.items():
@@ -301,10 +314,10 @@ def page_of(
         f"# bf16 that learns like float32: {what}, {data}",
         "",
         f"{Path(options.model).name}, {options.steps} steps of {options.batch_size} pairs at a constant rate; judged "
-        f"in float32 on {options.test_pairs} test pairs. Differences are from float32 on the same pairs and seeds, "
-        f"averaged over seeds, with 95 % t intervals over pairs (they say nothing of other seeds). `live` is the model "
-        f"as it computes while it trains, a number a seed: the distance of its margins from those of its own weights "
-        f"in float32 (root mean square, in standard deviations of a margin).",
+        f"in float32 on {options.test_pairs} {judged_on}. Differences are from float32 on the same pairs and seeds, "
+        f"averaged over seeds, with 95 % intervals over pairs, clustered by prompt (they say nothing of other seeds). "
+        f"`live` is the model as it computes while it trains, a number a seed: the distance of its margins from those "
+        f"of its own weights in float32 (root mean square, in standard deviations of a margin).",
         "",
         *tables,
     ]

@@ -17,7 +17,9 @@ import data_path
 import gpu
 import growth
 import half_rounding
+import memory_rounds
 import monitoring
+import profile_step
 import score_cpu
 import train_cpu
 from harness import machine, peers
@@ -137,6 +139,55 @@ def test_rounding_is_judged_on_the_same_rows_and_seeds_by_everyone(tmp_path, kin
         for trl in arms[half_rounding.TRL]:
             assert trl["losses"][0] == pytest.approx(exact[0]["losses"][0], rel=0.05), "the same start and rows"
     assert page.count("| not exported, transformers in bf16 |") == 2
+
+
+def test_memory_is_told_after_every_step(tmp_path, monkeypatch):
+    size = ["--model", "tiny-llama", "--layers", "0", "--data", "generated", "--pairs", "4", "--rounds", "3"]
+    more = ["--arms", memory_rounds.SAME, memory_rounds.GIVEN, "--threads", "1", "--results", str(tmp_path)]
+    monkeypatch.setattr(memory_rounds, "MOST_GROWTH", 10.0)
+    assert memory_rounds.main([*size, *more]) == 0
+    arms = result(tmp_path)["arms"]
+    assert set(arms) == {memory_rounds.SAME, memory_rounds.GIVEN}
+    for arm in arms.values():
+        assert len(arm["peak_gb"]) == 3
+        assert arm["peak_gb"] == sorted(arm["peak_gb"])
+        assert all(now <= peak for now, peak in zip(arm["now_gb"], arm["peak_gb"], strict=True))
+        assert len(set(arm["tokens"])) == 1, "the same rows"
+    monkeypatch.setattr(memory_rounds, "MOST_GROWTH", -1.0)
+    assert memory_rounds.main([*size, "--arms", memory_rounds.SAME, "--threads", "1", "--no-result"]) == 1
+
+
+def test_a_profile_gives_every_operation_one_kind(tmp_path):
+    size = ["--model", "tiny-llama", "--data", "generated", "--pairs", "4", "--repeats", "1", "--threads", "1"]
+    assert profile_step.main([*size, "--results", str(tmp_path)]) == 0
+    found = result(tmp_path)["found"]
+    for arm in found.values():
+        assert set(arm["kinds"]) == {*profile_step.KINDS, "other"}
+        assert arm["kinds"]["products"] > 0
+        assert arm["kinds"]["other"] < 0.5 * sum(arm["kinds"].values())
+    assert found["casts"]["attention"] == "segments"
+    assert found["casts"]["kinds"]["attention, kernels"] > 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [
+        ("aten::addmm", "products"),
+        ("aten::add_", "norms, rotary, activations"),
+        ("aten::bmm", "attention, products"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention, kernels"),
+        ("aten::_to_copy", "casts and copies"),
+        ("aten::_foreach_norm", "optimiser and norms of gradients"),
+        ("aten::_fused_adamw_", "optimiser and norms of gradients"),
+        ("aten::bitwise_xor_", "rounding of copies"),
+        ("aten::index_select", "cat, split, index"),
+        ("aten::expand", "other"),
+        ("aten::split_with_sizes", "cat, split, index"),
+        ("aten::item", "other"),
+    ],
+)
+def test_operations_are_sorted_by_their_names(operation, kind):
+    assert profile_step.kind_of(operation) == kind
 
 
 def test_growth_measures_the_tokens_that_the_formula_promises(tmp_path):
