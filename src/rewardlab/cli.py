@@ -181,6 +181,7 @@ def _train(arguments: Sequence[str]) -> None:
             chosen=str(result.model),
             warnings=result.warnings,
             computed_in=result.computed_in,
+            live=result.live,
             card=result.card,
         )
         write_text(result.output_dir / "report.txt", report.lstrip() + "\n")

@@ -15,8 +15,7 @@ from rewardlab.analysis.metrics import Evaluation, evaluate
 from rewardlab.core.files import write_text
 from rewardlab.core.types import ScoreRow
 from rewardlab.data.synthetic import Ceiling, SyntheticPair, ceiling, generate, write_dataset
-from rewardlab.report.precision import card_block
-from rewardlab.report.run import command, comparison_table, precision_line, warning_block
+from rewardlab.report.run import command, comparison_table, precision_blocks, precision_line, warning_block
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import TrainResult, train
 from rewardlab.training.run_folder import only_writer
@@ -82,7 +81,7 @@ def closing_report(result: TrainResult, pairs: tuple[SyntheticPair, ...], best: 
             "",
             table,
             *precision_line(result.computed_in, result.compared("test")),
-            *(["", card_block(result.card), ""] if result.card is not None else []),
+            *(f"\n{block}\n" for block in precision_blocks(result.live, result.card)),
             "length only, bag of words: linear models fitted on the same training pairs.",
             f"ceiling: the true utilities; over other draws of the label noise, {best.bayes_accuracy:.3f} on average.",
             textwrap.fill(result.speed, width=100),

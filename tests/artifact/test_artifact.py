@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
 from conftest import CHATML, make_model, make_tokenizer, set_layout
+from rewardlab.artifact import save as save_module
 from rewardlab.artifact.canaries import FAULTS, name_fault
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import choose_pad, save_reward_model, saved_dtype
@@ -313,6 +315,26 @@ def test_a_save_that_would_not_give_the_live_scores_is_refused(tmp_path, monkeyp
     with pytest.raises(ArtifactError, match="is not what was saved when the folder is read back"):
         save(tmp_path / "rm")
     assert not (tmp_path / "rm").exists()
+
+
+@pytest.mark.parametrize("number", [0, 3])
+def test_a_canary_without_a_finite_live_score_is_told_and_left_out_of_the_comparison(
+    tmp_path, monkeypatch, caplog, number
+):
+    real = save_module.live_scores
+
+    def broken(*given):
+        return [math.nan if place == number else score for place, score in enumerate(real(*given))]
+
+    monkeypatch.setattr(save_module, "live_scores", broken)
+    _, _, spec = save(tmp_path / "rm")
+    assert spec.max_rounding_error < 1e-5
+    name = spec.canaries[number].name
+    assert f"the live model has no finite score for the canaries {name}, so evaluations on the way" in caplog.text
+    monkeypatch.setattr(save_module, "live_scores", lambda *_: [math.inf] * len(spec.canaries))
+    with pytest.raises(ArtifactError, match="no finite score for any canary. Train with --precision bf16 or fp32"):
+        save(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_pad_is_a_token_that_never_ends_a_rendering():

@@ -40,6 +40,16 @@ installed = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def _no_repacking(monkeypatch):
+    """On processors with AVX512-BF16, bitsandbytes packs weights for inference when a model is judged, and cannot train
+    after it. Nothing is like that on CUDA.
+    """
+    if find_spec("bitsandbytes") is not None:
+        modules = pytest.importorskip("bitsandbytes.nn.modules")
+        monkeypatch.setattr(modules, "has_avx512bf16", lambda: False, raising=False)
+
+
 @pytest.fixture
 def wide_base(tmp_path):
     """A base whose matrices have whole blocks of 64 weights a row, with weights as large as real ones."""
@@ -163,14 +173,23 @@ def test_a_base_that_is_another_one_is_not_merged_into(wide_base):
 
 @installed
 @pytest.mark.usefixtures("verified_here")
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_from_data_to_a_verified_folder(wide_base, pairs_file, tmp_path, monkeypatch, kind):
+def test_a_run_from_data_to_a_verified_folder(wide_base, pairs_file, tmp_path, monkeypatch, kind, precision):
     monkeypatch.setattr(quantization_module, "require_bitsandbytes", lambda *_: None)
     config = RewardTrainerConfig(
         **{"model": str(wide_base), "dataset": (str(pairs_file),), "output_dir": tmp_path / "run", "steps": 4},
-        **{"batch_size": 8, "lr": 1e-2, "eval_fraction": 0.2, "max_seq_len": 128, "precision": "bf16"},
+        **{"batch_size": 8, "lr": 1e-2, "eval_fraction": 0.2, "max_seq_len": 128, "precision": precision},
         **{"lora": True, "quantization": kind, "lora_modules_to_save": ("norm",)},
     )
     result = train(config)
     assert load(result.last)
     assert (result.last / "adapter").is_dir()
+    # The evaluations that chose the model were of quantised weights, its folder is not quantised: by how much they
+    # differ is said. Half precision as such moves the saved model less.
+    assert result.live is not None
+    arithmetic = "float32" if precision == "fp32" else precision
+    moved = result.live.measures[f"{arithmetic} on {kind} weights, as it trains"]["margin error"].value
+    assert 1e-3 < moved < 1
+    if kind == "nf4" and result.card is not None:
+        assert moved > 2 * result.card.measures[precision]["margin error"].value

@@ -55,10 +55,10 @@ def trainer_for(folder: Path, how: Mapping[str, Any], alone: Parallel | None = N
         for parameter in model.parameters():
             if parameter.ndim < 2:  # off the grid of half precision, as training leaves them
                 parameter.data += 0.003 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(5))
-        model.compute_dtype = torch.bfloat16
-    if how.get("stochastic"):
-        half_frozen(model.backbone, torch.bfloat16)  # as a run holds them
-        model.half_weights = HalfWeights(model.backbone, "backbone", torch.bfloat16, "stochastic")
+        model.compute_dtype = half = getattr(torch, how["half"])
+        if how.get("stochastic"):
+            half_frozen(model.backbone, half)  # as a run holds them
+            model.half_weights = HalfWeights(model.backbone, "backbone", half, "stochastic")
     model.train()
     config = RewardTrainerConfig(
         model="tiny",
@@ -79,7 +79,7 @@ def trainer_for(folder: Path, how: Mapping[str, Any], alone: Parallel | None = N
         ranks = how["ranks"]
         parts = parts_of(how.get("sharding", "full"), ranks)
         together = share(model, parts, ranks, defer_sync=how.get("defer_sync", False))
-    return RewardTrainer(
+    trainer = RewardTrainer(
         config,
         model,
         Datasets(train=groups, eval=groups),
@@ -88,6 +88,9 @@ def trainer_for(folder: Path, how: Mapping[str, Any], alone: Parallel | None = N
         save=lambda _folder: None,
         machine=Machine(parallel=together),
     )
+    if "loss_scale" in how:
+        trainer.loss_scale.value = trainer.loss_scale.goal = how["loss_scale"]
+    return trainer
 
 
 def whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -126,6 +129,7 @@ def one_step(folder: Path, how: Mapping[str, Any]) -> dict[str, Any]:
             "scores": [row.score for row in scores],
             "empty": sum(not batch.indices for batch in batches),
         }
+        found["scales"] = ranks.gather(trainer.loss_scale.state())
         if ranks.is_first:
             torch.save(found, folder / f"{how['name']}.pt")
         counts = ranks.gather(found["empty"])

@@ -28,6 +28,7 @@ KINDS = {
     "two rates": {"differential_lr": True},
     "bf16": {"precision": "bf16"},
     "bf16, lora": {"precision": "bf16", "lora": True, "lora_rank": 2},
+    "fp16": {"precision": "fp16"},
     "a rate far too high": {"lr": 3.0, "max_grad_norm": 100.0, "log_every": 1},
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from rewardlab.training import precision as precision_module
 from rewardlab.training.config import EvalConfig
 from rewardlab.training.evaluate import evaluate_folder
 from rewardlab.training.run import train
+from rewardlab.training.selection import Selection
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 config_for = partial(runs.config_for, steps=4, eval_every=2, baselines=False)
@@ -113,3 +115,76 @@ def test_eval_draws_at_most_300_for_its_card_with_its_seed(base_model, tmp_path,
         evaluate_folder(config)
         again = json.loads((tmp_path / "again/precision.json").read_text())
         assert (again["measures"] == first["measures"]) == same
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"precision": "fp16"}, {"save_dtype": "bfloat16"}])
+def test_the_evaluations_on_the_way_are_compared_with_the_saved_model(base_model, pairs_file, tmp_path, changes):
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", eval_fraction=0.3, **changes))
+    assert result.live is not None
+    (name,) = set(result.live.measures) - {"float32"}
+    assert name == {"bf16": "bf16, as it trains", "fp16": "fp16, as it trains"}.get(
+        changes.get("precision"), "float32, as it trains"
+    )
+    # The other numbers are those of the step's own evaluation, and of the closing table.
+    step = 4 if result.best_step is None else result.best_step
+    on_the_way = json.loads((tmp_path / f"run/evals/step_{step}.metrics.json").read_text())["all"]["estimates"]
+    assert result.live.measures[name]["NLL"].value == pytest.approx(on_the_way["eval_loss"]["value"], abs=1e-12)
+    closing = result.selected.overall.estimates["eval_accuracy"].value
+    assert result.live.measures["float32"]["accuracy"].value == closing
+    assert 0 < result.live.measures[name]["margin error"].value < 0.2
+    written = json.loads((tmp_path / "run/evals/live.json").read_text())
+    assert written["preferences"] == written["available"] == result.live.num_preferences
+    assert name in written["measures"]
+
+
+def test_live_numbers_of_another_model_than_the_saved_one_are_a_warning(
+    base_model, pairs_file, held_out, tmp_path, monkeypatch, log
+):
+    """To the nearest, the forward pass hardly sees what was learned."""
+    from rewardlab.training.reward_trainer import RewardTrainer
+
+    real = RewardTrainer._judge
+
+    def blind(trainer, groups, progress):
+        with torch.no_grad():
+            trainer.reward_model.head.weight.mul_(-1)
+        try:
+            return real(trainer, groups, progress)
+        finally:
+            with torch.no_grad():
+                trainer.reward_model.head.weight.mul_(-1)
+
+    monkeypatch.setattr(RewardTrainer, "_judge", blind)
+    settings = {"precision": "bf16", "eval_dataset": (str(held_out),), "steps": 10, "lr": 1e-2}
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", **settings))
+    assert "live_differs" in [sign.name for sign in result.warnings]
+    assert "other_precision" not in [sign.name for sign in result.warnings]
+    assert "in bf16, as it trains (root mean square)" in log.text
+
+
+def test_the_report_shows_the_live_numbers_beside_the_saved_models(base_model, pairs_file, tmp_path, capsys):
+    flags = f"--model {base_model} --dataset {pairs_file} --output-dir {tmp_path / 'run'} --eval-fraction 0.3"
+    more = "--max-seq-len 128 --steps 2 --precision bf16 --report-to none"
+    main(["train", *flags.split(), *more.split()])
+    report = " ".join(capsys.readouterr().out.split())
+    assert "Live evaluation: the model as it was judged on the way (bf16, as it trains), beside its" in report
+
+
+def test_the_dtype_is_that_of_the_chosen_folder_whatever_the_run_was_told_later(base_model, pairs_file, tmp_path):
+    config = config_for(base_model, pairs_file, tmp_path / "run", eval_fraction=0.3, save_dtype="bfloat16")
+    assert train(config).live is not None
+    again = train(replace(config, save_dtype="float32", resume="auto"))  # a finished run is judged again
+    assert again.live is not None
+    assert again.computed_in["after"] == "float32 by the saved bfloat16 weights"
+    assert (tmp_path / "run/evals/live.json").is_file()
+
+
+def test_a_live_model_of_which_nothing_was_chosen_is_compared_at_the_last_step(
+    base_model, pairs_file, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Selection, "offer", lambda *_, **__: False)
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", eval_fraction=0.3, precision="bf16"))
+    assert result.best is None
+    (name,) = set(result.live.measures) - {"float32"}
+    last = json.loads((tmp_path / "run/evals/step_4.metrics.json").read_text())["all"]["estimates"]
+    assert result.live.measures[name]["NLL"].value == pytest.approx(last["eval_loss"]["value"], abs=1e-12)

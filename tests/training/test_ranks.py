@@ -24,6 +24,7 @@ pytestmark = pytest.mark.usefixtures("verified_here")
 config_for = partial(runs.config_for, steps=6, log_every=2, eval_every=3, checkpoint_every=2, save_every=3)
 
 
+FLOAT16 = {"dtype": "float32", "half": "float16", "stochastic": True, "loss_scale": 2.0**40}
 CASES = {
     "two": (2, {}),
     "two, deferred": (2, {"defer_sync": True}),
@@ -37,10 +38,18 @@ CASES = {
     "padded": (2, {"layout": "padded", "budget": 200}),
     "k-wise": (2, {"replies": 4, "budget": 200}),
     "float32": (2, {"dtype": "float32"}),
-    "bf16": (2, {"dtype": "float32", "half": True}),
-    "bf16, rounded stochastically": (2, {"dtype": "float32", "half": True, "stochastic": True}),
-    "bf16, lora, rounded stochastically": (2, {"dtype": "float32", "half": True, "lora": True, "stochastic": True}),
-    "bf16, lora": (2, {"dtype": "float32", "half": True, "lora": True}),
+    "bf16": (2, {"dtype": "float32", "half": "bfloat16"}),
+    "bf16, rounded stochastically": (2, {"dtype": "float32", "half": "bfloat16", "stochastic": True}),
+    "bf16, lora, rounded stochastically": (
+        2,
+        {"dtype": "float32", "half": "bfloat16", "lora": True, "stochastic": True},
+    ),
+    "bf16, lora": (2, {"dtype": "float32", "half": "bfloat16", "lora": True}),
+    "float16, scaled too much at first": (2, FLOAT16),
+    "float16, deferred": (2, FLOAT16 | {"defer_sync": True}),
+    "float16, lora": (2, FLOAT16 | {"lora": True}),
+    "float16, whole models": (2, FLOAT16 | {"sharding": "none"}),
+    "float16, no copies": (2, FLOAT16 | {"stochastic": False}),
     "regularised": (2, {"settings": {"score_regularization_lambda": 0.1, "center_lambda": 0.01}}),
 }
 
@@ -67,6 +76,9 @@ def test_ranks_compute_what_one_process_does(case, tmp_path, on_ranks):
         torch.tensor(alone["norms"]).flatten().tolist(), rel=10 * bound
     )
     assert found["scores"] == pytest.approx(alone["scores"], rel=max(bound, 1e-6))
+    assert found["scales"] == [alone["scale"]] * size, "all ranks computed the same steps again"
+    if "loss_scale" in how:
+        assert alone["scale"][0] < how["loss_scale"]
     if "two groups" in case:
         assert sum(json.loads((tmp_path / "many.empty").read_text())) >= 2, "some ranks had nothing to do"
 
@@ -94,6 +106,7 @@ def one_process(folder, how):
         "pairs": [report.sums.comparisons for report in reports],
         "tokens": [report.throughput.work.unshared_tokens for report in reports],
         "scores": [row.score for row in trainer._judge(trainer.data.eval, "").rows],
+        "scale": trainer.loss_scale.state(),
     }
 
 

@@ -19,6 +19,7 @@ from resuming import KINDS, config_for, interrupted, stop_after, weights_of
 from rewardlab.artifact.load import load
 from rewardlab.cli import parse_train
 from rewardlab.core.errors import ArtifactError, ConfigError, RunInterrupted
+from rewardlab.training import loss_scale
 from rewardlab.training.checkpoint import newest_checkpoint
 from rewardlab.training.config import OptimizerConfig, RewardTrainerConfig
 from rewardlab.training.optimizer import (
@@ -77,6 +78,19 @@ def test_a_run_in_parts_is_the_run_in_one_piece(kind, base_model, pairs_file, tm
     require_same_runs(tmp_path / "whole", tmp_path / "parts")
     manifest = json.loads((tmp_path / "parts/manifest.json").read_text())
     assert [entry["step"] for entry in manifest["resumed"]] == [1, 3, 4]
+
+
+def test_the_loss_scale_of_float16_is_taken_up(base_model, pairs_file, tmp_path, monkeypatch, log):
+    monkeypatch.setattr(loss_scale, "FIRST", 2.0**40)  # too much, so that it moves
+    config = config_for(base_model, pairs_file, tmp_path / "whole", **KINDS["fp16"])
+    train(config)
+    told = log.text.count("LOSS SCALE")
+    assert told >= 2
+    run_in_parts(replace(config, output_dir=tmp_path / "parts"), [1, 3], monkeypatch)
+    assert log.text.count("LOSS SCALE") == 2 * told, "the same steps were computed again"
+    require_same_runs(tmp_path / "whole", tmp_path / "parts")
+    whole, parts = (newest_checkpoint(tmp_path / name).state["loss_scale"] for name in ("whole", "parts"))
+    assert whole == parts != [2.0**40, 2.0**40, 0]
 
 
 def test_dropout_would_tell_a_run_that_draws_anew(base_model, pairs_file, tmp_path, monkeypatch):

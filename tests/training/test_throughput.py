@@ -212,6 +212,10 @@ def test_the_speed_line_of_a_long_run_on_a_large_machine_fits_the_log():
         ("NVIDIA GeForce RTX 4090", "bf16", 165.2),
         ("NVIDIA L4", "fp32", 30.3),
         # Near in name, other chips or parts of one: measured.
+        ("NVIDIA A10", "fp16", 125),
+        ("Tesla T4", "fp16", 65),
+        ("Tesla V100-SXM2-32GB", "fp16", 125),
+        ("Tesla T4", "bf16", None),
         ("NVIDIA A10G", "bf16", None),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16", None),
         ("NVIDIA GeForce RTX 3090 Ti", "bf16", None),
@@ -228,7 +232,7 @@ def test_the_measured_peak_is_at_the_models_shapes_and_draws_no_random_number():
     shapes = linear_shapes(make_model())
     assert set(shapes) == {(32, 32), (16, 32), (48, 32), (32, 48)}
     state = torch.get_rng_state()
-    for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16")):
+    for dtype, name in ((torch.float32, "fp32"), (torch.bfloat16, "bf16"), (torch.float16, "fp16")):
         flops, (_, outputs, inputs) = measure(torch.device("cpu"), dtype, shapes)
         assert flops > 1e6
         assert (outputs, inputs) in {(48, 32), (32, 48)}, "the largest two"

@@ -66,6 +66,8 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"metric_for_best_model": "margin", "save_total_limit": 3}, {"early_stopping_metric": "eval_margin"}),
     ({"save_total_limit": 3}, {"save_total_limit": 3}),
     ({"bf16": True}, {"precision": "bf16"}),
+    ({"fp16": True}, {"precision": "fp16"}),
+    ({"fp16": True, "bf16": False}, {"precision": "fp16"}),
     ({"seed": 1}, {"lr_scheduler": "linear", "warmup_steps": None, "warmup_ratio": 0.0}),
     ({"lr_scheduler_type": "cosine"}, {"lr_scheduler": "cosine", "warmup_ratio": 0.0}),
     ({"lr_scheduler_type": "constant", "warmup_steps": 5}, {"lr_scheduler": "constant", "warmup_steps": None}),
@@ -119,15 +121,15 @@ def test_a_key_becomes_the_setting_that_does_the_same(tmp_path, keys, settings):
 
 
 def test_every_key_of_a_rule_has_a_case():
-    tried = {trl_keys.OLDER_NAMES.get(key, key) for keys, _ in SETTINGS for key in keys} | {*NEEDED, "datasets", "fp16"}
+    tried = {trl_keys.OLDER_NAMES.get(key, key) for keys, _ in SETTINGS for key in keys} | {*NEEDED, "datasets"}
     assert trl_keys.HANDLED | set(trl_keys.RENAMED) <= tried
 
 
 REMARKS: list[tuple[dict[str, Any], str]] = [
+    ({"fp16": True, "bf16": True}, "bf16: true -> no setting: transformers refuses it beside fp16, which is taken"),
     ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type: polynomial -> no setting: the run takes linear"),
     ({"lr_scheduler_type": "constant", "warmup_steps": 5}, "warmup_steps: 5 -> no setting: TRL's constant schedule"),
     ({"lr_scheduler_kwargs": {"power": 2}}, "lr_scheduler_kwargs: {'power': 2} -> no setting: not passed on"),
-    ({"fp16": True}, "fp16: true -> no setting: not offered; --precision"),
     ({"gradient_checkpointing": True}, "gradient_checkpointing: true -> no setting: activations are kept"),
     ({"report_to": ["comet_ml", "wandb"]}, "report_to: comet_ml -> no setting: --report-to knows auto, tensorboard"),
     ({"trackio_space_id": "a/b"}, "trackio_space_id: a/b -> no setting: --report-to trackio writes to this machine"),

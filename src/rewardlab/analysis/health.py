@@ -36,9 +36,11 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "frozen_head": "The head must train: look at what changed requires_grad or detached the scores.",
         "frozen_backbone": "Only the head learns. With --lora look at --lora-target-modules; `rewardlab probe` fits a "
         "head on a frozen model in seconds.",
-        "other_precision": "The run's live numbers are not those of the saved model in float32, and in half precision "
-        "another model is served. Serve it in float32; train with --precision fp32, or, if it was not, with "
-        "--half-rounding stochastic.",
+        "live_differs": "The evaluations on the way chose by another model than the one that was saved; judge it by "
+        "the closing tables. Nearer to it: after a run in half precision --half-rounding stochastic or --precision "
+        "fp32; on quantised weights --quantization int8, or none; after --save-dtype in half precision, float32.",
+        "other_precision": "In half precision another model is served than in float32. Serve it in float32; train "
+        "with --precision fp32, or, if it was not, with --half-rounding stochastic.",
         "truncated": "Raise --max-seq-len, or leave long rows out with --overlong drop.",
     }
 )
@@ -85,17 +87,24 @@ class Health:
 
     def judge_precisions(self, card: PrecisionCard) -> list[WarningSign]:
         """Signs in the saved model: in half precision it has other margins, by more than the data leave open."""
+        return self._compare("other_precision", card)
+
+    def judge_live(self, card: PrecisionCard) -> list[WarningSign]:
+        """The same of the chosen model as it was evaluated on the way."""
+        return self._compare("live_differs", card)
+
+    def _compare(self, sign: str, card: PrecisionCard) -> list[WarningSign]:
         if not (notable := card.notable()):
             return []
         margin = card.margin
         if lost := [f"{card.not_finite[name]} in {name}" for name in notable if card.not_finite[name]]:
-            return [self._sign("other_precision", f"scores are not finite: {' and '.join(lost)}.")]
+            return [self._sign(sign, f"scores are not finite: {' and '.join(lost)}.")]
         errors = " and ".join(f"{card.margin_error[name]:.2f} in {name}" for name in notable)
         return [
             self._sign(
-                "other_precision",
+                sign,
                 f"margins are off by {errors} (root mean square), beyond what the interval of the mean margin in "
-                f"float32, {margin.value:.2f} [{margin.low:.2f}, {margin.high:.2f}], leaves open.",
+                f"the saved folder in float32, {margin.value:.2f} [{margin.low:.2f}, {margin.high:.2f}], leaves open.",
             )
         ]
 

@@ -6,6 +6,8 @@ The folder is written under a temporary name, read back from the disk, scored, a
 from __future__ import annotations
 
 import json
+import logging
+import math
 import shutil
 import subprocess
 import sys
@@ -38,6 +40,7 @@ PORTABLE_TOKENIZER: Final = "PreTrainedTokenizerFast"
 QUANTIZED: Final = ("quantization_config", "_pre_quantization_dtype")
 PLAIN_COMPUTE: Final = ComputeConfig(attention_backend="segments", linear_backend="torch", allocator="system")
 """Kernels by which canaries are scored: those that are there in every precision, on every machine."""
+logger = logging.getLogger("rewardlab")
 NOTABLE_ROUNDING: Final = 0.05
 """Rounding that moves a canary's score further than this, in units of max(1, |score|), is worth a warning."""
 
@@ -203,7 +206,19 @@ def _complete(
     """Write the sealed spec with canaries of the saved weights, after comparing them with the live model, which
     computes the same way or not.
     """
-    error = max(abs(a.score - b) / max(1.0, abs(a.score)) for a, b in zip(canaries, live, strict=True))
+    if lost := [canary.name for canary, score in zip(canaries, live, strict=True) if not math.isfinite(score)]:
+        logger.warning(
+            "the live model has no finite score for the canaries %s, so evaluations on the way may lack some as well; "
+            "those of the saved folder in float32 are finite",
+            ", ".join(lost),
+        )
+    known = [(canary.score, score) for canary, score in zip(canaries, live, strict=True) if math.isfinite(score)]
+    if not known:
+        raise ArtifactError(
+            "the live model has no finite score for any canary. Train with --precision bf16 or fp32; float16 ends at "
+            "65,504."
+        )
+    error = max(abs(saved - score) / max(1.0, abs(saved)) for saved, score in known)
     exact = live_is_same and draft.save_dtype == "float32"
     if exact and not error <= SCORE_TOLERANCE["float32"]:
         raise ArtifactError(

@@ -56,9 +56,10 @@ class BackboneConfig:
     attention: Literal["auto", "shared", "padded"] = "auto"
     """`shared` computes each prompt once and refuses models for which that is not exact; `padded` is the plain
     reference path; `auto` takes `shared` where it is exact and says why where it is not."""
-    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Arithmetic of the backbone; head, loss and trained weights stay float32. `auto` is bf16 on a
-    GPU that has it, and on a processor that has it where a trial finds it to be at least 1.3 times as fast."""
+    GPU that has it, and on a processor that has it where a trial finds it to be at least 1.3 times as fast. fp16 is
+    for GPUs without bf16 (T4, V100)."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model. Only for sources you trust."""
 
@@ -68,8 +69,9 @@ class ModelConfig(BackboneConfig):
     """Which model, how it computes, and what of it trains."""
 
     half_rounding: HalfRounding = "stochastic"
-    """How trained float32 weights become the half-precision ones that bf16 computes with, once a step: stochastically,
-    right on average, which learns as float32 does; or to the nearest, as autocast does, which hides small updates."""
+    """How trained float32 weights become the half-precision ones that bf16 and fp16 compute with, once a step:
+    stochastically, right on average, which learns as float32 does; or to the nearest, as autocast does, which hides
+    small updates."""
     new_head: bool = False
     """Draw a new head even if the model has one."""
     lora: bool = False

@@ -226,8 +226,9 @@ def require_sound_layout(model: RewardModel, log: Log, division: Division | None
     if model.layout == "padded":
         return
     # With weights in 8 bits activations are rounded to 8 bits too, more coarsely than to bf16.
-    exact = model.compute_dtype.itemsize >= 4 and not getattr(model.backbone, "is_loaded_in_8bit", False)
-    most_moved = EXACT if exact else torch.finfo(torch.bfloat16).eps
+    in_8_bits = getattr(model.backbone, "is_loaded_in_8bit", False)
+    exact = model.compute_dtype.itemsize >= 4 and not in_8_bits
+    most_moved = EXACT if exact else torch.finfo(torch.bfloat16 if in_8_bits else model.compute_dtype).eps
     most_distant = MAX_DISTANCE if exact else MAX_DISTANCE_HALF
     model.eval()
     find_leak, find_distance = (
@@ -240,6 +241,11 @@ def require_sound_layout(model: RewardModel, log: Log, division: Division | None
     else:  # a kernel with a race is wrong now and then
         moved, distance = find_leak(), find_distance()
     model.train()
+    if model.compute_dtype is torch.float16 and not math.isfinite(moved + distance):
+        raise ModelError(
+            f"{type(model.backbone).__name__} has no finite scores in float16, whose range ends at 65,504. "
+            f"Use --precision bf16 or fp32."
+        )
     if not moved <= most_moved:
         raise ModelError(
             f"changing one reply moves the score of another by {moved:.1e} with {type(model.backbone).__name__} and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from typing import Final
 
 from rewardlab.analysis.precision import CANONICAL, MEASURES, NEAREST, PrecisionCard
@@ -26,6 +27,24 @@ def card_block(card: PrecisionCard) -> str:
     )
     if NEAREST + half not in card.measures:
         title = f"Precision card: the saved model, whose weights are {half}, in {CANONICAL} and in {half} ({drawn}):"
+    advice = (
+        f"To the nearest {half}, margins are off by more than the interval of the mean margin leaves open. For an "
+        f"engine that computes in {half}, make a folder with `rewardlab export FOLDER --dtype {WRITTEN[half]}`."
+    )
+    return _block(title, card, [advice] if NEAREST + half in card.off() else [])
+
+
+def live_block(card: PrecisionCard) -> str:
+    """The same for the model as it was evaluated on the way, beside its folder in float32."""
+    (live,) = (name for name in card.measures if name != CANONICAL)
+    title = (
+        f"Live evaluation: the model as it was judged on the way ({live}), beside its folder in {CANONICAL} "
+        f"(the {card.num_preferences} preferences of the evaluation data):"
+    )
+    return _block(title, card, [])
+
+
+def _block(title: str, card: PrecisionCard, remarks: Sequence[str]) -> str:
     rows = [
         [measure, *(format_estimate(found[measure]) if measure in found else "" for found in card.measures.values())]
         for measure in MEASURES
@@ -39,10 +58,5 @@ def card_block(card: PrecisionCard) -> str:
         for name, count in card.not_finite.items()
         if count
     ]
-    if NEAREST + half in card.off():
-        meanings.append(
-            f"To the nearest {half}, margins are off by more than the interval of the mean margin leaves open. For an "
-            f"engine that computes in {half}, make a folder with `rewardlab export FOLDER --dtype {WRITTEN[half]}`."
-        )
-    foot = [line for note in [*notes, *meanings] for line in textwrap.wrap(note, width=100)]
+    foot = [line for note in [*notes, *meanings, *remarks] for line in textwrap.wrap(note, width=100)]
     return "\n".join([*textwrap.wrap(title, width=100), text_table(["", *card.measures], rows), *foot])

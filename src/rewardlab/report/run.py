@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.precision import PrecisionCard
-from rewardlab.report.precision import card_block
+from rewardlab.report.precision import card_block, live_block
 from rewardlab.report.tables import column_notes, format_count, format_estimate, text_table
 
 COLUMNS = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin", "ECE": "eval_ece"}
@@ -108,6 +108,7 @@ def train_report(
     chosen: str,
     warnings: Sequence[WarningSign] = (),
     computed_in: Mapping[str, str] = MappingProxyType({}),
+    live: PrecisionCard | None = None,
     card: PrecisionCard | None = None,
 ) -> str:
     """The closing tables of a training run; `speed` is a line about its steps, `computed_in` names precisions.
@@ -121,10 +122,14 @@ def train_report(
     ):
         if judged:
             blocks.append("\n".join([title, judged_table(judged), *precision_line(computed_in, judged)]))
-    if card is not None:
-        blocks.append(card_block(card))
+    blocks += precision_blocks(live, card)
     blocks += [*warning_block(warnings), textwrap.fill(speed, width=100), next_steps(chosen)]
     return "\n\n".join(["", *blocks])
+
+
+def precision_blocks(live: PrecisionCard | None, card: PrecisionCard | None) -> list[str]:
+    """How far the evaluations on the way are from the saved model, and the saved model in other precisions."""
+    return [*([] if live is None else [live_block(live)]), *([] if card is None else [card_block(card)])]
 
 
 def precision_line(computed_in: Mapping[str, str], judged: Mapping[str, Judged]) -> list[str]:

@@ -97,10 +97,14 @@ def write_evaluation(folder: Path, name: str, result: EvalResult) -> None:
 
 def read_evaluation(folder: Path, name: str, *, beta: float) -> EvalResult | None:
     """What `write_evaluation` wrote, judged again; None if it is not there."""
+    rows = read_scores(folder, name)
+    return None if rows is None else judge(rows, beta=beta)
+
+
+def read_scores(folder: Path, name: str) -> list[ScoreRow] | None:
+    """The scores that `write_evaluation` wrote; None if they are not there."""
     path = folder / f"{name}.scores.jsonl"
-    if not path.is_file():
-        return None
-    return judge([ScoreRow.from_dict(row) for _, row in read_jsonl(path)], beta=beta)
+    return [ScoreRow.from_dict(row) for _, row in read_jsonl(path)] if path.is_file() else None
 
 
 def summary(result: EvalResult) -> dict[str, object]:

@@ -46,6 +46,10 @@ class HealthWatch:
         """Look at values of a row."""
         self._tell(self.health.offer({**values, "step": step}))
 
+    def judge_live(self, card: PrecisionCard) -> None:
+        """Look at the chosen model as it was evaluated on the way."""
+        self._tell(self.health.judge_live(card))
+
     def judge_precisions(self, card: PrecisionCard) -> None:
         """Look at the saved model in other precisions."""
         self._tell(self.health.judge_precisions(card))
@@ -74,6 +78,11 @@ class Watch:
     def signs(self) -> Sequence[WarningSign]:
         """What was wrong so far."""
         return self.health.signs if self.health is not None else ()
+
+    def judge_live(self, card: PrecisionCard) -> None:
+        """Look at the chosen model as it was evaluated on the way."""
+        if self.health is not None:
+            self.health.judge_live(card)
 
     def judge_precisions(self, card: PrecisionCard) -> None:
         """Look at the saved model in other precisions."""

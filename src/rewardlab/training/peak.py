@@ -52,7 +52,7 @@ def makers_peak(device: torch.device, dtype: torch.dtype) -> Peak | None:
 
 def _arithmetic(device: torch.device, dtype: torch.dtype) -> str:
     if dtype.itemsize < 4:
-        return "bf16"
+        return "fp16" if dtype is torch.float16 else "bf16"
     fast = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
     return "tf32" if fast else "fp32"
 

@@ -5,23 +5,30 @@ The last is what an engine makes of a float32 folder that it is told to compute 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import torch
 
 from rewardlab.analysis.precision import CANONICAL, NEAREST, PrecisionCard, precision_card
 from rewardlab.artifact.halves import computing_in, round_to_nearest
+from rewardlab.artifact.save import live_scores
+from rewardlab.core.errors import ModelError
 from rewardlab.core.files import jsonable, write_json
-from rewardlab.core.types import TokenGroup
+from rewardlab.core.types import ScoreRow, TokenGroup
+from rewardlab.data.chat import Renderer
 from rewardlab.model.load import PRECISION
+from rewardlab.model.reward import RewardModel
 from rewardlab.score import ALONE, FloatArray, Scorer, Together, score_groups, score_rows
 
 MOST: Final = 300
 """Preferences of a card: enough for a margin's error to within a tenth of itself, and three short evaluations."""
 CARD_FILE: Final = "precision.json"
+LIVE_FILE: Final = "live.json"
 
 
 def judge_precisions(
@@ -59,14 +66,31 @@ def judge_precisions(
     )
 
 
-def write_card(folder: Path, card: PrecisionCard) -> None:
-    """`precision.json`: every estimate of the card, and what it was drawn from."""
+def require_range(model: RewardModel, renderer: Renderer) -> None:
+    """Raise ModelError if a model that is to train in float16 has canaries without a finite score in it."""
+    if model.compute_dtype is torch.float16 and not all(map(math.isfinite, live_scores(model, renderer))):
+        raise ModelError(
+            f"{type(model.backbone).__name__} has no finite scores in float16, whose range ends at 65,504. "
+            f"Use --precision bf16 or fp32."
+        )
+
+
+def judge_live(
+    live: Sequence[ScoreRow], saved: Sequence[ScoreRow], *, name: str, beta: float, seed: int
+) -> PrecisionCard:
+    """The chosen model as it was evaluated while it trained, under `name`, beside its folder in float32."""
+    count = len({(row.source, row.preference_id) for row in saved})
+    return precision_card({CANONICAL: saved, name: live}, beta=beta, num_available=count, seed=seed)
+
+
+def write_card(folder: Path, card: PrecisionCard, name: str = CARD_FILE) -> None:
+    """Every estimate of the card, and what it was drawn from."""
     values = {
         name: {measure: jsonable(asdict(found)) for measure, found in part.items()}
         for name, part in card.measures.items()
     }
     write_json(
-        folder / CARD_FILE,
+        folder / name,
         {
             "preferences": card.num_preferences,
             "available": card.num_available,

@@ -106,6 +106,7 @@ class RewardTrainer(Trainer[PackedBatch]):
             records=records,
             machine=machine,
             observers=observers,
+            in_float16=model.compute_dtype is torch.float16,
         )
         self.batch_timeout_s = config.batch_timeout_s
         self.reward_model = model

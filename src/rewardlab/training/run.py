@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 
 from rewardlab.analysis.health import WarningSign
-from rewardlab.analysis.precision import PrecisionCard
+from rewardlab.analysis.precision import CANONICAL, PrecisionCard
 from rewardlab.artifact.load import Where, assemble
 from rewardlab.artifact.save import verify_in_clean_process
 from rewardlab.core.spec import read_spec
@@ -23,12 +23,12 @@ from rewardlab.model.reward import RewardModel
 from rewardlab.score import Scorer
 from rewardlab.training.budget import choose_budget
 from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.evaluate import EvalResult, evaluate_groups, read_evaluation, write_evaluation
+from rewardlab.training.evaluate import EvalResult, evaluate_groups, read_evaluation, read_scores, write_evaluation
 from rewardlab.training.interrupt import StopRequests
 from rewardlab.training.monitor import Watch, watch_run
 from rewardlab.training.parallel import Parts, joined_ranks, parts_of, share
 from rewardlab.training.peak import peak_of
-from rewardlab.training.precision import judge_precisions, write_card
+from rewardlab.training.precision import LIVE_FILE, judge_live, judge_precisions, require_range, write_card
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.ready import Ready, make_ready, write_run_start
 from rewardlab.training.records import Records
@@ -39,6 +39,7 @@ from rewardlab.training.trainer import Machine
 from rewardlab.training.work import linear_shapes
 
 logger = logging.getLogger("rewardlab")
+AS_TRAINED: Final = ", as it trains"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,9 @@ class TrainResult:
     """`before`, `after` and the baselines -> the precision of their numbers."""
     card: PrecisionCard | None
     """The chosen model in other precisions, on test data, else those that chose it; None after a run in float32."""
+    live: PrecisionCard | None
+    """The chosen model as it was evaluated on the way, beside its folder in float32, on the data that chose it; None
+    without evaluation data, and after a run in float32 saved in it, where they are the same."""
     train_seconds: float
     speed: str
     """Rates of the training steps and peak memory, in a line."""
@@ -110,6 +114,7 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
         log=logger.info,
         division=division,
     )
+    require_range(model, ready.base.renderer)
     config = _settle_budget(config, model, ready.data)
     peak = peak_of(ready.device, model.compute_dtype, linear_shapes(model), count=ranks.size)
     logger.info("peak: %s", peak.line())
@@ -141,6 +146,8 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
     seconds, speed = time.perf_counter() - started, trainer.speed()
     trainer.release()
     result = _finish(config, trainer, ready, seconds, ranks, division)
+    if result.live is not None:
+        watch.judge_live(result.live)
     if result.card is not None:
         watch.judge_precisions(result.card)
     return replace(
@@ -199,7 +206,8 @@ def _finish(
     chosen = best or last
     ranks.by_first(lambda: verify_in_clean_process(chosen))
     logger.info("verified %s in a clean process", chosen)
-    selected = test_result = card = None
+    saved_as = read_spec(chosen).save_dtype
+    selected = test_result = card = live = None
     test = ready.test
     if trainer.data.eval or test:
         scorer = _reload(chosen, ready.device, parts)
@@ -216,11 +224,16 @@ def _finish(
                 if ranks.is_first:
                     write_evaluation(config.output_dir / "evals", name, result)
                 selected, test_result = (result, test_result) if name == "selection" else (selected, result)
+        live = _live_card(config, trainer, selected, saved_as)
+        if ranks.is_first:
+            (config.output_dir / "evals" / LIVE_FILE).unlink(missing_ok=True)  # of a run that was shorter
+        if live is not None and ranks.is_first:
+            write_card(config.output_dir / "evals", live, LIVE_FILE)
         if config.precision != "fp32":
             card = judge_precisions(
                 scorer,
                 test or trainer.data.eval,
-                save_dtype=read_spec(chosen).save_dtype,
+                save_dtype=saved_as,
                 precision=config.precision,
                 budget=config.token_budget,
                 seed=config.seed,
@@ -238,12 +251,27 @@ def _finish(
         test_baseline=None,
         test=test_result,
         baselines={},
-        computed_in=_computed_in(config),
+        computed_in=_computed_in(config, saved_as),
         card=card,
+        live=live,
         train_seconds=seconds,
         speed="",
         warnings=(),
     )
+
+
+def _live_card(
+    config: RewardTrainerConfig, trainer: RewardTrainer, selected: EvalResult | None, saved_as: str
+) -> PrecisionCard | None:
+    """How far the evaluations that chose the model are from the folder that came of it."""
+    step = trainer.step if trainer.best_step is None else trainer.best_step
+    live = _live_arithmetic(config)
+    if selected is None or (live == CANONICAL and saved_as == "float32"):
+        return None
+    if (seen := read_scores(config.output_dir / "evals", f"step_{step}")) is None:
+        return None
+    name = f"{live.removesuffix(AS_TRAINED)}{AS_TRAINED}"
+    return judge_live(seen, selected.rows, name=name, beta=config.beta, seed=config.seed)
 
 
 def _reload(folder: Path, device: torch.device, parts: Parts | None) -> Scorer:
@@ -253,10 +281,14 @@ def _reload(folder: Path, device: torch.device, parts: Parts | None) -> Scorer:
     )
 
 
-def _computed_in(config: RewardTrainerConfig) -> dict[str, str]:
+def _computed_in(config: RewardTrainerConfig, saved_as: str) -> dict[str, str]:
     """In which arithmetic, and by which weights, the numbers of the closing tables were computed."""
-    saved = (
-        "float32" if config.save_dtype in ("auto", "float32") else f"float32 by the saved {config.save_dtype} weights"
-    )
-    live = "float32" if config.precision == "fp32" else f"{config.precision}, as it trains"
-    return {"baselines": "float64", "before": live, "after": saved}
+    saved = CANONICAL if saved_as == "float32" else f"float32 by the saved {saved_as} weights"
+    return {"baselines": "float64", "before": _live_arithmetic(config), "after": saved}
+
+
+def _live_arithmetic(config: RewardTrainerConfig) -> str:
+    """In which arithmetic, and by which weights, the model computes while it trains."""
+    held = "" if config.quantization == "none" else f" on {config.quantization} weights"
+    arithmetic = CANONICAL if config.precision == "fp32" else config.precision
+    return arithmetic if arithmetic == CANONICAL and not held else f"{arithmetic}{held}{AS_TRAINED}"

@@ -16,8 +16,8 @@ GIB: Final = 2**30
 
 DENSE_PEAK: Final[Mapping[str, Mapping[str, float]]] = {
     # TFLOP/s without sparsity, half precision accumulated in float32, from NVIDIA's data sheets (A100, A10, L4, L40S,
-    # A40, H100, H200) and its white papers on the GA102 and AD102 chips (RTX cards). Names as the driver gives them,
-    # matched whole: a laptop's, a Ti's or a slice's (MIG) peak is another one, and is measured.
+    # A40, H100, H200, T4, V100) and its white papers on the GA102 and AD102 chips (RTX cards). Names as the driver
+    # gives them, matched whole: a laptop's, a Ti's or a slice's (MIG) peak is another one, and is measured.
     r"A100[- ](SXM4|PCIE|PCIe)-\d+GB|A100 \d+GB PCIe": {"bf16": 312, "tf32": 156, "fp32": 19.5},
     r"H100 80GB HBM3": {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9},
     r"H100 PCIe": {"bf16": 756, "tf32": 378, "fp32": 51},
@@ -31,6 +31,9 @@ DENSE_PEAK: Final[Mapping[str, Mapping[str, float]]] = {
     r"RTX A6000": {"bf16": 154.8, "tf32": 77.4, "fp32": 38.7},
     r"GeForce RTX 3090": {"bf16": 71, "tf32": 35.6, "fp32": 35.6},
     r"GeForce RTX 4090": {"bf16": 165.2, "tf32": 82.6, "fp32": 82.6},
+    r"Tesla T4": {"fp16": 65, "fp32": 8.1},
+    r"Tesla V100-SXM2-\d+GB": {"fp16": 125, "fp32": 15.7},
+    r"Tesla V100-PCIE-\d+GB": {"fp16": 112, "fp32": 14},
 }
 
 Groups = Iterable[tuple[int, Sequence[int]]]
@@ -52,11 +55,13 @@ class Peak:
 
 
 def known_peak(device_name: str, arithmetic: str) -> float | None:
-    """FLOP/s of a GPU by the driver's name for it, in `bf16`, `tf32` or `fp32`; None if it is not in the table."""
+    """FLOP/s of a GPU by the driver's name for it, in `bf16`, `fp16`, `tf32` or `fp32`; None if the table has none."""
     name = device_name.removeprefix("NVIDIA ").strip()
     for pattern, peaks in DENSE_PEAK.items():
         if re.fullmatch(pattern, name):
-            return peaks[arithmetic] * 1e12
+            # A GPU that has bf16 is as fast in float16.
+            found = peaks.get(arithmetic, peaks.get("bf16") if arithmetic == "fp16" else None)
+            return None if found is None else found * 1e12
     return None
 
 

@@ -24,6 +24,7 @@ from rewardlab.training.config import MonitorConfig, TrainerConfig
 from rewardlab.training.interrupt import StopRequests
 from rewardlab.training.keeper import Keeper
 from rewardlab.training.logbook import Logbook, duration
+from rewardlab.training.loss_scale import LossScale
 from rewardlab.training.memory import release_cached, unless_out_of_memory
 from rewardlab.training.observers import Observers
 from rewardlab.training.optimizer import create_state, optimizer_numbers, restore_numbers, training_tensors
@@ -64,9 +65,10 @@ class Trainer(ABC, Generic[MicroBatch]):
         records: Records,
         machine: Machine | None = None,
         observers: Observers | None = None,
+        in_float16: bool = False,
     ) -> None:
         """The optimiser's first group has the learning rate that is logged. By default the process is alone; who made
-        the observers closes them.
+        the observers closes them. `in_float16` says that gradients are computed in it, so the loss has to be scaled.
         """
         machine = machine or Machine()
         self.model = model
@@ -80,6 +82,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         self.batch_timeout_s = MonitorConfig.batch_timeout_s
         """Seconds to wait for a plan; a task sets it by its settings."""
         self.step = 0
+        self.loss_scale = LossScale.of(in_float16=in_float16)
         self.token_budget = config.token_budget
         """Tokens computed at a time: the configuration's, or half of it once memory ran out."""
         self._evaluated_step = -1
@@ -234,6 +237,7 @@ class Trainer(ABC, Generic[MicroBatch]):
             return
         state = {
             "token_budget": [self.config.token_budget, self.token_budget],
+            "loss_scale": self.loss_scale.state(),
             "evaluated_step": self._evaluated_step,
             "progress": self.log.progress.state(),
             "optimizer_numbers": optimizer_numbers(self.model, self.optimizer),
@@ -259,6 +263,8 @@ class Trainer(ABC, Generic[MicroBatch]):
         asked, held = state["token_budget"]
         if asked == self.config.token_budget:  # otherwise it was changed by hand
             self.token_budget = held
+        if self.loss_scale.moves:
+            self.loss_scale.restore(state["loss_scale"])
         self.log.progress = Progress.from_dict(state["progress"])
         seek(self.schedule, self.step)
         self.records.rewind(state["rows"], self.step)
@@ -278,7 +284,8 @@ class Trainer(ABC, Generic[MicroBatch]):
     def train_step(self, batches: Sequence[MicroBatch]) -> StepReport:
         """Move the weights once, by the mean gradient over every comparison of the batches, which `_plan` made.
 
-        If memory runs out the step is planned again with half the budget and computed from its start, once.
+        If memory runs out the step is planned again with half the budget and computed from its start, once. In float16
+        it is computed again, with half the loss scale, until its gradients are finite.
         """
         started = time.perf_counter()
         # Known before any backward: each micro-batch's share depends on all the others.
@@ -288,18 +295,16 @@ class Trainer(ABC, Generic[MicroBatch]):
                 f"step {self.step + 1}: the weights of its comparisons add up to {total_weight}. Examples: "
                 f"{'; '.join(map(self._describe, batches))}. Leave out rows of weight 0, or raise --batch-size."
             )
-        found = self._accumulate(batches, total_weight)
-        if found is None:
-            batches = self._with_half_the_budget()
-            found = self._accumulate(batches, total_weight)
-        if found is None:
-            raise self._no_memory()
-        # The host works while the device does.
-        work = sum((self._work(batch) for batch in batches), Work())
-        if self.step + 1 < self.num_steps:
-            self._begin_plan(self.step + 1)
-        host = found.tolist()  # the one synchronisation with the device in a macro-step
-        losses, (*counted, grad_norm, head_grad_norm) = host[: len(batches)], host[len(batches) :]
+        while True:
+            batches, found = self._in_memory(batches, total_weight)
+            # The host works while the device does.
+            work = sum((self._work(batch) for batch in batches), Work())
+            if self.step + 1 < self.num_steps:
+                self._begin_plan(self.step + 1)
+            host = found.tolist()  # the one synchronisation with the device in a macro-step
+            losses, (*counted, grad_norm, head_grad_norm) = host[: len(batches)], host[len(batches) :]
+            if not self._overflowed(losses, grad_norm=grad_norm, head_grad_norm=head_grad_norm):
+                break
         loss, statistics, work = self._of_all_ranks(batches, losses, counted, grad_norm, work)
         if unless_out_of_memory(self._update) is None:
             raise DeviceMemoryError(
@@ -307,12 +312,42 @@ class Trainer(ABC, Generic[MicroBatch]):
                 f"every weight that trains. Train with --lora, another --optimizer or a smaller model; "
                 f"--micro-token-budget does not change this."
             )
+        self.loss_scale.count_step()
         sums = self._to_sums(loss, total_weight, statistics)
         seconds = time.perf_counter() - started
         throughput = Throughput(work=work, comparisons=sums.comparisons, seconds=seconds, steps=1)
         rate = self.lr
         self.schedule.step()
         return StepReport(sums=sums, grad_norm=grad_norm, head_grad_norm=head_grad_norm, throughput=throughput, lr=rate)
+
+    def _in_memory(self, batches: Sequence[MicroBatch], total_weight: float) -> tuple[Sequence[MicroBatch], Tensor]:
+        """What `_accumulate` gives, and for which batches: if memory runs out, those of half the budget."""
+        found = self._accumulate(batches, total_weight)
+        if found is None:
+            batches = self._with_half_the_budget()
+            found = self._accumulate(batches, total_weight)
+        if found is None:
+            raise self._no_memory()
+        return batches, found
+
+    def _overflowed(self, losses: Sequence[float], *, grad_norm: float, head_grad_norm: float) -> bool:
+        """Whether the step's gradients, on any rank, left the range of float16 though its losses, and the head's
+        gradient, which is float32, did not. They are dropped then, and the loss scale is halved, if that can help.
+        """
+        if not self.loss_scale.moves:
+            return False
+        in_float32 = all(map(math.isfinite, [*losses, head_grad_norm]))
+        lost, overflowed = self.ranks.any(not in_float32, not math.isfinite(grad_norm))
+        if lost or not overflowed or not self.loss_scale.halve():
+            return False
+        self.optimizer.zero_grad(set_to_none=True)
+        logger.info(
+            "step %d/%d  LOSS SCALE  gradients beyond float16's range; computed again with a loss scale of %g",
+            self.step + 1,
+            self.num_steps,
+            self.loss_scale.value,
+        )
+        return True
 
     def _of_all_ranks(
         self, batches: Sequence[MicroBatch], losses: list[float], statistics: list[float], grad_norm: float, work: Work
@@ -342,7 +377,7 @@ class Trainer(ABC, Generic[MicroBatch]):
                 self.parallel.before_micro_batch(is_last=number == len(batches))
                 loss, counted = self._forward(batch)
                 self.observers.forward_done()
-                torch.autograd.backward(loss / total_weight)
+                torch.autograd.backward(loss / (total_weight / self.loss_scale.value))
                 self.observers.backward_done()
                 losses.append(loss.detach().double())
                 statistics.append(counted)
@@ -354,6 +389,8 @@ class Trainer(ABC, Generic[MicroBatch]):
                 self._gradients_checked = True
             trainable = self._trainable()
             self.parallel.sum_gradients(trainable)
+            if self.loss_scale.value != 1:
+                torch._foreach_mul_([p.grad for p in trainable if p.grad is not None], 1 / self.loss_scale.value)
             head_norm, grad_norm = norm_of(self._head().parameters()), norm_of(trainable)
             nn.utils.clip_grads_with_norm_(trainable, self.config.max_grad_norm, grad_norm, foreach=True)
             return torch.stack([grad_norm, head_norm]).double()
@@ -436,9 +473,11 @@ class Trainer(ABC, Generic[MicroBatch]):
         told = self.ranks.gather((bool(guilty), f"rank {self.ranks.rank}: loss {losses}. Examples: {examples}."))
         by_loss = [text for is_guilty, text in told if is_guilty] or [text for _, text in told]
         self.optimizer.zero_grad(set_to_none=True)
+        scale = f" with a loss scale of {self.loss_scale.value:g}" if self.loss_scale.moves else ""
         return NonFiniteError(
-            f"step {self.step + 1}: gradient norm {grad_norm}; stopped before the update, so the weights are those of "
-            f"step {self.step}. {' '.join(by_loss)} Look at these rows; otherwise lower --lr, or use --precision fp32."
+            f"step {self.step + 1}: gradient norm {grad_norm}{scale}; stopped before the update, so the weights are "
+            f"those of step {self.step}. {' '.join(by_loss)} Look at these rows; otherwise lower --lr, or use "
+            f"--precision fp32{' or bf16' if self.loss_scale.moves else ''}."
         )
 
     @final

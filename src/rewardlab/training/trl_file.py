@@ -251,10 +251,14 @@ def _best(file: Values, made: Translation) -> None:
 
 def _precision(file: Values, made: Translation, where: str) -> None:
     if file.get("fp16"):
-        made.say("fp16", True, "not offered; --precision takes bf16 or fp32")
-    if (half := file.get("bf16")) is not None:
+        made.set("precision", "fp16", "fp16", True)
+        if file.get("bf16"):
+            made.say("bf16", True, "transformers refuses it beside fp16, which is taken")
+    elif (half := file.get("bf16")) is not None:
         made.set("precision", "bf16" if half else "fp32", "bf16", half)
-        made.settled.add("precision")
+    else:
+        return
+    made.settled.add("precision")
 
 
 def _schedule(file: Values, made: Translation, where: str) -> None:
