@@ -93,7 +93,7 @@ def test_the_report_says_the_precision_of_every_number(base_model, pairs_file, h
     )
 
 
-def test_eval_draws_at_most_300_for_its_card_with_its_seed(base_model, tmp_path, monkeypatch, capsys):
+def test_eval_draws_a_sample_for_its_card_with_its_seed(base_model, tmp_path, monkeypatch, capsys):
     from conftest import make_model
 
     renderer = build_renderer(load_tokenizer(str(base_model)), DataConfig(max_seq_len=128))

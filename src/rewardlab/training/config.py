@@ -386,7 +386,7 @@ class EvalConfig(ComputeConfig):
     precision: ScoringPrecision = "fp32"
     """Arithmetic; fp32 gives the canonical scores."""
     precision_card: bool = False
-    """Also compare float32, half precision and weights rounded to the nearest on up to 300 of the rows."""
+    """Also compare float32, half precision and weights rounded to the nearest on up to 200 of the rows."""
     attention: Literal["auto", "shared", "padded"] = "auto"
     """As in `rewardlab train`."""
     micro_token_budget: int = 8192

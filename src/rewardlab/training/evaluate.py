@@ -170,11 +170,13 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
         },
     )
     if config.precision_card:
-        if config.precision != "fp32":
+        exact = result.rows if config.precision == "fp32" else None
+        if exact is None:
             scorer = load(config.model, attention=config.attention, check=False)
         card = judge_precisions(
             scorer,
             groups,
+            exact=exact,
             save_dtype=read_spec(Path(config.model)).save_dtype,
             precision="fp16" if config.precision == "fp16" else "bf16",
             budget=config.micro_token_budget,

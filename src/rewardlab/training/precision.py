@@ -25,8 +25,9 @@ from rewardlab.model.load import PRECISION
 from rewardlab.model.reward import RewardModel
 from rewardlab.score import ALONE, FloatArray, Scorer, Together, score_groups, score_rows
 
-MOST: Final = 300
-"""Preferences of a card: enough for a margin's error to within a tenth of itself, and three short evaluations."""
+MOST: Final = 200
+"""Preferences of a card: enough for a margin's error to within a tenth of itself (1.96 / √(2 · 200)), and two or three
+short evaluations."""
 CARD_FILE: Final = "precision.json"
 LIVE_FILE: Final = "live.json"
 
@@ -40,19 +41,26 @@ def judge_precisions(
     budget: int,
     seed: int,
     ranks: Together = ALONE,
+    exact: Sequence[ScoreRow] | None = None,
 ) -> PrecisionCard:
     """Score a sample of the groups in float32 and twice in `precision`, `bf16` or `fp16`.
 
     `scorer` is a folder's model in float32, whole or in parts, whose weights are rounded in the end: its last use.
+    `exact` are its rows for all groups, if they are known.
     """
-    drawn = np.random.default_rng(seed).permutation(len(groups))[:MOST]
-    sample = [groups[number] for number in sorted(drawn.tolist())]
+    drawn = sorted(np.random.default_rng(seed).permutation(len(groups))[:MOST].tolist())
+    sample = [groups[number] for number in drawn]
     model, dtype = scorer.model, PRECISION[precision]
 
     def scored(title: str) -> list[FloatArray]:
         return score_groups(model, sample, budget=budget, progress=f"judging in {title}", ranks=ranks)
 
-    scores = {CANONICAL: scored(CANONICAL)}
+    if exact is None:
+        scores = {CANONICAL: scored(CANONICAL)}
+    else:
+        ends = np.cumsum([group.num_replies for group in groups])
+        by_group = np.split(np.array([row.score for row in exact]), ends[:-1])
+        scores = {CANONICAL: [by_group[number] for number in drawn]}
     with computing_in(model, dtype):
         scores[precision] = scored(precision)
     if save_dtype != str(dtype).removeprefix("torch."):  # else its weights are as they are in any engine

@@ -229,10 +229,11 @@ def _finish(
             (config.output_dir / "evals" / LIVE_FILE).unlink(missing_ok=True)  # of a run that was shorter
         if live is not None and ranks.is_first:
             write_card(config.output_dir / "evals", live, LIVE_FILE)
-        if config.precision != "fp32":
+        if config.precision != "fp32":  # `result` is of the last data judged, the test data if there are any
             card = judge_precisions(
                 scorer,
                 test or trainer.data.eval,
+                exact=result.rows,
                 save_dtype=saved_as,
                 precision=config.precision,
                 budget=config.token_budget,
