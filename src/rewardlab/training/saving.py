@@ -8,6 +8,8 @@ from pathlib import Path
 from rewardlab.artifact.save import NOTABLE_ROUNDING, save_reward_model, saved_dtype
 from rewardlab.core.config import config_hash, to_mapping
 from rewardlab.core.files import provenance
+from rewardlab.core.spec import SCORE_TOLERANCE
+from rewardlab.model.load import PRECISION
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.parallel import Parts
@@ -47,7 +49,7 @@ class Saver:
             division=self._parts,
         )
         logger.info("saved %s (%s)", folder, spec.save_dtype)
-        if spec.max_rounding_error > NOTABLE_ROUNDING:
+        if spec.max_rounding_error > _usual(config):
             logger.warning(
                 "saved scores differ from the live ones by up to %.2f on the canaries (weights saved as %s, live "
                 "arithmetic %s); evaluations of the folder are about the saved ones%s",
@@ -56,6 +58,12 @@ class Saver:
                 config.precision,
                 _what_to_do(spec.save_dtype, config),
             )
+
+
+def _usual(config: RewardTrainerConfig) -> float:
+    """The largest distance between live and saved scores of which nothing is said."""
+    dtype = str(PRECISION[config.precision]).removeprefix("torch.")
+    return max(NOTABLE_ROUNDING, SCORE_TOLERANCE[dtype])
 
 
 def _what_to_do(save_dtype: str, config: RewardTrainerConfig) -> str:
