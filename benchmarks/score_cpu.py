@@ -304,7 +304,7 @@ def write_cell(
     ]
     results.write(
         "score_cpu",
-        name,
+        name if options.precision == "fp32" else f"{name}-{options.precision}",
         page=page,
         data={
             "cell": asdict(cell),
