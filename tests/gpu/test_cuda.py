@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -62,13 +64,14 @@ def scores_and_gradient(model, groups):
     return rewards.detach(), gradient
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", KERNELS)
-def test_in_bf16_no_kernel_errs_more_than_twice_as_much_as_the_padded_path(backend):
-    require(backend, torch.bfloat16)
+def test_in_half_precision_no_kernel_errs_more_than_twice_as_much_as_the_padded_path(backend, dtype):
+    require(backend, dtype)
     groups = make_groups(24, replies=4, seed=3)
     model = set_layout(make_model(config=wide_config()).to(CUDA), "padded")
     truth, true_gradient = scores_and_gradient(model, groups)
-    model.compute_dtype = torch.bfloat16
+    model.compute_dtype = dtype
     padded, padded_gradient = scores_and_gradient(model, groups)
     set_layout(model, "shared")
     model.attention_backend = backend
@@ -91,10 +94,11 @@ def test_in_float32_kernels_agree_with_the_padded_path(backend):
     assert (gradient - true_gradient).norm() <= 1e-5 * true_gradient.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", KERNELS)
-def test_every_kernel_passes_the_trial_at_the_start_of_a_run(backend):
-    require(backend, torch.bfloat16)
-    assert trial(backend, wide_config(), device=CUDA, dtype=torch.bfloat16, train=True) == ""
+def test_every_kernel_passes_the_trial_at_the_start_of_a_run(backend, dtype):
+    require(backend, dtype)
+    assert trial(backend, wide_config(), device=CUDA, dtype=dtype, train=True) == ""
 
 
 def test_the_first_choice_in_bf16_is_a_ragged_kernel():
@@ -103,13 +107,36 @@ def test_the_first_choice_in_bf16_is_a_ragged_kernel():
     assert chosen["attention_backend"] in ("varlen", "flash"), lines
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", KERNELS)
-def test_siblings_stay_invisible(backend):
-    require(backend, torch.bfloat16)
+def test_siblings_stay_invisible(backend, dtype):
+    require(backend, dtype)
     model = make_model(config=wide_config()).to(CUDA)
-    model.compute_dtype = torch.bfloat16
+    model.compute_dtype = dtype
     model.attention_backend = backend
-    assert leak(model) <= torch.finfo(torch.bfloat16).eps
+    assert leak(model) <= torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_run_in_float16_learns_and_saves_what_it_learnt(lora, tmp_path, pairs_file, verified_here):
+    config = wide_config()
+    config.eos_token_id = config.pad_token_id = 2
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    make_tokenizer().save_pretrained(tmp_path / "base")
+    losses = {}
+    for precision in ("fp32", "fp16"):
+        result = train(
+            RewardTrainerConfig(
+                **{"model": str(tmp_path / "base"), "dataset": (str(pairs_file),), "output_dir": tmp_path / precision},
+                **{"steps": 8, "batch_size": 8, "lr": 1e-3, "max_seq_len": 128, "precision": precision, "lora": lora},
+                **{"eval_fraction": 0.2, "log_every": 1},
+            )
+        )
+        rows = [json.loads(line) for line in (tmp_path / precision / "metrics.jsonl").read_text().splitlines()]
+        losses[precision] = [row["train_loss"] for row in rows if row.get("train_loss") is not None]
+    assert losses["fp16"] == pytest.approx(losses["fp32"], rel=0.02)
+    assert result.card is not None
+    assert result.card.notable() == []
 
 
 @pytest.mark.parametrize("backend", ["segments", "varlen", "flash", "flex"])

@@ -109,12 +109,13 @@ def test_flex_attention_scores_as_conversations_alone(family):
     assert (scores - reference).abs().max() <= 1e-5 * max(1, reference.abs().max())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", EVERYWHERE)
-def test_in_half_precision_no_backend_errs_more_than_twice_as_much_as_the_padded_path(backend):
+def test_in_half_precision_no_backend_errs_more_than_twice_as_much_as_the_padded_path(backend, dtype):
     groups = make_groups(24, replies=3, seed=3)
     model = make_model("llama")
     reference = one_by_one(model, groups)
-    model.compute_dtype = torch.bfloat16
+    model.compute_dtype = dtype
     errors = {}
     for name, layout in (("padded", "padded"), (backend, "shared")):
         set_layout(model, layout)

@@ -75,15 +75,16 @@ def test_sharing_prompts_does_not_change_gradients(family, dtype, tolerance):
         assert (gradients[0] - other).norm() <= tolerance * other.norm()
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_half_precision_errs_at_most_twice_as_much_as_the_padded_path(family):
+def test_half_precision_errs_at_most_twice_as_much_as_the_padded_path(family, dtype):
     groups = make_groups(24, replies=3, seed=3)
     model = make_model(family)
     reference = one_by_one(model, groups)
     errors = {}
     for layout in ("padded", "shared"):
         set_layout(model, layout)
-        model.compute_dtype = torch.bfloat16
+        model.compute_dtype = dtype
         with torch.no_grad():
             errors[layout] = (model(pack(groups)) - reference).abs()
         model.compute_dtype = torch.float32

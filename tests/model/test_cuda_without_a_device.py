@@ -52,6 +52,7 @@ STEPS = [
     *((*case, kind, mode) for case in (CASES[1], *CASES[3:]) for kind, mode in (("full", "none"), ("lora", "full"))),
 ]
 """segments and varlen with everything, the others with two settings each."""
+STEPS += [("varlen", torch.float16, kind, "none") for kind in ("full", "lora")]
 GROUPS = make_groups(3, replies=3, seed=3)
 MANY = make_groups(8, replies=4, seed=3)
 
