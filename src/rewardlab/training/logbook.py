@@ -45,6 +45,20 @@ class Logbook:
         )
         return values
 
+    def note_budget(self, step: int, tried: int, budget: int) -> None:
+        """A step that did not fit into memory, and is computed again in smaller parts."""
+        logger.warning(
+            "step %d/%d  OUT OF MEMORY at --micro-token-budget %d; from here on %d, so set that",
+            *(step, self._num_steps, tried, budget),
+        )
+
+    def note_loss_scale(self, step: int, value: float) -> None:
+        """A step that is computed again in float16."""
+        logger.info(
+            "step %d/%d  LOSS SCALE  gradients beyond float16's range; computed again with a loss scale of %g",
+            *(step, self._num_steps, value),
+        )
+
     def note_speed(self, step: int) -> None:
         """The line about the speed of the steps since the last evaluation."""
         throughput, self.progress.since_evaluation = self.progress.since_evaluation, Throughput()

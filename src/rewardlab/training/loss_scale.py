@@ -9,8 +9,12 @@ to half of what was too much; so one unusual batch does not leave the others wit
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
+
+from rewardlab.training.ranks import Ranks
 
 FIRST: Final = 2.0**16
 """The scale that a run begins with, as PyTorch's GradScaler does."""
@@ -48,6 +52,15 @@ class LossScale:
             self.first_try = self.value
         self.value = max(LEAST, self.value / 2)
         return True
+
+    def is_too_large(self, ranks: Ranks, grad_norm: float, *, in_float32: Iterable[float]) -> bool:
+        """Whether the gradients of a step, on any rank, left the range of float16 though what is float32 did not: its
+        losses and the head's gradient. The scale is halved then; False if that cannot help.
+        """
+        if not self.moves:
+            return False
+        lost, overflowed = ranks.any(not all(map(math.isfinite, in_float32)), not math.isfinite(grad_norm))
+        return overflowed and not lost and self.halve()
 
     def count_step(self) -> None:
         """After a step that was taken."""

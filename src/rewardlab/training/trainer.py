@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from rewardlab.core.errors import DataError, DeviceMemoryError, NonFiniteError
 from rewardlab.core.types import Sums
+from rewardlab.training import failures
 from rewardlab.training.checkpoint import Checkpoint
 from rewardlab.training.config import MonitorConfig, TrainerConfig
 from rewardlab.training.interrupt import StopRequests
@@ -291,10 +292,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         # Known before any backward: each micro-batch's share depends on all the others.
         (total_weight,) = self.ranks.total([sum(self._weight(batch) for batch in batches)])
         if not total_weight > 0:
-            raise NonFiniteError(
-                f"step {self.step + 1}: the weights of its comparisons add up to {total_weight}. Examples: "
-                f"{'; '.join(map(self._describe, batches))}. Leave out rows of weight 0, or raise --batch-size."
-            )
+            raise failures.no_weight(self.step + 1, total_weight, "; ".join(map(self._describe, batches)))
         while True:
             batches, found = self._in_memory(batches, total_weight)
             # The host works while the device does.
@@ -303,15 +301,13 @@ class Trainer(ABC, Generic[MicroBatch]):
                 self._begin_plan(self.step + 1)
             host = found.tolist()  # the one synchronisation with the device in a macro-step
             losses, (*counted, grad_norm, head_grad_norm) = host[: len(batches)], host[len(batches) :]
-            if not self._overflowed(losses, grad_norm=grad_norm, head_grad_norm=head_grad_norm):
+            if not self.loss_scale.is_too_large(self.ranks, grad_norm, in_float32=[*losses, head_grad_norm]):
                 break
+            self.optimizer.zero_grad(set_to_none=True)
+            self.log.note_loss_scale(self.step + 1, self.loss_scale.value)
         loss, statistics, work = self._of_all_ranks(batches, losses, counted, grad_norm, work)
         if unless_out_of_memory(self._update) is None:
-            raise DeviceMemoryError(
-                f"step {self.step + 1}: out of memory for the optimiser's state; AdamW's is two float32 copies of "
-                f"every weight that trains. Train with --lora, another --optimizer or a smaller model; "
-                f"--micro-token-budget does not change this."
-            )
+            raise failures.no_memory_for_state(self.step + 1)
         self.loss_scale.count_step()
         sums = self._to_sums(loss, total_weight, statistics)
         seconds = time.perf_counter() - started
@@ -329,25 +325,6 @@ class Trainer(ABC, Generic[MicroBatch]):
         if found is None:
             raise self._no_memory()
         return batches, found
-
-    def _overflowed(self, losses: Sequence[float], *, grad_norm: float, head_grad_norm: float) -> bool:
-        """Whether the step's gradients, on any rank, left the range of float16 though its losses, and the head's
-        gradient, which is float32, did not. They are dropped then, and the loss scale is halved, if that can help.
-        """
-        if not self.loss_scale.moves:
-            return False
-        in_float32 = all(map(math.isfinite, [*losses, head_grad_norm]))
-        lost, overflowed = self.ranks.any(not in_float32, not math.isfinite(grad_norm))
-        if lost or not overflowed or not self.loss_scale.halve():
-            return False
-        self.optimizer.zero_grad(set_to_none=True)
-        logger.info(
-            "step %d/%d  LOSS SCALE  gradients beyond float16's range; computed again with a loss scale of %g",
-            self.step + 1,
-            self.num_steps,
-            self.loss_scale.value,
-        )
-        return True
 
     def _of_all_ranks(
         self, batches: Sequence[MicroBatch], losses: list[float], statistics: list[float], grad_norm: float, work: Work
@@ -441,28 +418,15 @@ class Trainer(ABC, Generic[MicroBatch]):
         budget = max(self.token_budget // 2, self._least_budget())
         if budget >= self.token_budget:
             raise self._no_memory()
-        logger.warning(
-            "step %d/%d  OUT OF MEMORY at --micro-token-budget %d; from here on %d, so set that",
-            self.step + 1,
-            self.num_steps,
-            self.token_budget,
-            budget,
-        )
+        self.log.note_budget(self.step + 1, self.token_budget, budget)
         self.token_budget = budget
         return self._planned(self.step)
 
     def _no_memory(self) -> DeviceMemoryError:
         self.optimizer.zero_grad(set_to_none=True)
-        if not self.parallel.can_back_off:  # the others are inside a layer and wait for this rank
-            return DeviceMemoryError(
-                f"step {self.step + 1}: out of memory on rank {self.ranks.rank} with --micro-token-budget "
-                f"{self.token_budget}. Start again with --micro-token-budget {self.token_budget // 2} --resume auto."
-            )
-        return DeviceMemoryError(
-            f"step {self.step + 1}: out of memory, also with --micro-token-budget {self.token_budget}. "
-            f"Set a smaller --micro-token-budget (at least {self._least_budget()}, the largest preference), lower "
-            f"--max-seq-len, or turn on --activation-checkpointing. The weights are those of step {self.step}."
-        )
+        if not self.parallel.can_back_off:
+            return failures.no_memory_on_rank(self.step + 1, self.ranks.rank, self.token_budget)
+        return failures.no_memory(self.step + 1, self.token_budget, self._least_budget())
 
     def _trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -471,14 +435,9 @@ class Trainer(ABC, Generic[MicroBatch]):
         guilty = [batch for batch, loss in zip(batches, losses, strict=True) if not math.isfinite(loss)]
         examples = "; ".join(text for text in map(self._describe, guilty or batches) if text)
         told = self.ranks.gather((bool(guilty), f"rank {self.ranks.rank}: loss {losses}. Examples: {examples}."))
-        by_loss = [text for is_guilty, text in told if is_guilty] or [text for _, text in told]
         self.optimizer.zero_grad(set_to_none=True)
-        scale = f" with a loss scale of {self.loss_scale.value:g}" if self.loss_scale.moves else ""
-        return NonFiniteError(
-            f"step {self.step + 1}: gradient norm {grad_norm}{scale}; stopped before the update, so the weights are "
-            f"those of step {self.step}. {' '.join(by_loss)} Look at these rows; otherwise lower --lr, or use "
-            f"--precision fp32{' or bf16' if self.loss_scale.moves else ''}."
-        )
+        scale = self.loss_scale.value if self.loss_scale.moves else None
+        return failures.not_finite(self.step + 1, grad_norm, told, loss_scale=scale)
 
     @final
     def speed(self) -> str:

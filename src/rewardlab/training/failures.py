@@ -1,0 +1,55 @@
+"""What a step says when it cannot be computed: what happened, where, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rewardlab.core.errors import DeviceMemoryError, NonFiniteError
+
+
+def no_weight(step: int, total: float, examples: str) -> NonFiniteError:
+    """The weights of a step's comparisons add up to nothing."""
+    return NonFiniteError(
+        f"step {step}: the weights of its comparisons add up to {total}. Examples: {examples}. Leave out rows of "
+        f"weight 0, or raise --batch-size."
+    )
+
+
+def not_finite(
+    step: int, grad_norm: float, told: Sequence[tuple[bool, str]], *, loss_scale: float | None
+) -> NonFiniteError:
+    """A loss or the gradient is not finite; `told` has, of each rank, whether a loss of its own is not, and which
+    examples it had. `loss_scale` is that of a run in float16.
+    """
+    by_loss = [text for is_guilty, text in told if is_guilty] or [text for _, text in told]
+    scale = "" if loss_scale is None else f" with a loss scale of {loss_scale:g}"
+    return NonFiniteError(
+        f"step {step}: gradient norm {grad_norm}{scale}; stopped before the update, so the weights are those of step "
+        f"{step - 1}. {' '.join(by_loss)} Look at these rows; otherwise lower --lr, or use --precision fp32"
+        f"{'' if loss_scale is None else ' or bf16'}."
+    )
+
+
+def no_memory_for_state(step: int) -> DeviceMemoryError:
+    """The optimiser's state, which is made at the first update, does not fit."""
+    return DeviceMemoryError(
+        f"step {step}: out of memory for the optimiser's state; AdamW's is two float32 copies of every weight that "
+        f"trains. Train with --lora, another --optimizer or a smaller model; --micro-token-budget does not change this."
+    )
+
+
+def no_memory_on_rank(step: int, rank: int, budget: int) -> DeviceMemoryError:
+    """The other ranks are inside a layer and wait for this one, so nothing can be tried again."""
+    return DeviceMemoryError(
+        f"step {step}: out of memory on rank {rank} with --micro-token-budget {budget}. Start again with "
+        f"--micro-token-budget {budget // 2} --resume auto."
+    )
+
+
+def no_memory(step: int, budget: int, least: int) -> DeviceMemoryError:
+    """Also half of the budget was too much."""
+    return DeviceMemoryError(
+        f"step {step}: out of memory, also with --micro-token-budget {budget}. Set a smaller --micro-token-budget (at "
+        f"least {least}, the largest preference), lower --max-seq-len, or turn on --activation-checkpointing. The "
+        f"weights are those of step {step - 1}."
+    )
