@@ -15,6 +15,7 @@ from typing import Annotated, Literal, TextIO
 
 import tyro
 
+from rewardlab.core.bars import over_bars
 from rewardlab.core.config import did_you_mean, require
 from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted
 from rewardlab.core.files import require_writable_folder, write_text
@@ -76,11 +77,13 @@ class ScoreArguments(ComputeConfig):
     input: Path
     """JSONL rows with `messages`, or `prompt` and `response`, or `prompt` and `responses`."""
     output: Path
-    """The same rows with `score` (or `scores`) added."""
+    """The same rows with `score` (or `scores`) added; null and a cause for a reply above the model's limit."""
     precision: ScoringPrecision = "fp32"
     """fp32 gives the canonical scores; bf16 and fp16 are faster on hardware that has them."""
     micro_token_budget: int = 8192
     """Tokens computed at a time; changes no number."""
+    overwrite: bool = False
+    """Replace `--output` if it is there."""
 
     def __post_init__(self) -> None:
         require(self.micro_token_budget >= 16, f"--micro-token-budget {self.micro_token_budget}: must be at least 16.")
@@ -168,7 +171,7 @@ def _train(arguments: Sequence[str]) -> None:
     from rewardlab.training.interrupt import ending_with_status
 
     with ending_with_status():
-        from rewardlab.report.run import train_report
+        from rewardlab.report.run import next_steps, train_report
         from rewardlab.training.run import train
 
         result = train(config)
@@ -178,7 +181,7 @@ def _train(arguments: Sequence[str]) -> None:
             selection=result.compared("selection"),
             test=result.compared("test"),
             speed=result.speed,
-            chosen=str(result.model),
+            ending=next_steps(str(result.model), result.step),
             warnings=result.warnings,
             computed_in=result.computed_in,
             live=result.live,
@@ -256,15 +259,17 @@ def _score(arguments: Sequence[str]) -> None:
     require_writable_folder(settings.output.parent, "--output")
     from rewardlab.serve.score_file import score_file
 
-    count = score_file(
+    found = score_file(
         settings.model,
         settings.input,
         settings.output,
         precision=settings.precision,
         token_budget=settings.micro_token_budget,
         compute=settings,
+        overwrite=settings.overwrite,
     )
-    print(f"{count} replies scored: {settings.output}")
+    left = f", {found.unscored} not (the file says why)" if found.unscored else ""
+    print(f"{found.scored} replies scored{left}: {settings.output}")
 
 
 def _quickstart(arguments: Sequence[str]) -> None:
@@ -302,6 +307,14 @@ def _discard_output() -> None:
 
 class _Lines(logging.StreamHandler[TextIO]):
     """Progress on stdout. If whoever read it has left, a run goes on without: its record is in its folder."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A line of its own: a progress bar on the terminal makes room and is drawn again below it."""
+        try:
+            with over_bars(self.stream):
+                super().emit(record)
+        except Exception:  # of the bar: a run does not end because nobody sees how far it is
+            self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
         if isinstance(sys.exception(), BrokenPipeError):

@@ -17,6 +17,7 @@ import tyro
 
 from rewardlab.core.config import did_you_mean, field_texts, fields_of, from_mapping, read_settings, require
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.other_names import ALSO_CALLED
 from rewardlab.training.compat import Conventions
 
 Settings = TypeVar("Settings")
@@ -192,9 +193,15 @@ def _unknown(argument: str, hints: Mapping[str, Any], command: str) -> ConfigErr
     if not flag.startswith("-"):
         return ConfigError(f"unexpected {argument!r}: values follow their flag; a switch such as --lora takes none.")
     switches = [f"--no-{name.replace('_', '-')}" for name, hint in hints.items() if hint is bool]
-    near = did_you_mean(flag, [*(_flag(name, hints) for name in hints), *switches, *SHORTHANDS, "--config", "--help"])
+    known = [*(_flag(name, hints) for name in hints), *switches, *SHORTHANDS, "--config", "--help"]
+    also = {_dashed(theirs): _dashed(ours) for theirs, ours in ALSO_CALLED.items()}
+    near = did_you_mean(_dashed(flag.removeprefix("--")), known, also=also)
     return ConfigError(f"unknown flag {flag!r}.{near} `rewardlab {command} --help` lists the flags.")
 
 
 def _flag(name: str, hints: Mapping[str, Any]) -> str:
-    return name.upper() if tyro.conf.Positional in get_args(hints[name]) else f"--{name.replace('_', '-')}"
+    return name.upper() if tyro.conf.Positional in get_args(hints[name]) else _dashed(name)
+
+
+def _dashed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -89,7 +89,7 @@ def closing_report(result: TrainResult, pairs: tuple[SyntheticPair, ...], best: 
             f"Training took {result.train_seconds / 60:.1f} minutes, everything {minutes:.1f}.",
             "",
             f"Run folder:    {result.output_dir}",
-            f"Reward model:  {result.model}",
+            f"Reward model:  {result.model} (of step {result.step})",
             "",
             "Next, on your own preferences (JSONL rows with prompt, chosen, rejected):",
             f"  {command(f'train --model {MODEL} --dataset YOUR_PAIRS.jsonl --lora --output-dir runs/mine')}",

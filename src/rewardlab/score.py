@@ -5,7 +5,7 @@ Training's evaluation, `rewardlab eval`, canaries and a loaded model all come th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final, Protocol, runtime_checkable
 
@@ -21,6 +21,7 @@ from rewardlab.core.types import Conversation, Message, Preference, ScoreRow, To
 from rewardlab.data.chat import Renderer, to_messages
 from rewardlab.data.layout import Rendered, lay_out
 from rewardlab.data.pack import Piece, part_of, plan_replies
+from rewardlab.data.rows import is_open_transcript, parse_transcript
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.reward import RewardModel
 
@@ -126,6 +127,17 @@ def score_rows(groups: Sequence[TokenGroup], scores: Sequence[npt.NDArray[np.flo
     ]
 
 
+def prompt_turns(value: Any, *, bare: bool) -> tuple[Conversation, bool]:
+    """(the turns of a prompt, whether it is a transcript whose turns they are), read as training reads it; `bare`
+    models take texts as they are.
+
+    Raises RenderError or UnusableRowError for what is no prompt.
+    """
+    if not bare and is_open_transcript(value):
+        return parse_transcript(value)[:-1], True
+    return ((Message("user", value),) if isinstance(value, str) else to_messages(value)), False
+
+
 class Scorer:
     """A reward model with its renderer: the same conversation gets the same number, whatever it is scored with."""
 
@@ -146,14 +158,20 @@ class Scorer:
         self.compute = compute
         """Which kernels the model computes with, every `auto` decided; None for a model that nobody loaded."""
 
-    def score(self, conversations: Sequence[Sequence[Message | Mapping[str, str]]]) -> list[float]:
+    def score(self, conversations: Iterable[Sequence[Message | Mapping[str, str]]]) -> list[float]:
         """One reward for each conversation, which must end with an assistant turn.
 
         Neighbours with the same prompt are computed together, the prompt once for as many as the token budget holds.
 
         Raises RenderError naming the conversation that cannot be rendered.
         """
-        messages = [to_messages(conversation) for conversation in conversations]
+        given: list[Any] = [] if isinstance(conversations, str | Mapping) else list(conversations)
+        if isinstance(conversations, str | Mapping) or any(isinstance(one, Message | Mapping) for one in given):
+            raise RenderError(
+                "score takes a list of conversations, each a list of messages. Put a single one into a list; for "
+                "replies to one prompt there is score_replies(prompt, replies)."
+            )
+        messages = [to_messages(conversation) for conversation in given]
         for number, conversation in enumerate(messages):
             if not conversation or conversation[-1].role != "assistant":
                 raise RenderError(f"conversation {number} must end with an assistant turn, the reply to be scored.")
@@ -163,9 +181,16 @@ class Scorer:
         scores = score_groups(self.model, groups, budget=self.token_budget)
         return [float(score) for piece in scores for score in piece]
 
-    def score_replies(self, prompt: Sequence[Message | Mapping[str, str]], replies: Sequence[str]) -> list[float]:
-        """One reward for each reply to one prompt."""
-        turns = to_messages(prompt)
+    def score_replies(self, prompt: str | Sequence[Message | Mapping[str, str]], replies: Iterable[str]) -> list[float]:
+        """One reward for each reply to one prompt: messages, or a text, which is read as in data (`prompt_turns`).
+
+        Raises RenderError for what is no prompt or no list of texts.
+        """
+        texts = [replies] if isinstance(replies, str) else list(replies)
+        if isinstance(replies, str) or not all(isinstance(reply, str) for reply in texts):
+            raise RenderError("replies are a list of texts. Put a single one into a list.")
+        turns, is_transcript = prompt_turns(prompt, bare=self.renderer.spec.joins_texts)
+        replies = [reply.strip() for reply in texts] if is_transcript else texts
         return self.score([(*turns, Message("assistant", reply)) for reply in replies])
 
     def _group(self, numbers: Sequence[int], messages: Sequence[Conversation]) -> TokenGroup:

@@ -18,7 +18,7 @@ from conftest import CHATML, make_model, make_tokenizer, set_layout
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.canaries import FAULTS, name_fault
 from rewardlab.artifact.load import load
-from rewardlab.artifact.save import choose_pad, save_reward_model, saved_dtype
+from rewardlab.artifact.save import choose_pad, save_reward_model, saved_dtype, verify_in_clean_process
 from rewardlab.artifact.seal import METADATA
 from rewardlab.core.errors import ArtifactError, RenderError
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
@@ -99,6 +99,66 @@ def test_a_loaded_model_scores_as_the_live_one_did(tmp_path, family):
     assert loaded.score_replies(conversations[0][:1], ["Water it.", "no"]) == pytest.approx(live[:2], abs=1e-5)
 
 
+REFUSED = """
+import rewardlab, sys
+scorer = rewardlab.load(sys.argv[1])
+turn = {"role": "user", "content": "a"}
+for wrong in (
+    lambda: scorer.score("text"),
+    lambda: scorer.score([turn]),
+    lambda: scorer.score(turn),
+    lambda: scorer.score([rewardlab.Message("user", "a")]),
+    lambda: scorer.score(["text"]),
+    lambda: scorer.score([["text"]]),
+    lambda: scorer.score([[3]]),
+    lambda: scorer.score_replies("How?", "text"),
+    lambda: scorer.score_replies("How?", [3]),
+    lambda: scorer.score_replies(turn, ["b"]),
+):
+    try:
+        print("scored", wrong())
+    except rewardlab.RewardlabError as error:
+        print(error)
+"""
+
+
+def test_what_is_no_conversation_is_refused_in_words(saved):
+    """In a process whose types nobody checks, as users have it."""
+    command = [sys.executable, "-c", REFUSED, str(saved)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = answer.stdout.splitlines()
+    expected = [
+        *["score takes a list of conversations"] * 4,
+        "a conversation is a list of messages, got 'text'",
+        "a message has a role and a content, got 'text'",
+        "a message has a role and a content, got 3",
+        *["replies are a list of texts"] * 2,
+        "a conversation is a list of messages, got {'role'",
+    ]
+    assert len(lines) == len(expected)
+    for line, beginning in zip(lines, expected, strict=True):
+        assert line.startswith(beginning)
+
+
+def test_a_clean_process_minds_no_file_of_the_current_folder(copy, tmp_path, monkeypatch):
+    (tmp_path / "random.py").write_text("raise SystemExit('run')")
+    monkeypatch.chdir(tmp_path)
+    verify_in_clean_process(copy)
+
+
+def test_a_prompt_may_be_a_text(saved):
+    scorer = load(saved)
+    asked = scorer.score_replies([{"role": "user", "content": "How?"}], ["So.", "No."])
+    assert scorer.score_replies("How?", ["So.", "No."]) == asked
+    opened = "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: How?\n\nAssistant:"
+    turns = [
+        {"role": role, "content": text} for role, text in (("user", "Hi"), ("assistant", "Yes?"), ("user", "How?"))
+    ]
+    assert scorer.score_replies(opened, [" So."]) == scorer.score_replies(turns, ["So."])
+    conversations = [[{"role": "user", "content": "How?"}, {"role": "assistant", "content": "So."}]]
+    assert scorer.score(iter(conversations)) == scorer.score(conversations)
+
+
 def test_scores_do_not_depend_on_what_is_scored_beside_them(saved):
     scorer = load(saved)
     conversations = [
@@ -149,7 +209,9 @@ def test_position_settings_stand_where_older_transformers_look_and_read_back_unc
             assert float(plain(torch.tensor([canary.token_ids])).logits) == pytest.approx(canary.score, abs=1e-5)
 
 
-def test_verification_in_a_clean_process_passes_for_a_sound_folder_and_fails_for_a_damaged_one(copy):
+def test_verification_in_a_clean_process_passes_for_a_sound_folder_and_fails_for_a_damaged_one(
+    copy,
+):
     command = [sys.executable, "-m", "rewardlab", "verify", str(copy)]
     sound = subprocess.run(command, capture_output=True, text=True, check=False)
     assert sound.returncode == 0, sound.stderr

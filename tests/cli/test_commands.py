@@ -51,6 +51,7 @@ def test_what_train_saves_can_be_judged_scored_and_verified(base_model, pairs_fi
     main([str(flag) for flag in flags])
     printed = capsys.readouterr().out
     folder = re.search(r"^Reward model: (.*)$", printed, re.MULTILINE)[1]
+    assert re.search(r"^Its step: [12]$", printed, re.MULTILINE)
     judged_on_test = printed.split("Test data (they chose nothing)")[1]
     assert re.search(r"^before +\d\.\d{3} \[\d\.\d{3}, \d\.\d{3}\]", judged_on_test, re.MULTILINE)
     assert "step 2/2" in printed
@@ -113,7 +114,7 @@ def test_eval_has_the_flags_of_its_configuration():
         "--model m --hf-dataset=a.jsonl b.jsonl --hf-split dev --limit 3 --output-dir out --precision bf16 "
         "--attention padded --micro-token-budget 64 --max-drop-fraction 0.5 --incomplete-pairs error --ties half "
         "--max-replies 3 --margin-column gap --strength-as soft --seed 7 --attention-backend mask "
-        "--linear-backend onednn --allocator system --compile --precision-card"
+        "--linear-backend onednn --allocator system --compile --precision-card --overwrite"
     )
     wanted = EvalConfig(
         model="m",
@@ -124,6 +125,7 @@ def test_eval_has_the_flags_of_its_configuration():
         precision="bf16",
         precision_card=True,
         attention="padded",
+        overwrite=True,
         micro_token_budget=64,
         max_drop_fraction=0.5,
         incomplete_pairs="error",
@@ -154,7 +156,9 @@ def test_eval_uses_strengths_and_margins_as_training_does(saved, tmp_path, capsy
     found = [comparison for row in judged for comparison in row["comparisons"]]
     assert [comparison["label"] for comparison in found] == [0.6, 0.7, 0.9]
     assert [comparison["margin"] for comparison in found] == [0.5, 0.5, 0.5]
-    assert "no 'nosuch', which --margin-column names" in refusal(capsys, *line, "--margin-column", "nosuch")
+    assert "no 'nosuch', which --margin-column names" in refusal(
+        capsys, *line, "--overwrite", "--margin-column", "nosuch"
+    )
 
 
 def test_score_adds_scores_and_keeps_the_rows(saved, tmp_path, capsys):
@@ -214,7 +218,6 @@ def test_commands_choose_the_allocator_and_write_it_down_and_the_library_leaves_
         ({"prompt": "How?", "responses": []}, r"rows\.jsonl:2: cannot be scored"),
         ('{"prompt": ', r"rows\.jsonl:2: not valid JSON"),
         ({"messages": [{"role": "user", "content": "How?"}]}, r"must end with an assistant turn"),
-        ({"prompt": "How?", "response": "So. " * 300}, r"above the limit of 256"),
         ({"prompt": [{"role": "robot", "content": "a"}], "response": "b"}, r"rows\.jsonl:2: .*unknown role 'robot'"),
         (
             {"prompt": [{"role": "user", "content": "a", "tool_calls": [{"id": 1}]}], "response": "b"},

@@ -72,12 +72,13 @@ def test_a_model_that_is_not_there_is_named(flags, pairs_file, tmp_path, capsys)
 
 def test_a_folder_that_already_holds_a_run_is_kept(flags, pairs_file, tmp_path, capsys):
     (tmp_path / "run").mkdir()
-    (tmp_path / "run/config.json").write_text("{}")
+    text = '{"model": "m", "dataset": ["d"], "output_dir": "o"}'
+    (tmp_path / "run/config.json").write_text(text)
     said = refusal(capsys, *flags, "--dataset", pairs_file)
     assert said == (
         f"{tmp_path / 'run'} already holds a run. Choose another --output-dir, or replace it with --overwrite.\n"
     )
-    assert (tmp_path / "run/config.json").read_text() == "{}"
+    assert (tmp_path / "run/config.json").read_text() == text
 
 
 @pytest.mark.parametrize("command", ["train", "eval", "score"])

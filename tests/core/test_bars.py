@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import logging
 import sys
 import time
 
 import pytest
 
+from rewardlab import cli
 from rewardlab.core import bars
-from rewardlab.core.bars import bar
+from rewardlab.core.bars import bar, over_bars
 
 
 @pytest.fixture
@@ -49,3 +51,47 @@ def test_a_terminal_has_a_bar(soon, monkeypatch, log):
     list(bar(range(3), title="scoring"))
     assert "scoring:" in terminal.getvalue()
     assert not log.records
+
+
+def screen(text: str) -> list[str]:
+    """What a terminal shows after this: carriage returns go back, newlines on, letters overwrite."""
+    lines, column = [""], 0
+    for letter in text:
+        if letter == "\n":
+            lines.append("")
+            column = 0
+        elif letter == "\r":
+            column = 0
+        else:
+            line = lines[-1]
+            lines[-1] = f"{line[:column]}{letter}{line[column + 1 :]}"
+            column += 1
+    return [line.rstrip() for line in lines]
+
+
+def test_lines_of_the_log_stand_alone_and_the_bar_below_them(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sys, "stdout", terminal)
+    handler = cli._Lines(terminal)
+    logger = logging.getLogger("rewardlab")
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        with bar(range(3), title="training") as shown:
+            for number, _ in enumerate(shown):
+                logger.info("step %d  loss 0.5", number)
+                assert screen(terminal.getvalue())[-1].startswith("training:")
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    assert screen(terminal.getvalue())[:3] == [f"step {number}  loss 0.5" for number in range(3)]
+
+
+def test_where_there_is_no_terminal_a_line_takes_no_lock_of_the_bars(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    monkeypatch.setattr(bars.tqdm, "external_write_mode", None)
+    with over_bars(stream):
+        stream.write("a line")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,12 @@ import torch
 from conftest import make_model, make_tokenizer
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
+from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Message
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.config import DataConfig
+from rewardlab.score import Scorer
+from rewardlab.serve import score_file as score_module
 from rewardlab.serve.score_file import score_file
 
 OPEN = "\n\nHuman: Is light water?\n\nAssistant:"
@@ -40,3 +44,102 @@ def test_an_open_transcript_is_scored_as_the_model_was_trained_on_it(tmp_path: P
     assert json.loads((tmp_path / "scored.jsonl").read_text())["scores"] == pytest.approx(scorer.score([conversation]))
     both = scorer.score([(Message("user", OPEN), Message("assistant", REPLY)), conversation])
     assert template == "concat" or abs(both[0] - both[1]) > 1e-3, "the two readings are told apart"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> str:
+    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=64))
+    folder = tmp_path_factory.mktemp("score") / "model"
+    save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    return str(folder)
+
+
+def written(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_reply_above_the_limit_is_an_entry_with_its_cause(model, tmp_path):
+    rows = [
+        {"prompt": "How?", "response": "So."},
+        {"prompt": "How?", "response": "why " * 200},
+        {"prompt": "How?", "responses": ["So.", "why " * 200, "No."]},
+    ]
+    source, target = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = score_file(model, source, target)
+    assert (found.scored, found.unscored) == (3, 2)
+    first, second, third = written(target)
+    assert isinstance(first["score"], float)
+    assert "score_error" not in first
+    assert second["score"] is None
+    assert "above the limit of 64" in second["score_error"]
+    assert third["scores"][1] is None
+    assert set(third["score_errors"]) == {"1"}
+    assert third["scores"][0] == pytest.approx(first["score"], abs=1e-5)
+    assert not list(tmp_path.glob(".*.partial*"))
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", '"\\ud800"', '{"deep": [NaN]}'])
+def test_what_cannot_be_written_again_is_refused_before_anything_is_scored(model, tmp_path, monkeypatch, value):
+    source, target = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
+    good = json.dumps({"prompt": "How?", "response": "So."})
+    source.write_text(good + "\n" + good[:-1] + f', "note": {value}}}\n')
+    monkeypatch.setattr(score_module, "load", lambda *_, **__: pytest.fail("the model was loaded"))
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: the column 'note' holds what cannot be written as JSON"):
+        score_file(model, source, target)
+    assert not target.exists()
+
+
+def test_what_is_scored_is_written_before_the_rest_is(model, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(score_module, "ROWS_AT_A_TIME", 2)
+    source, target = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
+    source.write_text("".join(json.dumps({"prompt": "How?", "response": f"{n}"}) + "\n" for n in range(5)))
+    score, calls = Scorer.score, []
+
+    def failing(self, conversations):
+        calls.append(len(conversations))
+        if len(calls) == 3:
+            raise RuntimeError("the power is out")
+        return score(self, conversations)
+
+    monkeypatch.setattr(Scorer, "score", failing)
+    with pytest.raises(RuntimeError):
+        score_file(model, source, target)
+    assert not target.exists()
+    assert [row["response"] for row in written(next(tmp_path.glob(".scored.jsonl.partial-*")))] == ["0", "1", "2", "3"]
+    assert "the rows that were scored are in " in caplog.text
+    monkeypatch.setattr(Scorer, "score", score)
+    assert score_file(model, source, target).scored == 5
+    assert len(written(target)) == 5
+
+
+def test_a_score_that_is_no_number_has_its_cause_and_old_ones_go(model, tmp_path, monkeypatch):
+    source, target = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
+    source.write_text(
+        json.dumps({"prompt": "How?", "response": "So.", "score_error": "of before", "scores": [1]})
+        + "\n"
+        + json.dumps({"prompt": "How?", "responses": ["So.", "No."]})
+        + "\n"
+    )
+    monkeypatch.setattr(Scorer, "score", lambda self, conversations: [0.5, math.nan, 0.25])
+    found = score_file(model, source, target)
+    assert (found.scored, found.unscored) == (2, 1)
+    first, second = written(target)
+    assert first == {"prompt": "How?", "response": "So.", "score": 0.5}
+    assert second["scores"] == [None, 0.25]
+    assert second["score_errors"] == {"0": "its score is nan, which is no number"}
+
+
+def test_a_target_that_comes_to_be_meanwhile_is_not_replaced(model, tmp_path, monkeypatch):
+    source, target = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
+    source.write_text(json.dumps({"prompt": "How?", "response": "So."}) + "\n")
+
+    def meanwhile(self, conversations):
+        target.write_text("of another")
+        return [0.5]
+
+    monkeypatch.setattr(Scorer, "score", meanwhile)
+    with pytest.raises(ConfigError, match="has come to be there meanwhile"):
+        score_file(model, source, target)
+    assert target.read_text() == "of another"
+    assert written(next(tmp_path.glob(".scored.jsonl.partial-*")))[0]["score"] == 0.5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -78,6 +79,7 @@ def test_they_can_be_turned_off_and_are_in_the_report(config, capsys):
 
 
 def test_the_gap_is_the_difference_of_two_evaluations(config, caplog):
+    config = replace(config, eval_every=1)
     with caplog.at_level("INFO", logger="rewardlab"):
         train(config)
     with (config.output_dir / "metrics.csv").open() as file:

@@ -110,7 +110,7 @@ def test_eval_draws_a_sample_for_its_card_with_its_seed(base_model, tmp_path, mo
     for seed, same in ((5, True), (6, False)):
         config = EvalConfig(
             model=str(tmp_path / "rm"), dataset=(str(many),), output_dir=tmp_path / "again", precision_card=True,
-            precision="bf16", seed=seed,
+            precision="bf16", seed=seed, overwrite=True,
         )  # fmt: skip
         evaluate_folder(config)
         again = json.loads((tmp_path / "again/precision.json").read_text())

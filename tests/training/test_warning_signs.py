@@ -77,7 +77,7 @@ def test_a_healthy_run_is_silent(base_model, many, tmp_path, log):
     assert "WARNING" not in log.text
     assert (tmp_path / "run/warnings.jsonl").read_text() == "", "watched, and nothing seen"
     assert result.selected.overall.sums.accuracy > 0.9, "it was one in which something is learned"
-    report = train_report(selection={}, test={}, speed="fast", chosen="x", warnings=result.warnings)
+    report = train_report(selection={}, test={}, speed="fast", ending="x", warnings=result.warnings)
     assert "Warning" not in report
 
 
@@ -90,7 +90,7 @@ def test_reversed_labels_are_named_in_log_record_and_report(base_model, many, tm
     first = result.warnings[0]
     assert f"step {first.step}/40  WARNING  {first.line()}" in log.text
     assert f"{first.name}: {first.text} {ADVICE[first.name]}" == first.line()
-    report = train_report(selection={}, test={}, speed="fast", chosen="x", warnings=result.warnings)
+    report = train_report(selection={}, test={}, speed="fast", ending="x", warnings=result.warnings)
     assert f"step {first.step}: reversed_labels: the evaluation accuracy is" in " ".join(report.split())
 
 

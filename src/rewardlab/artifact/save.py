@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -131,7 +132,12 @@ def save_reward_model(
 def verify_in_clean_process(folder: Path) -> None:
     """Run `rewardlab verify` on the folder in a fresh interpreter; ArtifactError with its words if it fails."""
     answer = subprocess.run(
-        [sys.executable, "-m", "rewardlab", "verify", str(folder)], capture_output=True, text=True, check=False
+        # -P: a `random.py` in the current folder is none of its business.
+        [sys.executable, "-P", "-m", "rewardlab", "verify", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | _where_this_package_is(),
     )
     if answer.returncode != 0:
         said = answer.stderr.strip() or (
@@ -139,6 +145,15 @@ def verify_in_clean_process(folder: Path) -> None:
             f"memory for it? If not, run `rewardlab verify {folder}` where there is."
         )
         raise ArtifactError(f"{folder} does not pass verification in a clean process: {said}")
+
+
+def _where_this_package_is() -> dict[str, str]:
+    """PYTHONPATH for another process, where the package is not installed."""
+    home = Path(__file__).resolve().parents[2]
+    if {"site-packages", "dist-packages"} & set(home.parts):
+        return {}
+    earlier = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": str(home) if not earlier else f"{home}{os.pathsep}{earlier}"}
 
 
 def choose_pad(renderer: Renderer, num_embeddings: int) -> int:

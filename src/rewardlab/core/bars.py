@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 from tqdm import tqdm
@@ -22,6 +23,17 @@ class _Lines(io.TextIOBase):
         if line := text.strip():
             logger.info("%s", line)
         return len(text)
+
+
+@contextmanager
+def over_bars(stream: Any) -> Iterator[None]:
+    """Meanwhile no bar is drawn where a text stream goes, if bars are drawn on a terminal."""
+    # Only there: elsewhere a bar writes to the log itself, and two locks would be taken in two orders.
+    if not getattr(sys.stderr, "isatty", bool)():
+        yield
+        return
+    with tqdm.external_write_mode(file=stream):
+        yield
 
 
 def bar(items: Iterable[Any] | None = None, *, title: str, unit: str = "") -> Any:

@@ -16,13 +16,15 @@ import math
 import tomllib
 import types
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, wraps
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import sha256_json
+from rewardlab.core.other_names import ALSO_CALLED
 
 Config = TypeVar("Config")
 
@@ -106,15 +108,34 @@ def from_mapping(config_type: type[Config], values: Mapping[str, object], *, whe
     for name, value in values.items():
         key = name.replace("-", "_")
         if key not in settable:
-            raise ConfigError(f"{where}: unknown setting {name!r}.{did_you_mean(key, settable)}")
+            raise ConfigError(f"{where}: unknown setting {name!r}.{did_you_mean(key, settable, also=ALSO_CALLED)}")
         converted[key] = _convert(value, settable[key], f"{where}: {name}")
     return config_type(**converted)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` Did you mean 'x'?`, or nothing if no known name is near."""
-    nearest = difflib.get_close_matches(name, list(known), n=1)
+def did_you_mean(name: str, known: Iterable[str], *, also: Mapping[str, str] = MappingProxyType({})) -> str:
+    """` Did you mean 'x'?`, or nothing if no known name is near; `also` has known names by others' names for them."""
+    names = list(known)
+    nearest = [also[name]] if also.get(name) in names else difflib.get_close_matches(name, names, n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
+
+
+def settings(settings_type: type[Config]) -> type[Config]:
+    """Of a dataclass: an unknown keyword is a ConfigError with the nearest name, as it is in a file."""
+    build: Any = settings_type.__init__
+    known = [field.name for field in fields_of(settings_type) if field.init]
+
+    @wraps(build)
+    def build_known(self: Any, *arguments: Any, **values: Any) -> None:
+        for name in values:
+            if name not in known:
+                near = did_you_mean(name, known, also=ALSO_CALLED)
+                raise ConfigError(f"{type(self).__name__}: unknown setting {name!r}.{near}")
+        build(self, *arguments, **values)
+
+    changed: Any = settings_type
+    changed.__init__ = build_known
+    return settings_type
 
 
 def to_mapping(config: object) -> dict[str, object]:

@@ -13,6 +13,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -207,11 +208,16 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Delete a file or a folder; nothing happens if it is not there."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
+    """Delete a file, a link or a folder; nothing happens if it is not there.
+
+    A folder gets a temporary name first, so that none with half of its files is left by who is killed meanwhile.
+    """
+    if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
+        return
+    if not re.search(r"\.(tmp|old)-\d+$", path.name):
+        path = path.rename(path.with_name(f".{path.name}.tmp-{os.getpid()}"))
+    shutil.rmtree(path)
 
 
 def require_writable_folder(folder: Path, flag: str) -> None:

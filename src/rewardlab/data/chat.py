@@ -256,8 +256,12 @@ def to_messages(messages: Sequence[Message | Mapping[str, str]]) -> Conversation
 
     Raises RenderError for what would be lost or misread: tool calls, unknown roles, content that is no text.
     """
+    if isinstance(messages, str | Mapping | Message):
+        raise RenderError(f"a conversation is a list of messages, got {_shortened(messages)}. Put it into a list.")
     turns = []
     for message in messages:
+        if not isinstance(message, Message | Mapping):
+            raise RenderError(f"a message has a role and a content, got {_shortened(message)}.")
         if not isinstance(message, Message):
             role, content = message.get("role"), message.get("content")
             if message.get("tool_calls"):
@@ -269,6 +273,11 @@ def to_messages(messages: Sequence[Message | Mapping[str, str]]) -> Conversation
             raise RenderError(f"unknown role {message.role!r}. Roles are {', '.join(ROLES)}.")
         turns.append(message)
     return tuple(turns)
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]} …"
 
 
 def _choose_template(tokenizer: Any, wanted: str) -> tuple[str, str]:

@@ -39,18 +39,27 @@ MAX_DISTANCE_HALF: Final = 0.5
 Log = Callable[[str], None]
 
 
+_WANTED: Final = "Give a hub name, a folder with config.json and weights, or smollm2-135m-instruct."
+
+
 def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
     """The model's configuration.
 
     Raises ModelError if there is none at `name`.
     """
+    if looks_local(name) and not Path(name).is_dir():
+        home = Path(name).expanduser()
+        remark = f" (write {home}: nobody replaced the ~)" if name.startswith("~") and home.is_dir() else ""
+        raise ModelError(f"no model at {name!r}: there is no such folder{remark}. {_WANTED}")
     try:
         return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        raise ModelError(
-            f"no model at {name!r}: {str(error).splitlines()[0]} "
-            f"Give a hub name, a folder with config.json and weights, or smollm2-135m-instruct."
-        ) from error
+        raise ModelError(f"no model at {name!r}: {str(error).splitlines()[0]} {_WANTED}") from error
+
+
+def looks_local(name: str) -> bool:
+    """Whether a name is that of a folder, and none that a hub could have: those are `owner/name`, or `name`."""
+    return name.startswith((".", "~")) or Path(name).is_absolute() or len(Path(name).parts) > 2 or name.endswith("/")
 
 
 def disk_class_of(config: Any) -> Any:

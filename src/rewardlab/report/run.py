@@ -84,9 +84,10 @@ def command(arguments: str) -> str:
     return f"{own.absolute().relative_to(Path.cwd()) if near else own.absolute()} {arguments}"
 
 
-def next_steps(model: str) -> str:
-    """The last lines of a report: where the model is, and what to do with it."""
-    return f"Reward model: {model}\nNext: {command(f'eval --model {model} --dataset YOUR_PAIRS.jsonl')}"
+def next_steps(model: str, step: int | None = None) -> str:
+    """The last lines of a report: where the model is, of which step, and what to do with it."""
+    of_step = "" if step is None else f"Its step: {step}\n"
+    return f"Reward model: {model}\n{of_step}Next: {command(f'eval --model {model} --dataset YOUR_PAIRS.jsonl')}"
 
 
 def warning_block(warnings: Sequence[WarningSign]) -> list[str]:
@@ -105,13 +106,14 @@ def train_report(
     selection: Mapping[str, Judged],
     test: Mapping[str, Judged],
     speed: str,
-    chosen: str,
+    ending: str,
     warnings: Sequence[WarningSign] = (),
     computed_in: Mapping[str, str] = MappingProxyType({}),
     live: PrecisionCard | None = None,
     card: PrecisionCard | None = None,
 ) -> str:
-    """The closing tables of a training run; `speed` is a line about its steps, `computed_in` names precisions.
+    """The closing tables of a training run; `speed` is a line about its steps, `ending` what comes last, `computed_in`
+    names precisions.
 
     Numbers of the evaluation data are labelled as what chose the checkpoint; only the test data judge it.
     """
@@ -123,7 +125,7 @@ def train_report(
         if judged:
             blocks.append("\n".join([title, judged_table(judged), *precision_line(computed_in, judged)]))
     blocks += precision_blocks(live, card)
-    blocks += [*warning_block(warnings), textwrap.fill(speed, width=100), next_steps(chosen)]
+    blocks += [*warning_block(warnings), textwrap.fill(speed, width=100), ending]
     return "\n\n".join(["", *blocks])
 
 

@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rewardlab.artifact.load import load
-from rewardlab.core.errors import DataError, RenderError
-from rewardlab.core.files import read_jsonl, write_jsonl
+from rewardlab.core.bars import bar
+from rewardlab.core.errors import ConfigError, DataError, RenderError
+from rewardlab.core.files import read_jsonl, to_json
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Conversation, Message
-from rewardlab.data.chat import to_messages
-from rewardlab.data.rows import UnusableRowError, is_open_transcript, parse_transcript
+from rewardlab.data.chat import ReplyTooLong, to_messages
+from rewardlab.data.rows import UnusableRowError
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
+from rewardlab.score import Scorer, prompt_turns
 
 logger = logging.getLogger("rewardlab")
+
+
+WRITTEN: Final = ("score", "scores", "score_error", "score_errors")
+"""Columns that scoring writes."""
+ROWS_AT_A_TIME: Final = 256
+"""Scored and written together: few enough to lose little, enough to fill micro-batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileScores:
+    """What became of a file."""
+
+    scored: int
+    """Replies that have a score."""
+    unscored: int
+    """Replies that have none, each with its cause in the file: above the length limit of the model."""
 
 
 def score_file(
@@ -27,40 +48,103 @@ def score_file(
     precision: str = "fp32",
     token_budget: int = 8192,
     compute: ComputeConfig = DEFAULT_COMPUTE,
-) -> int:
-    """Write `source`'s rows to `target` with `score`, or `scores` for several responses; returns how many replies.
+    overwrite: bool = False,
+) -> FileScores:
+    """Write `source`'s rows to `target` with `score`, or `scores` for several responses.
 
-    Raises DataError naming file and line for a row that holds no conversation.
+    A reply that does not fit the model's limit has null in place of a score, and its cause in `score_error`, or, by its
+    number, in `score_errors`; so has one whose score is not finite. Rows are written as they are scored, to a file
+    `.NAME.partial-…` that becomes `target` at the end.
+
+    Raises DataError naming file and line, before anything is scored, for a row that holds no conversation or what JSON
+    does not have, ConfigError for a target that is the source, or is there already and not to be overwritten.
     """
     if not source.is_file():
         raise DataError(f"{source}: no such file.")
+    if target.exists() and target.samefile(source):
+        raise ConfigError(f"--output {target}: is the file to be scored. Name another one.")
+    if target.exists() and not overwrite:
+        raise ConfigError(f"--output {target}: is there already. Name another file, or replace it with --overwrite.")
     rows = [(f"{source}:{line}", row) for line, row in read_jsonl(source)]
     if not rows:
         raise DataError(f"{source}: no rows to score.")
+    for where, row in rows:
+        _require_writable(row, where)
     bare = read_spec(Path(model)).renderer.joins_texts
     conversations = [_conversations(row, where, bare=bare) for where, row in rows]
     scorer = load(model, precision=precision, compute=compute, log=logger.info)
     scorer.token_budget = token_budget
-    for (where, _), several in zip(rows, conversations, strict=True):
-        for conversation in several:
-            try:  # rendered once more while scoring; what it costs is little beside the model
-                scorer.renderer.render(conversation[:-1], conversation[-1:])
-            except RenderError as error:
-                raise DataError(f"{where}: {error}") from error
-    scores = iter(scorer.score([conversation for several in conversations for conversation in several]))
-    scored = []
-    for (_, row), several in zip(rows, conversations, strict=True):
-        values = [next(scores) for _ in several]
-        scored.append(row | ({"scores": values} if "responses" in row else {"score": values[0]}))
-    write_jsonl(target, scored)
-    return sum(map(len, conversations))
+    causes = [_causes(scorer, several, where) for (where, _), several in zip(rows, conversations, strict=True)]
+    partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
+    scored = unscored = 0
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            for start in bar(range(0, len(rows), ROWS_AT_A_TIME), title="scoring"):
+                part = slice(start, start + ROWS_AT_A_TIME)
+                values = _score(scorer, conversations[part], causes[part])
+                for (_, row), own, cause in zip(rows[part], values, causes[part], strict=True):
+                    file.write(to_json(_with_scores(row, own, cause), indent=None) + "\n")
+                    scored, unscored = scored + len(own) - len(cause), unscored + len(cause)
+                file.flush()
+            os.fsync(file.fileno())
+        if target.exists() and not overwrite:
+            raise ConfigError(f"--output {target}: has come to be there meanwhile. Rename it, or the scores.")
+    except BaseException:
+        logger.warning("the rows that were scored are in %s", partial)
+        raise
+    partial.replace(target)
+    return FileScores(scored=scored, unscored=unscored)
 
 
-def _prompt(value: Any, *, bare: bool) -> tuple[Conversation, bool]:
-    """(the turns of a prompt, whether it is a transcript whose turns they are), read as training reads it."""
-    if not bare and is_open_transcript(value):
-        return parse_transcript(value)[:-1], True
-    return ((Message("user", value),) if isinstance(value, str) else to_messages(value)), False
+def _score(
+    scorer: Scorer, conversations: Sequence[Sequence[Conversation]], causes: Sequence[dict[int, str]]
+) -> list[list[float | None]]:
+    """Scores of several conversations a row; those without one get their cause."""
+    pairs = list(zip(conversations, causes, strict=True))
+    told = [turns for several, cause in pairs for number, turns in enumerate(several) if number not in cause]
+    scores = iter(scorer.score(told))
+    found: list[list[float | None]] = []
+    for several, cause in pairs:
+        values = [None if number in cause else next(scores) for number in range(len(several))]
+        for number, value in enumerate(values):
+            if value is not None and not math.isfinite(value):
+                cause[number], values[number] = f"its score is {value}, which is no number", None
+        found.append(values)
+    return found
+
+
+def _require_writable(row: Mapping[str, Any], where: str) -> None:
+    """Raise DataError for a row that could not be written again as JSON."""
+    for name, value in row.items():
+        try:
+            to_json({name: value}, indent=None).encode()
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{where}: the column {name!r} holds what cannot be written as JSON ({error}). Numbers such as NaN and "
+                f"Infinity, and halves of characters, have no place there: write null, or leave the column out."
+            ) from error
+
+
+def _causes(scorer: Scorer, several: Sequence[Conversation], where: str) -> dict[int, str]:
+    """Number of a conversation -> why it cannot be scored."""
+    causes = {}
+    for number, conversation in enumerate(several):
+        try:  # rendered once more while scoring; what it costs is little beside the model
+            scorer.renderer.render(conversation[:-1], conversation[-1:])
+        except ReplyTooLong as error:
+            causes[number] = str(error)
+        except RenderError as error:
+            raise DataError(f"{where}: {error}") from error
+    return causes
+
+
+def _with_scores(row: Mapping[str, Any], values: Sequence[float | None], causes: Mapping[int, str]) -> dict[str, Any]:
+    """The row with what is known of its replies now, in place of what an earlier scoring said."""
+    rest = {name: value for name, value in row.items() if name not in WRITTEN}
+    if "responses" in row:
+        errors = {str(number): cause for number, cause in causes.items()}
+        return {**rest, "scores": list(values), **({"score_errors": errors} if errors else {})}
+    return {**rest, "score": values[0], **({"score_error": causes[0]} if causes else {})}
 
 
 def _conversations(row: Mapping[str, Any], where: str, *, bare: bool) -> list[Conversation]:
@@ -72,7 +156,7 @@ def _conversations(row: Mapping[str, Any], where: str, *, bare: bool) -> list[Co
         if "messages" in row:
             conversations = [to_messages(row["messages"])]
         else:
-            turns, open_transcript = _prompt(row["prompt"], bare=bare)
+            turns, open_transcript = prompt_turns(row["prompt"], bare=bare)
             replies = row["responses"] if "responses" in row else [row["response"]]
             if not isinstance(replies, list) or not replies or not all(isinstance(reply, str) for reply in replies):
                 raise TypeError("a response is not text")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
-from rewardlab.core.config import convert_fields, require
+from rewardlab.core.config import convert_fields, require, settings
 from rewardlab.core.errors import ConfigError
 from rewardlab.data.config import DataConfig, SelectionConfig
 from rewardlab.model.config import BackboneConfig, ComputeConfig, ModelConfig, TrainComputeConfig
@@ -18,6 +18,8 @@ HEAD_LR = 1e-3
 """Default learning rates of AdamW by what trains: every weight, adapters and head, the head alone."""
 BACKBONE_LR_MULT = 0.1
 WARMUP_RATIO = 0.05
+SHORTEST_INTERVAL: Final = 5
+"""Steps between evaluations at least, unless told otherwise: a short trial is to train, not to evaluate."""
 Viewer = Literal["auto", "tensorboard", "wandb", "trackio", "mlflow", "none"]
 ScoringPrecision = Literal["fp32", "bf16", "fp16"]
 SchedulerName = Literal["cosine", "linear", "constant", "constant_with_warmup", "cosine_with_min_lr"]
@@ -163,7 +165,8 @@ class TrainerConfig(OptimizerConfig, ScheduleConfig):
     log_every: int = 10
     """Steps between lines of the log."""
     eval_every: int | None = None
-    """Steps between evaluations; by default a tenth of the run. Step 0 and the last step are always evaluated."""
+    """Steps between evaluations; by default a tenth of the run, at least 5. Step 0 and the last step are always
+    evaluated."""
     save_every: int | None = None
     """Steps between `step_N/` folders; the last step is always saved."""
     log_samples: int = 2
@@ -245,6 +248,10 @@ class TrainerConfig(OptimizerConfig, ScheduleConfig):
         assert isinstance(self.micro_token_budget, int), "--micro-token-budget auto is decided before training"
         return self.micro_token_budget
 
+    def interval(self, num_steps: int) -> int:
+        """Steps between the evaluations of a run of so many."""
+        return self.eval_every or max(SHORTEST_INTERVAL, num_steps // 10)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorConfig:
@@ -282,6 +289,7 @@ class MonitorConfig:
         require(self.batch_timeout_s > 0, f"--batch-timeout-s {self.batch_timeout_s}: must be above 0.")
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class RewardTrainerConfig(TrainerConfig, MonitorConfig, LossConfig, TrainComputeConfig, ModelConfig, SelectionConfig):
     """Every setting of `rewardlab train`, by the names of its flags.
@@ -333,6 +341,7 @@ class RewardTrainerConfig(TrainerConfig, MonitorConfig, LossConfig, TrainCompute
         return HEAD_LR if self.train_head_only else LORA_LR if self.lora else FULL_LR
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class ProbeConfig(ComputeConfig, BackboneConfig, DataConfig):
     """Every setting of `rewardlab probe`, by the names of its flags."""
@@ -369,6 +378,7 @@ class ProbeConfig(ComputeConfig, BackboneConfig, DataConfig):
         require(self.micro_token_budget >= 16, f"--micro-token-budget {self.micro_token_budget}: must be at least 16.")
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig(ComputeConfig):
     """Every setting of `rewardlab eval`. Template, length limit and β come with the model."""
@@ -383,6 +393,8 @@ class EvalConfig(ComputeConfig):
     """Rows used from each dataset, after a seeded shuffle."""
     output_dir: Path = Path("runs/eval")
     """Where score rows and metrics are written."""
+    overwrite: bool = False
+    """Replace an earlier evaluation in `--output-dir`."""
     precision: ScoringPrecision = "fp32"
     """Arithmetic; fp32 gives the canonical scores."""
     precision_card: bool = False

@@ -19,7 +19,6 @@ from rewardlab.core.files import (
     jsonable,
     provenance,
     read_jsonl,
-    require_writable_folder,
     write_json,
     write_jsonl,
 )
@@ -31,7 +30,8 @@ from rewardlab.data.sources import SourceReport, load_preferences
 from rewardlab.model.reward import RewardModel
 from rewardlab.score import ALONE, Scorer, Together, score_groups, score_rows
 from rewardlab.training.config import EvalConfig
-from rewardlab.training.precision import judge_precisions, write_card
+from rewardlab.training.precision import CARD_FILE, judge_precisions, write_card
+from rewardlab.training.run_folder import claim_evaluation, only_writer
 
 logger = logging.getLogger("rewardlab")
 
@@ -127,16 +127,22 @@ def _resolve(config: EvalConfig, scorer: Scorer) -> EvalConfig:
     """The configuration with every default decided: what is written down."""
     assert scorer.compute is not None
     attention: Literal["shared", "padded"] = "padded" if scorer.model.layout == "padded" else "shared"
-    return replace(config, **asdict(scorer.compute), attention=attention)
+    return replace(config, **asdict(scorer.compute), attention=attention, overwrite=False)
 
 
 def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
     """`rewardlab eval`: score a dataset with a saved reward model and write scores and metrics.
 
-    Raises DataError for unusable data, ArtifactError for a damaged model.
+    Raises DataError for unusable data, ArtifactError for a damaged model, ConfigError for a folder that holds a run, or
+    an earlier evaluation that is not to be replaced.
     """
     config.require_complete()
-    require_writable_folder(config.output_dir, "--output-dir")
+    with only_writer(config.output_dir):
+        claim_evaluation(config.output_dir, config.dataset, overwrite=config.overwrite)
+        return _evaluate_folder(config)
+
+
+def _evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
     data = DataConfig(
         dataset=config.dataset,
         chat_template="concat" if _joins_texts(Path(config.model)) else "auto",
@@ -184,4 +190,6 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
         )
         write_card(config.output_dir, card)
         result = replace(result, card=card)
+    else:
+        (config.output_dir / CARD_FILE).unlink(missing_ok=True)  # that of an evaluation which this one replaces
     return result, loaded.reports, report

@@ -48,7 +48,7 @@ from rewardlab.training.heads import (
     uncertainty,
 )
 from rewardlab.training.prepare import Base, Prepared, load_data, open_base, require_sources, token_groups
-from rewardlab.training.run_folder import claim_folder, clear_folder, only_writer
+from rewardlab.training.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
 from rewardlab.training.states import states_of
 
 logger = logging.getLogger("rewardlab")
@@ -230,11 +230,11 @@ def _load(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layo
 
 
 def _write_start(config: ProbeConfig, prepared: Prepared, tokens: Mapping[str, object]) -> None:
-    write_json(config.output_dir / "config.json", to_mapping(config))
     write_json(
-        config.output_dir / "manifest.json",
+        config.output_dir / MANIFEST,
         {"config_hash": config_hash(config), "data": prepared.reports, "tokens": tokens, "provenance": provenance()},
     )
+    write_json(config.output_dir / "config.json", to_mapping(config))
 
 
 def _save(config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) -> Path:

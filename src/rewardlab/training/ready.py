@@ -6,6 +6,7 @@ Everything that can be wrong with flags, data or the output folder is found here
 from __future__ import annotations
 
 import logging
+import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from rewardlab.artifact.save import saved_dtype
-from rewardlab.core.config import config_hash, to_mapping
+from rewardlab.core.config import config_hash, fields_of, to_mapping
 from rewardlab.core.files import provenance, write_json, write_text
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
@@ -47,7 +48,7 @@ from rewardlab.training.resume import (
     with_decisions,
 )
 from rewardlab.training.reward_trainer import Datasets, selection_of
-from rewardlab.training.run_folder import claim_folder, clear_folder, holds_models, only_writer
+from rewardlab.training.run_folder import MANIFEST, claim_folder, clear_folder, holds_models, only_writer
 from rewardlab.training.schedule import warmup_steps
 from rewardlab.training.throughput import Peak
 
@@ -150,6 +151,7 @@ def _claim(config: RewardTrainerConfig, held: ExitStack) -> Interrupted | None:
         config.output_dir,
         (config.model, *config.dataset, *config.eval_dataset, *config.test_dataset),
         overwrite=config.overwrite or interrupted is not None or may_begin,
+        replaces=interrupted is None,
     )
     return interrupted
 
@@ -197,7 +199,7 @@ def _resolve(
         "warmup_ratio": None,
         "precision": precision,
         "attention": "padded" if layout == "padded" else "shared",
-        "eval_every": config.eval_every or max(1, steps // 10),
+        "eval_every": config.interval(steps),
         "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
     }
     return replace(config, **decided)
@@ -215,20 +217,32 @@ def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
     }
     if interrupted is None:
         clear_folder(folder)
-        write_text(folder / "samples.txt", _samples(ready.data.train[: config.log_samples], ready.base.renderer))
     else:
         require_same_base(fingerprint, interrupted.manifest)
         manifest = resumed_manifest(manifest, interrupted, ready.changes)
+    write_json(folder / MANIFEST, manifest)  # before all else: by it the folder holds a run
     write_json(folder / "config.json", to_mapping(config))
-    write_json(folder / "manifest.json", manifest)
+    if interrupted is None:
+        write_text(folder / "samples.txt", _samples(ready.data.train[: config.log_samples], ready.base.renderer))
     for name, results in ready.baselines.items():
         for on, judged in results.items():
             write_evaluation(folder / "evals", f"{on}_{name.replace(' ', '_')}", judged)
-    shown = ", ".join(f"{name}={value}" for name, value in to_mapping(config).items() if value not in (None, [], False))
-    logger.info(
-        textwrap.fill(
-            f"configuration {config_hash(config)}: {shown}", width=100, subsequent_indent="  ", break_on_hyphens=False
-        )
+    logger.info(configuration_block(config, width=min(100, shutil.get_terminal_size((100, 24)).columns)))
+
+
+def configuration_block(config: RewardTrainerConfig, *, width: int) -> str:
+    """Hash and settings, but for those that are off or nothing, and are so by default."""
+    defaults = {field.name: field.default for field in fields_of(config)}
+    shown = ", ".join(
+        f"{name}={value}"
+        for name, value in to_mapping(config).items()
+        if value or (value != [] and value != defaults[name])
+    )
+    return textwrap.fill(
+        f"configuration {config_hash(config)}: {shown}",
+        width=width,
+        subsequent_indent="  ",
+        break_on_hyphens=False,
     )
 
 

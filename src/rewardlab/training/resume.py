@@ -18,7 +18,7 @@ from rewardlab.core.files import read_json
 from rewardlab.model.parts import whole_of
 from rewardlab.training.checkpoint import Checkpoint, checkpoint_at, newest_checkpoint
 from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.run_folder import CHECKPOINTS, holds_models, run_of, sweep
+from rewardlab.training.run_folder import CHECKPOINTS, holds_models, holds_run, run_of, sweep
 
 logger = logging.getLogger("rewardlab")
 AUTO: Final = "auto"
@@ -116,10 +116,10 @@ def find_interrupted(config: RewardTrainerConfig) -> Interrupted | None:
             f"--resume {config.resume}: a run goes on in its own folder, {named}, not in --output-dir {run}. To branch "
             f"off, copy the folder and resume the copy."
         )
-    sweep(run)
-    if not (run / "config.json").is_file():
+    if not holds_run(run) or not (run / "config.json").is_file():
         logger.info("RESUME: no run in %s yet; it begins from the start", run)
         return None
+    sweep(run)
     is_checkpoint = config.resume != AUTO and Path(config.resume).parent.name == CHECKPOINTS
     checkpoint = checkpoint_at(Path(config.resume)) if is_checkpoint else newest_checkpoint(run)
     if checkpoint is None:

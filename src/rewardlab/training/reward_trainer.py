@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,8 @@ from rewardlab.analysis.stats import difference
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import remove
+from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.types import Sums, TokenGroup
 from rewardlab.data.groups import origin
 from rewardlab.data.level import plan_micro_batches
@@ -305,7 +306,7 @@ class RewardTrainer(Trainer[PackedBatch]):
 
     def _remove(self, folder: Path) -> None:
         if self.ranks.is_first:
-            shutil.rmtree(folder)
+            remove(folder)
 
     def _task_state(self) -> dict[str, Any]:
         return {"selection": self.selection.state()}
@@ -326,6 +327,8 @@ class RewardTrainer(Trainer[PackedBatch]):
             self._remove(self.folder / "best")
             self._best_on_disk = self.selection.best_step = None
         for step, folder in saved:
+            if not (folder / SPEC_FILE).is_file():
+                continue  # not of this run
             if step > self.step:
                 self._remove(folder)  # the run writes it again when it gets there
             else:

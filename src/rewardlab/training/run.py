@@ -51,6 +51,7 @@ class TrainResult:
     """The checkpoint that evaluated best; None without evaluation data, or if none beat the untrained model."""
     best_step: int | None
     last: Path
+    last_step: int
     baseline: EvalResult | None
     """Of the untrained model on the evaluation data."""
     selected: EvalResult | None
@@ -78,6 +79,11 @@ class TrainResult:
     def model(self) -> Path:
         """`best`, or the last step's folder."""
         return self.best if self.best is not None else self.last
+
+    @property
+    def step(self) -> int:
+        """The step of `model`."""
+        return self.last_step if self.best_step is None else self.best_step
 
     def compared(self, on: Literal["selection", "test"]) -> dict[str, EvalResult]:
         """What was judged on the same data, by name: the baselines, `before` and `after` training."""
@@ -247,6 +253,7 @@ def _finish(
         best=best,
         best_step=trainer.best_step,
         last=last,
+        last_step=trainer.step,
         baseline=trainer.baseline,
         selected=selected,
         test_baseline=None,

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-from rewardlab.core.errors import ConfigError
-from rewardlab.core.files import remove, require_writable_folder
+from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.files import read_json, remove, require_writable_folder
 from rewardlab.core.lock import only_process
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.training.presets import SAME_THING
 
+logger = logging.getLogger("rewardlab")
+
+MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"
 """Folder, in that of a run, of what resuming needs."""
 RUN_FILES = (
@@ -36,7 +40,23 @@ RUN_FILES = (
 """What a training run writes, beside its `step_N/` folders."""
 PROBE_FILES = ("probe.json", "heads.npz")
 """What only a probe writes."""
+INSIDE: Mapping[str, str] = {
+    "evals": r"(step_\d+|(selection|test)\w*|cross_validated)\.(scores\.jsonl|metrics\.json|uncertainty\.jsonl)|"
+    r"(precision|live)\.json",
+    CHECKPOINTS: r"step_\d+(\.damaged)?",
+    "profile": r"trace\.json|operators\.txt",
+    "tensorboard": r"events\.out\.tfevents\..+",
+}
+"""Folders of a run, and what it writes there."""
+BEGUN = {"config_hash", "provenance"}
+EVALUATED = {"config", "data", "tokens", "provenance"}
+SET = {"model", "dataset", "output_dir"}
+"""Keys by which the manifest of a run, that of an evaluation, and the settings of a run are known."""
+LEFT_OVER = r"\..+\.(tmp|old)-\d+"
+"""Names of what is being written, or was when its process was killed (core.files)."""
 OWN = (*RUN_FILES, *PROBE_FILES)
+EVALUATION_FILES = ("eval.scores.jsonl", "eval.metrics.json", "manifest.json", "precision.json")
+"""What `rewardlab eval` writes."""
 
 
 def run_of(name: str) -> Path:
@@ -85,10 +105,37 @@ def only_writer(folder: Path, *, wait_s: float = 0.0) -> Iterator[None]:
         yield
 
 
-def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool) -> None:
+def claim_evaluation(folder: Path, inputs: Iterable[str], *, overwrite: bool) -> None:
+    """Raise ConfigError unless `rewardlab eval` may write to `folder`, which this process holds (`only_writer`)."""
+    name, parent = folder.absolute().name, folder.absolute().parent
+    of_a_run = name in OWN or re.fullmatch(r"step_\d+", name)
+    for place in (folder, parent) if of_a_run else (folder,):
+        if holds_run(place):
+            raise ConfigError(
+                f"--output-dir {folder}: {place} holds a run, with files of its own. Choose another folder."
+            )
+    there = [name for name in EVALUATION_FILES if (folder / name).exists()]
+    own = {(folder / name).resolve() for name in there}
+    for name in inputs:
+        if Path(name).exists() and Path(name).resolve() in own:
+            raise ConfigError(f"{name} is a file that --output-dir {folder} would replace. Choose another folder.")
+    if there and not _manifest_keys(folder) >= EVALUATED:
+        raise ConfigError(
+            f"{folder} holds {', '.join(there)}, which no evaluation of rewardlab's wrote. Choose another "
+            f"--output-dir, or move them away."
+        )
+    if there and not overwrite:
+        raise ConfigError(
+            f"{folder} already holds an evaluation ({', '.join(there)}). Choose another --output-dir, or replace it "
+            f"with --overwrite."
+        )
+
+
+def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool, replaces: bool = True) -> None:
     """Raise ConfigError unless a run may write to `folder`, which this process holds (`only_writer`).
 
-    `inputs` are the names of what the run reads: none of them may lie in the run that it would replace.
+    `inputs` are the names of what the run reads: none of them may lie in the run that it would replace. A run that goes
+    on in its folder replaces nothing.
     """
     for name in inputs:
         path = Path(name)
@@ -99,18 +146,76 @@ def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool) -> Non
             raise ConfigError(
                 f"{name} lies in the run that --output-dir {folder} would replace. Choose another folder."
             )
-    if not any((folder / name).exists() for name in OWN) and not list(folder.glob("step_*")):
+    steps = [path.name for _, path in saved_steps(folder)]
+    found = [name for name in (*OWN, *steps) if (folder / name).exists()]
+    if not found:
         return
+    if not holds_run(folder):
+        raise ConfigError(
+            f"{folder} holds {', '.join(found[:4])}{' …' if len(found) > 4 else ''}, which a run would replace, but no "
+            f"run of rewardlab's. Choose another --output-dir, or move them away."
+        )
     if not overwrite:
         raise ConfigError(f"{folder} already holds a run. Choose another --output-dir, or replace it with --overwrite.")
+    if not replaces:
+        return
+    foreign = [name for name in ("best", *steps) if (folder / name).exists() and not _is_model(folder / name)]
+    if foreign:
+        raise ConfigError(
+            f"{folder / foreign[0]} is no reward model that a run saved, and would be replaced. Move it away, or "
+            f"choose another --output-dir."
+        )
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run began in a folder: its manifest, which is there before anything else, says so.
+
+    Earlier versions wrote the settings first.
+    """
+    return _manifest_keys(folder) >= BEGUN or _keys(folder / "config.json") >= SET
+
+
+def _manifest_keys(folder: Path) -> set[str]:
+    return _keys(folder / MANIFEST)
+
+
+def _keys(path: Path) -> set[str]:
+    """Those of a JSON object; none if there is none."""
+    try:
+        found = read_json(path)
+    except (OSError, DataError):
+        return set()
+    return set(found) if isinstance(found, dict) else set()
 
 
 def clear_folder(folder: Path) -> None:
-    """Remove an earlier run, and what an interrupted save left; other files stay."""
+    """Remove an earlier run that `holds_run`, but for its manifest, and what an interrupted save left. Other files
+    stay, also those in folders of the run that no run wrote; `best/` and `step_N/` go as a whole.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        if path.name in OWN or re.fullmatch(r"step_\d+|\.(best|step_\d+)\.(tmp|old)-\d+", path.name):
+    if not holds_run(folder):
+        return
+    for path in list(folder.iterdir()):
+        if path.name in INSIDE and path.is_dir() and not path.is_symlink():
+            _clear_inside(path)
+        elif path.name != MANIFEST and (path.name in OWN or re.fullmatch(rf"step_\d+|{LEFT_OVER}", path.name)):
             remove(path)
+
+
+def _clear_inside(folder: Path) -> None:
+    """Remove what a run writes in one of its folders, and the folder if nothing else is in it."""
+    for path in list(folder.iterdir()):
+        foreign = folder.name == CHECKPOINTS and path.suffix != ".damaged" and not (path / "checkpoint.json").is_file()
+        if re.fullmatch(LEFT_OVER, path.name) or (re.fullmatch(INSIDE[folder.name], path.name) and not foreign):
+            remove(path)
+    if left := sorted(path.name for path in folder.iterdir()):
+        logger.warning("%s: left as they are, since no run wrote them: %s", folder, ", ".join(left[:5]))
+    else:
+        folder.rmdir()
+
+
+def _is_model(folder: Path) -> bool:
+    return (folder / SPEC_FILE).is_file()
 
 
 def saved_steps(folder: Path) -> list[tuple[int, Path]]:

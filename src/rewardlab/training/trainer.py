@@ -94,7 +94,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         self._next: Pending[list[MicroBatch]] | None = None
         self.optimizer = optimizer
         self.schedule = build_schedule(self.optimizer, config, num_steps)
-        self.eval_every = config.eval_every or max(1, num_steps // 10)
+        self.eval_every = config.interval(num_steps)
 
     # The hooks of a task.
 
@@ -178,15 +178,14 @@ class Trainer(ABC, Generic[MicroBatch]):
         Raises NonFiniteError before the update of a step whose loss or gradient is not finite, and RunInterrupted
         between two steps if that was asked for.
         """
-        bar = tqdm(total=self.num_steps, initial=self.step, desc="training", disable=None, leave=False)
-        ended = self._finish_step()
-        while not ended:
-            self.log.progress.add(self.train_step(self._planned(self.step)))
-            self.step += 1
-            self.observers.step_done(self.step)
-            bar.update()
+        with tqdm(total=self.num_steps, initial=self.step, desc="training", disable=None, leave=False) as bar:
             ended = self._finish_step()
-        bar.close()
+            while not ended:
+                self.log.progress.add(self.train_step(self._planned(self.step)))
+                self.step += 1
+                self.observers.step_done(self.step)
+                bar.update()
+                ended = self._finish_step()
         self.keeper.finish()
 
     def _finish_step(self) -> bool:

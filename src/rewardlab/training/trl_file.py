@@ -224,7 +224,9 @@ def _evaluation(file: Values, made: Translation, where: str) -> None:
             split = file.get("dataset_test_split") or "test"
             made.set("eval_split", split, "dataset_test_split", split)
         if strategy == "epoch":
-            made.say("eval_strategy", strategy, "--eval-every counts steps; by default it is a tenth of the run")
+            made.say(
+                "eval_strategy", strategy, "--eval-every counts steps; by default it is a tenth of the run, at least 5"
+            )
         else:
             key = "eval_steps" if file.get("eval_steps") is not None else "logging_steps"
             _steps(file.get(key) or 10, key, "eval_every", made)

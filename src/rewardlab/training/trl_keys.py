@@ -10,21 +10,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rewardlab.core.other_names import ALSO_CALLED
+
 RENAMED: Final[Mapping[str, str]] = {
-    "model_name_or_path": "model",
-    "trust_remote_code": "trust_remote_code",
-    "output_dir": "output_dir",
-    "overwrite_output_dir": "overwrite",
-    "learning_rate": "lr",
-    "num_train_epochs": "epochs",
-    "weight_decay": "weight_decay",
-    "max_grad_norm": "max_grad_norm",
-    "seed": "seed",
-    "use_peft": "lora",
-    "lora_r": "lora_rank",
-    "lora_alpha": "lora_alpha",
-    "use_rslora": "rslora",
-    "center_rewards_coefficient": "center_lambda",
+    **{
+        name: name
+        for name in ("trust_remote_code", "output_dir", "weight_decay", "max_grad_norm", "seed", "lora_alpha")
+    },
+    **{
+        name: ALSO_CALLED[name]
+        for name in (
+            *("model_name_or_path", "overwrite_output_dir", "learning_rate", "num_train_epochs"),
+            *("use_peft", "lora_r", "use_rslora", "center_rewards_coefficient"),
+        )
+    },
 }
 """Keys whose values mean here what they mean in TRL; null leaves TRL's default."""
 

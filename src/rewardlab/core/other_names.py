@@ -1,0 +1,54 @@
+"""What TRL and transformers call our settings: for whoever comes with their names at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "model_name_or_path": "model",
+        "learning_rate": "lr",
+        "num_train_epochs": "epochs",
+        "max_steps": "steps",
+        "per_device_train_batch_size": "batch_size",
+        "train_batch_size": "batch_size",
+        "max_length": "max_seq_len",
+        "max_seq_length": "max_seq_len",
+        "dataset_name": "dataset",
+        "train_file": "dataset",
+        "dataset_train_split": "hf_split",
+        "dataset_test_split": "eval_split",
+        "test_split_size": "eval_fraction",
+        "overwrite_output_dir": "overwrite",
+        "logging_steps": "log_every",
+        "eval_steps": "eval_every",
+        "eval_strategy": "eval_every",
+        "evaluation_strategy": "eval_every",
+        "save_steps": "save_every",
+        "save_strategy": "save_every",
+        "resume_from_checkpoint": "resume",
+        "metric_for_best_model": "early_stopping_metric",
+        "greater_is_better": "early_stopping_mode",
+        "lr_scheduler_type": "lr_scheduler",
+        "optim": "optimizer",
+        "label_smoothing_factor": "label_smoothing",
+        "center_rewards_coefficient": "center_lambda",
+        "use_peft": "lora",
+        "lora_r": "lora_rank",
+        "use_rslora": "rslora",
+        "use_dora": "dora",
+        "load_in_4bit": "quantization",
+        "load_in_8bit": "quantization",
+        "bf16": "precision",
+        "fp16": "precision",
+        "dtype": "precision",
+        "torch_dtype": "precision",
+        "gradient_checkpointing": "activation_checkpointing",
+        "torch_compile": "compile",
+        "use_liger_kernel": "liger",
+        "fsdp": "sharding",
+    }
+)
+"""Their name -> ours; the values of some mean another thing (docs/coming-from-trl.md)."""

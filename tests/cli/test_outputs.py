@@ -1,0 +1,174 @@
+"""What commands write: nothing that is there already is replaced, unless that was asked for, and never an input."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from command_line import refusal, short_run, write_rows
+from conftest import make_model, make_tokenizer, write_pairs
+from rewardlab.artifact.save import save_reward_model
+from rewardlab.cli import main
+from rewardlab.core.files import remove
+from rewardlab.data.chat import build_renderer
+from rewardlab.data.config import DataConfig
+from rewardlab.training.run_folder import clear_folder
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("outputs") / "reward"
+    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
+    save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    return folder
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("inside", ["", "evals", "best"])
+def test_an_evaluation_stays_out_of_a_run(saved, tmp_path, capsys, inside):
+    run = tmp_path / "run"
+    put(run, {"manifest.json": '{"config_hash": "1", "provenance": {}}', "evals/precision.json": "{}"})
+    data = write_pairs(tmp_path / "pairs.jsonl", 6)
+    for more in ([], ["--overwrite"]):
+        said = refusal(capsys, "eval", "--model", saved, "--dataset", data, "--output-dir", run / inside, *more)
+        assert said.startswith(f"--output-dir {run / inside}: {run} holds a run, with files of its own. Choose another")
+    assert (run / "evals/precision.json").read_text() == "{}"
+    main(["eval", "--model", str(saved), "--dataset", str(data), "--output-dir", str(run / "judged")])  # its own
+
+
+def test_an_evaluation_replaces_no_file_of_others(saved, tmp_path, capsys):
+    put(tmp_path / "app", {"manifest.json": '{"name": "an app"}'})
+    data = write_pairs(tmp_path / "pairs.jsonl", 6)
+    said = refusal(capsys, "eval", "--model", saved, "--dataset", data, "--output-dir", tmp_path / "app", "--overwrite")
+    assert "holds manifest.json, which no evaluation of rewardlab's wrote" in said
+    assert (tmp_path / "app/manifest.json").read_text() == '{"name": "an app"}'
+
+
+def test_an_evaluation_is_replaced_only_when_asked(saved, tmp_path, capsys):
+    out = tmp_path / "out"
+    data, other = (write_pairs(tmp_path / f"{name}.jsonl", 6, offset=offset) for name, offset in (("a", 0), ("b", 50)))
+    line = ["eval", "--model", str(saved), "--output-dir", str(out)]
+    main([*line, "--dataset", str(data), "--precision-card"])
+    first = files_of(out)
+    assert "precision.json" in first
+    said = refusal(capsys, *line, "--dataset", other)
+    assert said.startswith(f"{out} already holds an evaluation (eval.scores.jsonl, eval.metrics.json, manifest.json, ")
+    assert "or replace it with --overwrite" in said
+    assert files_of(out) == first
+    said = refusal(capsys, *line, "--dataset", out / "eval.scores.jsonl", "--overwrite")
+    assert f"is a file that --output-dir {out} would replace" in said
+    assert files_of(out) == first
+    refusal(capsys, *line, "--dataset", tmp_path / "nosuch.jsonl", "--overwrite")
+    assert files_of(out) == first, "a mistake takes nothing away"
+    main([*line, "--dataset", str(other), "--overwrite"])
+    again = files_of(out)
+    assert again["eval.scores.jsonl"] != first["eval.scores.jsonl"]
+    assert "precision.json" not in again, "the card of another evaluation"
+    assert json.loads(again["manifest.json"])["config"]["overwrite"] is False
+
+
+def test_scores_replace_no_file_unasked_and_never_their_input(saved, tmp_path, capsys):
+    rows = write_rows(tmp_path / "rows.jsonl", {"prompt": "How?", "response": "So."})
+    link = tmp_path / "link.jsonl"
+    link.symlink_to(rows)
+    text = rows.read_bytes()
+    for target in (rows, link, tmp_path / "." / "rows.jsonl"):
+        for more in ([], ["--overwrite"]):
+            said = refusal(capsys, "score", "--model", saved, "--input", rows, "--output", target, *more)
+            assert said.startswith(f"--output {target}: is the file to be scored")
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("{}\n")
+    line = ["score", "--model", str(saved), "--input", str(rows), "--output", str(metrics)]
+    assert refusal(capsys, *line).startswith(f"--output {metrics}: is there already. Name another file, or replace")
+    assert metrics.read_text() == "{}\n"
+    main([*line, "--overwrite"])
+    assert "score" in json.loads(metrics.read_text())
+    assert rows.read_bytes() == text
+
+
+FOREIGN = {
+    "checkpoints/epoch_3.pt": "weights",
+    "evals/mine.csv": "a,b",
+    "profile/flame.svg": "<svg/>",
+    "config.json": "{}",
+    "manifest.json": '{"name": "an app"}',
+    "step_7/notes.txt": "mine",
+    "best/model.bin": "weights",
+}
+
+
+def put(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def there(folder: Path, files: dict[str, str]) -> bool:
+    return all((folder / name).is_file() and (folder / name).read_text() == text for name, text in files.items())
+
+
+@pytest.mark.parametrize("more", [[], ["--resume", "auto"], ["--overwrite"]])
+@pytest.mark.parametrize("names", [tuple(FOREIGN), *((name,) for name in FOREIGN)], ids=str)
+def test_files_of_others_are_never_removed(base_model, pairs_file, tmp_path, capsys, names, more):
+    files = {name: FOREIGN[name] for name in names}
+    put(tmp_path / "run", files)
+    said = refusal(capsys, *short_run(base_model, tmp_path / "run"), "--dataset", pairs_file, *more)
+    assert re.match(rf"{tmp_path / 'run'} holds .*, which a run would replace, but no run of rewardlab's\.", said)
+    assert there(tmp_path / "run", files)
+
+
+def test_what_others_put_into_the_folders_of_a_run_stays_when_it_is_replaced(
+    base_model, pairs_file, tmp_path, capsys, caplog
+):
+    line = [str(word) for word in (*short_run(base_model, tmp_path / "run"), "--dataset", pairs_file)]
+    main(line)
+    added = {name: FOREIGN[name] for name in ("checkpoints/epoch_3.pt", "evals/mine.csv")} | {
+        "notes.txt": "mine",
+        "evals/mine.metrics.json": "{}",
+        "checkpoints/step_500/weights.pt": "weights",
+    }
+    put(tmp_path / "run", added)
+    (tmp_path / "run/evals/step_99.scores.jsonl").write_text("")
+    main([*line, "--overwrite"])
+    assert there(tmp_path / "run", added)
+    assert not (tmp_path / "run/evals/step_99.scores.jsonl").exists(), "of the run that was replaced"
+    assert "evals: left as they are, since no run wrote them: mine.csv, mine.metrics.json" in caplog.text
+    put(tmp_path / "run", {"step_7/notes.txt": "mine"})
+    said = refusal(capsys, *line, "--overwrite")
+    assert said.startswith(f"{tmp_path / 'run/step_7'} is no reward model that a run saved")
+    assert (tmp_path / "run/best").exists() or (tmp_path / "run/step_2").exists()
+
+
+def test_links_in_a_run_are_removed_and_not_what_is_behind_them(base_model, pairs_file, tmp_path):
+    line = [str(word) for word in (*short_run(base_model, tmp_path / "run"), "--dataset", pairs_file)]
+    main(line)
+    elsewhere = tmp_path / "all-tensorboards"
+    put(elsewhere, {"events.out.tfevents.1": "of another run"})
+    remove(tmp_path / "run/tensorboard")
+    (tmp_path / "run/tensorboard").symlink_to(elsewhere)
+    main([*line, "--overwrite"])
+    assert there(elsewhere, {"events.out.tfevents.1": "of another run"})
+    assert not (tmp_path / "run/tensorboard").is_symlink()
+
+
+def test_a_run_that_was_killed_while_it_began_or_was_cleared_begins_again(base_model, pairs_file, tmp_path):
+    line = [str(word) for word in (*short_run(base_model, tmp_path / "run"), "--dataset", pairs_file)]
+    main(line)
+    run = tmp_path / "run"
+    put(run, {"evals/mine.csv": "a,b"})
+    clear_folder(run)  # and killed before it wrote anything
+    main([*line, "--resume", "auto"])
+    assert (run / "config.json").is_file()
+    clear_folder(run)
+    (run / "manifest.json").unlink()
+    put(run, {"config.json": '{"model": "m", "dataset": ["d"], "output_dir": "o"}', "samples.txt": "of before"})
+    (run / "evals/mine.csv").unlink()
+    main([*line, "--resume", "auto"])  # as a version that wrote its settings first left it
+    assert (run / "manifest.json").is_file()

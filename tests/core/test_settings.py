@@ -1,0 +1,55 @@
+"""Settings by their names: unknown ones are refused with the nearest, also where Python builds a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pickle
+
+import pytest
+
+from rewardlab.core.config import fields_of, from_mapping
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.other_names import ALSO_CALLED
+from rewardlab.training.config import EvalConfig, ProbeConfig, RewardTrainerConfig
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("learning_rate", "lr"),
+        ("use_peft", "lora"),
+        ("max_length", "max_seq_len"),
+        ("label_smothing", "label_smoothing"),
+    ],
+)
+def test_an_unknown_keyword_names_the_nearest_setting(name, near):
+    message = rf"RewardTrainerConfig: unknown setting '{name}'\. Did you mean '{near}'\?"
+    with pytest.raises(ConfigError, match=message):
+        RewardTrainerConfig(model="m", dataset=("d",), **{name: 1})
+    with pytest.raises(ConfigError, match=rf"run\.yaml: unknown setting '{name}'\. Did you mean '{near}'\?"):
+        from_mapping(RewardTrainerConfig, {name: 1}, where="run.yaml")
+
+
+@pytest.mark.parametrize("kind", [EvalConfig, ProbeConfig])
+def test_other_configurations_suggest_only_what_they_have(kind):
+    with pytest.raises(
+        ConfigError, match=rf"{kind.__name__}: unknown setting 'dataset_name'\. Did you mean 'dataset'\?"
+    ):
+        kind(dataset_name="x")
+    with pytest.raises(ConfigError) as error:
+        kind(learning_rate=1)
+    assert "'lr'" not in str(error.value)
+
+
+def test_every_other_name_is_one_of_a_setting_and_not_itself_one():
+    known = {field.name for field in fields_of(RewardTrainerConfig)}
+    assert set(ALSO_CALLED.values()) <= known
+    assert not known & set(ALSO_CALLED)
+
+
+def test_a_configuration_is_still_a_plain_dataclass():
+    config = RewardTrainerConfig(model="m", dataset=("d",))
+    assert dataclasses.replace(config, lr=1e-3).lr == 1e-3
+    assert pickle.loads(pickle.dumps(config)) == config
+    assert "label_smoothing" in inspect.signature(RewardTrainerConfig.__init__).parameters
