@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             found[lr] = run_rate(rows, lr, options, Path(work))
             results.write(
                 "half_rounding",
-                f"{data.name}.{options.kind}",
+                f"{data.name}.{options.kind}" + (f".{options.layers}-layers" if options.layers else ""),
                 page=page_of(found, data.name, options),
                 data={"rates": {f"{rate:g}": facts_of(arms) for rate, arms in found.items()}},
                 options=options,
@@ -303,6 +303,7 @@ def page_of(
     found: Mapping[float, Mapping[str, Sequence[Trained]]], data: str, options: argparse.Namespace
 ) -> list[str]:
     """The page so far."""
+    depth = f", the first {options.layers} layers" if options.layers else ""
     judged_on = "pairs after them" if options.test_data is None else f"pairs of {options.test_data}"
     what = {"full": "all weights", "lora": "LoRA", "head": "the head alone"}[options.kind]
     tables = []
@@ -313,9 +314,9 @@ def page_of(
     return [
         f"# bf16 that learns like float32: {what}, {data}",
         "",
-        f"{Path(options.model).name}, {options.steps} steps of {options.batch_size} pairs at a constant rate; judged "
-        f"in float32 on {options.test_pairs} {judged_on}. Differences are from float32 on the same pairs and seeds, "
-        f"averaged over seeds, with 95 % intervals over pairs, clustered by prompt (they say nothing of other seeds). "
+        f"{Path(options.model).name}{depth}, {options.steps} steps of {options.batch_size} pairs at a constant rate; "
+        f"judged in float32 on {options.test_pairs} {judged_on}. Differences are from float32 on the same pairs and "
+        f"seeds, averaged over seeds, with 95 % intervals over pairs, clustered by prompt (they say nothing of other seeds). "
         f"`live` is the model as it computes while it trains, a number a seed: the distance of its margins from those "
         f"of its own weights in float32 (root mean square, in standard deviations of a margin).",
         "",
