@@ -316,9 +316,9 @@ def page_of(
         "",
         f"{Path(options.model).name}{depth}, {options.steps} steps of {options.batch_size} pairs at a constant rate; "
         f"judged in float32 on {options.test_pairs} {judged_on}. Differences are from float32 on the same pairs and "
-        f"seeds, averaged over seeds, with 95 % intervals over pairs, clustered by prompt (they say nothing of other seeds). "
-        f"`live` is the model as it computes while it trains, a number a seed: the distance of its margins from those "
-        f"of its own weights in float32 (root mean square, in standard deviations of a margin).",
+        f"seeds, averaged over seeds, with 95 % intervals over pairs, clustered by prompt (they say nothing of other "
+        f"seeds). `live` is the model as it computes while it trains, a number a seed: the distance of its margins "
+        f"from those of its own weights in float32 (root mean square, in standard deviations of a margin).",
         "",
         *tables,
     ]
