@@ -15,7 +15,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -109,17 +108,11 @@ def page_of(found: Mapping[str, Mapping[str, Sequence[float]]], options: argpars
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every arm, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--layers", type=int, default=8, help="the first ones; 0 for all")
-    parser.add_argument("--data", default="hh_helpful.train")
-    parser.add_argument("--data-folder", type=Path, default=workload.DATA_FOLDER)
-    parser.add_argument("--pairs", type=int, default=16, help="of a step")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))
-    parser.add_argument("--set", nargs="+", default=["micro_token_budget=4096"], metavar="NAME=VALUE")
-    parser.add_argument("--max-seq-len", type=int, default=1024)
-    parser.add_argument("--threads", type=int, default=2)
+    ours.add_step_flags(parser, pairs=16)
     results.add_flags(parser)
     options = parser.parse_args(arguments)
     if options.rounds <= FROM:
@@ -127,13 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ours.quiet()
     torch.set_num_threads(options.threads)
     load = machine.load_average()
-    fixed: dict[str, Any] = {
-        "batch_size": options.pairs,
-        "max_seq_len": options.max_seq_len,
-        "precision": options.precision,
-        "allocator": "keep",
-        **ours.parse_settings(options.set),
-    }
+    fixed = ours.step_settings(options)
     with tempfile.TemporaryDirectory() as work:
         folder = workload.model_folder(options.model, Path(work), layers=options.layers or None)
         data = workload.read_rows(options.data, options.pairs * options.rounds, folder=options.data_folder)

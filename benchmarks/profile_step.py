@@ -65,28 +65,16 @@ def profiled(step: Any) -> tuple[dict[str, float], dict[str, float]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Profile both, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--layers", type=int, default=None, help="the first ones alone")
-    parser.add_argument("--data", default="hh_helpful.train")
-    parser.add_argument("--data-folder", type=Path, default=workload.DATA_FOLDER)
-    parser.add_argument("--pairs", type=int, default=16)
     parser.add_argument("--precision", default="bf16", choices=["bf16", "fp16"])
-    parser.add_argument("--set", nargs="+", default=["micro_token_budget=4096"], metavar="NAME=VALUE")
-    parser.add_argument("--max-seq-len", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=3, help="steps timed without the profiler; their median counts")
-    parser.add_argument("--threads", type=int, default=2)
+    ours.add_step_flags(parser, pairs=16)
     results.add_flags(parser)
     options = parser.parse_args(arguments)
     ours.quiet()
     torch.set_num_threads(options.threads)
     load = machine.load_average()
-    fixed: dict[str, Any] = {
-        "batch_size": options.pairs,
-        "max_seq_len": options.max_seq_len,
-        "precision": options.precision,
-        "allocator": "keep",
-        **ours.parse_settings(options.set),
-    }
+    fixed = ours.step_settings(options)
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as work:
         folder = workload.model_folder(options.model, Path(work), layers=options.layers)

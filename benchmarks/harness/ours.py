@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import yaml
 
+from harness import workload
 from harness.flops import Work, layout_work
 from rewardlab.core.config import from_mapping
 from rewardlab.core.types import TokenGroup
@@ -38,6 +40,28 @@ def settings(folder: str, chosen: Mapping[str, object]) -> RewardTrainerConfig:
     """The configuration of a run of the model in `folder`; `chosen` as from a file."""
     fixed = {"model": folder, "dataset": "benchmark", "output_dir": str(Path(tempfile.gettempdir()) / "benchmark")}
     return from_mapping(RewardTrainerConfig, {**fixed, **chosen}, where="--set")
+
+
+def add_step_flags(parser: argparse.ArgumentParser, *, pairs: int) -> None:
+    """What a script that takes steps of ours alone is told: model, rows and settings."""
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--data", default="hh_helpful.train")
+    parser.add_argument("--data-folder", type=Path, default=workload.DATA_FOLDER)
+    parser.add_argument("--pairs", type=int, default=pairs, help="of a step")
+    parser.add_argument("--set", nargs="+", default=["micro_token_budget=4096"], metavar="NAME=VALUE")
+    parser.add_argument("--max-seq-len", type=int, default=1024)
+    parser.add_argument("--threads", type=int, default=2)
+
+
+def step_settings(options: argparse.Namespace) -> dict[str, object]:
+    """The settings that `add_step_flags` and `--precision` ask for; freed memory is kept, as in a run."""
+    return {
+        "batch_size": options.pairs,
+        "max_seq_len": options.max_seq_len,
+        "precision": options.precision,
+        "allocator": "keep",
+        **parse_settings(options.set),
+    }
 
 
 def build_model(config: RewardTrainerConfig, *, sharing: bool, device: torch.device) -> RewardModel:

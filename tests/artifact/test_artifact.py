@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2Config
 
-from conftest import CHATML, make_model, make_tokenizer, set_layout
+from artifacts import save
+from conftest import CHATML, make_model, make_tokenizer
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.canaries import FAULTS, name_fault
 from rewardlab.artifact.load import load
@@ -31,22 +32,6 @@ from rewardlab.serve.verify import verify
 from sealing import edit, edit_weights, seal_again
 
 FAMILIES = ["llama", "qwen2", "qwen3", "gemma2", "gemma3", "gpt_neox"]
-
-
-def save(folder: Path, family: str = "llama", *, template: str | None = CHATML, dtype=torch.float32, **settings):
-    """A saved tiny reward model and its spec."""
-    renderer = build_renderer(make_tokenizer(template), DataConfig(max_seq_len=256))
-    model = make_model(family, **settings)
-    if family == "llama" and "config" not in settings:
-        # A base other than the default, so that losing it shows.
-        model = make_model(family, config=_with_rope(model.config, 777.0))
-    spec = save_reward_model(folder, model, renderer, beta=1.5, save_dtype=dtype, provenance={"test": True})
-    return model, renderer, spec
-
-
-def _with_rope(config, base):
-    config.rope_parameters = {"rope_type": "default", "rope_theta": base}
-    return config
 
 
 @pytest.fixture(scope="module")
@@ -99,75 +84,10 @@ def test_a_loaded_model_scores_as_the_live_one_did(tmp_path, family):
     assert loaded.score_replies(conversations[0][:1], ["Water it.", "no"]) == pytest.approx(live[:2], abs=1e-5)
 
 
-REFUSED = """
-import rewardlab, sys
-scorer = rewardlab.load(sys.argv[1])
-turn = {"role": "user", "content": "a"}
-for wrong in (
-    lambda: scorer.score("text"),
-    lambda: scorer.score([turn]),
-    lambda: scorer.score(turn),
-    lambda: scorer.score([rewardlab.Message("user", "a")]),
-    lambda: scorer.score(["text"]),
-    lambda: scorer.score([["text"]]),
-    lambda: scorer.score([[3]]),
-    lambda: scorer.score_replies("How?", "text"),
-    lambda: scorer.score_replies("How?", [3]),
-    lambda: scorer.score_replies(turn, ["b"]),
-):
-    try:
-        print("scored", wrong())
-    except rewardlab.RewardlabError as error:
-        print(error)
-"""
-
-
-def test_what_is_no_conversation_is_refused_in_words(saved):
-    """In a process whose types nobody checks, as users have it."""
-    command = [sys.executable, "-c", REFUSED, str(saved)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    lines = answer.stdout.splitlines()
-    expected = [
-        *["score takes a list of conversations"] * 4,
-        "a conversation is a list of messages, got 'text'",
-        "a message has a role and a content, got 'text'",
-        "a message has a role and a content, got 3",
-        *["replies are a list of texts"] * 2,
-        "a conversation is a list of messages, got {'role'",
-    ]
-    assert len(lines) == len(expected)
-    for line, beginning in zip(lines, expected, strict=True):
-        assert line.startswith(beginning)
-
-
 def test_a_clean_process_minds_no_file_of_the_current_folder(copy, tmp_path, monkeypatch):
     (tmp_path / "random.py").write_text("raise SystemExit('run')")
     monkeypatch.chdir(tmp_path)
     verify_in_clean_process(copy)
-
-
-def test_a_prompt_may_be_a_text(saved):
-    scorer = load(saved)
-    asked = scorer.score_replies([{"role": "user", "content": "How?"}], ["So.", "No."])
-    assert scorer.score_replies("How?", ["So.", "No."]) == asked
-    opened = "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: How?\n\nAssistant:"
-    turns = [
-        {"role": role, "content": text} for role, text in (("user", "Hi"), ("assistant", "Yes?"), ("user", "How?"))
-    ]
-    assert scorer.score_replies(opened, [" So."]) == scorer.score_replies(turns, ["So."])
-    conversations = [[{"role": "user", "content": "How?"}, {"role": "assistant", "content": "So."}]]
-    assert scorer.score(iter(conversations)) == scorer.score(conversations)
-
-
-def test_scores_do_not_depend_on_what_is_scored_beside_them(saved):
-    scorer = load(saved)
-    conversations = [
-        [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
-        for prompt, reply in [("a", "yes"), ("a", "no no"), ("b", "yes"), ("a", "yes")]
-    ]
-    alone = [scorer.score([conversation])[0] for conversation in conversations]
-    assert scorer.score(conversations) == pytest.approx(alone, abs=1e-5)
-    assert scorer.score(conversations[::-1]) == pytest.approx(alone[::-1], abs=1e-5)
 
 
 def test_the_folder_says_what_engines_need_to_know(saved):
@@ -478,13 +398,3 @@ def test_a_saved_model_is_a_base_to_continue_from(saved):
     )
     assert any(line.startswith("head: kept") for line in lines)
     assert torch.equal(model.head.weight, load_file(saved / "model.safetensors")["score.weight"])
-
-
-def test_layouts_agree_after_loading(saved):
-    scorer = load(saved)
-    assert scorer.model.layout == "shared"
-    conversations = [[{"role": "user", "content": "q"}, {"role": "assistant", "content": r}] for r in ("a", "bb c")]
-    shared = scorer.score(conversations)
-    set_layout(scorer.model, "padded")
-    assert scorer.score(conversations) == pytest.approx(shared, abs=1e-5)
-    assert load(saved, attention="padded").score(conversations) == pytest.approx(shared, abs=1e-5)

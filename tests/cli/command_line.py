@@ -9,8 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from conftest import make_model, make_tokenizer
+from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
+from rewardlab.data.chat import build_renderer
+from rewardlab.data.config import DataConfig
 from rewardlab.training.config import RewardTrainerConfig
 
 BASE = ["--model", "base", "--dataset", "pairs.jsonl"]
@@ -52,3 +57,10 @@ def short_run(base_model: Path, folder: Path) -> list[object]:
     """`train` for two steps on the tiny model; the dataset is still to be named."""
     settings = "--steps 2 --batch-size 4 --max-seq-len 128 --eval-every 2 --lr 1e-3"
     return ["train", "--model", base_model, "--output-dir", folder, *settings.split()]
+
+
+def tiny_reward_model(folder: Path) -> Path:
+    """Save a tiny reward model with random weights."""
+    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
+    save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    return folder

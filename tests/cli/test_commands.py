@@ -12,8 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from command_line import refusal, short_run, write_rows
-from conftest import make_model, make_tokenizer, write_pairs
+from command_line import refusal, short_run, tiny_reward_model, write_rows
+from conftest import write_pairs
 from rewardlab import cli
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
@@ -22,8 +22,6 @@ from rewardlab.cli import main
 from rewardlab.core.files import write_json
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Message
-from rewardlab.data.chat import build_renderer
-from rewardlab.data.config import DataConfig
 from rewardlab.model import compute
 from rewardlab.model.config import ComputeConfig
 from rewardlab.serve.verify import verify
@@ -33,10 +31,7 @@ from rewardlab.training.config import EvalConfig
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny reward model."""
-    folder = tmp_path_factory.mktemp("cli") / "reward"
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
-    save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
-    return folder
+    return tiny_reward_model(tmp_path_factory.mktemp("cli") / "reward")
 
 
 @pytest.fixture

@@ -7,24 +7,18 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 
-from command_line import refusal, short_run, write_rows
-from conftest import make_model, make_tokenizer, write_pairs
-from rewardlab.artifact.save import save_reward_model
+from command_line import refusal, short_run, tiny_reward_model, write_rows
+from conftest import write_pairs
 from rewardlab.cli import main
 from rewardlab.core.files import remove
-from rewardlab.data.chat import build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.training import evaluate as evaluate_module
 from rewardlab.training.run_folder import clear_folder
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("outputs") / "reward"
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
-    save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
-    return folder
+    return tiny_reward_model(tmp_path_factory.mktemp("outputs") / "reward")
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -172,3 +166,31 @@ def test_a_run_that_was_killed_while_it_began_or_was_cleared_begins_again(base_m
     (run / "evals/mine.csv").unlink()
     main([*line, "--resume", "auto"])  # as a version that wrote its settings first left it
     assert (run / "manifest.json").is_file()
+
+
+def test_what_others_put_beside_the_steps_of_a_run_stays_when_it_goes_on(base_model, pairs_file, tmp_path):
+    line = [str(word) for word in (*short_run(base_model, tmp_path / "run"), "--dataset", pairs_file)]
+    main(line)
+    put(tmp_path / "run", {"step_99/notes.txt": "mine"})
+    main([*line, "--resume", "auto"])
+    assert there(tmp_path / "run", {"step_99/notes.txt": "mine"})
+
+
+def test_an_evaluation_that_was_killed_while_it_was_written_can_be_replaced(saved, tmp_path, monkeypatch):
+    data = write_pairs(tmp_path / "pairs.jsonl", 6)
+    line = ["eval", "--model", str(saved), "--dataset", str(data), "--output-dir", str(tmp_path / "out")]
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluate_module, "write_json", killed)  # or just before its first file
+        with pytest.raises(SystemExit):
+            main(line)
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluate_module, "write_jsonl", killed)
+        with pytest.raises(SystemExit):
+            main(line)
+    assert (tmp_path / "out/manifest.json").is_file()
+    main([*line, "--overwrite"])
+    assert (tmp_path / "out/eval.scores.jsonl").is_file()

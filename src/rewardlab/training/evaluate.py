@@ -165,7 +165,6 @@ def _evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRep
     result = evaluate_groups(
         scorer.model, groups, beta=scorer.beta, budget=config.micro_token_budget, progress="scoring"
     )
-    write_evaluation(config.output_dir, "eval", result)
     write_json(
         config.output_dir / "manifest.json",
         {
@@ -175,6 +174,7 @@ def _evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRep
             "provenance": provenance(),
         },
     )
+    write_evaluation(config.output_dir, "eval", result)
     if config.precision_card:
         exact = result.rows if config.precision == "fp32" else None
         if exact is None:

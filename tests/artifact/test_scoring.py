@@ -1,0 +1,94 @@
+"""A loaded model scores conversations: what it takes, what it refuses, and that company changes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from artifacts import save
+from conftest import set_layout
+from rewardlab.artifact.load import load
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("scoring") / "rm"
+    save(folder)
+    return folder
+
+
+REFUSED = """
+import rewardlab, sys
+scorer = rewardlab.load(sys.argv[1])
+turn = {"role": "user", "content": "a"}
+for wrong in (
+    lambda: scorer.score("text"),
+    lambda: scorer.score([turn]),
+    lambda: scorer.score(turn),
+    lambda: scorer.score([rewardlab.Message("user", "a")]),
+    lambda: scorer.score(["text"]),
+    lambda: scorer.score([["text"]]),
+    lambda: scorer.score([[3]]),
+    lambda: scorer.score_replies("How?", "text"),
+    lambda: scorer.score_replies("How?", [3]),
+    lambda: scorer.score_replies(turn, ["b"]),
+):
+    try:
+        print("scored", wrong())
+    except rewardlab.RewardlabError as error:
+        print(error)
+"""
+
+
+def test_what_is_no_conversation_is_refused_in_words(saved):
+    """In a process whose types nobody checks, as users have it."""
+    command = [sys.executable, "-c", REFUSED, str(saved)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    lines = answer.stdout.splitlines()
+    expected = [
+        *["score takes a list of conversations"] * 4,
+        "a conversation is a list of messages, got 'text'",
+        "a message has a role and a content, got 'text'",
+        "a message has a role and a content, got 3",
+        *["replies are a list of texts"] * 2,
+        "a conversation is a list of messages, got {'role'",
+    ]
+    assert len(lines) == len(expected)
+    for line, beginning in zip(lines, expected, strict=True):
+        assert line.startswith(beginning)
+
+
+def test_a_prompt_may_be_a_text(saved):
+    scorer = load(saved)
+    asked = scorer.score_replies([{"role": "user", "content": "How?"}], ["So.", "No."])
+    assert scorer.score_replies("How?", ["So.", "No."]) == asked
+    opened = "\n\nHuman: Hi\n\nAssistant: Yes?\n\nHuman: How?\n\nAssistant:"
+    turns = [
+        {"role": role, "content": text} for role, text in (("user", "Hi"), ("assistant", "Yes?"), ("user", "How?"))
+    ]
+    assert scorer.score_replies(opened, [" So."]) == scorer.score_replies(turns, ["So."])
+    conversations = [[{"role": "user", "content": "How?"}, {"role": "assistant", "content": "So."}]]
+    assert scorer.score(iter(conversations)) == scorer.score(conversations)
+
+
+def test_scores_do_not_depend_on_what_is_scored_beside_them(saved):
+    scorer = load(saved)
+    conversations = [
+        [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
+        for prompt, reply in [("a", "yes"), ("a", "no no"), ("b", "yes"), ("a", "yes")]
+    ]
+    alone = [scorer.score([conversation])[0] for conversation in conversations]
+    assert scorer.score(conversations) == pytest.approx(alone, abs=1e-5)
+    assert scorer.score(conversations[::-1]) == pytest.approx(alone[::-1], abs=1e-5)
+
+
+def test_layouts_agree_after_loading(saved):
+    scorer = load(saved)
+    assert scorer.model.layout == "shared"
+    conversations = [[{"role": "user", "content": "q"}, {"role": "assistant", "content": r}] for r in ("a", "bb c")]
+    shared = scorer.score(conversations)
+    set_layout(scorer.model, "padded")
+    assert scorer.score(conversations) == pytest.approx(shared, abs=1e-5)
+    assert load(saved, attention="padded").score(conversations) == pytest.approx(shared, abs=1e-5)
