@@ -145,7 +145,7 @@ def start_run(
         model = ours.build_model(config, sharing=True, device=cpu)
     settled = training_run._settle_budget(config, model, data)
     trainer = ours.trainer_of(settled, model, data.train)
-    trainer._least_budget()  # what a step asks that has run out of memory
+    trainer.steps.least_budget()  # what a step asks that has run out of memory
     trainer._planned(0)
 
 

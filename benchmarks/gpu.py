@@ -77,7 +77,7 @@ class Bench:
         for label, *more in self.options.also:
             config = ours.settings(self.config.model, self.fixed | ours.parse_settings(more))
             trainer = self._trainer(config)
-            if adopt(trainer.reward_model, dict(self.trainer.reward_model.named_parameters())):
+            if adopt(trainer.model, dict(self.trainer.model.named_parameters())):
                 trainer.optimizer = self.trainer.optimizer
             steps[label] = self._ours(label, trainer, "shared")
         peer_names = [name for name in wanted if name not in ("ours", "packed")]
@@ -96,12 +96,12 @@ class Bench:
         return steps
 
     def _ours(self, name: str, trainer: RewardTrainer, layout: Any) -> timing.Stepper:
-        self.resident[name], self.own[name] = trainer.reward_model, trainer.optimizer
+        self.resident[name], self.own[name] = trainer.model, trainer.optimizer
         self.budgets[name] = trainer.token_budget
         step = ours.step_of(trainer)
 
         def run() -> timing.Sample:
-            trainer.reward_model.layout = layout
+            trainer.model.layout = layout
             trainer._next = None  # planned ahead for the layout before
             return self._timed(name, step)
 
@@ -114,7 +114,7 @@ class Bench:
         peer = build(disk_class_of(config), config, self.options.peer_attention, seed=0, device=self.device)
         if self.config.lora:
             return peers.with_adapters(peer, self.config, half=self.half), None
-        model = self.trainer.reward_model
+        model = self.trainer.model
         mine = {disk_name(name, model.disk_class): parameter for name, parameter in model.named_parameters()}
         return peer, self.trainer.optimizer if adopt(peer, mine) else None
 

@@ -79,8 +79,8 @@ def train_arm(rows: Rows, settings: Mapping[str, object], steps: int, *, work: P
     trainer = ours.build_trainer(config, rows.train, sharing=True, device=CPU)
     step = ours.step_of(trainer)
     losses = [float(step()["loss"]) for _ in range(steps)]
-    live = columns(judge(trainer.reward_model, rows.test, config))
-    served = {} if work is None else serve(trainer.reward_model, rows, config, work)
+    live = columns(judge(trainer.model, rows.test, config))
+    served = {} if work is None else serve(trainer.model, rows, config, work)
     exact = columns(judge(in_float32(trainer), rows.test, config))
     return Trained(losses=losses, exact=exact, live=live, served=served)
 
@@ -92,7 +92,7 @@ def judge(model: RewardModel, test: Sequence[TokenGroup], config: RewardTrainerC
 
 def in_float32(trainer: RewardTrainer) -> RewardModel:
     """The model, which from now on computes by its float32 weights."""
-    model = trainer.reward_model
+    model = trainer.model
     if model.half_weights is not None:
         model.half_weights.drop()
         model.half_weights = None

@@ -28,7 +28,7 @@ from rewardlab.training.monitor import watch_run
 from rewardlab.training.observers import Observers
 from rewardlab.training.pending import Pending
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, reward_trainer
 from rewardlab.training.sinks import choose_viewers
 
 CPU = torch.device("cpu")
@@ -63,13 +63,13 @@ class Variant:
             made = watch_run(config, CPU, {})
             self.observers._told = made.observers._told
         assert config.steps is not None
-        self.trainer = RewardTrainer(
+        self.trainer = reward_trainer(
             config,
             model,
             Datasets(train=groups),
             num_steps=config.steps,
             records=Records(folder),
-            save=lambda _: None,
+            save=lambda folder, step: None,
             observers=self.observers,
         )
         if name == "alone":
@@ -78,7 +78,7 @@ class Variant:
     def _plan_here(self, step: int) -> Pending[Any]:
         key = (step, self.trainer.token_budget)
         if self.trainer._next is None or self.trainer._next.key != key:
-            made = self.trainer._plan(step)
+            made = self.trainer.steps.plan(step, self.trainer.token_budget)
             self.trainer._next = Ready(key, made)
         return self.trainer._next
 

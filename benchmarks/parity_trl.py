@@ -41,7 +41,7 @@ from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model
 from rewardlab.model.reward import RewardModel, disk_state
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, reward_trainer
 
 PAIRS_A_STEP = 16
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -124,17 +124,17 @@ def train_ours(
     config: RewardTrainerConfig, model: RewardModel, groups: Sequence[TokenGroup], *, num_steps: int, work: Path
 ) -> Track:
     """rewardlab's own trainer, step by step."""
-    trainer = RewardTrainer(
+    trainer = reward_trainer(
         config,
         model,
         Datasets(train=weigh(groups, by=config.kwise_weight)),
         num_steps=num_steps,
         records=Records(work),
-        save=lambda folder: None,
+        save=lambda folder, step: None,
     )
     before, started, reports = trained_weights(model), time.perf_counter(), []
     while trainer.step < num_steps:
-        reports.append(trainer.train_step(trainer._plan(trainer.step)))
+        reports.append(trainer.train_step(trainer.steps.plan(trainer.step, trainer.token_budget)))
         trainer.step += 1
     return Track(
         losses=[report.sums.mean_loss for report in reports],

@@ -21,7 +21,7 @@ from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer, reward_trainer
 from rewardlab.training.trainer import Machine
 
 
@@ -96,13 +96,13 @@ def trainer_of(
     config: RewardTrainerConfig, model: RewardModel, groups: Sequence[TokenGroup], *, machine: Machine | None = None
 ) -> RewardTrainer:
     """A RewardTrainer of this model; alone in its process unless `machine` says otherwise."""
-    return RewardTrainer(
+    return reward_trainer(
         config,
         model,
         Datasets(train=weigh(groups, by=config.kwise_weight)),
         num_steps=1_000_000,
         records=Records(config.output_dir),
-        save=lambda folder: None,
+        save=lambda folder, step: None,
         machine=machine,
     )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rewardlab.training.evaluate import evaluate_folder
     from rewardlab.training.losses import bradley_terry, centering, margin_regularizer, plackett_luce, score_regularizer
     from rewardlab.training.probe import ProbeResult, probe
-    from rewardlab.training.reward_trainer import RewardTrainer
+    from rewardlab.training.reward_trainer import reward_trainer
     from rewardlab.training.run import TrainResult, train
 
 _HOME = {
@@ -31,7 +31,6 @@ _HOME = {
     "Preference": "core.types",
     "ProbeConfig": "training.config",
     "ProbeResult": "training.probe",
-    "RewardTrainer": "training.reward_trainer",
     "RewardTrainerConfig": "training.config",
     "RewardlabError": "core.errors",
     "ScoreRow": "core.types",
@@ -46,6 +45,7 @@ _HOME = {
     "margin_regularizer": "training.losses",
     "plackett_luce": "training.losses",
     "probe": "training.probe",
+    "reward_trainer": "training.reward_trainer",
     "score_regularizer": "training.losses",
     "train": "training.run",
     "verify": "serve.verify",
@@ -59,7 +59,6 @@ __all__ = [
     "Preference",
     "ProbeConfig",
     "ProbeResult",
-    "RewardTrainer",
     "RewardTrainerConfig",
     "RewardlabError",
     "ScoreRow",
@@ -74,6 +73,7 @@ __all__ = [
     "margin_regularizer",
     "plackett_luce",
     "probe",
+    "reward_trainer",
     "score_regularizer",
     "train",
     "verify",

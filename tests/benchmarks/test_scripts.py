@@ -285,7 +285,7 @@ def test_the_padded_peer_holds_what_is_frozen_as_ours_does(tmp_path):
         bench = gpu.Bench("tiny", "hh", "lora", options, tmp_path / precision)
         peer, optimizer = bench._peer()
         assert optimizer is None
-        for model in (peer, bench.trainer.reward_model):
+        for model in (peer, bench.trainer.model):
             assert {parameter.dtype for parameter in model.parameters() if not parameter.requires_grad} == {held}
             assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
         loop = peers.PaddedLoop(
@@ -296,7 +296,7 @@ def test_the_padded_peer_holds_what_is_frozen_as_ours_does(tmp_path):
 
 def test_the_padded_peer_on_the_gpu_has_our_weights(tmp_path):
     bench = gpu.Bench("tiny", "hh", "full", Options, tmp_path)
-    model = bench.trainer.reward_model
+    model = bench.trainer.model
     peer, optimizer = bench._peer()
     assert optimizer is bench.trainer.optimizer
     assert peer.score.weight is model.head.weight

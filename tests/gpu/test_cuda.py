@@ -26,7 +26,7 @@ from rewardlab.training.compiled import compiled_programs
 from rewardlab.training.config import LossConfig, RewardTrainerConfig
 from rewardlab.training.losses import preference_loss, total_weight
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, reward_trainer
 from rewardlab.training.run import train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -145,17 +145,17 @@ def test_a_step_makes_the_host_wait_for_nothing_but_its_result(backend, tmp_path
     groups = make_groups(24, replies=4, seed=3)
     model = make_model(config=wide_config()).to(CUDA).train()
     model.compute_dtype, model.attention_backend = torch.bfloat16, backend
-    trainer = RewardTrainer(
+    trainer = reward_trainer(
         RewardTrainerConfig(model="x", dataset=("y",), batch_size=24, micro_token_budget=512),
         model,
         Datasets(train=groups),
         num_steps=3,
         records=Records(tmp_path),
-        save=lambda _: None,
+        save=lambda folder, step: None,
     )
     trainer.train_step(trainer._planned(0))  # compiles, and makes the optimiser's state
-    batches = trainer._plan(0)
-    weight = sum(trainer._weight(batch) for batch in batches)
+    batches = trainer.steps.plan(0, trainer.token_budget)
+    weight = sum(trainer.steps.weight(batch) for batch in batches)
     torch.cuda.set_sync_debug_mode("error")
     try:
         found = trainer._accumulate(batches, weight)

@@ -33,7 +33,7 @@ from rewardlab.training.interrupt import StopRequests, ending_with_status
 from rewardlab.training.parallel import joined_ranks, parts_of, share
 from rewardlab.training.ranks import Parallel
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer, reward_trainer
 from rewardlab.training.trainer import Machine, Trainer
 
 run_module.verify_in_clean_process = lambda folder: None
@@ -79,7 +79,7 @@ def trainer_for(folder: Path, how: Mapping[str, Any], alone: Parallel | None = N
         ranks = how["ranks"]
         parts = parts_of(how.get("sharding", "full"), ranks)
         together = share(model, parts, ranks, defer_sync=how.get("defer_sync", False))
-    trainer = RewardTrainer(
+    trainer = reward_trainer(
         config,
         model,
         Datasets(train=groups, eval=groups),
@@ -118,7 +118,7 @@ def one_step(folder: Path, how: Mapping[str, Any]) -> dict[str, Any]:
             batches = trainer._planned(trainer.step)
             reports.append(trainer.train_step(batches))
             trainer.step += 1
-        scores = trainer._judge(trainer.data.eval, "").rows
+        scores = trainer.judge._judge(trainer.judge.data.eval, trainer.token_budget, "").rows
         found = {
             "gradients": gradients,
             "weights": {name: whole(p.detach()).clone() for name, p in trainer.model.named_parameters()},
@@ -165,16 +165,16 @@ def crash(folder: Path, how: Mapping[str, Any]) -> None:
     parallel.GRACE_S = 2.0
     with joined_ranks() as ranks:
         trainer = trainer_for(folder, {**how, "ranks": ranks})
-        forward = trainer._forward
+        forward = trainer.steps.forward
 
-        def fails(batch: Any) -> Any:
+        def fails(batch: Any, step: int) -> Any:
             if trainer.step == 1 and ranks.rank == ranks.size - 1:
                 if how["by"] == "dying":
                     os._exit(9)
                 raise RewardlabError("this row is unreadable")
-            return forward(batch)
+            return forward(batch, step)
 
-        trainer._forward = fails
+        trainer.steps.forward = fails
         for _ in range(3):
             trainer.train_step(trainer._planned(trainer.step))
             trainer.step += 1
@@ -185,15 +185,15 @@ def runs_out_of_memory(folder: Path, how: Mapping[str, Any]) -> None:
     parallel.GRACE_S = 2.0
     with joined_ranks() as ranks:
         trainer = trainer_for(folder, {**how, "ranks": ranks})
-        forward, calls = trainer._forward, [0]
+        forward, calls = trainer.steps.forward, [0]
 
-        def fails(batch: Any) -> Any:
+        def fails(batch: Any, step: int) -> Any:
             calls[0] += 1
             if calls[0] == 1 and ranks.rank == 1:
                 raise torch.OutOfMemoryError("out of memory")
-            return forward(batch)
+            return forward(batch, step)
 
-        trainer._forward = fails
+        trainer.steps.forward = fails
         report = trainer.train_step(trainer._planned(0))
         told = ranks.gather((trainer.token_budget, report.sums.mean_loss))
         if ranks.is_first:
@@ -228,7 +228,7 @@ def leaves_one_out(folder: Path, how: Mapping[str, Any]) -> None:
     """A parameter beside the adapters that no score depends on."""
     with joined_ranks() as ranks:
         trainer = trainer_for(folder, {**how, "ranks": ranks, "lora": True})
-        trainer.reward_model.backbone.register_parameter("unread", torch.nn.Parameter(torch.zeros(2)))
+        trainer.model.backbone.register_parameter("unread", torch.nn.Parameter(torch.zeros(2)))
         trainer.train_step(trainer._planned(0))
 
 
@@ -236,13 +236,13 @@ def not_finite(folder: Path, how: Mapping[str, Any]) -> None:
     """One rank's loss is NaN."""
     with joined_ranks() as ranks:
         trainer = trainer_for(folder, {**how, "ranks": ranks})
-        forward = trainer._forward
+        forward = trainer.steps.forward
 
-        def breaks(batch: Any) -> Any:
-            loss, statistics = forward(batch)
+        def breaks(batch: Any, step: int) -> Any:
+            loss, statistics = forward(batch, step)
             return (loss * float("nan") if ranks.rank == 1 and batch.indices else loss), statistics
 
-        trainer._forward = breaks
+        trainer.steps.forward = breaks
         trainer.train_step(trainer._planned(0))
 
 

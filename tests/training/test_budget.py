@@ -25,7 +25,7 @@ from rewardlab.model.lora import add_adapters
 from rewardlab.training.budget import CEILING, Choice, Trial, choose_budget, fill, search
 from rewardlab.training.config import LossConfig, RewardTrainerConfig
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, reward_trainer
 from rewardlab.training.run import train
 from runs import config_for
 
@@ -191,10 +191,10 @@ def test_the_start_of_a_run_builds_no_more_groups_than_a_step_has(tmp_path, monk
     settled = run_module._settle_budget(config, model, Datasets(train=groups, eval=groups[:10]))
     assert len(built) == 8
     assert settled == run_module._settle_budget(config, model, Datasets(train=listed, eval=listed[:10]))
-    trainer = RewardTrainer(
-        settled, model, Datasets(train=groups), num_steps=1, records=Records(tmp_path), save=lambda _: None
+    trainer = reward_trainer(
+        settled, model, Datasets(train=groups), num_steps=1, records=Records(tmp_path), save=lambda folder, step: None
     )
-    assert trainer._least_budget() == max(cost(group, "shared") for group in listed)
+    assert trainer.steps.least_budget() == max(cost(group, "shared") for group in listed)
     assert len(built) == 8
     trainer._planned(0)
     assert len(built) == 16

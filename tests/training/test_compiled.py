@@ -11,8 +11,8 @@ from collections import Counter
 import pytest
 
 import rewardlab.training.compiled as compiled_module
-from rewardlab.training.reward_trainer import RewardTrainer
 from rewardlab.training.run import train
+from rewardlab.training.trainer import Trainer
 from runs import config_for
 
 
@@ -25,13 +25,13 @@ def counter(monkeypatch):
 
 def test_new_programs_are_told_with_each_evaluation(base_model, pairs_file, tmp_path, monkeypatch, counter, caplog):
     made = {1: 3, 2: 1, 5: 2}
-    step = RewardTrainer.train_step
+    step = Trainer.train_step
 
     def compiling(self, batches):
         counter["unique_graphs"] += made.get(self.step + 1, 0)
         return step(self, batches)
 
-    monkeypatch.setattr(RewardTrainer, "train_step", compiling)
+    monkeypatch.setattr(Trainer, "train_step", compiling)
     with caplog.at_level(logging.INFO, logger="rewardlab"):
         train(config_for(base_model, pairs_file, tmp_path / "run", steps=6, eval_every=2))
     lines = [line for line in caplog.messages if "COMPILED" in line]
@@ -66,17 +66,17 @@ from conftest import make_groups, make_model
 from rewardlab.training.compiled import compiled_programs
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer, reward_trainer
 
 def trainer(compiled):
     torch.manual_seed(0)
-    return RewardTrainer(
+    return reward_trainer(
         RewardTrainerConfig(model="x", dataset=("y",), batch_size=6, micro_token_budget=120, compile=compiled),
         make_model("llama", dtype=torch.float64).train(),
         Datasets(train=make_groups(30, replies=3)),
         num_steps=5,
         records=Records(Path(sys.argv[1])),
-        save=lambda _: None,
+        save=lambda folder, step: None,
     )
 
 plain, compiled = trainer(False), trainer(True)

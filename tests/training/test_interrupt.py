@@ -17,7 +17,7 @@ from rewardlab.cli import main
 from rewardlab.core.errors import RunInterrupted
 from rewardlab.training import interrupt
 from rewardlab.training.interrupt import StopRequests
-from rewardlab.training.reward_trainer import RewardTrainer
+from rewardlab.training.reward_trainer import RewardJudge
 from rewardlab.training.run import train
 from rewardlab.training.trainer import Trainer
 
@@ -133,14 +133,14 @@ def test_a_signal_in_the_last_evaluation_leaves_the_judging_for_later(
 ):
     words = runs.words_of(config_for(base_model, pairs_file, tmp_path / "run"))
     with monkeypatch.context() as patched:
-        evaluate = RewardTrainer._evaluate
+        evaluate = RewardJudge.evaluate
 
-        def last_is_signalled(trainer):
-            if trainer.step == trainer.num_steps:
+        def last_is_signalled(judge, step, budget):
+            if step == 8:
                 signal_oneself()
-            evaluate(trainer)
+            evaluate(judge, step, budget)
 
-        patched.setattr(RewardTrainer, "_evaluate", last_is_signalled)
+        patched.setattr(RewardJudge, "evaluate", last_is_signalled)
         with pytest.raises(SystemExit) as ended:
             main(["train", *words])
     assert ended.value.code == 75

@@ -19,7 +19,7 @@ from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.loss_scale import FIRST, LEAST, STEPS_TO_GROW, LossScale
 from rewardlab.training.precision import require_range
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, reward_trainer
 
 
 def trainer_in(dtype, folder, *, groups=None, seed=0):
@@ -37,13 +37,13 @@ def trainer_in(dtype, folder, *, groups=None, seed=0):
         max_grad_norm=1e6,
         lr_scheduler="constant",
     )
-    return RewardTrainer(
+    return reward_trainer(
         config,
         model,
         Datasets(train=groups or make_groups(8)),
         num_steps=4,
         records=Records(folder),
-        save=lambda folder: None,
+        save=lambda folder, step: None,
     )
 
 
@@ -91,7 +91,7 @@ def test_without_a_scale_small_gradients_would_vanish(tmp_path):
     ):
         trainer = trainer_in(dtype, tmp_path / name)
         with torch.no_grad():
-            trainer.reward_model.head.weight.mul_(1e-5)  # what the backbone is sent is as small
+            trainer.model.head.weight.mul_(1e-5)  # what the backbone is sent is as small
         trainer.loss_scale.value = scale
         _, found[name], _ = taken(trainer, steps=1)
     inside = [name for name in found["exact"] if name.startswith("backbone.layers")]
@@ -142,15 +142,15 @@ def test_gradients_that_no_scale_mends_end_the_run_before_the_update(tmp_path, p
 def test_memory_that_runs_out_in_a_retry_halves_the_budget(tmp_path, monkeypatch):
     trainer = trainer_in(torch.float16, tmp_path)
     trainer.loss_scale.value = trainer.loss_scale.goal = 2.0**40
-    budgets, forward = [], RewardTrainer._forward
+    budgets, forward = [], trainer.steps.forward
 
-    def scarce(self, batch):
-        budgets.append(self.token_budget)
-        if self.loss_scale.value < 2.0**40 and self.token_budget == 60:
+    def scarce(batch, step):
+        budgets.append(trainer.token_budget)
+        if trainer.loss_scale.value < 2.0**40 and trainer.token_budget == 60:
             raise torch.OutOfMemoryError("none left")
-        return forward(self, batch)
+        return forward(batch, step)
 
-    monkeypatch.setattr(RewardTrainer, "_forward", scarce)
+    monkeypatch.setattr(trainer.steps, "forward", scarce)
     losses, _, _ = taken(trainer, steps=2)
     assert all(map(math.isfinite, losses))
     assert budgets[0] == 60 > trainer.token_budget

@@ -33,8 +33,9 @@ from rewardlab.training.memory import (
 )
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer, reward_trainer
 from rewardlab.training.stepping import ahead
+from rewardlab.training.totals import Accumulated
 
 CPU = torch.device("cpu")
 
@@ -157,20 +158,20 @@ def test_the_next_batch_is_on_its_way_before_the_present_one_is_computed():
 def trainer_on(folder: Path, groups=None, **changes) -> RewardTrainer:
     settings = {"batch_size": 8, "lr": 1e-3, "micro_token_budget": 80, "log_every": 1, **changes}
     folder.mkdir(exist_ok=True)
-    return RewardTrainer(
+    return reward_trainer(
         RewardTrainerConfig(model="x", dataset=("y",), **settings),
         make_model("llama", dtype=torch.float64).train(),
         Datasets(train=groups or make_groups(16)),
         num_steps=2,
         records=Records(folder),
-        save=lambda _: None,
+        save=lambda folder, step: None,
     )
 
 
 def fail_on(trainer: RewardTrainer, calls: set[int], error: Exception, *, after: bool = False) -> list[int]:
     """Let forward passes fail, by their number from 1; returns the number of tokens of each."""
     seen: list[int] = []
-    forward = trainer.reward_model.forward
+    forward = trainer.model.forward
 
     def planted(batch):
         seen.append(batch.num_tokens)
@@ -181,7 +182,7 @@ def fail_on(trainer: RewardTrainer, calls: set[int], error: Exception, *, after:
             rewards.register_hook(lambda _: (_ for _ in ()).throw(error))
         return rewards
 
-    trainer.reward_model.forward = planted
+    trainer.model.forward = planted
     return seen
 
 
@@ -213,7 +214,7 @@ def test_out_of_memory_twice_in_a_step_is_an_error_that_names_the_remedies_and_m
     trainer = trainer_on(tmp_path)
     before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
     fail_on(trainer, {2, 4}, torch.OutOfMemoryError("CUDA out of memory"))
-    least = max(cost(group, "shared") for group in trainer.data.train)
+    least = max(cost(group, "shared") for group in trainer.judge.data.train)
     with pytest.raises(DeviceMemoryError, match=f"step 1: .*--micro-token-budget 40.*at least {least}") as found:
         trainer.fit()
     assert all(flag in str(found.value) for flag in ("--max-seq-len", "--activation-checkpointing"))
@@ -248,7 +249,8 @@ def test_when_another_rank_runs_out_of_memory_this_one_starts_again_too(tmp_path
     report = trainer.train_step(trainer._planned(0))
     assert asked == [False, False]
     assert trainer.token_budget == 40
-    assert report.grad_norm == pytest.approx(trainer_on(tmp_path).train_step(trainer_on(tmp_path)._plan(0)).grad_norm)
+    alone = trainer_on(tmp_path)
+    assert report.grad_norm == pytest.approx(alone.train_step(alone._planned(0)).grad_norm)
 
 
 def test_an_optimiser_without_memory_is_an_error_of_its_own(tmp_path, monkeypatch):
@@ -273,16 +275,16 @@ def test_other_errors_in_a_step_are_not_taken_for_memory(tmp_path):
 def test_the_next_step_is_planned_before_the_present_one_is_waited_for(tmp_path, monkeypatch):
     trainer = trainer_on(tmp_path)
     planned, begun = [], threading.Event()
-    plan, take = trainer._plan, trainer._of_all_ranks
+    plan, fetch = trainer.steps.plan, Accumulated.fetch
 
-    def note(step: int):
+    def note(step: int, budget: int):
         planned.append(step)
         if step == 1:
             begun.set()
-        return plan(step)
+        return plan(step, budget)
 
-    monkeypatch.setattr(trainer, "_plan", note)
-    monkeypatch.setattr(trainer, "_of_all_ranks", lambda *found: begun.wait(60) and take(*found))
+    monkeypatch.setattr(trainer.steps, "plan", note)
+    monkeypatch.setattr(Accumulated, "fetch", lambda found: begun.wait(60) and fetch(found))
     trainer.fit()
     assert begun.is_set(), "before the first step was known to be finite"
     assert planned == [0, 1], "each step once"
@@ -291,8 +293,8 @@ def test_the_next_step_is_planned_before_the_present_one_is_waited_for(tmp_path,
 def test_a_step_waits_for_the_device_once(tmp_path, monkeypatch):
     """Whatever brings a number to Python makes the host wait: `tolist` once, and nothing else."""
     trainer = trainer_on(tmp_path, make_groups(16, replies=4), kwise_loss="plackett-luce", attention="shared")
-    batches = trainer._plan(0)
-    weight = sum(trainer._weight(batch) for batch in batches)
+    batches = trainer.steps.plan(0, trainer.token_budget)
+    weight = sum(trainer.steps.weight(batch) for batch in batches)
     waits = []
     for name in ("tolist", "item", "__bool__", "__float__", "__int__", "nonzero", "cpu", "numpy"):
         own = getattr(torch.Tensor, name)
@@ -302,7 +304,9 @@ def test_a_step_waits_for_the_device_once(tmp_path, monkeypatch):
     monkeypatch.setattr(trainer_module, "unless_out_of_memory", lambda compute: compute())
     found = trainer._accumulate(batches, weight)
     assert waits == [], waits
-    assert len(found) == len(batches) + 8 + 2
+    own = found.fetch()
+    assert waits == ["tolist"]
+    assert (len(own.losses), len(own.statistics)) == (len(batches), 8)
 
 
 @pytest.mark.parametrize("kwise_loss", ["pairs", "plackett-luce"])

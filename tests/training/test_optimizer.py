@@ -21,7 +21,7 @@ from rewardlab.training import optimizer as optimizer_module
 from rewardlab.training.config import FULL_LR, HEAD_LR, LORA_LR, OptimizerConfig, RewardTrainerConfig
 from rewardlab.training.optimizer import build_optimizer, state_bytes
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer, reward_trainer
 from rewardlab.training.run import train
 
 
@@ -32,13 +32,13 @@ def config_of(**settings) -> RewardTrainerConfig:
 
 
 def trainer_for(config: RewardTrainerConfig, folder, model: RewardModel, num_groups: int = 8) -> RewardTrainer:
-    return RewardTrainer(
+    return reward_trainer(
         config,
         model.train(),
         Datasets(train=make_groups(num_groups)),
         num_steps=100,
         records=Records(folder),
-        save=lambda _: None,
+        save=lambda folder, step: None,
     )
 
 
@@ -49,7 +49,7 @@ def moved(config: RewardTrainerConfig, folder, *, steps: int = 2) -> dict[str, f
     trainer = trainer_for(config, folder, model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for step in range(steps):
-        trainer.train_step(trainer._plan(step))
+        trainer.train_step(trainer.steps.plan(step, trainer.token_budget))
     return {name: float((tensor - before[name]).norm()) for name, tensor in model.state_dict().items()}
 
 
@@ -182,7 +182,7 @@ def test_the_schedule_scales_every_rate_and_the_log_has_the_heads(tmp_path, opti
     rates = []
     for step in range(4):
         rates.append([group["lr"] for group in trainer.optimizer.param_groups])
-        assert trainer.train_step(trainer._plan(step)).lr == rates[-1][0]
+        assert trainer.train_step(trainer.steps.plan(step, trainer.token_budget)).lr == rates[-1][0]
     shares = [0, 0.5, 1, 97 / 98]
     assert [row[0] for row in rates] == pytest.approx([4e-3 * share for share in shares])
     assert all(row[1:] == pytest.approx([row[0] / 4] * len(row[1:])) for row in rates)
@@ -242,7 +242,7 @@ def test_the_bytes_of_the_state_are_those_that_the_optimiser_keeps(tmp_path, nam
     model = make_model()
     choose_trainable(model, config, seed=0)
     trainer = trainer_for(config, tmp_path, model)
-    trainer.train_step(trainer._plan(0))
+    trainer.train_step(trainer.steps.plan(0, trainer.token_budget))
     kept = sum(
         tensor.numel() * tensor.itemsize
         for state in trainer.optimizer.state.values()
@@ -288,7 +288,7 @@ def update_of(folder, arithmetic: torch.dtype, *, masters: torch.dtype = torch.f
     _round(model, masters)
     before = torch.cat([parameter.detach().flatten().clone() for parameter in model.parameters()])
     for step in range(100):
-        trainer.train_step(trainer._plan(step))
+        trainer.train_step(trainer.steps.plan(step, trainer.token_budget))
         _round(model, masters)
     return (torch.cat([parameter.detach().flatten() for parameter in model.parameters()]) - before).double()
 

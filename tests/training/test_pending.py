@@ -20,7 +20,7 @@ from rewardlab.data.store import StoreWriter, open_store
 from rewardlab.training.config import MonitorConfig, RewardTrainerConfig
 from rewardlab.training.pending import Pending
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer, reward_trainer
 
 
 class Stalling(Sequence[TokenGroup]):
@@ -48,13 +48,13 @@ class Stalling(Sequence[TokenGroup]):
 
 def trainer_on(folder: Path, groups: Sequence[TokenGroup], **changes) -> RewardTrainer:
     settings = {"batch_size": 4, "lr": 1e-3, "micro_token_budget": 80, **changes}
-    return RewardTrainer(
+    return reward_trainer(
         RewardTrainerConfig(model="x", dataset=("y",), **settings),
         make_model("llama").train(),
         Datasets(train=groups),
         num_steps=3,
         records=Records(folder),
-        save=lambda _: None,
+        save=lambda folder, step: None,
     )
 
 
@@ -109,14 +109,14 @@ def test_a_slow_source_that_comes_in_time_is_waited_for(tmp_path):
 
 def test_what_planning_raises_is_raised_where_the_plan_is_wanted(tmp_path, monkeypatch):
     trainer = trainer_on(tmp_path, make_groups(12))
-    plan = trainer._plan
+    plan = trainer.steps.plan
 
-    def broken(step: int):
+    def broken(step: int, budget: int):
         if step == 1:
             raise TimeoutError("the share is gone")  # an OSError, not ours
-        return plan(step)
+        return plan(step, budget)
 
-    monkeypatch.setattr(trainer, "_plan", broken)
+    monkeypatch.setattr(trainer.steps, "plan", broken)
     with pytest.raises(TimeoutError, match="the share is gone"):
         trainer.fit()
     assert trainer.step == 1

@@ -142,20 +142,20 @@ def test_live_numbers_of_another_model_than_the_saved_one_are_a_warning(
     base_model, pairs_file, held_out, tmp_path, monkeypatch, log
 ):
     """To the nearest, the forward pass hardly sees what was learned."""
-    from rewardlab.training.reward_trainer import RewardTrainer
+    from rewardlab.training.reward_trainer import RewardJudge
 
-    real = RewardTrainer._judge
+    real = RewardJudge._judge
 
-    def blind(trainer, groups, progress):
+    def blind(judge, groups, budget, progress):
         with torch.no_grad():
-            trainer.reward_model.head.weight.mul_(-1)
+            judge.model.head.weight.mul_(-1)
         try:
-            return real(trainer, groups, progress)
+            return real(judge, groups, budget, progress)
         finally:
             with torch.no_grad():
-                trainer.reward_model.head.weight.mul_(-1)
+                judge.model.head.weight.mul_(-1)
 
-    monkeypatch.setattr(RewardTrainer, "_judge", blind)
+    monkeypatch.setattr(RewardJudge, "_judge", blind)
     settings = {"precision": "bf16", "eval_dataset": (str(held_out),), "steps": 10, "lr": 1e-2}
     result = train(config_for(base_model, pairs_file, tmp_path / "run", **settings))
     assert "live_differs" in [sign.name for sign in result.warnings]

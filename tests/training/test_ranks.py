@@ -105,7 +105,7 @@ def one_process(folder, how):
         "norms": [(report.grad_norm, report.head_grad_norm) for report in reports],
         "pairs": [report.sums.comparisons for report in reports],
         "tokens": [report.throughput.work.unshared_tokens for report in reports],
-        "scores": [row.score for row in trainer._judge(trainer.data.eval, "").rows],
+        "scores": [row.score for row in trainer.judge._judge(trainer.judge.data.eval, trainer.token_budget, "").rows],
         "scale": trainer.loss_scale.state(),
     }
 

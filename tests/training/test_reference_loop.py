@@ -24,7 +24,7 @@ from rewardlab.data.loader import weigh
 from rewardlab.model.reward import disk_state
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, reward_trainer
 from rewardlab.training.run import train
 
 Judgement = tuple[int, int, float, float, float]
@@ -115,13 +115,13 @@ def five_steps(family: str, dtype: torch.dtype, folder: Path) -> tuple[Track, Tr
     classifier = AutoModelForSequenceClassification.from_config(config).to(dtype)
     before = {name: tensor.clone() for name, tensor in disk_state(model.state_dict(), model.disk_class).items()}
     classifier.load_state_dict(before)
-    trainer = RewardTrainer(
+    trainer = reward_trainer(
         RewardTrainerConfig(**settings(batch_size=4, micro_token_budget=60, seed=3)),
         model,
         Datasets(train=weigh(groups, by="prompt")),
         num_steps=5,
         records=Records(folder),
-        save=lambda folder: None,
+        save=lambda folder, step: None,
     )
     batches = [
         reference_rows([groups[n] for n in order])
@@ -130,7 +130,7 @@ def five_steps(family: str, dtype: torch.dtype, folder: Path) -> tuple[Track, Tr
     with arithmetic(dtype):
         reports, micro_batches = [], 0
         while trainer.step < 5:
-            plan = trainer._plan(trainer.step)
+            plan = trainer.steps.plan(trainer.step, trainer.token_budget)
             micro_batches += len(plan)
             reports.append(trainer.train_step(plan))
             trainer.step += 1

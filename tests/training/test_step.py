@@ -12,14 +12,14 @@ from rewardlab.core.errors import ModelError, NonFiniteError
 from rewardlab.training.config import OptimizerConfig, RewardTrainerConfig
 from rewardlab.training.optimizer import build_optimizer
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, reward_trainer
 
 
 def trainer_on(groups, tmp_path, **changes):
     config = RewardTrainerConfig(model="x", dataset=("y",), batch_size=4, lr=1e-3, micro_token_budget=40, **changes)
     model = make_model("llama").train()
-    return RewardTrainer(
-        config, model, Datasets(train=groups), num_steps=3, records=Records(tmp_path), save=lambda folder: None
+    return reward_trainer(
+        config, model, Datasets(train=groups), num_steps=3, records=Records(tmp_path), save=lambda folder, step: None
     )
 
 
@@ -35,9 +35,9 @@ def test_a_non_finite_loss_stops_before_the_update_and_names_the_examples(tmp_pa
 
 def test_a_non_finite_gradient_stops_before_the_update(tmp_path):
     trainer = trainer_on(make_groups(4), tmp_path)
-    trainer.reward_model.head.weight.register_hook(lambda gradient: gradient * float("nan"))
+    trainer.model.head.weight.register_hook(lambda gradient: gradient * float("nan"))
     with pytest.raises(NonFiniteError, match="gradient norm nan"):
-        trainer.train_step(trainer._plan(0))
+        trainer.train_step(trainer.steps.plan(0, trainer.token_budget))
 
 
 def test_no_weight_at_all_is_an_error(tmp_path):

@@ -19,7 +19,7 @@ from rewardlab.score import score_groups
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.evaluate import judge
 from rewardlab.training.records import COLUMNS, Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, reward_trainer
 from rewardlab.training.run import train
 from runs import rows_of
 
@@ -181,15 +181,15 @@ def test_bf16_compute_keeps_float32_masters_head_and_scores(base_model, pairs_fi
     assert result.last.exists()
     model = make_model("llama").train()
     model.compute_dtype = torch.bfloat16
-    trainer = RewardTrainer(
+    trainer = reward_trainer(
         RewardTrainerConfig(model="x", dataset=("y",), batch_size=4, lr=1e-5),
         model,
         Datasets(train=make_groups(8)),
         num_steps=3,
         records=Records(tmp_path),
-        save=lambda folder: None,
+        save=lambda folder, step: None,
     )
-    report = trainer.train_step(trainer._plan(0))
+    report = trainer.train_step(trainer.steps.plan(0, trainer.token_budget))
     assert math.isfinite(report.sums.loss)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert score_groups(model, make_groups(2), budget=100)[0].dtype == np.float32

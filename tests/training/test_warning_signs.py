@@ -22,7 +22,7 @@ from rewardlab.cli import main
 from rewardlab.core.files import read_jsonl
 from rewardlab.model.reward import RewardModel
 from rewardlab.report.run import train_report
-from rewardlab.training.reward_trainer import RewardTrainer
+from rewardlab.training.reward_trainer import RewardSteps
 from rewardlab.training.run import TrainResult, train
 
 pytestmark = pytest.mark.usefixtures("verified_here")
@@ -137,12 +137,13 @@ def test_scores_that_grow_to_no_purpose_are_named(base_model, many, tmp_path):
 
 
 def test_an_accuracy_that_falls_and_rises_late_is_named(base_model, many, tmp_path, monkeypatch):
-    own = RewardTrainer._loss_and_statistics
+    own = RewardSteps._loss_and_statistics
 
-    def reversed_for_some_steps(self: RewardTrainer, rewards: torch.Tensor, batch: PackedBatch) -> object:
-        return own(self, -rewards if 30 <= self.step < 34 else rewards, batch)
+    def reversed_for_some_steps(self: RewardSteps, rewards: torch.Tensor, batch: PackedBatch) -> object:
+        _, step = self.model.step_draw
+        return own(self, -rewards if 30 <= step < 34 else rewards, batch)
 
-    monkeypatch.setattr(RewardTrainer, "_loss_and_statistics", reversed_for_some_steps)
+    monkeypatch.setattr(RewardSteps, "_loss_and_statistics", reversed_for_some_steps)
     settings = {"lr_scheduler": "constant", "label_smoothing": 0.2, "eval_every": 2, "steps": 44}
     result = train(config_for(base_model, many, tmp_path / "run", **settings))
     assert "oscillating" in names_of(result)

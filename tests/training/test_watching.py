@@ -21,7 +21,7 @@ from rewardlab.training.memory_watch import COLUMNS, MemoryWatch
 from rewardlab.training.observers import EVENTS, Cadence, Observer, Observers
 from rewardlab.training.profiler import StepProfiler
 from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer, reward_trainer
 from rewardlab.training.run import train
 
 CADENCE = Cadence(num_steps=4, every=2)
@@ -31,13 +31,13 @@ config_for = partial(runs.config_for, steps=6, log_every=2, eval_every=2, baseli
 def trainer_on(folder: Path, observers: Observers | None, *, num_steps: int = 3, **changes) -> RewardTrainer:
     folder.mkdir(exist_ok=True)
     settings = {"batch_size": 8, "lr": 1e-3, "micro_token_budget": 80, "log_every": 2, "eval_every": 2, **changes}
-    return RewardTrainer(
+    return reward_trainer(
         RewardTrainerConfig(model="x", dataset=("y",), **settings),
         make_model("llama").train(),
         Datasets(train=make_groups(16), eval=make_groups(4, seed=1)),
         num_steps=num_steps,
         records=Records(folder),
-        save=lambda _: None,
+        save=lambda folder, step: None,
         observers=observers,
     )
 
@@ -51,7 +51,7 @@ def listener(told: list, name: str = "me", **instead) -> Observer:
 def test_observers_are_told_of_every_step_pass_and_row_in_order(tmp_path):
     told: list = []
     trainer = trainer_on(tmp_path, Observers([listener(told)]))
-    passes = [len(trainer._plan(step)) for step in range(3)]
+    passes = [len(trainer.steps.plan(step, trainer.token_budget)) for step in range(3)]
     with trainer.observers:
         trainer.fit()
     events = [entry[0] for entry in told]

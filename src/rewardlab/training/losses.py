@@ -7,6 +7,8 @@ is float32 or wider.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -161,8 +163,8 @@ def statistics(rewards_R: Float[Tensor, " R"], batch: PackedBatch, *, beta: floa
     )
 
 
-def to_sums(loss: float, weight: float, statistics: list[float]) -> Sums:
-    """Sums of core.types from what a macro-step brought back from the device."""
+def to_sums(loss: float, weight: float, statistics: Sequence[float]) -> Sums:
+    """Sums of core.types from the totals of a step, its statistics in the order of STATISTICS."""
     nll, correct, margin, *counts = statistics
     comparisons, decided, score_ties, label_ties, non_finite = map(round, counts)
     return Sums(

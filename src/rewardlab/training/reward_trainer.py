@@ -1,12 +1,12 @@
-"""The Trainer's hooks for reward models: what a micro-batch is, what its loss is, what counts as better."""
+"""The Trainer's partners for reward models: what a step is made of, and what counts as a better model."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import remove
 from rewardlab.core.spec import SPEC_FILE
-from rewardlab.core.types import Sums, TokenGroup
+from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import origin
 from rewardlab.data.level import plan_micro_batches
 from rewardlab.data.loader import macro_batch, steps_per_epoch
@@ -37,15 +37,18 @@ from rewardlab.training.evaluate import (
 )
 from rewardlab.training.observers import Observers
 from rewardlab.training.optimizer import build_optimizer
+from rewardlab.training.progress import StepReport
+from rewardlab.training.ranks import Parallel, Ranks
 from rewardlab.training.records import COLUMNS, Records
 from rewardlab.training.run_folder import saved_step, saved_steps
 from rewardlab.training.selection import Selection, column, direction
-from rewardlab.training.throughput import Work
+from rewardlab.training.throughput import Throughput, Work
+from rewardlab.training.totals import StepTotals
 from rewardlab.training.trainer import Machine, Trainer
 from rewardlab.training.work import shape_of, work_of
 
 logger = logging.getLogger("rewardlab")
-Save = Callable[[Path], None]
+Save = Callable[[Path, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +77,101 @@ def selection_of(config: RewardTrainerConfig) -> Selection:
     )
 
 
-@final
-class RewardTrainer(Trainer[PackedBatch]):
-    """Trains a RewardModel on TokenGroups whose comparisons carry their weights (see data.loader.weigh).
+class RewardSteps:
+    """Makes steps of TokenGroups whose comparisons carry their weights (see data.loader.weigh)."""
 
-    `save` writes the model as it is to a folder; it is called for `best/` and `step_N/`.
+    def __init__(
+        self, config: RewardTrainerConfig, model: RewardModel, train: Sequence[TokenGroup], ranks: Ranks
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.train = train
+        self._ranks = ranks
+        self._device = model.device
+        self._shape = shape_of(model)
+        self._to_loss = self._loss_and_statistics
+        if config.compile:
+            self._to_loss = torch.compile(self._loss_and_statistics, dynamic=True)
+
+    @property
+    def in_float16(self) -> bool:
+        """See `Steps`."""
+        return self.model.compute_dtype is torch.float16
+
+    def plan(self, step: int, budget: int) -> list[PackedBatch]:
+        """The rows of the step's macro-batch that are this rank's, in level micro-batches."""
+        config, groups = self.config, self.train
+        chosen = macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
+        built, layout = [groups[index] for index in chosen], self.model.layout
+        plans = plan_micro_batches(built, budget, layout=layout, num_ranks=self._ranks.size)
+        return [
+            pack([built[n] for n in row], share=layout != "unshared", indices=[chosen[n] for n in row])
+            for row in plans[self._ranks.rank]
+        ]
+
+    def reads(self, step: int) -> str:
+        """Numbers of the step's preferences, and where they lie."""
+        config, groups = self.config, self.train
+        rows = macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
+        return f"preferences {_some(list(map(str, rows)))} of {origin(groups)}"
+
+    def least_budget(self) -> int:
+        """Tokens of the largest preference."""
+        return largest_cost([self.train], self.model.layout)
+
+    def weight(self, batch: PackedBatch) -> float:
+        """Σ w of its comparisons."""
+        return losses.total_weight(batch)
+
+    def move(self, batch: PackedBatch) -> PackedBatch:
+        """See `Steps`."""
+        return batch.to(self._device)
+
+    def forward(self, batch: PackedBatch, step: int) -> tuple[Tensor, Tensor]:
+        """The preference loss, and the statistics of losses.STATISTICS."""
+        # Another draw each step, the same for all its micro-batches, and on all ranks.
+        self.model.step_draw = (self.config.seed, step)
+        return self._to_loss(self.model(batch), batch)
+
+    def _loss_and_statistics(self, rewards: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        return (
+            losses.preference_loss(rewards, batch, self.config),
+            losses.statistics(rewards, batch, beta=self.config.beta),
+        )
+
+    def require_gradients(self) -> None:
+        """Raise ModelError if an adapter got no gradient."""
+        require_adapter_gradients(self.model)
+
+    def head(self) -> nn.Module:
+        """The reward head."""
+        return self.model.head
+
+    def work(self, batch: PackedBatch) -> Work:
+        """Tokens and FLOPs of a micro-batch."""
+        model = self.model
+        return work_of(batch, self._shape, layout=model.layout, row_tokens=model.row_length(batch.num_tokens))
+
+    def describe(self, batch: PackedBatch) -> str:
+        """The ids of its preferences."""
+        return _some([self.train[index].preference_id for index in batch.indices])
+
+    def report(self, totals: StepTotals) -> StepReport:
+        """Sums over comparisons, and the speed."""
+        sums = losses.to_sums(totals.loss, totals.weight, totals.statistics)
+        return StepReport(
+            sums=sums,
+            grad_norm=totals.grad_norm,
+            head_grad_norm=totals.head_grad_norm,
+            throughput=Throughput(work=totals.work, comparisons=sums.comparisons, seconds=totals.seconds, steps=1),
+            lr=totals.lr,
+        )
+
+
+class RewardJudge:
+    """Evaluates on held-out preferences, knows the best model so far and writes it; `Judge` of a Trainer.
+
+    `save` writes the model as it is, after a step, to a folder; it is called for `best/` and `step_N/`.
     """
 
     def __init__(
@@ -90,36 +183,21 @@ class RewardTrainer(Trainer[PackedBatch]):
         num_steps: int,
         records: Records,
         save: Save,
-        machine: Machine | None = None,
-        observers: Observers | None = None,
+        parallel: Parallel,
+        observers: Observers,
     ) -> None:
-        super().__init__(
-            model,
-            config,
-            optimizer=build_optimizer(
-                model,
-                config,
-                lr=config.learning_rate,
-                head=[name for name, _ in model.named_parameters() if name.startswith("head.")],
-                decay_exempt=frozenset(model.decay_exempt()),
-            ),
-            num_steps=num_steps,
-            records=records,
-            machine=machine,
-            observers=observers,
-            in_float16=model.compute_dtype is torch.float16,
-        )
-        self.batch_timeout_s = config.batch_timeout_s
-        self.reward_model = model
-        self._to_loss = self._loss_and_statistics
-        if config.compile:
-            self._to_loss = torch.compile(self._loss_and_statistics, dynamic=True)
-        self._shape = shape_of(model)
-        self.settings = config
+        self.config = config
+        self.model = model
         self.data = data
-        self.save = save
+        self.records = records
+        self.save_to = save
         self.baseline: EvalResult | None = None
+        """Of the untrained model."""
         self.selection = selection_of(config)
+        self._num_steps = num_steps
+        self._parallel = parallel
+        self._ranks = parallel.ranks
+        self._observers = observers
         self._best_on_disk: int | None = None
         """The step of `best/`."""
         self._saved: list[Path] = []
@@ -129,61 +207,11 @@ class RewardTrainer(Trainer[PackedBatch]):
         """The run folder."""
         return self.records.folder
 
-    def _plan(self, step: int) -> list[PackedBatch]:
-        config, groups = self.settings, self.data.train
-        chosen = macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
-        built, layout = [groups[index] for index in chosen], self.reward_model.layout
-        plans = plan_micro_batches(built, self.token_budget, layout=layout, num_ranks=self.ranks.size)
-        return [
-            pack([built[n] for n in row], share=layout != "unshared", indices=[chosen[n] for n in row])
-            for row in plans[self.ranks.rank]
-        ]
-
-    def _reads(self, step: int) -> str:
-        config, groups = self.settings, self.data.train
-        rows = macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
-        return f"preferences {_some(list(map(str, rows)))} of {origin(groups)}"
-
-    def _least_budget(self) -> int:
-        return largest_cost([self.data.train], self.reward_model.layout)
-
-    def _move(self, batch: PackedBatch) -> PackedBatch:
-        return batch.to(self.device)
-
-    def _weight(self, batch: PackedBatch) -> float:
-        return losses.total_weight(batch)
-
-    def _forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        # Another draw each step, the same for all its micro-batches, and on all ranks.
-        self.reward_model.step_draw = (self.settings.seed, self.step)
-        return self._to_loss(self.reward_model(batch), batch)
-
-    def _loss_and_statistics(self, rewards: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
-        return (
-            losses.preference_loss(rewards, batch, self.settings),
-            losses.statistics(rewards, batch, beta=self.settings.beta),
-        )
-
-    def _to_sums(self, loss: float, weight: float, statistics: list[float]) -> Sums:
-        return losses.to_sums(loss, weight, statistics)
-
-    def _describe(self, batch: PackedBatch) -> str:
-        return _some([self.data.train[index].preference_id for index in batch.indices])
-
-    def _work(self, batch: PackedBatch) -> Work:
-        model = self.reward_model
-        return work_of(batch, self._shape, layout=model.layout, row_tokens=model.row_length(batch.num_tokens))
-
-    def _head(self) -> nn.Module:
-        return self.reward_model.head
-
-    def _require_gradients(self) -> None:
-        require_adapter_gradients(self.reward_model)
-
-    def _evaluate(self) -> None:
+    def evaluate(self, step: int, budget: int) -> None:
+        """Judge the evaluation data and the fixed part of the training data, and offer the model as the best."""
         if not self.data.eval:
             return
-        result = self._judge(self.data.eval, "evaluating")
+        result = self._judge(self.data.eval, budget, "evaluating")
         accuracy, loss, margin = (
             result.overall.estimates[name] for name in ("eval_accuracy", "eval_loss", "eval_margin")
         )
@@ -200,41 +228,41 @@ class RewardTrainer(Trainer[PackedBatch]):
             "eval_ece": result.overall.estimates["eval_ece"].value,
             "eval_pairs": result.overall.sums.comparisons,
             **score_spread(result.rows),
-            "epoch": self.step / steps_per_epoch(len(self.data.train), self.settings.batch_size),
-        } | self._evaluate_training_part(result)
-        self.records.add(self.step, values)
-        self.records.add_distribution(self.step, distributions(result.rows))
-        if self.ranks.is_first:
-            write_evaluation(self.folder / "evals", f"step_{self.step}", result)
+            "epoch": step / steps_per_epoch(len(self.data.train), self.config.batch_size),
+        } | self._evaluate_training_part(step, budget, result)
+        self.records.add(step, values)
+        self.records.add_distribution(step, distributions(result.rows))
+        if self._ranks.is_first:
+            write_evaluation(self.folder / "evals", f"step_{step}", result)
         logger.info(
             "step %d/%d  EVAL  acc %s  loss %s  margin %+.3f  %d pairs",
-            self.step,
-            self.num_steps,
+            step,
+            self._num_steps,
             format_estimate(accuracy),
             format_estimate(loss),
             margin.value,
             result.overall.sums.comparisons,
         )
-        self.observers.row(self.step, values)
-        self._offer(result)
+        self._observers.row(step, values)
+        self._offer(step, result)
 
-    def _judge(self, groups: Sequence[TokenGroup], progress: str) -> EvalResult:
+    def _judge(self, groups: Sequence[TokenGroup], budget: int, progress: str) -> EvalResult:
         result = evaluate_groups(
-            self.reward_model,
+            self.model,
             groups,
-            beta=self.settings.beta,
-            budget=self.token_budget,
+            beta=self.config.beta,
+            budget=budget,
             progress=progress,
-            ranks=self.ranks,
+            ranks=self._ranks,
         )
-        self.parallel.drop_gathered()
+        self._parallel.drop_gathered()
         return result
 
-    def _evaluate_training_part(self, result: EvalResult) -> dict[str, float]:
+    def _evaluate_training_part(self, step: int, budget: int, result: EvalResult) -> dict[str, float]:
         """The fixed part of the training data, and how much better the model does there: the train–eval gap."""
         if not self.data.train_eval:
             return {}
-        seen, held_out = self._judge(self.data.train_eval, "evaluating training rows").overall, result.overall
+        seen, held_out = self._judge(self.data.train_eval, budget, "evaluating training rows").overall, result.overall
         values: dict[str, float] = {}
         gaps = {}
         for name, metric, sign in (("acc", "eval_accuracy", 1), ("loss", "eval_loss", -1)):
@@ -250,8 +278,8 @@ class RewardTrainer(Trainer[PackedBatch]):
         accuracy = seen.estimates["eval_accuracy"]
         logger.info(
             "step %d/%d  GAP   acc %s on %d training rows, above the evaluation by %s",
-            self.step,
-            self.num_steps,
+            step,
+            self._num_steps,
             format_estimate(accuracy),
             len(self.data.train_eval),
             format_estimate(gaps["acc"]),
@@ -263,76 +291,131 @@ class RewardTrainer(Trainer[PackedBatch]):
         """The step of `best/`; None as long as nothing beat the untrained model."""
         return self.selection.best_step
 
-    def _offer(self, result: EvalResult) -> None:
+    def _offer(self, step: int, result: EvalResult) -> None:
         """Let the rule see an evaluation."""
         if self.baseline is None:
             self.baseline = result
-        values = {name: value for name, value in self.records.rows[self.step].items() if value is not None}
+        values = {name: value for name, value in self.records.rows[step].items() if value is not None}
         non_finite = result.overall.sums.non_finite
-        better = self.selection.offer(self.step, values, sound=not non_finite)
+        better = self.selection.offer(step, values, sound=not non_finite)
         if not better and (non_finite or self.selection.metric not in values):
             logger.warning(
                 "step %d/%d  %s is no number%s, so this evaluation is not the best",
-                self.step,
-                self.num_steps,
-                self.settings.early_stopping_metric,
+                step,
+                self._num_steps,
+                self.config.early_stopping_metric,
                 f" ({non_finite} pairs have no finite scores)" if non_finite else "",
             )
 
-    def _best_is_due(self) -> bool:
-        return self.best_step == self.step and self._best_on_disk != self.step
+    def best_is_due(self, step: int) -> bool:
+        """See `Judge`."""
+        return self.best_step == step and self._best_on_disk != step
 
-    def _save_best(self) -> None:
-        self.save(self.folder / "best")
-        self._best_on_disk = self.step
+    def save_best(self, step: int) -> None:
+        """See `Judge`."""
+        self.save_to(self.folder / "best", step)
+        self._best_on_disk = step
 
-    def _should_stop(self) -> str:
-        patience = self.settings.early_stopping_patience
+    def should_stop(self) -> str:
+        """That patience has come to its end."""
+        patience = self.config.early_stopping_patience
         if patience is None or self.selection.since_best < patience:
             return ""
         best = "the untrained model" if self.best_step is None else f"step {self.best_step}"
         return (
-            f"no better {self.settings.early_stopping_metric} in {self.selection.since_best} evaluations since {best} "
+            f"no better {self.config.early_stopping_metric} in {self.selection.since_best} evaluations since {best} "
             f"({self.selection.bar:.4f}; --early-stopping-patience)"
         )
 
-    def _save(self) -> None:
-        folder = self.folder / f"step_{self.step}"
+    def save(self, step: int) -> None:
+        """Write `step_N/`, and remove the oldest above --save-total-limit."""
+        folder = self.folder / f"step_{step}"
         if folder not in self._saved:
-            self.save(folder)
+            self.save_to(folder, step)
             self._saved.append(folder)
-        while self.settings.save_total_limit and len(self._saved) > self.settings.save_total_limit:
+        while self.config.save_total_limit and len(self._saved) > self.config.save_total_limit:
             self._remove(self._saved.pop(0))
 
     def _remove(self, folder: Path) -> None:
-        if self.ranks.is_first:
+        if self._ranks.is_first:
             remove(folder)
 
-    def _task_state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
+        """What was selected so far."""
         return {"selection": self.selection.state()}
 
-    def _restore_task(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any], step: int) -> None:
+        """Take the selection up again, and remove models that lie ahead."""
         asked = {name: getattr(self.selection, name) for name in ("metric", "mode", "min_delta")}
         self.selection = Selection(**{**state["selection"], **asked})
-        self.baseline = read_evaluation(self.folder / "evals", "step_0", beta=self.settings.beta)
+        self.baseline = read_evaluation(self.folder / "evals", "step_0", beta=self.config.beta)
         self._best_on_disk, saved = saved_step(self.folder / "best"), saved_steps(self.folder)
-        self.ranks.wait()  # until all have looked: below, the first removes what lies ahead
-        if self._best_on_disk is not None and self._best_on_disk > self.step:
+        self._ranks.wait()  # until all have looked: below, the first removes what lies ahead
+        if self._best_on_disk is not None and self._best_on_disk > step:
             logger.warning(
                 "RESUME: best/ is of step %d, which lies ahead; it is removed, and made anew by what beats %s %.4f",
                 self._best_on_disk,
-                self.settings.early_stopping_metric,
+                self.config.early_stopping_metric,
                 self.selection.bar,
             )
             self._remove(self.folder / "best")
             self._best_on_disk = self.selection.best_step = None
-        for step, folder in saved:
+        for saved_at, folder in saved:
             if not (folder / SPEC_FILE).is_file():
                 continue  # not of this run
-            if step > self.step:
+            if saved_at > step:
                 self._remove(folder)  # the run writes it again when it gets there
             else:
                 self._saved.append(folder)
+
+
+RewardTrainer: TypeAlias = Trainer[PackedBatch, RewardJudge]
+
+
+def reward_trainer(
+    config: RewardTrainerConfig,
+    model: RewardModel,
+    data: Datasets,
+    *,
+    num_steps: int,
+    records: Records,
+    save: Save,
+    machine: Machine | None = None,
+    observers: Observers | None = None,
+) -> RewardTrainer:
+    """A Trainer for a RewardModel, alone in its process unless `machine` says otherwise.
+
+    `observers` are told what happens, in place of those of the machine. Raises ConfigError as `selection_of` does.
+    """
+    machine = replace(machine or Machine(), batch_timeout_s=config.batch_timeout_s)
+    if observers is not None:
+        machine = replace(machine, observers=observers)
+    parallel = machine.parallel
+    return RewardTrainer(
+        model,
+        config,
+        steps=RewardSteps(config, model, data.train, parallel.ranks),
+        judge=RewardJudge(
+            config,
+            model,
+            data,
+            num_steps=num_steps,
+            records=records,
+            save=save,
+            parallel=parallel,
+            observers=machine.observers,
+        ),
+        optimizer=build_optimizer(
+            model,
+            config,
+            lr=config.learning_rate,
+            head=[name for name, _ in model.named_parameters() if name.startswith("head.")],
+            decay_exempt=frozenset(model.decay_exempt()),
+        ),
+        num_steps=num_steps,
+        records=records,
+        machine=machine,
+    )
 
 
 def _some(names: Sequence[str]) -> str:

@@ -33,7 +33,7 @@ from rewardlab.training.ranks import Ranks
 from rewardlab.training.ready import Ready, make_ready, write_run_start
 from rewardlab.training.records import Records
 from rewardlab.training.resume import frozen_fingerprint
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.reward_trainer import Datasets, RewardTrainer, reward_trainer
 from rewardlab.training.saving import Saver
 from rewardlab.training.trainer import Machine
 from rewardlab.training.work import linear_shapes
@@ -131,13 +131,13 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
     assert config.steps is not None
     resumed_at = None if ready.interrupted is None else ready.interrupted.checkpoint.step
     watch = watch_run(config, ready.device, ready.tokens, resumed_at=resumed_at) if ranks.is_first else Watch()
-    trainer = RewardTrainer(
+    trainer = reward_trainer(
         config,
         model,
         ready.data,
         num_steps=config.steps,
         records=Records(config.output_dir, writes=ranks.is_first),
-        save=lambda folder: saver.save(folder, trainer.step),
+        save=saver.save,
         machine=Machine(peak=peak, parallel=parallel, stops=stops),
         observers=watch.observers,
     )
@@ -203,8 +203,8 @@ def _finish(
 ) -> TrainResult:
     """Verify the chosen model in a clean process and read the test data, once, with it."""
     last = config.output_dir / f"step_{trainer.step}"
-    best = config.output_dir / "best" if trainer.best_step is not None else None
-    if trainer.baseline is not None and best is None:
+    best = config.output_dir / "best" if trainer.judge.best_step is not None else None
+    if trainer.judge.baseline is not None and best is None:
         logger.warning(
             "no checkpoint beat the untrained model on the evaluation data, so there is no best/; the last one is %s",
             last,
@@ -215,9 +215,9 @@ def _finish(
     saved_as = read_spec(chosen).save_dtype
     selected = test_result = card = live = None
     test = ready.test
-    if trainer.data.eval or test:
+    if trainer.judge.data.eval or test:
         scorer = _reload(chosen, ready.device, parts)
-        for name, groups in (("selection", trainer.data.eval), ("test", test)):
+        for name, groups in (("selection", trainer.judge.data.eval), ("test", test)):
             if groups:
                 result = evaluate_groups(
                     scorer.model,
@@ -238,7 +238,7 @@ def _finish(
         if config.precision != "fp32":  # `result` is of the last data judged, the test data if there are any
             card = judge_precisions(
                 scorer,
-                test or trainer.data.eval,
+                test or trainer.judge.data.eval,
                 exact=result.rows,
                 save_dtype=saved_as,
                 precision=config.precision,
@@ -251,10 +251,10 @@ def _finish(
     return TrainResult(
         output_dir=config.output_dir,
         best=best,
-        best_step=trainer.best_step,
+        best_step=trainer.judge.best_step,
         last=last,
         last_step=trainer.step,
-        baseline=trainer.baseline,
+        baseline=trainer.judge.baseline,
         selected=selected,
         test_baseline=None,
         test=test_result,
@@ -272,7 +272,7 @@ def _live_card(
     config: RewardTrainerConfig, trainer: RewardTrainer, selected: EvalResult | None, saved_as: str
 ) -> PrecisionCard | None:
     """How far the evaluations that chose the model are from the folder that came of it."""
-    step = trainer.step if trainer.best_step is None else trainer.best_step
+    step = trainer.step if trainer.judge.best_step is None else trainer.judge.best_step
     live = _live_arithmetic(config)
     if selected is None or (live == CANONICAL and saved_as == "float32"):
         return None

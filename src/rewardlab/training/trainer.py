@@ -1,6 +1,8 @@
-"""The base Trainer: steps, clipping, cadence, logging, evaluation and saving. It does not know what a reward is.
+"""The Trainer: steps, clipping, cadence, logging, evaluation and saving. It does not know what is learned.
 
-A task fills in the hooks; nobody overrides anything else.
+It has two partners. One makes steps: what a micro-batch is, what it costs and what its loss is (`Steps`). The other
+judges the model and writes it to the run folder (`Judge`). For reward models they are in reward_trainer.py. A step is
+computed by `train_step` and the methods below it, in the order in which they are called.
 """
 
 from __future__ import annotations
@@ -8,17 +10,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from rewardlab.core.errors import DataError, DeviceMemoryError, NonFiniteError
-from rewardlab.core.types import Sums
 from rewardlab.training import failures
 from rewardlab.training.checkpoint import Checkpoint
 from rewardlab.training.config import MonitorConfig, TrainerConfig
@@ -35,7 +35,8 @@ from rewardlab.training.ranks import Parallel
 from rewardlab.training.records import Records
 from rewardlab.training.schedule import build_schedule, seek
 from rewardlab.training.stepping import ahead, norm_of, seed_of_step
-from rewardlab.training.throughput import Peak, Throughput, Work
+from rewardlab.training.throughput import Peak, Work
+from rewardlab.training.totals import Accumulated, Computed, Share, StepTotals
 
 logger = logging.getLogger("rewardlab")
 MicroBatch = TypeVar("MicroBatch")
@@ -43,7 +44,7 @@ MicroBatch = TypeVar("MicroBatch")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a run runs on, and who may end it."""
+    """What a run runs on, who watches it and who may end it."""
 
     peak: Peak | None = None
     """What utilisation is measured against, of all ranks together."""
@@ -51,39 +52,119 @@ class Machine:
     """How the ranks share a step."""
     stops: StopRequests = field(default_factory=StopRequests)
     """Asked between steps whether to go on."""
+    observers: Observers = field(default_factory=Observers)
+    """Told what happens; whoever made them closes them."""
+    batch_timeout_s: float = MonitorConfig.batch_timeout_s
+    """How long a step may wait for its plan, which is read from a disk."""
 
 
-class Trainer(ABC, Generic[MicroBatch]):
-    """Runs macro-steps: every step is one optimiser update by the mean over all comparisons of its micro-batches."""
+@runtime_checkable
+class Steps(Protocol[MicroBatch]):
+    """Makes the steps of a task out of micro-batches, of which each rank has its own.
+
+    The losses of all micro-batches of a step, on all ranks, are added and divided once by the sum of their weights.
+    """
+
+    @property
+    def in_float16(self) -> bool:
+        """Whether gradients are computed in float16, so that the loss has to be scaled."""
+
+    def plan(self, step: int, budget: int) -> list[MicroBatch]:
+        """The micro-batches of step `step` (from 0) on this rank, at most `budget` tokens each.
+
+        A function of its arguments alone, since it is called beside the training thread and again after a failure.
+        """
+
+    def reads(self, step: int) -> str:
+        """What `plan` reads for a step, by names alone: said when it cannot be read."""
+
+    def least_budget(self) -> int:
+        """The smallest budget, in tokens, with which every step can be planned."""
+
+    def weight(self, batch: MicroBatch) -> float:
+        """What a micro-batch adds to Σ w."""
+
+    def move(self, batch: MicroBatch) -> MicroBatch:
+        """The micro-batch on its way to the device, without waiting for it."""
+
+    def forward(self, batch: MicroBatch, step: int) -> tuple[Tensor, Tensor]:
+        """(Σ w·ℓ with its graph, detached statistics [S] in float64) of a micro-batch that was moved."""
+
+    def require_gradients(self) -> None:
+        """Raise ModelError if the backward pass just made, the first of this process, missed something that trains."""
+
+    def head(self) -> nn.Module:
+        """The part whose gradient norm is logged apart."""
+
+    def work(self, batch: MicroBatch) -> Work:
+        """What a micro-batch computes."""
+
+    def describe(self, batch: MicroBatch) -> str:
+        """Which examples a micro-batch holds, for error messages."""
+
+    def report(self, totals: StepTotals) -> StepReport:
+        """What is told and recorded of a step."""
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """Judges the model between steps, and writes it to the run folder. All ranks call it alike."""
+
+    def evaluate(self, step: int, budget: int) -> None:
+        """Evaluate the model as it is after `step`, computing at most `budget` tokens at a time, and record it."""
+
+    def best_is_due(self, step: int) -> bool:
+        """Whether the model after `step` was found to be the best so far, and is not yet on the disk as that."""
+
+    def save_best(self, step: int) -> None:
+        """Write the model as it is to `best/`."""
+
+    def should_stop(self) -> str:
+        """Why training should end after the last evaluation, or an empty text."""
+
+    def save(self, step: int) -> None:
+        """Write the model as it is to its `step_N/` folder, if it is not there."""
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON."""
+
+    def restore(self, state: Mapping[str, Any], step: int) -> None:
+        """Inverse of `state`, for a checkpoint of `step`. What the run saved after it is removed."""
+
+
+JudgeT = TypeVar("JudgeT", bound=Judge)
+
+
+class Trainer(Generic[MicroBatch, JudgeT]):
+    """Every step is one optimiser update by the mean over all that its micro-batches weigh."""
 
     def __init__(
         self,
         model: nn.Module,
         config: TrainerConfig,
         *,
+        steps: Steps[MicroBatch],
+        judge: JudgeT,
         optimizer: torch.optim.Optimizer,
         num_steps: int,
         records: Records,
         machine: Machine | None = None,
-        observers: Observers | None = None,
-        in_float16: bool = False,
     ) -> None:
-        """The optimiser's first group has the learning rate that is logged. By default the process is alone; who made
-        the observers closes them. `in_float16` says that gradients are computed in it, so the loss has to be scaled.
-        """
+        """The optimiser's first group has the learning rate that is logged. By default the process is alone."""
         machine = machine or Machine()
         self.model = model
         self.config = config
+        self.steps = steps
+        self.judge = judge
         self.num_steps = num_steps
         self.records = records
         self.parallel = machine.parallel
         self.ranks = self.parallel.ranks
         self.keeper = Keeper(config, records.folder, self.ranks, machine.stops)
-        self.observers = observers or Observers()
-        self.batch_timeout_s = MonitorConfig.batch_timeout_s
-        """Seconds to wait for a plan; a task sets it by its settings."""
+        self.observers = machine.observers
+        self.batch_timeout_s = machine.batch_timeout_s
         self.step = 0
-        self.loss_scale = LossScale.of(in_float16=in_float16)
+        self.loss_scale = LossScale.of(in_float16=steps.in_float16)
         self.token_budget = config.token_budget
         """Tokens computed at a time: the configuration's, or half of it once memory ran out."""
         self._evaluated_step = -1
@@ -96,81 +177,6 @@ class Trainer(ABC, Generic[MicroBatch]):
         self.schedule = build_schedule(self.optimizer, config, num_steps)
         self.eval_every = config.interval(num_steps)
 
-    # The hooks of a task.
-
-    @abstractmethod
-    def _plan(self, step: int) -> list[MicroBatch]:
-        """The micro-batches of macro-step `step` (from 0), at most `token_budget` tokens each."""
-
-    @abstractmethod
-    def _reads(self, step: int) -> str:
-        """What `_plan` reads for a step, by names alone: said when it cannot be read."""
-
-    @abstractmethod
-    def _least_budget(self) -> int:
-        """The smallest `token_budget` with which every step can be planned."""
-
-    @abstractmethod
-    def _move(self, batch: MicroBatch) -> MicroBatch:
-        """The micro-batch on its way to the device, without waiting for it."""
-
-    @abstractmethod
-    def _weight(self, batch: MicroBatch) -> float:
-        """What a micro-batch adds to Σ w."""
-
-    @abstractmethod
-    def _forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """(Σ w·ℓ with its graph, detached statistics) of a micro-batch that was moved."""
-
-    @abstractmethod
-    def _to_sums(self, loss: float, weight: float, statistics: list[float]) -> Sums:
-        """Sums from what came back from the device."""
-
-    @abstractmethod
-    def _describe(self, batch: MicroBatch) -> str:
-        """Which examples a micro-batch holds, for error messages."""
-
-    @abstractmethod
-    def _work(self, batch: MicroBatch) -> Work:
-        """What a micro-batch computes."""
-
-    @abstractmethod
-    def _head(self) -> nn.Module:
-        """The part whose gradient norm is logged apart."""
-
-    @abstractmethod
-    def _require_gradients(self) -> None:
-        """Raise ModelError if the backward pass just made, the first of this process, missed something that trains."""
-
-    @abstractmethod
-    def _evaluate(self) -> None:
-        """Evaluate the model as it is, and record it."""
-
-    @abstractmethod
-    def _best_is_due(self) -> bool:
-        """Whether the model as it is was found to be the best so far, and is not yet on the disk as that."""
-
-    @abstractmethod
-    def _save_best(self) -> None:
-        """Write the model as it is to `best/`."""
-
-    @abstractmethod
-    def _should_stop(self) -> str:
-        """Why training should end after the last evaluation, or an empty text."""
-
-    @abstractmethod
-    def _save(self) -> None:
-        """Write the model as it is to its `step_N/` folder, if it is not there."""
-
-    @abstractmethod
-    def _task_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the task, as JSON."""
-
-    @abstractmethod
-    def _restore_task(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `_task_state`; `step` is that of the checkpoint. What the run saved after it is removed."""
-
-    @final
     def fit(self) -> None:
         """Train to the last step, evaluating and saving at the configured cadence, from the start or from where
         `restore` left off.
@@ -199,26 +205,27 @@ class Trainer(ABC, Generic[MicroBatch]):
         if evaluates and self._evaluated_step != self.step:
             self._heed_stop()
             self.log.note_speed(self.step)
-            self._evaluate()
+            self.judge.evaluate(self.step, self.token_budget)
             self._evaluated_step = self.step
         # Ranks agree by hand: their metrics are of the same scores, but perhaps not by the same processor.
-        (best, stop) = self.ranks.any(evaluates and self._best_is_due(), evaluates and bool(self._should_stop()))
+        (best, stop) = self.ranks.any(
+            evaluates and self.judge.best_is_due(self.step), evaluates and bool(self.judge.should_stop())
+        )
         if best:
             self._checkpoint()  # first: whoever resumes finds the best model on the disk, or in hand
-            self._save_best()
+            self.judge.save_best(self.step)
         if stop and not last:
-            logger.info("step %d/%d  STOP  %s", self.step, self.num_steps, self._should_stop())
+            logger.info("step %d/%d  STOP  %s", self.step, self.num_steps, self.judge.should_stop())
             last = True
         saves = last or bool(self.step and self.config.save_every and self.step % self.config.save_every == 0)
         if saves or self.keeper.is_due(self.step):
             self._checkpoint()  # before the model is saved: a run that shows one can go on
         if saves:
-            self._save()
+            self.judge.save(self.step)
         if not last:
             self._heed_stop()
         return last
 
-    @final
     def heed_late_signal(self) -> None:
         """Raise RunInterrupted if a signal came after the last step, and what is still to do can be done later."""
         (signalled,) = self.ranks.any(self.config.checkpoints and self.keeper.stops.signalled)
@@ -242,14 +249,13 @@ class Trainer(ABC, Generic[MicroBatch]):
             "progress": self.log.progress.state(),
             "optimizer_numbers": optimizer_numbers(self.model, self.optimizer),
             "rows": [self.records.rows[step] for step in sorted(self.records.rows)],
-            "task": self._task_state(),
+            "task": self.judge.state(),
         }
         self.parallel.drop_gathered()
         tensors = training_tensors(self.model, self.optimizer)
         folder, seconds = self.keeper.keep(self.step, tensors, state)
         logger.info("step %d/%d  CHECKPOINT  %s (%s)", self.step, self.num_steps, folder, duration(seconds))
 
-    @final
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint of this run: the next `fit` trains from there, as if nothing had happened."""
         self.parallel.drop_gathered()
@@ -268,9 +274,8 @@ class Trainer(ABC, Generic[MicroBatch]):
         self.log.progress = Progress.from_dict(state["progress"])
         seek(self.schedule, self.step)
         self.records.rewind(state["rows"], self.step)
-        self._restore_task(state["task"])
+        self.judge.restore(state["task"], self.step)
 
-    @final
     def release(self) -> None:
         """Give the memory of weights and optimiser back; what was saved and recorded stays."""
         self.optimizer.state.clear()
@@ -280,42 +285,52 @@ class Trainer(ABC, Generic[MicroBatch]):
                     module._parameters[name] = None  # quantised weights cannot be moved to `meta`
         self.model.to("meta")
 
-    @final
     def train_step(self, batches: Sequence[MicroBatch]) -> StepReport:
-        """Move the weights once, by the mean gradient over every comparison of the batches, which `_plan` made.
+        """Move the weights once, by the mean gradient over all that the batches weigh, which `Steps.plan` made.
 
         If memory runs out the step is planned again with half the budget and computed from its start, once. In float16
         it is computed again, with half the loss scale, until its gradients are finite.
         """
         started = time.perf_counter()
         # Known before any backward: each micro-batch's share depends on all the others.
-        (total_weight,) = self.ranks.total([sum(self._weight(batch) for batch in batches)])
+        (total_weight,) = self.ranks.total([sum(self.steps.weight(batch) for batch in batches)])
         if not total_weight > 0:
-            raise failures.no_weight(self.step + 1, total_weight, "; ".join(map(self._describe, batches)))
+            raise failures.no_weight(self.step + 1, total_weight, "; ".join(map(self.steps.describe, batches)))
         while True:
-            batches, found = self._in_memory(batches, total_weight)
+            batches, accumulated = self._accumulate_in_memory(batches, total_weight)
             # The host works while the device does.
-            work = sum((self._work(batch) for batch in batches), Work())
+            work = sum((self.steps.work(batch) for batch in batches), Work())
             if self.step + 1 < self.num_steps:
                 self._begin_plan(self.step + 1)
-            host = found.tolist()  # the one synchronisation with the device in a macro-step
-            losses, (*counted, grad_norm, head_grad_norm) = host[: len(batches)], host[len(batches) :]
-            if not self.loss_scale.is_too_large(self.ranks, grad_norm, in_float32=[*losses, head_grad_norm]):
+            own = accumulated.fetch()
+            in_float32 = [*own.losses, own.head_grad_norm]
+            if not self.loss_scale.is_too_large(self.ranks, own.grad_norm, in_float32=in_float32):
                 break
             self.optimizer.zero_grad(set_to_none=True)
             self.log.note_loss_scale(self.step + 1, self.loss_scale.value)
-        loss, statistics, work = self._of_all_ranks(batches, losses, counted, grad_norm, work)
+        share = Share.of(own, work)
+        share = share.like(self.ranks.total(share.numbers()))
+        if share.num_broken:
+            raise self._not_finite(batches, own)
         if unless_out_of_memory(self._update) is None:
             raise failures.no_memory_for_state(self.step + 1)
         self.loss_scale.count_step()
-        sums = self._to_sums(loss, total_weight, statistics)
-        seconds = time.perf_counter() - started
-        throughput = Throughput(work=work, comparisons=sums.comparisons, seconds=seconds, steps=1)
-        rate = self.lr
+        totals = StepTotals(
+            loss=share.loss,
+            weight=total_weight,
+            statistics=share.statistics,
+            grad_norm=own.grad_norm,
+            head_grad_norm=own.head_grad_norm,
+            work=share.work,
+            seconds=time.perf_counter() - started,
+            lr=self.lr,
+        )
         self.schedule.step()
-        return StepReport(sums=sums, grad_norm=grad_norm, head_grad_norm=head_grad_norm, throughput=throughput, lr=rate)
+        return self.steps.report(totals)
 
-    def _in_memory(self, batches: Sequence[MicroBatch], total_weight: float) -> tuple[Sequence[MicroBatch], Tensor]:
+    def _accumulate_in_memory(
+        self, batches: Sequence[MicroBatch], total_weight: float
+    ) -> tuple[Sequence[MicroBatch], Accumulated]:
         """What `_accumulate` gives, and for which batches: if memory runs out, those of half the budget."""
         found = self._accumulate(batches, total_weight)
         if found is None:
@@ -325,62 +340,52 @@ class Trainer(ABC, Generic[MicroBatch]):
             raise self._no_memory()
         return batches, found
 
-    def _of_all_ranks(
-        self, batches: Sequence[MicroBatch], losses: list[float], statistics: list[float], grad_norm: float, work: Work
-    ) -> tuple[float, list[float], Work]:
-        """(loss, statistics, work) of a step, summed over the ranks.
-
-        Raises NonFiniteError on all ranks if a loss or the gradient of any is not finite.
-        """
-        finite = all(map(math.isfinite, [*losses, grad_norm]))
-        own = [float(not finite), math.fsum(losses) if finite else math.nan, *statistics, *work.numbers()]
-        broken, loss, *rest = self.ranks.total(own)
-        if broken:
-            raise self._not_finite(batches, losses, grad_norm)
-        return loss, rest[: len(statistics)], Work.from_numbers(rest[len(statistics) :])
-
-    def _accumulate(self, batches: Sequence[MicroBatch], total_weight: float) -> Tensor | None:
-        """Clipped gradients of the step; returns, still on the device, the loss of each micro-batch, the summed
-        statistics, the gradient norm and the head's. None if memory ran out on any rank.
-        """
-
-        def compute() -> list[Tensor]:
-            self.observers.step_begins(self.step + 1)
-            # What is drawn in a step (adapter dropout) is a function of the step, so a resumed run draws the same.
-            torch.manual_seed(seed_of_step(self.config.seed, self.step, self.ranks.rank))
-            losses, statistics = [], []
-            for number, batch in enumerate(ahead(batches, self._move), start=1):
-                self.parallel.before_micro_batch(is_last=number == len(batches))
-                loss, counted = self._forward(batch)
-                self.observers.forward_done()
-                torch.autograd.backward(loss / (total_weight / self.loss_scale.value))
-                self.observers.backward_done()
-                losses.append(loss.detach().double())
-                statistics.append(counted)
-            return [torch.stack(losses), torch.stack(statistics).sum(0)]
-
-        def clip() -> Tensor:
-            if not self._gradients_checked:  # before those of other ranks are added
-                self._require_gradients()
-                self._gradients_checked = True
-            trainable = self._trainable()
-            self.parallel.sum_gradients(trainable)
-            if self.loss_scale.value != 1:
-                torch._foreach_mul_([p.grad for p in trainable if p.grad is not None], 1 / self.loss_scale.value)
-            head_norm, grad_norm = norm_of(self._head().parameters()), norm_of(trainable)
-            nn.utils.clip_grads_with_norm_(trainable, self.config.max_grad_norm, grad_norm, foreach=True)
-            return torch.stack([grad_norm, head_norm]).double()
-
-        found = unless_out_of_memory(compute)
-        if found is None and not self.parallel.can_back_off:
+    def _accumulate(self, batches: Sequence[MicroBatch], total_weight: float) -> Accumulated | None:
+        """Clipped gradients of the step, and what is told of it. None if memory ran out on any rank."""
+        summed = unless_out_of_memory(lambda: self._backward(batches, total_weight))
+        if summed is None and not self.parallel.can_back_off:
             raise self._no_memory()
-        (failed,) = self.ranks.any(found is None)
-        if failed or found is None:
+        (failed,) = self.ranks.any(summed is None)
+        if failed or summed is None:
             return None
-        norms = unless_out_of_memory(clip)
+        norms = unless_out_of_memory(self._clip)
         if norms is None and self.ranks.size > 1:  # the others are in the middle of adding up
             raise self._no_memory()
-        return None if norms is None else torch.cat([*found, norms])
+        if norms is None:
+            return None
+        (losses_B, statistics_S), (grad_norm, head_grad_norm) = summed, norms
+        return Accumulated(
+            losses_B=losses_B, statistics_S=statistics_S, grad_norm=grad_norm, head_grad_norm=head_grad_norm
+        )
+
+    def _backward(self, batches: Sequence[MicroBatch], total_weight: float) -> tuple[Tensor, Tensor]:
+        """(the loss of each micro-batch, their summed statistics); gradients of this rank are added up on the way."""
+        self.observers.step_begins(self.step + 1)
+        # What is drawn in a step (adapter dropout) is a function of the step, so a resumed run draws the same.
+        torch.manual_seed(seed_of_step(self.config.seed, self.step, self.ranks.rank))
+        losses, statistics = [], []
+        for number, batch in enumerate(ahead(batches, self.steps.move), start=1):
+            self.parallel.before_micro_batch(is_last=number == len(batches))
+            loss, counted = self.steps.forward(batch, self.step)
+            self.observers.forward_done()
+            torch.autograd.backward(loss / (total_weight / self.loss_scale.value))
+            self.observers.backward_done()
+            losses.append(loss.detach().double())
+            statistics.append(counted)
+        return torch.stack(losses), torch.stack(statistics).sum(0)
+
+    def _clip(self) -> tuple[Tensor, Tensor]:
+        """(norm of all gradients, norm of the head's), summed over the ranks and in float64; then clips them."""
+        if not self._gradients_checked:  # before those of other ranks are added
+            self.steps.require_gradients()
+            self._gradients_checked = True
+        trainable = self._trainable()
+        self.parallel.sum_gradients(trainable)
+        if self.loss_scale.value != 1:
+            torch._foreach_mul_([p.grad for p in trainable if p.grad is not None], 1 / self.loss_scale.value)
+        head_norm, grad_norm = norm_of(self.steps.head().parameters()), norm_of(trainable)
+        nn.utils.clip_grads_with_norm_(trainable, self.config.max_grad_norm, grad_norm, foreach=True)
+        return grad_norm.double(), head_norm.double()
 
     def _update(self) -> bool:
         self.optimizer.step()
@@ -394,19 +399,21 @@ class Trainer(ABC, Generic[MicroBatch]):
 
     def _begin_plan(self, step: int) -> Pending[list[MicroBatch]]:
         """The plan of a step, in the making since now or before; made beside this thread, where a read may stall."""
-        key = (step, self.token_budget)
+        budget = self.token_budget
+        key = (step, budget)
         if self._next is None or self._next.key != key:
-            self._next = Pending(key, lambda: self._plan(step))
+            self._next = Pending(key, lambda: self.steps.plan(step, budget))
         return self._next
 
     def _planned(self, step: int) -> list[MicroBatch]:
         """The micro-batches of a step, made ahead of it or now. DataError if that takes too long."""
         pending = self._begin_plan(step)
         if not pending.wait(self.batch_timeout_s):
+            what = self.steps.reads(step)
             raise DataError(
-                f"step {step + 1}: its data could not be read within {self.batch_timeout_s:g} s: {self._reads(step)}. "
-                f"Is the disk or network share there? Keep prepared data on a local disk with --cache-dir, or wait "
-                f"longer with --batch-timeout-s. The weights are those of step {self.step}."
+                f"step {step + 1}: its data could not be read within {self.batch_timeout_s:g} s: {what}. Is the disk "
+                f"or network share there? Keep prepared data on a local disk with --cache-dir, or wait longer with "
+                f"--batch-timeout-s. The weights are those of step {self.step}."
             )
         return pending.result()
 
@@ -414,7 +421,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         """Drop what the step has computed, and plan it again: more micro-batches, the same mean."""
         self.optimizer.zero_grad(set_to_none=True)
         release_cached(self.device)
-        budget = max(self.token_budget // 2, self._least_budget())
+        budget = max(self.token_budget // 2, self.steps.least_budget())
         if budget >= self.token_budget:
             raise self._no_memory()
         self.log.note_budget(self.step + 1, self.token_budget, budget)
@@ -425,20 +432,20 @@ class Trainer(ABC, Generic[MicroBatch]):
         self.optimizer.zero_grad(set_to_none=True)
         if not self.parallel.can_back_off:
             return failures.no_memory_on_rank(self.step + 1, self.ranks.rank, self.token_budget)
-        return failures.no_memory(self.step + 1, self.token_budget, self._least_budget())
+        return failures.no_memory(self.step + 1, self.token_budget, self.steps.least_budget())
 
     def _trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
-    def _not_finite(self, batches: Sequence[MicroBatch], losses: Sequence[float], grad_norm: float) -> NonFiniteError:
-        guilty = [batch for batch, loss in zip(batches, losses, strict=True) if not math.isfinite(loss)]
-        examples = "; ".join(text for text in map(self._describe, guilty or batches) if text)
-        told = self.ranks.gather((bool(guilty), f"rank {self.ranks.rank}: loss {losses}. Examples: {examples}."))
+    def _not_finite(self, batches: Sequence[MicroBatch], own: Computed) -> NonFiniteError:
+        guilty = [batch for batch, loss in zip(batches, own.losses, strict=True) if not math.isfinite(loss)]
+        examples = "; ".join(text for text in map(self.steps.describe, guilty or batches) if text)
+        said = f"rank {self.ranks.rank}: loss {list(own.losses)}. Examples: {examples}."
+        told = self.ranks.gather((bool(guilty), said))
         self.optimizer.zero_grad(set_to_none=True)
         scale = self.loss_scale.value if self.loss_scale.moves else None
-        return failures.not_finite(self.step + 1, grad_norm, told, loss_scale=scale)
+        return failures.not_finite(self.step + 1, own.grad_norm, told, loss_scale=scale)
 
-    @final
     def speed(self) -> str:
         """The closing line about all steps, and what memory made of the budget."""
         line = self.log.closing_line()
