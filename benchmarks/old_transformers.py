@@ -143,7 +143,7 @@ def save(folder: Path, config: Any) -> Any:
     model = wrap(classifier, layout="padded", compute_dtype=torch.float32).eval()
     torch.nn.init.normal_(model.head.weight, std=0.3)
     tokenizer = tiny.byte_tokenizer([], vocab_size=260, pad="<|endoftext|>")
-    renderer = build_renderer(tokenizer, DataConfig(max_seq_len=256))
+    renderer = build_renderer(tokenizer, DataConfig(max_seq_len=256, special_tokens_in_text="keep"))
     return save_reward_model(folder, model, renderer, beta=1.0, save_dtype=torch.float32, provenance={})
 
 

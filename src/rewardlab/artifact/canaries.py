@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from rewardlab.data.chat import Renderer
 from rewardlab.model.reward import RewardModel
 
 PRECISION_MISMATCH: Final = "precision_mismatch"
+SPECIAL_TOKENS: Final = "special_tokens"
 FAULTS: Final = {
     "double_bos": "a second BOS token in front of the conversation",
     "shifted_position": "the score read one token before the end",
@@ -32,6 +34,7 @@ FAULTS: Final = {
     "sigmoid": "a sigmoid applied to the score",
     "softmax": "a softmax over the single label",
     "zero_head": "a head that is zero or was never loaded",
+    SPECIAL_TOKENS: "control tokens typed in a reply read as control tokens, so that a reply can forge turns",
     PRECISION_MISMATCH: "weights rounded to the nearest bfloat16: export a bfloat16 folder with `rewardlab export`",
 }
 
@@ -110,7 +113,7 @@ def make_canaries(model: RewardModel, renderer: Renderer) -> list[Canary]:
             messages=[message.as_dict() for message in messages],
             token_ids=[int(token) for token in token_ids],
             score=score,
-            decoys={fault: values[number] for fault, values in decoys.items()},
+            decoys={fault: values[number] for fault, values in decoys.items() if not math.isnan(values[number])},
         )
         for number, ((name, messages, token_ids), score) in enumerate(zip(kept, scores, strict=True))
     ]
@@ -131,10 +134,23 @@ def name_fault(
     """What is wrong with these scores of the canaries: None, a fault's description, or `unknown`.
 
     They are compared with the references of the precision (a dtype) that they were computed in; `tolerance` takes the
-    place of its own. A fault is named if its decoys fit clearly better than the references do.
+    place of its own. A fault is named if its decoys fit clearly better than the references do. The canary in which
+    control tokens are typed is looked at only where the others are right: engines that are given texts, not tokens,
+    read it otherwise, whatever else is wrong with them.
     """
+    tolerance = SCORE_TOLERANCE[precision] if tolerance is None else tolerance
+    for forged in (False, True):
+        chosen = [number for number, canary in enumerate(canaries) if (SPECIAL_TOKENS in canary.decoys) is forged]
+        own = [canaries[number] for number in chosen]
+        fault = _name_fault(own, [scores[number] for number in chosen], precision, tolerance) if chosen else None
+        if fault is not None:
+            return fault
+    return None
+
+
+def _name_fault(canaries: Sequence[Canary], scores: Sequence[float], precision: str, tolerance: float) -> str | None:
     distance = largest_distance(reference_scores(canaries, precision), scores)
-    if distance <= (SCORE_TOLERANCE[precision] if tolerance is None else tolerance):
+    if distance <= tolerance:
         return None
     best, best_distance = "unknown: weights, numerics or an engine that rewardlab does not know", distance / 3
     for fault, description in FAULTS.items():
@@ -173,8 +189,8 @@ def render_canaries(renderer: Renderer) -> list[tuple[str, Conversation, IntArra
     Raises ConfigError if there are none, since nothing could then be verified.
     """
     rendered = []
-    for name, turns in CONVERSATIONS:
-        messages = tuple(Message(role, content) for role, content in turns)
+    conversations = [(name, tuple(Message(*turn) for turn in turns)) for name, turns in CONVERSATIONS]
+    for name, messages in (*conversations, *_forged(renderer)):
         try:
             token_ids = renderer.render(messages[:-1], messages[-1:]).token_ids
         except RenderError:  # a template without a system role, or a limit below this conversation
@@ -186,6 +202,21 @@ def render_canaries(renderer: Renderer) -> list[tuple[str, Conversation, IntArra
             f"model is verified. Raise it to at least 64."
         )
     return rendered
+
+
+def _forged(renderer: Renderer) -> list[tuple[str, Conversation]]:
+    """A reply that types what the template writes between turns, where control tokens in messages are to stay text."""
+    said = ("Is there life on Mars?", "Nobody knows.", "What is your guess?", "No.")
+    turns = tuple(Message(role, text) for role, text in zip(("user", "assistant") * 2, said, strict=True))
+    try:
+        text = renderer.text(turns)
+    except RenderError:  # a template for one exchange
+        return []
+    reply = text[text.find(said[1]) : text.find(said[3]) + len(said[3])]
+    forged = turns[0], Message("assistant", reply)
+    if renderer.spec.special_tokens_in_text != "text" or not renderer.num_typed(forged):
+        return []
+    return [("control tokens", forged)]
 
 
 def _decoys(
@@ -206,6 +237,12 @@ def _decoys(
     if bos is not None:
         doubled = [np.concatenate([np.array([bos], np.int32), token_ids]) for token_ids in sequences]
         decoys["double_bos"] = score_tokens(model, doubled)
+    if renderer.spec.special_tokens_in_text == "text":
+        reading = Renderer(renderer.tokenizer, replace(renderer.spec, special_tokens_in_text="keep"))
+        decoys[SPECIAL_TOKENS] = [
+            score_tokens(model, [reading.token_ids(messages)])[0] if renderer.num_typed(messages) else math.nan
+            for messages in conversations
+        ]
     for fault, parameters in rope_faults(model.config).items():
         if (other := _with_rope(model, parameters)) is not None:
             decoys[fault] = score_tokens(other, sequences)

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import read_json, sha256_json, sha256_text, to_json
@@ -50,6 +50,9 @@ class RendererSpec:
     bos_token_id: int | None
     num_bos: int
     """How many BOS tokens every rendering begins with: 0 or 1."""
+    special_tokens_in_text: Literal["text", "keep"] = "keep"
+    """What control tokens are that stand in messages: letters like any others, or, as in folders without this entry,
+    the control tokens themselves."""
 
     @property
     def joins_texts(self) -> bool:
@@ -166,6 +169,8 @@ def part_digests(spec: RewardSpec) -> dict[str, str]:
     del values["digests"]
     values["files"] = {name: None if carries_digest(name) else digest for name, digest in values["files"].items()}
     values |= {f"renderer.{name}": value for name, value in values.pop("renderer").items()}
+    if values["renderer.special_tokens_in_text"] == "keep":  # what holds where there is no such entry
+        del values["renderer.special_tokens_in_text"]
     return {name: sha256_json(value) for name, value in values.items()}
 
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Conversation, IntArray, Preference, TokenGroup
-from rewardlab.data.chat import Renderer, ReplyTooLong, common_text, with_sentinel
+from rewardlab.data.chat import Renderer, ReplyTooLong, common_beginning, with_sentinel
 from rewardlab.data.layout import Rendered, build_group, common_prefix_length
+from rewardlab.data.markers import RenderedText
 from rewardlab.data.store import LeftOut
 
 OVERLONG = "overlong"
 """Cause of what `--overlong drop` leaves out."""
+NOTHING: Final = RenderedText("")
 
 
 @dataclass(slots=True)
@@ -27,9 +30,9 @@ class _Reply:
 
     prompt: Conversation
     reply: Conversation
-    text: str = ""
+    text: RenderedText = NOTHING
     token_ids: IntArray | None = None
-    before: str = ""
+    before: RenderedText = NOTHING
     """The text before the reply's content."""
     found: Rendered | RenderError | None = None
 
@@ -76,7 +79,7 @@ def _count_prompt_tokens(replies: Sequence[_Reply], renderer: Renderer) -> None:
         if isinstance(text, RenderError):
             reply.found = text
         else:
-            reply.before = common_text(reply.text, text)
+            reply.before = common_beginning(reply.text, text)
     pending = [reply for reply in replies if reply.found is None]
     beginnings = list(dict.fromkeys(reply.before for reply in pending))
     tokens_of = dict(zip(beginnings, renderer.encode_all(beginnings), strict=True))
@@ -86,19 +89,20 @@ def _count_prompt_tokens(replies: Sequence[_Reply], renderer: Renderer) -> None:
             token_ids=reply.token_ids,
             prompt_tokens=common_prefix_length([tokens_of[reply.before], reply.token_ids]),
             truncated_tokens=0,
+            num_typed=renderer.num_typed(reply.prompt + reply.reply),
         )
 
 
-def _texts(conversations: Sequence[Conversation], renderer: Renderer) -> list[str | RenderError]:
+def _texts(conversations: Sequence[Conversation], renderer: Renderer) -> list[RenderedText | RenderError]:
     """The rendered text of each, or the template's refusal."""
     try:
         return list(renderer.texts(conversations))
     except RenderError:  # one of them, so each has to be asked alone
         pass
-    found: list[str | RenderError] = []
+    found: list[RenderedText | RenderError] = []
     for conversation in conversations:
         try:
-            found.append(renderer.text(conversation))
+            found += renderer.texts([conversation])
         except RenderError as error:
             found.append(error)
     return found

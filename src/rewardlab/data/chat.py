@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from rewardlab.core.spec import RendererSpec
 from rewardlab.core.types import Conversation, IntArray, Message, Preference, TokenGroup
 from rewardlab.data.config import DataConfig
 from rewardlab.data.layout import Rendered, build_group, common_prefix_length
+from rewardlab.data.markers import Markers, RenderedText
 from rewardlab.data.rows import ROLES
 
 FROZEN_DATE: Final = {"%d %b %Y": "26 Jul 2024", "%Y-%m-%d": "2024-07-26", "%d %B %Y": "26 July 2024"}
@@ -68,19 +70,41 @@ class Renderer:
         """
         return self._apply_template([messages], add_generation_prompt=add_generation_prompt)[0]
 
-    def texts(self, conversations: Sequence[Conversation]) -> list[str]:
-        """`text` of each, for less time a conversation.
+    @cached_property
+    def markers(self) -> Markers:
+        """The control tokens that this tokenizer and its template know."""
+        return Markers(self.tokenizer, self._render(_probe_turns("fine")))
+
+    def num_typed(self, messages: Sequence[Message]) -> int:
+        """Control tokens that are typed in the messages."""
+        return self.markers.count(messages)
+
+    def texts(self, conversations: Sequence[Conversation]) -> list[RenderedText]:
+        """The rendered text of each, and where control tokens in it are letters of a message.
 
         Raises RenderError if the template refuses any of them.
         """
-        return self._apply_template(conversations, add_generation_prompt=False) if conversations else []
+        found: dict[int, RenderedText] = {}
+        if self.spec.special_tokens_in_text == "text":
+            found = {
+                number: self.markers.render(conversation, self._render)
+                for number, conversation in enumerate(conversations)
+                if self.num_typed(conversation)
+            }
+        others = [conversation for number, conversation in enumerate(conversations) if number not in found]
+        texts = iter(self._apply_template(others, add_generation_prompt=False) if others else [])
+        return [found.get(number) or RenderedText(next(texts)) for number in range(len(conversations))]
 
-    def encode_all(self, texts: Sequence[str]) -> list[IntArray]:
+    def encode_all(self, texts: Sequence[RenderedText]) -> list[IntArray]:
         """The tokens of each text, for less time a text."""
-        if not texts:
-            return []
-        encoded = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        return [np.asarray(token_ids, dtype=np.int32) for token_ids in encoded]
+        plain = [one.text for one in texts if one.own is None]
+        encoded = iter(self.tokenizer(plain, add_special_tokens=False)["input_ids"] if plain else [])
+        return [
+            np.asarray(next(encoded) if one.own is None else self.markers.encode(one), dtype=np.int32) for one in texts
+        ]
+
+    def _render(self, conversation: Conversation) -> str:
+        return self._apply_template([conversation], add_generation_prompt=False)[0]
 
     def _apply_template(self, conversations: Sequence[Sequence[Message]], *, add_generation_prompt: bool) -> list[str]:
         try:
@@ -97,7 +121,7 @@ class Renderer:
 
     def token_ids(self, messages: Sequence[Message]) -> IntArray:
         """The whole conversation as tokens, without truncation."""
-        return self._encode(self.text(messages))
+        return self.encode_all(self.texts([tuple(messages)]))[0]
 
     def render(self, prompt: Conversation, reply: Conversation) -> Rendered:
         """Prompt and reply as tokens, cut to the limit by the rule that training, evaluation and serving share.
@@ -124,12 +148,13 @@ class Renderer:
         self, prompt: Conversation, reply: Conversation, token_ids: IntArray, *, truncated_tokens: int
     ) -> Rendered:
         self.require_known_end(token_ids)
-        text, other = self.text(prompt + reply), self.text(with_sentinel(prompt, reply))
-        before = self._encode(common_text(text, other))
+        text, other = self.texts([prompt + reply, with_sentinel(prompt, reply)])
+        before = self.encode_all([common_beginning(text, other)])[0]
         return Rendered(
             token_ids=token_ids,
             prompt_tokens=common_prefix_length([before, token_ids]),
             truncated_tokens=truncated_tokens,
+            num_typed=self.num_typed(prompt + reply),
         )
 
     def group(self, preference: Preference) -> TokenGroup | str:
@@ -147,9 +172,6 @@ class Renderer:
             except RenderError as error:
                 raise RenderError(f"{preference.id}: {error}") from error
         return build_group(preference, rendered)
-
-    def _encode(self, text: str) -> IntArray:
-        return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
     def _cut(self, prompt: Conversation, reply: Conversation) -> tuple[Conversation, IntArray]:
         """(what is kept of prompt + reply, its tokens)."""
@@ -211,6 +233,7 @@ def build_renderer(tokenizer: Any, config: DataConfig) -> Renderer:
         final_token_id=None,
         bos_token_id=tokenizer.bos_token_id,
         num_bos=0,
+        special_tokens_in_text=_choose_reading(config.special_tokens_in_text, source),
     )
     if source == "concat":
         _require_bare_texts(Renderer(tokenizer, replace(draft, chat_template=_bake(template, arguments, None))))
@@ -221,18 +244,7 @@ def build_renderer(tokenizer: Any, config: DataConfig) -> Renderer:
             f"Fix the template of this tokenizer, or use --no-chat-template."
         )
     final = endings.pop() if len(endings) == 1 else None
-    return Renderer(
-        tokenizer,
-        RendererSpec(
-            chat_template=draft.chat_template,
-            template_source=source,
-            system_prompt=config.system_prompt,
-            max_length=config.max_seq_len,
-            final_token_id=final,
-            bos_token_id=tokenizer.bos_token_id,
-            num_bos=num_bos,
-        ),
-    )
+    return Renderer(tokenizer, replace(draft, final_token_id=final, num_bos=num_bos))
 
 
 def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> Any:
@@ -298,6 +310,13 @@ def _choose_template(tokenizer: Any, wanted: str) -> tuple[str, str]:
     return own, "tokenizer"
 
 
+def _choose_reading(wanted: Literal["auto", "text", "keep"], source: str) -> Literal["text", "keep"]:
+    """What control tokens in texts are; texts that are joined as they are bring their own."""
+    if wanted == "auto":
+        return "keep" if source == "concat" else "text"
+    return wanted
+
+
 def _plain_arguments(tokenizer: Any) -> dict[str, str]:
     """BOS where the tokenizer itself would put one, and EOS to end a reply."""
     first = tokenizer("a")["input_ids"][:1]
@@ -309,7 +328,7 @@ def _require_bare_texts(renderer: Renderer) -> None:
     """Raise RenderError unless joining texts gives the very tokens that the tokenizer gives the joined text."""
     tokenizer = renderer.tokenizer
     for probe in PROBES:
-        ours = renderer.token_ids((Message("user", "Hello "), Message("assistant", probe)))
+        ours = renderer.token_ids(_probe_turns(probe, "Hello "))
         if ours.tolist() != list(tokenizer("Hello " + probe + tokenizer.eos_token)["input_ids"]):
             raise RenderError(
                 "--chat-template concat: this tokenizer adds tokens of its own around a text, besides BOS, which no "
@@ -341,13 +360,17 @@ def _probe(renderer: Renderer) -> tuple[set[int], int]:
     """Last tokens of short conversations, and how many BOS they begin with."""
     endings, num_bos = set(), 0
     for probe in PROBES:
-        token_ids = renderer.token_ids((Message("user", "Hello"), Message("assistant", probe)))
+        token_ids = renderer.token_ids(_probe_turns(probe))
         if len(token_ids) == 0:
             raise RenderError("the chat template renders a conversation to nothing; use --no-chat-template.")
         endings.add(int(token_ids[-1]))
         bos = renderer.spec.bos_token_id
         num_bos = max(num_bos, next((n for n, token in enumerate(token_ids) if token != bos), len(token_ids)))
     return endings, num_bos
+
+
+def _probe_turns(reply: str, prompt: str = "Hello") -> Conversation:
+    return Message("user", prompt), Message("assistant", reply)
 
 
 def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
@@ -369,6 +392,11 @@ def with_sentinel(prompt: Conversation, reply: Conversation) -> Conversation:
     start = reply[0].content.lstrip()
     sentinel = next(mark for mark in SENTINELS if not start.startswith(mark))
     return (*prompt, Message(reply[0].role, sentinel), *reply[1:])
+
+
+def common_beginning(first: RenderedText, second: RenderedText) -> RenderedText:
+    """The beginning of the first text, as far as it is that of the second too."""
+    return first.beginning(len(common_text(first.text, second.text)))
 
 
 def common_text(first: str, second: str) -> str:

@@ -49,6 +49,10 @@ class DataConfig:
     `plain`)."""
     system_prompt: str | None = None
     """System turn for conversations that have none; an empty text is an explicit empty turn."""
+    special_tokens_in_text: Literal["auto", "text", "keep"] = "auto"
+    """Control tokens such as `<|im_end|>` that are typed in a message: `text` reads them as letters, so that nobody can
+    forge a turn, `keep` as control tokens; `auto` is `text`, and `keep` where texts are joined as they are
+    (`--chat-template concat`)."""
     num_workers: int | None = None
     """Processes that read and tokenise large data; by default one a core, and 1 does it all in this process."""
     cache_dir: str = "auto"

@@ -22,7 +22,7 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.files import HASH_CHUNK_BYTES, read_json, write_json
 from rewardlab.core.types import Comparison, Preference, TokenGroup
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """Changes when the columns do."""
 MANIFEST: Final = "store.json"
 LEFT_OUT: Final = ("template_refuses", "overlong", "reply_too_long", "identical_tokens")
@@ -45,6 +45,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "shared": "<i4",
     "longest": "<i4",
     "num_truncated": "<i4",
+    "num_typed": "<i4",
     "prompts_differ": "|b1",
     "lost_replies": "<i4",
     "lost_comparisons": "<i4",
@@ -127,6 +128,7 @@ def _add_group(lists: dict[str, Any], group: TokenGroup) -> None:
     lists["shared"].append(len(group.shared))
     lists["longest"].append(max(group.lengths))
     lists["num_truncated"].append(sum(cut > 0 for cut in group.truncated_tokens))
+    lists["num_typed"].append(group.num_typed)
     lists["prompts_differ"].append(len(set(group.truncated_tokens)) > 1)
     lists["ranked"].append(group.ranking is not None)
     lists["suffix"] += [len(suffix) for suffix in group.suffixes]
@@ -219,6 +221,7 @@ class TokenStore:
             suffixes=tuple(np.split(tokens[shared:], borders[:-1])),
             prompt_tokens=tuple(columns["prompt_tokens"][replies].tolist()),
             truncated_tokens=tuple(columns["truncated_tokens"][replies].tolist()),
+            num_typed=int(columns["num_typed"][index]),
             comparisons=self._comparisons(index, by_prompt=by_prompt),
             ranking=tuple(columns["rank"][replies].tolist()) if columns["ranked"][index] else None,
         )

@@ -17,6 +17,7 @@ from rewardlab.core.files import read_jsonl, to_json
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import ReplyTooLong, to_messages
+from rewardlab.data.loader import tell_typed
 from rewardlab.data.rows import UnusableRowError
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
 from rewardlab.score import Scorer, prompt_turns
@@ -75,6 +76,8 @@ def score_file(
     scorer = load(model, precision=precision, compute=compute, log=logger.info)
     scorer.token_budget = token_budget
     causes = [_causes(scorer, several, where) for (where, _), several in zip(rows, conversations, strict=True)]
+    num_typed = sum(scorer.renderer.num_typed(one) > 0 for several in conversations for one in several)
+    tell_typed(num_typed, sum(map(len, conversations)), scorer.renderer, str(source))
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     scored = unscored = 0
     try:

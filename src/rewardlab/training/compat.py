@@ -23,6 +23,7 @@ logger = logging.getLogger("rewardlab")
 TRL: Final[Mapping[str, object]] = {
     "max_seq_len": 1024,
     "overlong": "drop",
+    "special_tokens_in_text": "keep",
     "lora_rank": 16,
     "lora_alpha": 32.0,
     "lora_dropout": 0.0,  # 0.05 in name only: disable_dropout, on by default, sets the adapters' dropout to 0 too

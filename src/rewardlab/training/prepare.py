@@ -21,7 +21,7 @@ from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, SelectionConfig
 from rewardlab.data.formats import Rules
 from rewardlab.data.groups import Groups, Part
-from rewardlab.data.loader import TokenReport, report_of, require_enough
+from rewardlab.data.loader import TokenReport, report_of, require_enough, tell_typed
 from rewardlab.data.pipeline import write_store
 from rewardlab.data.readers import Source, find_sources, fingerprint, has_lines
 from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, first_rows, held_out_mask, open_units
@@ -288,6 +288,7 @@ def token_groups(part: Part, renderer: Renderer, config: DataConfig, name: str) 
         report.longest,
         report.truncated_replies,
     )
+    tell_typed(report.special_tokens_in_text, report.replies, renderer, name)
     if report.dropped:
         causes = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items())
         logger.info("tokens: %s: %d preferences left out: %s", name, report.preferences - report.kept, causes)

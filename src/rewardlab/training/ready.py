@@ -201,6 +201,7 @@ def _resolve(
         "attention": "padded" if layout == "padded" else "shared",
         "eval_every": config.interval(steps),
         "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
+        "special_tokens_in_text": base.renderer.spec.special_tokens_in_text,
     }
     return replace(config, **decided)
 

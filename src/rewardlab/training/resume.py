@@ -26,6 +26,7 @@ AUTO: Final = "auto"
 PERMISSIONS: Final = ("overwrite", "resume", "reschedule")
 """About one start of the program, not about what the run is."""
 PROBED: Final = (
+    "special_tokens_in_text",
     "precision",
     "attention",
     "micro_token_budget",
@@ -34,6 +35,8 @@ PROBED: Final = (
     "allocator",
 )
 """Measured or found out when the run began; a resumed run takes what was decided then."""
+EARLIER: Final = {"special_tokens_in_text": "keep"}
+"""What held in runs that began before there was such a setting, where that is not today's default."""
 BY_CONTENT: Final = (
     "model",
     "dataset",
@@ -90,6 +93,8 @@ LENGTH: Final = ("steps", "epochs", "warmup_steps", "warmup_ratio", "lr_schedule
 """They move the learning rate; allowed with `--reschedule`."""
 SOURCE_FACTS: Final = ("name", "rows_read", "kept", "dropped", "unused_by_limit", "sha256")
 """What says of a dataset that it is still the same; file names with folders do not."""
+TOLD: Final = ("dropped_ids", "special_tokens_in_text")
+"""What a report on tokens says beside what they are."""
 LEVEL: Final = ("constant", "constant_with_warmup")
 """Schedules in which the number of steps moves no learning rate."""
 
@@ -136,7 +141,7 @@ def find_interrupted(config: RewardTrainerConfig) -> Interrupted | None:
     assert isinstance(manifest, dict)
     return Interrupted(
         checkpoint=checkpoint,
-        config=from_mapping(RewardTrainerConfig, values, where=str(run / "config.json")),
+        config=from_mapping(RewardTrainerConfig, {**EARLIER, **values}, where=str(run / "config.json")),
         manifest=manifest,
     )
 
@@ -252,7 +257,7 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
         "the evaluation data are": [content(data.get("eval", [])), data.get("held_out")],
         "the test data are": content(data.get("test", [])),
         "the tokens are": {
-            name: {key: value for key, value in report.items() if key != "dropped_ids"}
+            name: {key: value for key, value in report.items() if key not in TOLD}
             for name, report in manifest["tokens"].items()
         },
         "the chat template is": manifest["template_hash"],
