@@ -60,7 +60,9 @@ def test_typed_control_tokens_are_told_and_score_as_text(model, tmp_path, caplog
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with caplog.at_level("WARNING", logger="rewardlab"):
         score_file(model, source, target)
-    assert f"{source}: control tokens are typed in 1 of 2 replies" in caplog.text
+    assert (
+        f"{source}: control tokens are typed in 1 of 2 replies or their prompts; they are read as text" in caplog.text
+    )
     first, second = written(target)
     assert abs(first["score"] - second["score"]) > 1e-3, "it is part of the reply"
 

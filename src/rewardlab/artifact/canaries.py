@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
@@ -206,17 +207,22 @@ def render_canaries(renderer: Renderer) -> list[tuple[str, Conversation, IntArra
 
 def _forged(renderer: Renderer) -> list[tuple[str, Conversation]]:
     """A reply that types what the template writes between turns, where control tokens in messages are to stay text."""
+    if renderer.spec.special_tokens_in_text != "text":
+        return []
     said = ("Is there life on Mars?", "Nobody knows.", "What is your guess?", "No.")
     turns = tuple(Message(role, text) for role, text in zip(("user", "assistant") * 2, said, strict=True))
     try:
         text = renderer.text(turns)
     except RenderError:  # a template for one exchange
         return []
-    reply = text[text.find(said[1]) : text.find(said[3]) + len(said[3])]
-    forged = turns[0], Message("assistant", reply)
-    if renderer.spec.special_tokens_in_text != "text" or not renderer.num_typed(forged):
-        return []
-    return [("control tokens", forged)]
+    between = text[text.find(said[1]) + len(said[1]) : text.find(said[3])]
+    bare = "".join(re.findall("|".join(map(re.escape, renderer.markers.names)), between)) if between else ""
+    reading = Renderer(renderer.tokenizer, replace(renderer.spec, special_tokens_in_text="keep"))
+    for border in (between, bare):  # a template may cut a reply at what it writes itself, such as thoughts
+        forged = turns[0], Message("assistant", f"{said[1]}{border}{said[3]}")
+        if renderer.token_ids(forged).tolist() != reading.token_ids(forged).tolist():
+            return [("control tokens", forged)]
+    return []
 
 
 def _decoys(

@@ -30,7 +30,8 @@ class _Reply:
 
     prompt: Conversation
     reply: Conversation
-    text: RenderedText = NOTHING
+    text: str = ""
+    rendered: RenderedText = NOTHING
     token_ids: IntArray | None = None
     before: RenderedText = NOTHING
     """The text before the reply's content."""
@@ -57,7 +58,13 @@ def _render(replies: Sequence[_Reply], renderer: Renderer) -> None:
         else:
             reply.text = text
     pending = [reply for reply in replies if reply.found is None]
-    for reply, token_ids in zip(pending, renderer.encode_all([reply.text for reply in pending]), strict=True):
+    conversations = [reply.prompt + reply.reply for reply in pending]
+    encoded = renderer.encode_all(conversations, [reply.text for reply in pending])
+    for reply, outcome in zip(pending, encoded, strict=True):
+        if isinstance(outcome, RenderError):
+            reply.found = outcome
+            continue
+        reply.rendered, token_ids = outcome
         reply.token_ids = token_ids
         try:
             if len(token_ids) > renderer.spec.max_length:
@@ -79,10 +86,10 @@ def _count_prompt_tokens(replies: Sequence[_Reply], renderer: Renderer) -> None:
         if isinstance(text, RenderError):
             reply.found = text
         else:
-            reply.before = common_beginning(reply.text, text)
+            reply.before = common_beginning(reply.rendered, text)
     pending = [reply for reply in replies if reply.found is None]
     beginnings = list(dict.fromkeys(reply.before for reply in pending))
-    tokens_of = dict(zip(beginnings, renderer.encode_all(beginnings), strict=True))
+    tokens_of = dict(zip(beginnings, renderer.encode_beginnings(beginnings), strict=True))
     for reply in pending:
         assert reply.token_ids is not None
         reply.found = Rendered(
@@ -93,13 +100,13 @@ def _count_prompt_tokens(replies: Sequence[_Reply], renderer: Renderer) -> None:
         )
 
 
-def _texts(conversations: Sequence[Conversation], renderer: Renderer) -> list[RenderedText | RenderError]:
+def _texts(conversations: Sequence[Conversation], renderer: Renderer) -> list[str | RenderError]:
     """The rendered text of each, or the template's refusal."""
     try:
         return list(renderer.texts(conversations))
     except RenderError:  # one of them, so each has to be asked alone
         pass
-    found: list[RenderedText | RenderError] = []
+    found: list[str | RenderError] = []
     for conversation in conversations:
         try:
             found += renderer.texts([conversation])

@@ -73,35 +73,52 @@ class Renderer:
     @cached_property
     def markers(self) -> Markers:
         """The control tokens that this tokenizer and its template know."""
-        return Markers(self.tokenizer, self._render(_probe_turns("fine")))
+        return Markers(self.tokenizer, self._render, prompt=self.spec.system_prompt or "")
 
     def num_typed(self, messages: Sequence[Message]) -> int:
         """Control tokens that are typed in the messages."""
         return self.markers.count(messages)
 
-    def texts(self, conversations: Sequence[Conversation]) -> list[RenderedText]:
-        """The rendered text of each, and where control tokens in it are letters of a message.
+    def texts(self, conversations: Sequence[Conversation]) -> list[str]:
+        """`text` of each, for less time a conversation.
 
         Raises RenderError if the template refuses any of them.
         """
-        found: dict[int, RenderedText] = {}
-        if self.spec.special_tokens_in_text == "text":
-            found = {
-                number: self.markers.render(conversation, self._render)
-                for number, conversation in enumerate(conversations)
-                if self.num_typed(conversation)
-            }
-        others = [conversation for number, conversation in enumerate(conversations) if number not in found]
-        texts = iter(self._apply_template(others, add_generation_prompt=False) if others else [])
-        return [found.get(number) or RenderedText(next(texts)) for number in range(len(conversations))]
+        return self._apply_template(conversations, add_generation_prompt=False) if conversations else []
 
-    def encode_all(self, texts: Sequence[RenderedText]) -> list[IntArray]:
-        """The tokens of each text, for less time a text."""
+    def encode_all(
+        self, conversations: Sequence[Conversation], texts: Sequence[str]
+    ) -> list[tuple[RenderedText, IntArray] | RenderError]:
+        """The tokens of each conversation, of which `texts` are the texts, for less time a conversation."""
+        encoded = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+        return [self._reread(*each) for each in zip(conversations, texts, encoded, strict=True)]
+
+    def _reread(
+        self, conversation: Conversation, text: str, token_ids: Sequence[int]
+    ) -> tuple[RenderedText, IntArray] | RenderError:
+        """The tokens of a conversation, control tokens typed in it read as the spec says."""
+        rendered = RenderedText(text)
+        if self.spec.special_tokens_in_text == "text":
+            try:
+                if (told := self.markers.tell_apart(conversation, token_ids)) is not None:
+                    rendered, token_ids = told, self.markers.encode(told)
+            except RenderError as error:
+                return error
+        return rendered, np.asarray(token_ids, dtype=np.int32)
+
+    def encode_beginnings(self, texts: Sequence[RenderedText]) -> list[IntArray]:
+        """The tokens of each beginning of a text that could be encoded."""
         plain = [one.text for one in texts if one.own is None]
         encoded = iter(self.tokenizer(plain, add_special_tokens=False)["input_ids"] if plain else [])
         return [
             np.asarray(next(encoded) if one.own is None else self.markers.encode(one), dtype=np.int32) for one in texts
         ]
+
+    def _encode(self, conversation: Conversation) -> tuple[RenderedText, IntArray]:
+        (found,) = self.encode_all([conversation], self.texts([conversation]))
+        if isinstance(found, RenderError):
+            raise found
+        return found
 
     def _render(self, conversation: Conversation) -> str:
         return self._apply_template([conversation], add_generation_prompt=False)[0]
@@ -121,7 +138,7 @@ class Renderer:
 
     def token_ids(self, messages: Sequence[Message]) -> IntArray:
         """The whole conversation as tokens, without truncation."""
-        return self.encode_all(self.texts([tuple(messages)]))[0]
+        return self._encode(tuple(messages))[1]
 
     def render(self, prompt: Conversation, reply: Conversation) -> Rendered:
         """Prompt and reply as tokens, cut to the limit by the rule that training, evaluation and serving share.
@@ -148,8 +165,8 @@ class Renderer:
         self, prompt: Conversation, reply: Conversation, token_ids: IntArray, *, truncated_tokens: int
     ) -> Rendered:
         self.require_known_end(token_ids)
-        text, other = self.texts([prompt + reply, with_sentinel(prompt, reply)])
-        before = self.encode_all([common_beginning(text, other)])[0]
+        (text, _), other = self._encode(prompt + reply), self._render(with_sentinel(prompt, reply))
+        (before,) = self.encode_beginnings([common_beginning(text, other)])
         return Rendered(
             token_ids=token_ids,
             prompt_tokens=common_prefix_length([before, token_ids]),
@@ -203,6 +220,8 @@ class Renderer:
 
     def _token_starts(self, content: str) -> list[int]:
         """Character at which each token of `content` begins."""
+        if self.spec.special_tokens_in_text == "text" and self.num_typed([Message("user", content)]):
+            return self.markers.starts(content)
         if self.tokenizer.is_fast:
             encoded = self.tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)
             return [start for start, _ in encoded["offset_mapping"]]
@@ -233,7 +252,7 @@ def build_renderer(tokenizer: Any, config: DataConfig) -> Renderer:
         final_token_id=None,
         bos_token_id=tokenizer.bos_token_id,
         num_bos=0,
-        special_tokens_in_text=_choose_reading(config.special_tokens_in_text, source),
+        special_tokens_in_text=_choose_reading(config.special_tokens_in_text, template),
     )
     if source == "concat":
         _require_bare_texts(Renderer(tokenizer, replace(draft, chat_template=_bake(template, arguments, None))))
@@ -310,10 +329,10 @@ def _choose_template(tokenizer: Any, wanted: str) -> tuple[str, str]:
     return own, "tokenizer"
 
 
-def _choose_reading(wanted: Literal["auto", "text", "keep"], source: str) -> Literal["text", "keep"]:
+def _choose_reading(wanted: Literal["auto", "text", "keep"], template: str) -> Literal["text", "keep"]:
     """What control tokens in texts are; texts that are joined as they are bring their own."""
     if wanted == "auto":
-        return "keep" if source == "concat" else "text"
+        return "keep" if template.endswith(CONCAT_TEMPLATE) else "text"
     return wanted
 
 
@@ -394,9 +413,9 @@ def with_sentinel(prompt: Conversation, reply: Conversation) -> Conversation:
     return (*prompt, Message(reply[0].role, sentinel), *reply[1:])
 
 
-def common_beginning(first: RenderedText, second: RenderedText) -> RenderedText:
+def common_beginning(first: RenderedText, second: str) -> RenderedText:
     """The beginning of the first text, as far as it is that of the second too."""
-    return first.beginning(len(common_text(first.text, second.text)))
+    return first.beginning(len(common_text(first.text, second)))
 
 
 def common_text(first: str, second: str) -> str:

@@ -18,6 +18,7 @@ from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import ReplyTooLong, to_messages
 from rewardlab.data.loader import tell_typed
+from rewardlab.data.markers import ControlTokensError
 from rewardlab.data.rows import UnusableRowError
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
 from rewardlab.score import Scorer, prompt_turns
@@ -134,7 +135,7 @@ def _causes(scorer: Scorer, several: Sequence[Conversation], where: str) -> dict
     for number, conversation in enumerate(several):
         try:  # rendered once more while scoring; what it costs is little beside the model
             scorer.renderer.render(conversation[:-1], conversation[-1:])
-        except ReplyTooLong as error:
+        except (ReplyTooLong, ControlTokensError) as error:
             causes[number] = str(error)
         except RenderError as error:
             raise DataError(f"{where}: {error}") from error

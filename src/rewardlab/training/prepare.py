@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.save import choose_pad
 from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, SelectionConfig
@@ -75,6 +76,8 @@ def open_base(model: BackboneConfig, data: DataConfig) -> Base:
             f"--max-seq-len {data.max_seq_len} is above the {positions} positions of this model. Use at most "
             f"{positions}."
         )
+    if data.special_tokens_in_text == "auto" and (Path(path) / SPEC_FILE).is_file():  # what goes on keeps its reading
+        data = replace(data, special_tokens_in_text=read_spec(Path(path)).renderer.special_tokens_in_text)
     renderer = build_renderer(load_tokenizer(path, trust_remote_code=model.trust_remote_code), data)
     render_canaries(renderer)
     choose_pad(renderer, config.get_text_config().vocab_size)

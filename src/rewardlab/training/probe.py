@@ -207,6 +207,7 @@ def _resolve(config: ProbeConfig, base: Base, *, device: torch.device, layout: L
         "precision": precision,
         "attention": "padded" if layout == "padded" else "shared",
         "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
+        "special_tokens_in_text": base.renderer.spec.special_tokens_in_text,
     }
     return replace(config, **decided)
 
