@@ -26,7 +26,6 @@ from rewardlab.data.readers import Source, find_sources, has_lines, read_source
 from rewardlab.data.rows import CAUSES, Row, UnusableRowError
 
 Numbers = npt.NDArray[np.int64]
-Keys = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 MAX_EXAMPLES = 3
 """Places kept for each cause."""
@@ -140,46 +139,6 @@ def first_rows(names: Sequence[str], split: str) -> list[tuple[str, Row]]:
     for source in find_sources(names, split):
         found += [(source.label, row) for _, row in islice(read_source(source), 1)]
     return found
-
-
-def split_by_prompt(
-    preferences: Sequence[Preference], *, fraction: float, seed: int
-) -> tuple[tuple[Preference, ...], tuple[Preference, ...]]:
-    """(train, held out): a seeded `fraction` of the prompts with all their rows, in the order given.
-
-    Which prompts are held out depends on the set of prompts and the seed, not on the order of the rows.
-    At least one prompt is held out unless the fraction is 0. Raises DataError if none were left to train on.
-    """
-    held_out = held_out_mask(keys_of(preferences), fraction=fraction, seed=seed)
-    sides: tuple[list[Preference], list[Preference]] = ([], [])
-    for preference, out in zip(preferences, held_out, strict=True):
-        sides[int(out)].append(preference)
-    return tuple(sides[0]), tuple(sides[1])
-
-
-def held_out_mask(keys_P: Keys, *, fraction: float, seed: int) -> Mask:
-    """[P] whether each preference is held out by `split_by_prompt`, given the keys of their prompts."""
-    assert 0 <= fraction <= 1, fraction
-    prompts = np.unique(keys_P)
-    num_held_out = max(1, round(fraction * len(prompts))) if fraction > 0 else 0
-    if num_held_out >= len(prompts) and fraction > 0:
-        raise DataError(
-            f"holding out {num_held_out} of {len(prompts)} different prompts leaves nothing to train on. "
-            f"Name evaluation data with --eval-dataset or --eval-split, "
-            f"or lower --eval-fraction (0 turns evaluation off)."
-        )
-    order = np.random.default_rng(seed).permutation(len(prompts))
-    return np.isin(keys_P, prompts[order[:num_held_out]])
-
-
-def keys_of(preferences: Sequence[Preference]) -> Keys:
-    """[P] prompt keys as numbers, which sort as their texts do."""
-    return np.array([int(preference.key, 16) for preference in preferences], dtype=np.uint64)
-
-
-def shared_prompts(train: Iterable[Preference], other: Iterable[Preference]) -> set[str]:
-    """Keys of the prompts that occur on both sides."""
-    return {preference.key for preference in train} & {preference.key for preference in other}
 
 
 @dataclass(kw_only=True)

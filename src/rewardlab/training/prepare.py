@@ -24,7 +24,8 @@ from rewardlab.data.groups import Groups, Part
 from rewardlab.data.loader import TokenReport, report_of, require_enough
 from rewardlab.data.pipeline import write_store
 from rewardlab.data.readers import Source, find_sources, fingerprint, has_lines
-from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, first_rows, held_out_mask, open_units
+from rewardlab.data.roots import RULES, HeldOut, count_shared, hold_out
+from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, first_rows, open_units
 from rewardlab.data.store import TokenStore
 from rewardlab.data.workers import Crew, available_cores
 from rewardlab.model.builtin import cache_folder, resolve_model_name
@@ -36,6 +37,8 @@ from rewardlab.training.reward_trainer import Datasets
 logger = logging.getLogger("rewardlab")
 FEW_EVALUATIONS = 50
 """Below this, an accuracy is uncertain by ±14 points or more."""
+FAR = 0.1
+"""A share held out that misses what was asked for by more than this share of it is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +126,20 @@ def require_sources(config: DataConfig) -> None:
                 open_units(source)
 
 
-def load_data(config: DataConfig, renderer: Renderer, *, seed: int, kwise_loss: str = "pairs") -> Prepared:
+def load_data(
+    config: DataConfig,
+    renderer: Renderer,
+    *,
+    seed: int,
+    kwise_loss: str = "pairs",
+    held_out_by: Sequence[str] = RULES,
+) -> Prepared:
     """Read and tokenise what the configuration names; `eval` stays empty unless it says how a checkpoint is chosen.
 
-    Raises DataError or ConfigError for what cannot be used. Prompts shared with the training data are warned about.
+    Without evaluation data a share of the training prompts is held out by the first of the rules that can (see
+    `roots.hold_out`). What two kinds of data have in common is counted and warned about.
+
+    Raises DataError or ConfigError for what cannot be used.
     """
     parts: dict[str, Part] = {}
     reports: dict[str, Any] = {"preparation": []}
@@ -150,11 +163,13 @@ def load_data(config: DataConfig, renderer: Renderer, *, seed: int, kwise_loss: 
     train = parts["train"]
     evaluation, test = (parts.get(purpose, train.take(np.empty(0, np.int64))) for purpose in ("eval", "test"))
     if isinstance(config, SelectionConfig) and "eval" not in parts and config.eval_fraction > 0:
-        mask = held_out_mask(train.prompt_keys(), fraction=config.eval_fraction, seed=seed)
-        held_out, train = train.take(mask), train.take(~mask)
+        found = hold_out(train.texts(), fraction=config.eval_fraction, seed=seed, rules=held_out_by)
+        held_out, train = train.take(found.mask_P), train.take(~found.mask_P)
         evaluation = draw(held_out, config.eval_limit, seed)
-        reports["held_out"] = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
-    reports |= _shared_prompts(train, evaluation, test)
+        used = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
+        reports["held_out"] = found.as_dict() | used
+        _log_held_out(found)
+    reports["shared"] = _count_all_shared(train, evaluation, test)
     if 0 < len(evaluation) < FEW_EVALUATIONS:
         logger.warning(
             "only %d evaluation rows: too few to choose a checkpoint by; name more with --eval-dataset or "
@@ -225,18 +240,47 @@ def _log_preparation(source: Source, made: bool, num_rows: int, num_used: int, s
         logger.info("prepared: %s: read from cache in %.1f s", name, seconds)
 
 
-def _shared_prompts(train: Part, evaluation: Part, test: Part) -> dict[str, int]:
-    """Counts, with a warning each, of prompts that two kinds of data have in common."""
+def _log_held_out(found: HeldOut) -> None:
+    """How many prompts are held out, and what of them training does not see."""
+    unseen = {
+        "reply": "training sees none of their first turns and none of their replies but for phrases",
+        "first_turn": "training sees none of their first turns, but some of their replies, which join nearly all rows",
+        "prompt": "training sees none of these prompts, but first turns and replies of theirs",
+    }
+    missed = abs(found.prompts - found.wanted) > FAR * found.wanted
+    logger.log(
+        logging.INFO if found.rule == "reply" and not missed else logging.WARNING,
+        "held out: %d prompts%s; %s",
+        found.prompts,
+        f" instead of {found.wanted}, since up to {found.largest} belong together" if missed else "",
+        unseen[found.rule],
+    )
+
+
+def _count_all_shared(train: Part, evaluation: Part, test: Part) -> dict[str, dict[str, int]]:
+    """What two kinds of data have in common (see `roots.count_shared`), with a line for those that have anything."""
     counts = {}
-    for data, other, key, what in (
-        (evaluation, train, "prompts_shared_with_evaluation", "evaluation data are also in the training data"),
-        (test, train, "prompts_shared_with_test", "test data are also in the training data"),
-        (test, evaluation, "test_prompts_shared_with_evaluation", "test data are also in the evaluation data"),
+    for (name, data), (other_name, other) in (
+        (("evaluation", evaluation), ("training", train)),
+        (("test", test), ("training", train)),
+        (("test", test), ("evaluation", evaluation)),
     ):
-        if common := len(np.intersect1d(other.prompt_keys(), data.prompt_keys())):
-            logger.warning("%d prompts of the %s; its numbers flatter the model", common, what)
-            counts[key] = common
+        if not len(data) or not len(other):
+            continue
+        found = counts[f"{name}_with_{other_name}"] = count_shared(data.texts(), other.texts())
+        what = {"prompts": "prompt", "first_turns": "first turn", "replies": "reply"}
+        if listed := ", ".join(_number_of(found[key], noun) for key, noun in what.items() if found[key]):
+            line = "the %s data share %s with the %s data (%d of %d rows); numbers on them flatter the model"
+            logger.warning(line, name, listed, other_name, found["rows"], len(data))
+        if found["phrases"]:
+            phrases = _number_of(found["phrases"], "phrase")
+            logger.info("the %s data share %s as replies with the %s data", name, phrases, other_name)
     return counts
+
+
+def _number_of(count: int, noun: str) -> str:
+    plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
 
 
 def _with_splits(names: Sequence[str], kind: str) -> Sequence[str]:

@@ -41,6 +41,7 @@ from rewardlab.training.ranks import Ranks
 from rewardlab.training.resume import (
     Interrupted,
     find_interrupted,
+    held_out_by,
     require_same_base,
     require_same_data,
     require_same_run,
@@ -94,7 +95,13 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
     require_sources(config)
     base = open_base(config, config)
     require_layers(config, base.config.get_text_config())
-    prepared = load_data(config, base.renderer, seed=config.seed, kwise_loss=config.kwise_loss)
+    prepared = load_data(
+        config,
+        base.renderer,
+        seed=config.seed,
+        kwise_loss=config.kwise_loss,
+        held_out_by=held_out_by(interrupted),
+    )
     data, test, tokens = to_groups(config, prepared, base.renderer)
     device = device_of_rank()
     layout = ranks.from_first(  # by a test that is measured, like the kernels below

@@ -15,6 +15,7 @@ from torch import nn
 from rewardlab.core.config import from_mapping, to_mapping
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json
+from rewardlab.data.roots import RULES
 from rewardlab.model.parts import whole_of
 from rewardlab.training.checkpoint import Checkpoint, checkpoint_at, newest_checkpoint
 from rewardlab.training.config import RewardTrainerConfig
@@ -151,6 +152,19 @@ def with_decisions(config: RewardTrainerConfig, run: RewardTrainerConfig) -> Rew
     return replace(config, **taken)
 
 
+def held_out_by(run: Interrupted | None) -> Sequence[str]:
+    """The rules by which evaluation rows are held out: of a run that goes on, the one that it began with."""
+    found = run.manifest["data"].get("held_out") if run is not None else None
+    if found is None:
+        return RULES
+    if "rule" not in found:
+        logger.warning(
+            "RESUME: evaluation rows are held out by whole prompts alone, which is how this run began; a new run keeps "
+            "first turns and replies together too"
+        )
+    return (found.get("rule", "prompt"),)
+
+
 def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedule: bool) -> list[str]:
     """What is different, a line each, in the resolved configuration of now and that of the run.
 
@@ -188,7 +202,7 @@ def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedul
 
 def require_same_data(facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
     """Raise DataError unless data and template are those that the manifest of the run describes."""
-    now, then = (_facts(json.loads(json.dumps(found))) for found in (facts, manifest))
+    now, then = (_facts(json.loads(json.dumps(found)), manifest) for found in (facts, manifest))
     for what in now:
         if now[what] != then[what]:
             raise DataError(
@@ -236,8 +250,8 @@ def resumed_manifest(now: Mapping[str, Any], run: Interrupted, changes: Sequence
     return {**run.manifest, "config_hash": now["config_hash"], "resumed": [*run.manifest.get("resumed", []), entry]}
 
 
-def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What the data and the template of a run are, without names that may have moved."""
+def _facts(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """What the data and the template of a run are, without names that may have moved, and as far as `told` says it."""
 
     def content(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         # By its name a limit draws the rows; otherwise it may change as files move.
@@ -247,9 +261,11 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
         ]
 
     data = manifest["data"]
+    # What is held out was once told in fewer numbers.
+    held_out = data.get("held_out") and {key: data["held_out"].get(key) for key in told["data"].get("held_out", ())}
     return {
         "the training data are": content(data["train"]),
-        "the evaluation data are": [content(data.get("eval", [])), data.get("held_out")],
+        "the evaluation data are": [content(data.get("eval", [])), held_out],
         "the test data are": content(data.get("test", [])),
         "the tokens are": {
             name: {key: value for key, value in report.items() if key != "dropped_ids"}
