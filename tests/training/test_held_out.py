@@ -1,4 +1,4 @@
-"""What a run holds out shares no conversation with its training data, and it says so; a run keeps the rule it began by."""
+"""What a run holds out shares no conversation with its training data, which it says; it keeps the rule it began by."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 from conftest import make_tokenizer
 from resuming import interrupted
 from rewardlab.core.errors import DataError
+from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST, read_spec
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.roots import count_shared
 from rewardlab.training import resume
@@ -117,11 +118,14 @@ def test_a_run_goes_on_with_the_rule_that_it_began_by(base_model, tmp_path, monk
     begun = manifest["data"]["held_out"]
     # As runs were recorded when there was no other rule:
     manifest["data"]["held_out"] = {name: begun[name] for name in ("evaluated", "not_used")}
+    assert manifest.pop("truncation") == CUT_FEWEST
     manifest_file.write_text(json.dumps(manifest))
     with caplog.at_level(logging.WARNING, logger="rewardlab"):
         train(config)
     assert "RESUME: evaluation rows are held out by whole prompts alone, which is how this run began" in caplog.text
     assert "with the training data" in caplog.text
+
+    assert read_spec(tmp_path / "run" / "step_3").renderer.truncation == CUT_BY_STEPS
 
     manifest["data"]["held_out"] = begun | {"digest": "of other prompts"}
     manifest_file.write_text(json.dumps(manifest))

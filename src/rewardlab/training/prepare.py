@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.save import choose_pad
 from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.spec import CUT_FEWEST
 from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, SelectionConfig
@@ -63,8 +64,8 @@ class Base:
     renderer: Renderer
 
 
-def open_base(model: BackboneConfig, data: DataConfig) -> Base:
-    """Find the model and build its renderer.
+def open_base(model: BackboneConfig, data: DataConfig, *, truncation: str = CUT_FEWEST) -> Base:
+    """Find the model and build its renderer, which cuts by the rule `truncation`.
 
     Raises ModelError, RenderError or ArtifactError for a model that could not be saved as a reward model, ConfigError
     for a limit beyond its positions.
@@ -79,6 +80,7 @@ def open_base(model: BackboneConfig, data: DataConfig) -> Base:
             f"{positions}."
         )
     renderer = build_renderer(load_tokenizer(path, trust_remote_code=model.trust_remote_code), data)
+    renderer = Renderer(renderer.tokenizer, replace(renderer.spec, truncation=truncation))
     render_canaries(renderer)
     choose_pad(renderer, config.get_text_config().vocab_size)
     return Base(path=path, config=config, disk_class=disk_class, renderer=renderer)

@@ -46,6 +46,7 @@ from rewardlab.training.resume import (
     require_same_data,
     require_same_run,
     resumed_manifest,
+    truncation_of,
     with_decisions,
 )
 from rewardlab.training.reward_trainer import Datasets, selection_of
@@ -93,7 +94,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
     if interrupted is not None:
         config = with_decisions(config, interrupted.config)
     require_sources(config)
-    base = open_base(config, config)
+    base = open_base(config, config, truncation=truncation_of(interrupted))
     require_layers(config, base.config.get_text_config())
     prepared = load_data(
         config,
@@ -123,6 +124,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
         "data": prepared.reports,
         "tokens": {name: report.as_dict() for name, report in tokens.items()},
         "template_hash": base.renderer.spec.template_hash,
+        "truncation": base.renderer.spec.truncation,
         "ranks": ranks.size,
     }
     changes: Sequence[str] = ()

@@ -15,6 +15,7 @@ from torch import nn
 from rewardlab.core.config import from_mapping, to_mapping
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json
+from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST
 from rewardlab.data.roots import RULES
 from rewardlab.model.parts import whole_of
 from rewardlab.training.checkpoint import Checkpoint, checkpoint_at, newest_checkpoint
@@ -163,6 +164,11 @@ def held_out_by(run: Interrupted | None) -> Sequence[str]:
             "first turns and replies together too"
         )
     return (found.get("rule", "prompt"),)
+
+
+def truncation_of(run: Interrupted | None) -> str:
+    """The rule by which long conversations are cut: of a run that goes on, the one that it began with."""
+    return CUT_FEWEST if run is None else str(run.manifest.get("truncation", CUT_BY_STEPS))
 
 
 def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedule: bool) -> list[str]:
