@@ -101,18 +101,22 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         yield number, parse_line(path, number, line)
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, *, max_characters: int | None = None) -> Iterator[tuple[int, str]]:
     """(line number, line) for every non-empty line of a text file, which may be a .gz file.
 
-    Raises DataError naming file and line where it is damaged or not UTF-8.
+    Of a line of more than `max_characters`, its end included, the first `max_characters` + 1 are given; all of it is at
+    no time in memory. Raises DataError naming file and line where it is damaged or not UTF-8.
     """
     opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
+    number, most = 0, -1 if max_characters is None else max_characters + 1
     try:
         with cast("IO[str]", opener(path, "rt", encoding=UTF8)) as file:
-            for number, line in enumerate(file, start=1):
+            while line := file.readline(most):
+                number += 1
                 if line.strip():
                     yield number, line
+                while len(line) == most and not line.endswith("\n"):  # what is left of it
+                    line = file.readline(most)
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
             f"{path}: cannot be read after line {number} ({error}). Is it UTF-8 text, and complete?"

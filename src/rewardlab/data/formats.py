@@ -18,6 +18,7 @@ from rewardlab.core.files import sha256_text
 from rewardlab.core.types import Comparison, Conversation, Preference
 from rewardlab.data.config import DataConfig
 from rewardlab.data.rows import (
+    MAX_REPLIES,
     Row,
     UnusableRowError,
     is_absent,
@@ -27,6 +28,7 @@ from rewardlab.data.rows import (
     read_number,
     read_prompt,
     read_reply,
+    require_bounded,
     require_reply,
     require_text,
     show,
@@ -112,6 +114,7 @@ def read_rows(rows: Sequence[Row], *, layout: Layout, place: str, rules: Rules) 
     Raises UnusableRowError for rows to drop, DataError where a flag forbids dropping them.
     """
     for row in rows:
+        require_bounded(row)
         _require_fields(row, layout)
     if layout is not LONG_FORM:
         (row,) = rows
@@ -190,10 +193,10 @@ def _read_kwise(row: Row, place: str, rules: Rules) -> ParsedRow:
     responses = row["responses"]
     if not isinstance(responses, (list, tuple)):
         raise UnusableRowError("reply_not_text", f"responses is {show(responses)}, wanted a list of replies")
+    kept = _drawn_replies(len(responses), place, rules)
     scores = _scores(row, len(responses))
     after = rules.before_reply(row["prompt"])
     replies = [read_reply(response, prompt, after=after) for response in responses]
-    kept = _drawn_replies(len(replies), place, rules)
     return _compare_all([replies[k] for k in kept], [scores[k] for k in kept], prompt, row, place, rules)
 
 
@@ -290,8 +293,13 @@ def _scores(row: Row, num_replies: int) -> list[float]:
 
 
 def _drawn_replies(num_replies: int, place: str, rules: Rules) -> list[int]:
-    """Indices of the replies to keep, in the order of the data."""
+    """Indices of the replies to keep, in the order of the data; UnusableRowError for more than `MAX_REPLIES`."""
     limit = rules.config.max_replies
+    num_kept = num_replies if limit is None else min(limit, num_replies)
+    if num_kept > MAX_REPLIES:
+        raise UnusableRowError(
+            "too_many_replies", f"{num_kept:,} replies, at most {MAX_REPLIES} are compared; --max-replies draws fewer"
+        )
     if limit is None or num_replies <= limit:
         return list(range(num_replies))
     drawn = seeded_generator(rules.seed, place).choice(num_replies, size=limit, replace=False)
@@ -360,7 +368,9 @@ def _join_pair(rows: Sequence[Row], config: DataConfig) -> Row:
         raise UnusableRowError("bad_roles", f"role {show(unknown[0])}, wanted chosen or rejected")
     if sorted(roles) != ["chosen", "rejected"]:
         raise UnusableRowError(
-            "incomplete_pair", f"pair {show(rows[0]['pair_id'])} has {' and '.join(roles)}, wanted one of each side"
+            "incomplete_pair",
+            f"pair {show(rows[0]['pair_id'])} has {' and '.join(roles) if len(roles) < 4 else f'{len(roles)} rows'}, "
+            f"wanted one of each side",
         )
     chosen, rejected = sorted(rows, key=lambda row: str(row["role"]))
     if chosen.get("prompt") != rejected.get("prompt"):

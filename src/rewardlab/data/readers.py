@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import read_json, read_jsonl, sha256_file
-from rewardlab.data.rows import Row
+from rewardlab.core.files import parse_line, read_json, read_lines, sha256_file
+from rewardlab.data.rows import MAX_CHARACTERS, Row, UnreadRow
 
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
@@ -27,7 +27,8 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 ALL_ROWS = "all rows"
 CSV_LISTS = ("responses", "scores", "ranking")
 """Columns whose cells are JSON lists."""
-MAX_CELL_CHARACTERS = 1 << 30
+MAX_RECORD_CHARACTERS = 4 * MAX_CHARACTERS
+"""Of a CSV row: one that is longer has no end, since a double quote is missing."""
 MAX_NAMES_SHOWN = 8
 
 
@@ -96,7 +97,16 @@ def read_source(source: Source) -> Iterator[tuple[int, Row]]:
     """
     if source.path is None:
         return _read_hub(source.name, source.split)
-    return READERS.get(source.path.suffix, read_jsonl)(source.path)
+    return READERS.get(source.path.suffix, _read_jsonl)(source.path)
+
+
+def read_row_lines(path: Path) -> Iterator[tuple[int, str | UnreadRow]]:
+    """(line number, line) of JSON Lines, an `UnreadRow` in place of a line that is too long; none is parsed.
+
+    Raises DataError as `read_lines` does.
+    """
+    for number, line in read_lines(path, max_characters=MAX_CHARACTERS):
+        yield number, line if len(line) <= MAX_CHARACTERS else UnreadRow()
 
 
 # --- finding -------------------------------------------------------------------------------------------------
@@ -193,6 +203,11 @@ def _strip_split(stem: str, split: str) -> tuple[str, str | None]:
 # --- reading -------------------------------------------------------------------------------------------------
 
 
+def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
+    for number, line in read_row_lines(path):
+        yield number, parse_line(path, number, line) if isinstance(line, str) else line
+
+
 def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
     """A list of rows, or a mapping from columns to lists of equal length."""
     try:
@@ -220,11 +235,12 @@ def _rows_of_columns(path: Path, columns: dict[str, object]) -> list[dict[str, o
 def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
     """Rows under a header line, numbered by their first line; cells may hold line breaks, and lists as JSON."""
     line = 1
-    limit_before = csv.field_size_limit(MAX_CELL_CHARACTERS)
+    limit_before = csv.field_size_limit(MAX_RECORD_CHARACTERS)
     try:
         # utf-8-sig: spreadsheets write a byte order mark, which would become part of the first column's name.
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
+            lines = _RecordLines(file)
+            reader = csv.reader(lines, strict=True)
             columns = next(reader, [])
             if twice := [name for name, count in Counter(columns).items() if count > 1]:
                 raise DataError(
@@ -233,6 +249,7 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
             line = reader.line_num + 1
             for cells in reader:
                 first_line, line = line, reader.line_num + 1
+                lines.characters = 0
                 if len(cells) > len(columns):
                     raise DataError(
                         f"{path}:{first_line}: {len(cells)} cells under a header of {len(columns)} columns. "
@@ -240,10 +257,35 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
                     )
                 if cells:
                     yield first_line, {name: _cell(name, text) for name, text in zip_longest(columns, cells)}
+    except _EndlessRecordError as error:
+        raise DataError(
+            f"{path}:{line}: this row has no end within {MAX_RECORD_CHARACTERS:,} characters. Is a double quote "
+            f"missing? Double quotes within a cell are written twice."
+        ) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path}:{line}: not valid CSV in UTF-8 ({error}). Fix or replace the file.") from error
     finally:
         csv.field_size_limit(limit_before)
+
+
+class _EndlessRecordError(Exception):
+    """A row of a CSV file that is too long to be held; never reaches the user."""
+
+
+class _RecordLines:
+    """The lines of a CSV file, no more characters of them at once than a row may have."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+        self.characters = 0
+        """Of the row that is being read; its reader begins again at 0."""
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self.file.readline(MAX_RECORD_CHARACTERS + 1):
+            self.characters += len(line)
+            if self.characters > MAX_RECORD_CHARACTERS:
+                raise _EndlessRecordError
+            yield line
 
 
 def _cell(column: str, text: str | None) -> object:

@@ -17,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import parse_line, read_lines, sha256_file
+from rewardlab.core.files import parse_line, sha256_file
 from rewardlab.core.types import Preference
 from rewardlab.data.config import DataConfig
 from rewardlab.data.formats import LONG_FORM, Layout, ParsedRow, Rules, read_rows, recognise, seeded_generator
 from rewardlab.data.pairs import group_pairs
-from rewardlab.data.readers import Source, find_sources, has_lines, read_source
-from rewardlab.data.rows import CAUSES, Row, UnusableRowError
+from rewardlab.data.readers import Source, find_sources, has_lines, read_row_lines, read_source
+from rewardlab.data.rows import CAUSES, MAX_CHARACTERS, Row, UnreadRow, UnusableRowError
 
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -137,7 +137,8 @@ def first_rows(names: Sequence[str], split: str) -> list[tuple[str, Row]]:
     """
     found = []
     for source in find_sources(names, split):
-        found += [(source.label, row) for _, row in islice(read_source(source), 1)]
+        rows = (row for _, row in read_source(source) if not isinstance(row, UnreadRow))
+        found += [(source.label, row) for row in islice(rows, 1)]
     return found
 
 
@@ -207,24 +208,31 @@ def open_units(source: Source) -> tuple[Layout, Iterator[Unit]]:
 
     Raises DataError if there are no rows or their layout is unknown, and for what cannot be read.
     """
-    lines = read_lines(source.path) if source.path and has_lines(source) else None
+    lines = read_row_lines(source.path) if source.path and has_lines(source) else None
     rows = read_source(source) if lines is None else _parsed(source, lines)
-    first = next(rows, None)
-    if first is None:
+    head = []
+    for number, row in rows:
+        head.append((number, row))
+        if not isinstance(row, UnreadRow):
+            break
+    if not head:
         raise DataError(f"{source.label}: no rows. Is it the right file, and written to the end?")
-    layout = recognise(first[1], f"{source.label}:{first[0]}")
-    rows = chain([first], rows)
+    number, row = head[-1]
+    if isinstance(row, UnreadRow):
+        raise DataError(f"{source.label}: every row has more than {MAX_CHARACTERS:,} characters. Is it the right file?")
+    layout = recognise(row, f"{source.label}:{number}")
     if layout is LONG_FORM:
-        return layout, group_pairs(rows)
+        return layout, group_pairs(chain(head, rows))
+    units = ((number, (row,)) for number, row in chain(head, rows if lines is None else ()))
     if lines is None:
-        return layout, ((number, (row,)) for number, row in rows)
-    return layout, chain([(first[0], (first[1],))], lines)
+        return layout, units
+    return layout, chain(units, ((number, line if isinstance(line, str) else (line,)) for number, line in lines))
 
 
-def _parsed(source: Source, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, Row]]:
+def _parsed(source: Source, lines: Iterator[tuple[int, str | UnreadRow]]) -> Iterator[tuple[int, Row]]:
     assert source.path is not None
     for number, line in lines:
-        yield number, parse_line(source.path, number, line)
+        yield number, parse_line(source.path, number, line) if isinstance(line, str) else line
 
 
 def parse_units(
