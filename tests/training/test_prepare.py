@@ -16,11 +16,12 @@ from rewardlab.core.errors import ConfigError, DataError, RenderError
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data import bulk, pipeline
 from rewardlab.data.chat import Renderer, build_renderer
+from rewardlab.data.named import require_sources
 from rewardlab.data.roots import split_by_root
 from rewardlab.data.sources import load_preferences
 from rewardlab.training import prepare
 from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.prepare import load_data, require_sources, to_groups
+from rewardlab.training.prepare import load_data, to_groups
 
 WORDS = ["light", "water", "soil", "basil", "Paris", "France", "dry", "give", "keep", "alive"]
 

@@ -29,6 +29,8 @@ CSV_LISTS = ("responses", "scores", "ranking")
 """Columns whose cells are JSON lists."""
 MAX_RECORD_CHARACTERS = 4 * MAX_CHARACTERS
 """Of a CSV row: one that is longer has no end, since a double quote is missing."""
+PARQUET_ROWS = 2048
+"""Of a Parquet file, held at once."""
 MAX_NAMES_SHOWN = 8
 
 
@@ -304,7 +306,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
     parquet = _import("pyarrow.parquet", f"{path}: reading Parquet")
     number = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches():
+        for batch in parquet.ParquetFile(path).iter_batches(batch_size=PARQUET_ROWS):
             for row in batch.to_pylist():
                 number += 1
                 yield number, row

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,10 +23,11 @@ from rewardlab.data.config import DataConfig, SelectionConfig
 from rewardlab.data.formats import Rules
 from rewardlab.data.groups import Groups, Part
 from rewardlab.data.loader import TokenReport, report_of, require_enough
+from rewardlab.data.named import all_named
 from rewardlab.data.pipeline import write_store
-from rewardlab.data.readers import Source, find_sources, fingerprint, has_lines
+from rewardlab.data.readers import Source, find_sources, fingerprint
 from rewardlab.data.roots import RULES, HeldOut, count_shared, hold_out
-from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, first_rows, open_units
+from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit
 from rewardlab.data.store import TokenStore
 from rewardlab.data.workers import Crew, available_cores
 from rewardlab.model.builtin import cache_folder, resolve_model_name
@@ -86,48 +87,6 @@ def open_base(model: BackboneConfig, data: DataConfig, *, truncation: str = CUT_
     return Base(path=path, config=config, disk_class=disk_class, renderer=renderer)
 
 
-def first_rows_of(config: SelectionConfig) -> Sequence[tuple[str, Mapping[str, object]]]:
-    """(dataset, its first row) of all data that are named."""
-    named = (
-        (config.dataset, config.hf_split),
-        (config.eval_dataset, config.eval_split or "test"),
-        (config.test_dataset, config.test_split or "test"),
-    )
-    return [row for names, split in named if names for row in first_rows(names, split)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """Datasets to read for one purpose."""
-
-    purpose: str
-    """`train`, `eval` or `test`."""
-    names: Sequence[str]
-    split: str
-    limit: int | None
-
-
-def _all_wanted(config: DataConfig) -> list[_Wanted]:
-    """What the configuration names. ConfigError for a split of a lone file."""
-    wanted = [_Wanted(purpose="train", names=config.dataset, split=config.hf_split, limit=config.limit)]
-    named = [("test", config.test_dataset, config.test_split)]
-    if isinstance(config, SelectionConfig):
-        named.append(("eval", config.eval_dataset, config.eval_split))
-    for purpose, names, split in named:
-        if names or split:
-            found = names or _with_splits(config.dataset, purpose)
-            wanted.append(_Wanted(purpose=purpose, names=found, split=split or "test", limit=config.eval_limit))
-    return wanted
-
-
-def require_sources(config: DataConfig) -> None:
-    """Raise DataError or ConfigError for what shows at once: a dataset that is not there or has no known layout."""
-    for wanted in _all_wanted(config):
-        for source in find_sources(wanted.names, wanted.split):
-            if has_lines(source):
-                open_units(source)
-
-
 def load_data(
     config: DataConfig,
     renderer: Renderer,
@@ -147,7 +106,7 @@ def load_data(
     reports: dict[str, Any] = {"preparation": []}
     sources: list[SourceReport] = []
     with Crew(available_cores() if config.num_workers is None else config.num_workers) as crew:
-        for wanted in _all_wanted(config):
+        for wanted in all_named(config):
             prepared = [
                 _prepare(
                     source,
@@ -283,17 +242,6 @@ def _count_all_shared(train: Part, evaluation: Part, test: Part) -> dict[str, di
 def _number_of(count: int, noun: str) -> str:
     plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
     return f"{count} {noun if count == 1 else plural}"
-
-
-def _with_splits(names: Sequence[str], kind: str) -> Sequence[str]:
-    """The training datasets, to be read with another split; ConfigError for a lone file, which has none."""
-    for name in names:
-        if Path(name).is_file():
-            raise ConfigError(
-                f"--{kind}-split: {name} is one file and has no splits, so it would be read again. Name the data with "
-                f"--{kind}-dataset."
-            )
-    return names
 
 
 Rows = TypeVar("Rows", Part, Groups)

@@ -21,6 +21,7 @@ from rewardlab.core.files import provenance, write_json, write_text
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
 from rewardlab.data.loader import TokenReport, steps_per_epoch
+from rewardlab.data.named import first_rows_of, require_sources
 from rewardlab.data.pack import require_fit
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.load import PRECISION, choose_layout
@@ -36,7 +37,7 @@ from rewardlab.training.evaluate import EvalResult, write_evaluation
 from rewardlab.training.monitor import require_monitoring
 from rewardlab.training.optimizer import require_optimizer
 from rewardlab.training.parallel import device_of_rank, require_sharding
-from rewardlab.training.prepare import Base, first_rows_of, load_data, open_base, require_sources, to_groups
+from rewardlab.training.prepare import Base, load_data, open_base, to_groups
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.resume import (
     Interrupted,
