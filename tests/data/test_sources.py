@@ -87,6 +87,8 @@ class TestAccount:
             },
             "skipped_ties": 0,
             "skipped_identical": 0,
+            "labelled": 0,
+            "swapped": 0,
             "unused_by_limit": 0,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         }
@@ -95,7 +97,7 @@ class TestAccount:
         with pytest.raises(AssertionError):
             SourceReport(
                 name="f", split="train", rows_read=3, kept=1, dropped={"bad_label": 1}, examples={},
-                skipped_ties=0, skipped_identical=0, unused_by_limit=0, sha256=None,
+                skipped_ties=0, skipped_identical=0, labelled=0, swapped=0, unused_by_limit=0, sha256=None,
             )  # fmt: skip
 
     def test_ties_and_identical_replies_of_kwise_rows_are_counted(self, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ dataset is recognised by the columns of its first row (`LAYOUTS`), and every lat
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -64,9 +65,10 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedRow:
-    """A preference, and how many of its comparisons were not made."""
+    """A preference, how many of its comparisons were not made, and the label of its row if it has one."""
 
     preference: Preference
+    label: float | None = None
     skipped_ties: int = 0
     skipped_identical: int = 0
 
@@ -101,11 +103,23 @@ def recognise(columns: Iterable[str], place: str) -> Layout:
     for layout in LAYOUTS:
         if layout.fits(names):
             return layout
+    near = [f"{name!r} as {meant!r}" for name in names if (meant := meant_column(name, names))]
+    hint = f" Perhaps {', '.join(near)} is meant." if near else ""
     accepted = "; ".join(f"{layout.columns} ({layout.name})" for layout in LAYOUTS)
     raise DataError(
-        f"{place}: the columns {', '.join(map(repr, names)) or '(none)'} are no known layout of preferences. "
-        f"Rename them to one of: {accepted}."
+        f"{place}: the columns {', '.join(map(repr, names)) or '(none)'} are no known layout of preferences."
+        f"{hint} Rename them to one of: {accepted}."
     )
+
+
+def meant_column(name: str, present: Collection[str]) -> str | None:
+    """The column of a layout, not among those present, that a name of none looks like, whatever its case."""
+    known = dict.fromkeys(column for layout in LAYOUTS for column in (*layout.needed, *layout.one_of))
+    if name in known:
+        return None
+    by_case = {column.casefold(): column for column in known if column not in present}
+    near = difflib.get_close_matches(name.strip().casefold(), by_case, n=1, cutoff=0.75)
+    return by_case[near[0]] if near else None
 
 
 def read_rows(rows: Sequence[Row], *, layout: Layout, place: str, rules: Rules) -> ParsedRow:
@@ -155,7 +169,13 @@ def _read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
         prompt = read_prompt(text, bare=True)
         return _pair(prompt, (read_reply(rest[0], prompt), read_reply(rest[1], prompt)), row, place, rules)
     if len(texts) == 2:
-        chosen, rejected = (parse_transcript(text) for text in texts)
+        try:
+            chosen, rejected = (parse_transcript(text) for text in texts)
+        except UnusableRowError as unusable:
+            near = [name for name in row if meant_column(name, row) == "prompt"]
+            if unusable.cause != "no_prompt" or not near:
+                raise
+            raise UnusableRowError("no_prompt", f"{unusable.detail}; is the column {near[0]!r} the 'prompt'?") from None
     else:
         chosen, rejected = (read_conversation(side) for side in sides)
     shared = 0
@@ -236,7 +256,7 @@ def _pair(
     preference = Preference(
         id=place, source=rules.source, prompt=prompt, replies=replies, comparisons=(comparison,), ranking=ranking
     )
-    return ParsedRow(preference=preference)
+    return ParsedRow(preference=preference, label=label)
 
 
 def _comparison(first: int, second: int, label: float, row: Row, config: DataConfig) -> Comparison:

@@ -29,6 +29,7 @@ CSV_LISTS = ("responses", "scores", "ranking")
 """Columns whose cells are JSON lists."""
 MAX_RECORD_CHARACTERS = 4 * MAX_CHARACTERS
 """Of a CSV row: one that is longer has no end, since a double quote is missing."""
+OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 PARQUET_ROWS = 2048
 """Of a Parquet file, held at once."""
 MAX_NAMES_SHOWN = 8
@@ -157,10 +158,10 @@ def _near_files(path: Path) -> list[str]:
     beside = {file.name: str(file) for file in _data_files(path.parent)} if path.parent.is_dir() else {}
     stem = path.name.removesuffix(_extension(path) or "")
     same = [file for name, file in beside.items() if name.startswith(f"{stem}.")]
-    by_stem = {
-        _strip_split(name.removesuffix(_extension(Path(name)) or ""), "")[0]: file for name, file in beside.items()
-    }
-    alike = [by_stem[name] for name in difflib.get_close_matches(_strip_split(stem, "")[0], list(by_stem))]
+    by_stem: dict[str, list[str]] = {}
+    for name, file in beside.items():
+        by_stem.setdefault(_strip_split(name.removesuffix(_extension(Path(name)) or ""), "")[0], []).append(file)
+    alike = [file for name in difflib.get_close_matches(_strip_split(stem, "")[0], by_stem) for file in by_stem[name]]
     return same or alike
 
 
@@ -244,6 +245,7 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
             lines = _RecordLines(file)
             reader = csv.reader(lines, strict=True)
             columns = next(reader, [])
+            _require_commas(path, columns)
             if twice := [name for name, count in Counter(columns).items() if count > 1]:
                 raise DataError(
                     f"{path}:1: the header names the column {twice[0]!r} more than once. Rename or remove one."
@@ -268,6 +270,16 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
         raise DataError(f"{path}:{line}: not valid CSV in UTF-8 ({error}). Fix or replace the file.") from error
     finally:
         csv.field_size_limit(limit_before)
+
+
+def _require_commas(path: Path, columns: Sequence[str]) -> None:
+    """Raise DataError for a header that is one cell with other separators in it."""
+    found = next((mark for mark in OTHER_SEPARATORS if len(columns) == 1 and mark in columns[0]), None)
+    if found is not None:
+        raise DataError(
+            f"{path}:1: the header {columns[0]!r} is separated by {OTHER_SEPARATORS[found]}, wanted commas. Save the "
+            f"file again with commas (cells that contain one in double quotes), or as .jsonl."
+        )
 
 
 class _EndlessRecordError(Exception):

@@ -49,6 +49,10 @@ class SourceReport:
     """Comparisons of kept K-wise rows that were not made because the scores are equal."""
     skipped_identical: int
     """Comparisons of kept K-wise rows that were not made because the replies are the same text."""
+    labelled: int
+    """Kept rows with a `label`, the probability that `chosen` is preferred."""
+    swapped: int
+    """Of these, those below ½: `rejected` is preferred."""
     unused_by_limit: int
     """Kept rows left out by the limit."""
     sha256: str | None
@@ -68,6 +72,8 @@ class SourceReport:
             "examples": {cause: list(places) for cause, places in self.examples.items()},
             "skipped_ties": self.skipped_ties,
             "skipped_identical": self.skipped_identical,
+            "labelled": self.labelled,
+            "swapped": self.swapped,
             "unused_by_limit": self.unused_by_limit,
             "sha256": self.sha256,
         }
@@ -151,12 +157,16 @@ class Tally:
     examples: dict[str, list[str]] = field(default_factory=dict)
     skipped_ties: int = 0
     skipped_identical: int = 0
+    labelled: int = 0
+    swapped: int = 0
 
     def keep(self, parsed: ParsedRow) -> None:
         """Count a row that became a preference."""
         self.kept += 1
         self.skipped_ties += parsed.skipped_ties
         self.skipped_identical += parsed.skipped_identical
+        self.labelled += parsed.label is not None
+        self.swapped += parsed.label is not None and parsed.label < 0.5
 
     def drop(self, place: str, unusable: UnusableRowError) -> None:
         """Count a row that did not."""
@@ -173,6 +183,8 @@ class Tally:
             self.examples[cause] = (self.examples.get(cause, []) + places)[:MAX_EXAMPLES]
         self.skipped_ties += later.skipped_ties
         self.skipped_identical += later.skipped_identical
+        self.labelled += later.labelled
+        self.swapped += later.swapped
 
     def as_dict(self) -> dict[str, object]:
         """A JSON mapping."""
@@ -194,6 +206,8 @@ class Tally:
             examples={cause: tuple(self.examples[cause]) for cause, _ in self.dropped.most_common()},
             skipped_ties=self.skipped_ties,
             skipped_identical=self.skipped_identical,
+            labelled=self.labelled,
+            swapped=self.swapped,
             unused_by_limit=self.kept - used,
             sha256=sha256,
         )

@@ -264,6 +264,15 @@ def _log_source(report: Any) -> None:
         report.kept,
         dropped,
     )
+    if report.labelled:
+        logger.log(
+            logging.WARNING if report.swapped else logging.INFO,
+            "data: %s[%s]: 'label' of %d rows is read as the probability that chosen is preferred%s",
+            report.name,
+            report.split,
+            report.labelled,
+            f"; in {report.swapped} it is below 1/2, so that rejected is preferred" if report.swapped else "",
+        )
 
 
 def token_groups(part: Part, renderer: Renderer, config: DataConfig, name: str) -> tuple[Groups, TokenReport]:
