@@ -79,10 +79,10 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, to_json(value) + "\n")
 
 
-def read_json(path: Path) -> object:
-    """The JSON value in `path`; DataError names file and position if it is not JSON."""
+def read_json(path: Path, *, unique_keys: bool = False) -> object:
+    """The JSON value in `path`; DataError names file and position if it is not JSON, or names a key twice."""
     try:
-        return json.loads(path.read_text(encoding=UTF8))
+        return json.loads(path.read_text(encoding=UTF8), object_pairs_hook=_with_unique_keys if unique_keys else None)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({error}). Fix or replace the file.") from error
 
@@ -134,13 +134,13 @@ def read_lines(path: Path, *, max_characters: int | None = None) -> Iterator[tup
 def parse_line(path: Path, number: int, line: str) -> dict[str, object]:
     """The JSON object in a line; DataError names file and line if it is none."""
     try:
-        row = json.loads(line.strip())
+        row = json.loads(line.strip(), object_pairs_hook=_with_unique_keys)
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}. "
             f"Fix or remove this line; each line must be one JSON object."
         ) from error
-    except (ValueError, RecursionError) as error:  # thousands of digits in a number, or of brackets
+    except (ValueError, RecursionError) as error:  # a key twice, thousands of digits in a number, or of brackets
         raise DataError(f"{path}:{number}: cannot be read ({error}). Fix or remove this line.") from error
     if not isinstance(row, dict):
         raise DataError(
@@ -148,6 +148,16 @@ def parse_line(path: Path, number: int, line: str) -> dict[str, object]:
             f'Each line must look like {{"prompt": …, "chosen": …, "rejected": …}}.'
         )
     return row
+
+
+def _with_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of JSON; ValueError if a key stands in it twice, since nobody knows which value is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return found
 
 
 def sha256_file(path: Path) -> str:

@@ -54,8 +54,12 @@ def find_sources(names: Sequence[str], split: str) -> tuple[Source, ...]:
 
     Raises DataError for a name that cannot be found, is ambiguous or is given twice.
     """
+    for name in names:
+        _require_text(name)
     found = [(name, _find_file(name, split)) for name in names]
     paths = [path for _, path in found if path is not None]
+    for known in paths:
+        _require_text(str(known))
     for place, count in Counter(str(path.resolve()) if path else name for name, path in found).items():
         if count > 1:
             raise DataError(f"dataset {place} is named {count} times. Name it once.")
@@ -75,6 +79,17 @@ def find_sources(names: Sequence[str], split: str) -> tuple[Source, ...]:
     return tuple(
         replace(source, name=source.label) if source.path and counts[source.name] > 1 else source for source in sources
     )
+
+
+def _require_text(name: str) -> None:
+    """Raise DataError for a name that no log or manifest could hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        raise DataError(f"dataset {shown}: its name is not UTF-8. Rename the file, or link to it.") from None
+    if "\0" in name:
+        raise DataError(f"dataset {name!r}: no name of a file has a null character.")
 
 
 def fingerprint(source: Source) -> str | None:
@@ -214,7 +229,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
 def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
     """A list of rows, or a mapping from columns to lists of equal length."""
     try:
-        value = read_json(path)
+        value = read_json(path, unique_keys=True)
     except DataError as error:
         raise DataError(f"{error} If every line is a row of its own, rename it to .jsonl.") from error
     if isinstance(value, dict):
@@ -316,13 +331,17 @@ def _cell(column: str, text: str | None) -> object:
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
     parquet = _import("pyarrow.parquet", f"{path}: reading Parquet")
+    is_time = importlib.import_module("pyarrow.types").is_temporal
     number = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=PARQUET_ROWS):
-            for row in batch.to_pylist():
+        file = parquet.ParquetFile(path)
+        # No layout has a use for times, and Python has none after the year 9999.
+        times = [field.name for field in file.schema_arrow if is_time(field.type)]
+        for batch in file.iter_batches(batch_size=PARQUET_ROWS):
+            for row in batch.drop_columns(times).to_pylist():
                 number += 1
                 yield number, row
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+    except (OSError, ValueError, OverflowError) as error:  # pyarrow's own errors are ValueErrors
         raise DataError(f"{path}: cannot be read as Parquet after row {number} ({error}). Replace the file.") from error
 
 
