@@ -18,7 +18,7 @@ import tyro
 from rewardlab.core.bars import over_bars
 from rewardlab.core.config import did_you_mean, require
 from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted
-from rewardlab.core.files import require_writable_folder, write_text
+from rewardlab.core.files import require_rows, require_writable_folder, write_text
 from rewardlab.data.config import SelectionConfig
 from rewardlab.flags import Settings, parse
 from rewardlab.model.config import ComputeConfig, ModelConfig, TrainComputeConfig
@@ -32,7 +32,7 @@ from rewardlab.training.config import (
     ScoringPrecision,
     TrainerConfig,
 )
-from rewardlab.training.run_folder import with_settings_of_run
+from rewardlab.training.run_folder import claim_evaluation, with_settings_of_run
 
 ROOMS: dict[str, type] = {
     "data": SelectionConfig,
@@ -168,9 +168,11 @@ def _is_first_process() -> bool:
 
 def _train(arguments: Sequence[str]) -> None:
     config = parse_train(arguments)
+    from rewardlab.data.named import require_sources
     from rewardlab.training.interrupt import ending_with_status
 
     with ending_with_status():
+        require_sources(config)  # what is wrong with names is told before torch is imported
         from rewardlab.report.run import next_steps, train_report
         from rewardlab.training.run import train
 
@@ -193,6 +195,10 @@ def _train(arguments: Sequence[str]) -> None:
 
 def _eval(arguments: Sequence[str]) -> None:
     config = _parse(EvalConfig, arguments, "eval")
+    from rewardlab.data.named import require_readable
+
+    claim_evaluation(config.output_dir, config.dataset, overwrite=config.overwrite)
+    require_readable(config.dataset, config.hf_split)
     from rewardlab.report.precision import card_block
     from rewardlab.report.run import evaluation_report
     from rewardlab.training.evaluate import evaluate_folder
@@ -212,6 +218,9 @@ def _eval(arguments: Sequence[str]) -> None:
 
 def _probe(arguments: Sequence[str]) -> None:
     config = _parse(ProbeConfig, arguments, "probe")
+    from rewardlab.data.named import require_sources
+
+    require_sources(config)
     from rewardlab.report.probe import probe_report
     from rewardlab.training.probe import probe
 
@@ -257,6 +266,7 @@ def _export(arguments: Sequence[str]) -> None:
 def _score(arguments: Sequence[str]) -> None:
     settings = _parse(ScoreArguments, arguments, "score")
     require_writable_folder(settings.output.parent, "--output")
+    require_rows(settings.input)
     from rewardlab.serve.score_file import score_file
 
     found = score_file(

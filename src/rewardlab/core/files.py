@@ -79,10 +79,10 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, to_json(value) + "\n")
 
 
-def read_json(path: Path) -> object:
-    """The JSON value in `path`; DataError names file and position if it is not JSON."""
+def read_json(path: Path, *, unique_keys: bool = False) -> object:
+    """The JSON value in `path`; DataError names file and position if it is not JSON, or names a key twice."""
     try:
-        return json.loads(path.read_text(encoding=UTF8))
+        return json.loads(path.read_text(encoding=UTF8), object_pairs_hook=_with_unique_keys if unique_keys else None)
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({error}). Fix or replace the file.") from error
 
@@ -101,18 +101,30 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         yield number, parse_line(path, number, line)
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def require_rows(path: Path) -> None:
+    """Raise DataError unless there is such a JSONL file, and its first line is a row."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file.")
+    if next(read_jsonl(path), None) is None:
+        raise DataError(f"{path}: no rows to score.")
+
+
+def read_lines(path: Path, *, max_characters: int | None = None) -> Iterator[tuple[int, str]]:
     """(line number, line) for every non-empty line of a text file, which may be a .gz file.
 
-    Raises DataError naming file and line where it is damaged or not UTF-8.
+    Of a line of more than `max_characters`, its end included, the first `max_characters` + 1 are given; all of it is at
+    no time in memory. Raises DataError naming file and line where it is damaged or not UTF-8.
     """
     opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
+    number, most = 0, -1 if max_characters is None else max_characters + 1
     try:
         with cast("IO[str]", opener(path, "rt", encoding=UTF8)) as file:
-            for number, line in enumerate(file, start=1):
+            while line := file.readline(most):
+                number += 1
                 if line.strip():
                     yield number, line
+                while len(line) == most and not line.endswith("\n"):  # what is left of it
+                    line = file.readline(most)
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
             f"{path}: cannot be read after line {number} ({error}). Is it UTF-8 text, and complete?"
@@ -122,13 +134,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 def parse_line(path: Path, number: int, line: str) -> dict[str, object]:
     """The JSON object in a line; DataError names file and line if it is none."""
     try:
-        row = json.loads(line.strip())
+        row = json.loads(line.strip(), object_pairs_hook=_with_unique_keys)
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}. "
             f"Fix or remove this line; each line must be one JSON object."
         ) from error
-    except (ValueError, RecursionError) as error:  # thousands of digits in a number, or of brackets
+    except (ValueError, RecursionError) as error:  # a key twice, thousands of digits in a number, or of brackets
         raise DataError(f"{path}:{number}: cannot be read ({error}). Fix or remove this line.") from error
     if not isinstance(row, dict):
         raise DataError(
@@ -136,6 +148,16 @@ def parse_line(path: Path, number: int, line: str) -> dict[str, object]:
             f'Each line must look like {{"prompt": …, "chosen": …, "rejected": …}}.'
         )
     return row
+
+
+def _with_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of JSON; ValueError if a key stands in it twice, since nobody knows which value is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return found
 
 
 def sha256_file(path: Path) -> str:

@@ -21,6 +21,12 @@ SCHEMA_VERSION = 2
 UNPROTECTED = 1
 """The schema before specs had digests, and canaries references in half precision."""
 
+CUT_BY_STEPS = "oldest_turns_first"
+"""The truncation of older models: a turn loses as many tokens as are in excess, again until it fits, sometimes one more
+than it has to."""
+CUT_FEWEST = "oldest_turns_first_fewest_tokens"
+"""A turn loses the fewest tokens that suffice."""
+
 SCORE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15, "float16": 0.05}
 """How far a score computed in this dtype may be from the reference of that dtype, in units of `max(1, |score|)`.
 
@@ -43,8 +49,9 @@ class RendererSpec:
     """System turn given to conversations that have none; None adds none."""
     max_length: int
     """Tokens a conversation may have after truncation."""
-    truncation: str = "oldest_turns_first"
-    """Whole old turns go first, then the start of the oldest one left; never the reply or the system turn."""
+    truncation: str = CUT_FEWEST
+    """Whole old turns go first, then the start of the oldest one left; never the reply or the system turn. Or
+    `CUT_BY_STEPS`, which older models keep."""
     final_token_id: int | None
     """Last token of every rendering, where the score is read; None if renderings end differently."""
     bos_token_id: int | None
@@ -146,6 +153,11 @@ class RewardSpec:
         except (KeyError, TypeError) as error:
             known = ", ".join(item.name for item in fields(cls))
             raise ArtifactError(f"{where}: not a complete reward spec ({error}). Fields: {known}.") from error
+        if spec.renderer.truncation not in (CUT_BY_STEPS, CUT_FEWEST):
+            raise ArtifactError(
+                f"{where}: the truncation {spec.renderer.truncation!r} is unknown; this rewardlab has {CUT_BY_STEPS} "
+                f"and {CUT_FEWEST}. Use the rewardlab version that wrote it."
+            )
         if spec.renderer.template_hash != template_hash:
             raise ArtifactError(
                 f"{where}: the chat template does not match its recorded hash; the file was edited after it was "

@@ -19,6 +19,7 @@ from rewardlab.core.errors import RenderError
 from rewardlab.core.spec import RendererSpec
 from rewardlab.core.types import Conversation, IntArray, Message, Preference, TokenGroup
 from rewardlab.data.config import DataConfig
+from rewardlab.data.cutting import cut
 from rewardlab.data.layout import Rendered, build_group, common_prefix_length
 from rewardlab.data.markers import Markers, RenderedText
 from rewardlab.data.rows import ROLES
@@ -192,31 +193,20 @@ class Renderer:
 
     def _cut(self, prompt: Conversation, reply: Conversation) -> tuple[Conversation, IntArray]:
         """(what is kept of prompt + reply, its tokens)."""
-        num_system = next((n for n, message in enumerate(prompt) if message.role != "system"), len(prompt))
-        system, exchanges = prompt[:num_system], _exchanges(prompt[num_system:])
-        while len(exchanges) > 1:
-            exchanges = exchanges[1:]
-            kept = system + tuple(message for exchange in exchanges for message in exchange)
-            token_ids = self.token_ids(kept + reply)
-            if len(token_ids) <= self.spec.max_length:
-                return kept + reply, token_ids
-        excess = len(self.token_ids((*system, *(exchanges[0] if exchanges else ()), *reply))) - self.spec.max_length
-        oldest, *others = exchanges[0] if exchanges else reply
-        starts = self._token_starts(oldest.content) if exchanges else []
-        num_cut = 0
-        while excess > 0 and num_cut < len(starts):
-            # Cutting n tokens of the content alone may save fewer in the whole, so the loop checks and goes on.
-            num_cut = min(len(starts), num_cut + excess)
-            content = oldest.content[starts[num_cut] :] if num_cut < len(starts) else ""
-            kept = (*system, Message(oldest.role, content), *others)
-            token_ids = self.token_ids(kept + reply)
-            excess = len(token_ids) - self.spec.max_length
-            if excess <= 0:
-                return kept + reply, token_ids
-        raise ReplyTooLong(
-            f"a reply takes {self.spec.max_length + excess} tokens with its headers, above the limit of "
-            f"{self.spec.max_length} (--max-seq-len when the model was trained)."
+        kept, token_ids = cut(
+            prompt + reply,
+            num_last=len(reply),
+            encode=self.token_ids,
+            starts_of=self._token_starts,
+            limit=self.spec.max_length,
+            rule=self.spec.truncation,
         )
+        if kept is None:
+            raise ReplyTooLong(
+                f"a reply takes {len(token_ids)} tokens with its headers, above the limit of {self.spec.max_length} "
+                f"(--max-seq-len when the model was trained)."
+            )
+        return kept, token_ids
 
     def _token_starts(self, content: str) -> list[int]:
         """Character at which each token of `content` begins."""
@@ -390,16 +380,6 @@ def _probe(renderer: Renderer) -> tuple[set[int], int]:
 
 def _probe_turns(reply: str, prompt: str = "Hello") -> Conversation:
     return Message("user", prompt), Message("assistant", reply)
-
-
-def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
-    """Split at user turns, so that what is left still begins with one, as templates require."""
-    exchanges: list[list[Message]] = []
-    for message in messages:
-        if message.role == "user" or not exchanges:
-            exchanges.append([])
-        exchanges[-1].append(message)
-    return exchanges
 
 
 def with_sentinel(prompt: Conversation, reply: Conversation) -> Conversation:

@@ -93,7 +93,8 @@ class SelectionConfig(DataConfig):
     eval_split: str | None = None
     """Split to evaluate on; without it and without `--eval-dataset`, prompts are held out of the training data."""
     eval_fraction: float = 0.05
-    """Share of the training prompts held out when no evaluation data is named; 0 turns evaluation off."""
+    """Share of the training prompts held out, whole conversations, when no evaluation data is named; 0 turns evaluation
+    off."""
     train_eval_limit: int = 0
     """Training rows evaluated together with the evaluation data, to measure the gap between the two."""
     baselines: bool = True

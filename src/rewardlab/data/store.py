@@ -21,6 +21,7 @@ import numpy.typing as npt
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import HASH_CHUNK_BYTES, read_json, write_json
 from rewardlab.core.types import Comparison, Preference, TokenGroup
+from rewardlab.data.roots import Texts
 
 FORMAT: Final = 2
 """Changes when the columns do."""
@@ -32,9 +33,14 @@ Columns = dict[str, npt.NDArray[Any]]
 COLUMNS: Final[Mapping[str, str]] = {
     # [P], [D]
     "prompt_key": "<u8",
+    "first_turn": "<u8",
+    "said_end": "<i8",
     "cause": "<u2",
     "place_end": "<i8",
     "place_text": "|u1",
+    # all replies of all preferences
+    "said": "<u8",
+    "said_long": "|b1",
     # [G]
     "preference": "<i8",
     "id_end": "<i8",
@@ -65,9 +71,11 @@ COLUMNS: Final[Mapping[str, str]] = {
     # [T]
     "tokens": "<i4",
 }
-"""Name -> type on disk. `X_end` says where the entries of a row end in another column; `rank` holds the replies of a
-ranked group from best to worst; a `strength` of NaN is none."""
+"""Name -> type on disk. `X_end` says where the entries of a row end in another column; `first_turn`, `said` and
+`said_long` are what `roots.Texts` needs; `rank` holds the replies of a ranked group from best to worst; a `strength` of
+NaN is none."""
 ENDS: Final = {
+    "said_end": "said",
     "preference": "cause",
     "place_end": "place_text",
     "id_end": "id_text",
@@ -114,7 +122,10 @@ def encode(preferences: Sequence[Preference], outcomes: Sequence[TokenGroup | Le
     for name, found in texts.items():
         lists[f"{name}_end"] = np.cumsum([len(text) for text in found], dtype=np.int64)
         lists[f"{name}_text"] = np.frombuffer(b"".join(found), dtype=np.uint8)
-    for name in ("token_end", "reply_end", "comparison_end"):
+    said = Texts.of(preferences)
+    lists |= {"first_turn": said.first_turns_P, "said": said.replies_R, "said_long": said.long_R}
+    lists["said_end"] = [len(preference.replies) for preference in preferences]
+    for name in ("said_end", "token_end", "reply_end", "comparison_end"):
         lists[name] = np.cumsum(lists[name], dtype=np.int64)
     lists["tokens"] = np.concatenate([np.empty(0, np.int32), *pieces])
     return {name: np.asarray(lists[name], dtype=kind) for name, kind in COLUMNS.items()}

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rewardlab.artifact.load import load
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, DataError, RenderError
-from rewardlab.core.files import read_jsonl, to_json
+from rewardlab.core.files import read_jsonl, require_rows, to_json
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import ReplyTooLong, to_messages
@@ -61,15 +61,12 @@ def score_file(
     Raises DataError naming file and line, before anything is scored, for a row that holds no conversation or what JSON
     does not have, ConfigError for a target that is the source, or is there already and not to be overwritten.
     """
-    if not source.is_file():
-        raise DataError(f"{source}: no such file.")
+    require_rows(source)
     if target.exists() and target.samefile(source):
         raise ConfigError(f"--output {target}: is the file to be scored. Name another one.")
     if target.exists() and not overwrite:
         raise ConfigError(f"--output {target}: is there already. Name another file, or replace it with --overwrite.")
     rows = [(f"{source}:{line}", row) for line, row in read_jsonl(source)]
-    if not rows:
-        raise DataError(f"{source}: no rows to score.")
     for where, row in rows:
         _require_writable(row, where)
     bare = read_spec(Path(model)).renderer.joins_texts

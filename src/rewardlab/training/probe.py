@@ -24,6 +24,7 @@ from rewardlab.core.errors import ArtifactError, DataError
 from rewardlab.core.files import jsonable, provenance, write_json, write_jsonl
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Groups
+from rewardlab.data.named import require_sources
 from rewardlab.model.builtin import cache_folder
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import ModelConfig
@@ -47,7 +48,7 @@ from rewardlab.training.heads import (
     learning_curve,
     uncertainty,
 )
-from rewardlab.training.prepare import Base, Prepared, load_data, open_base, require_sources, token_groups
+from rewardlab.training.prepare import Base, Prepared, load_data, open_base, token_groups
 from rewardlab.training.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
 from rewardlab.training.states import states_of
 

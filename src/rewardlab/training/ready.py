@@ -21,6 +21,7 @@ from rewardlab.core.files import provenance, write_json, write_text
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
 from rewardlab.data.loader import TokenReport, steps_per_epoch
+from rewardlab.data.named import first_rows_of, require_sources
 from rewardlab.data.pack import require_fit
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.load import PRECISION, choose_layout
@@ -36,15 +37,17 @@ from rewardlab.training.evaluate import EvalResult, write_evaluation
 from rewardlab.training.monitor import require_monitoring
 from rewardlab.training.optimizer import require_optimizer
 from rewardlab.training.parallel import device_of_rank, require_sharding
-from rewardlab.training.prepare import Base, first_rows_of, load_data, open_base, require_sources, to_groups
+from rewardlab.training.prepare import Base, load_data, open_base, to_groups
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.resume import (
     Interrupted,
     find_interrupted,
+    held_out_by,
     require_same_base,
     require_same_data,
     require_same_run,
     resumed_manifest,
+    truncation_of,
     with_decisions,
 )
 from rewardlab.training.reward_trainer import Datasets, selection_of
@@ -92,9 +95,15 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
     if interrupted is not None:
         config = with_decisions(config, interrupted.config)
     require_sources(config)
-    base = open_base(config, config)
+    base = open_base(config, config, truncation=truncation_of(interrupted))
     require_layers(config, base.config.get_text_config())
-    prepared = load_data(config, base.renderer, seed=config.seed, kwise_loss=config.kwise_loss)
+    prepared = load_data(
+        config,
+        base.renderer,
+        seed=config.seed,
+        kwise_loss=config.kwise_loss,
+        held_out_by=held_out_by(interrupted),
+    )
     data, test, tokens = to_groups(config, prepared, base.renderer)
     device = device_of_rank()
     layout = ranks.from_first(  # by a test that is measured, like the kernels below
@@ -116,6 +125,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
         "data": prepared.reports,
         "tokens": {name: report.as_dict() for name, report in tokens.items()},
         "template_hash": base.renderer.spec.template_hash,
+        "truncation": base.renderer.spec.truncation,
         "ranks": ranks.size,
     }
     changes: Sequence[str] = ()

@@ -15,6 +15,8 @@ from torch import nn
 from rewardlab.core.config import from_mapping, to_mapping
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json
+from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST
+from rewardlab.data.roots import RULES
 from rewardlab.model.parts import whole_of
 from rewardlab.training.checkpoint import Checkpoint, checkpoint_at, newest_checkpoint
 from rewardlab.training.config import RewardTrainerConfig
@@ -156,6 +158,24 @@ def with_decisions(config: RewardTrainerConfig, run: RewardTrainerConfig) -> Rew
     return replace(config, **taken)
 
 
+def held_out_by(run: Interrupted | None) -> Sequence[str]:
+    """The rules by which evaluation rows are held out: of a run that goes on, the one that it began with."""
+    found = run.manifest["data"].get("held_out") if run is not None else None
+    if found is None:
+        return RULES
+    if "rule" not in found:
+        logger.warning(
+            "RESUME: evaluation rows are held out by whole prompts alone, which is how this run began; a new run keeps "
+            "first turns and replies together too"
+        )
+    return (found.get("rule", "prompt"),)
+
+
+def truncation_of(run: Interrupted | None) -> str:
+    """The rule by which long conversations are cut: of a run that goes on, the one that it began with."""
+    return CUT_FEWEST if run is None else str(run.manifest.get("truncation", CUT_BY_STEPS))
+
+
 def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedule: bool) -> list[str]:
     """What is different, a line each, in the resolved configuration of now and that of the run.
 
@@ -193,7 +213,7 @@ def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedul
 
 def require_same_data(facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
     """Raise DataError unless data and template are those that the manifest of the run describes."""
-    now, then = (_facts(json.loads(json.dumps(found))) for found in (facts, manifest))
+    now, then = (_facts(json.loads(json.dumps(found)), manifest) for found in (facts, manifest))
     for what in now:
         if now[what] != then[what]:
             raise DataError(
@@ -241,8 +261,8 @@ def resumed_manifest(now: Mapping[str, Any], run: Interrupted, changes: Sequence
     return {**run.manifest, "config_hash": now["config_hash"], "resumed": [*run.manifest.get("resumed", []), entry]}
 
 
-def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What the data and the template of a run are, without names that may have moved."""
+def _facts(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """What the data and the template of a run are, without names that may have moved, and as far as `told` says it."""
 
     def content(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         # By its name a limit draws the rows; otherwise it may change as files move.
@@ -252,9 +272,11 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
         ]
 
     data = manifest["data"]
+    # What is held out was once told in fewer numbers.
+    held_out = data.get("held_out") and {key: data["held_out"].get(key) for key in told["data"].get("held_out", ())}
     return {
         "the training data are": content(data["train"]),
-        "the evaluation data are": [content(data.get("eval", [])), data.get("held_out")],
+        "the evaluation data are": [content(data.get("eval", [])), held_out],
         "the test data are": content(data.get("test", [])),
         "the tokens are": {
             name: {key: value for key, value in report.items() if key not in TOLD}
