@@ -109,7 +109,8 @@ def require_agreement(path: Path, spec: RewardSpec, model_config: Any, disk_clas
             f"{path / CONFIG}: architectures is {values['architectures']!r:.80}, wanted [{disk_class.__name__!r}], "
             f"which has these weights; engines go by it. {REMEDY}"
         )
-    told = older_rope(model_config.to_dict())
+    # As the file has them: transformers adds to its own what stands in other fields.
+    told = older_rope(values if "rope_parameters" in values else model_config.to_dict())
     for name in OLDER_ROPE:
         found, wanted = values.get(name), told.get(name, NEUTRAL.get(name))
         if found is not None and not _same(found, wanted):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -137,7 +137,7 @@ def assemble(
             ),
             division,
         )
-    implementation = _implementation(model_config, layout)
+    dtype, implementation = PRECISION[precision], _implementation(model_config, layout)
     outline = None
     if division is not None:
         outline = outline_of(
@@ -149,15 +149,7 @@ def assemble(
             if outline is None
             else (outline.classifier, outline.missing, outline.extra)
         )
-    if missing:
-        raise ArtifactError(f"{path}: weights are missing: {', '.join(sorted(missing)[:5])}. {REMEDY}")
-    if extra:
-        raise ArtifactError(
-            f"{path}: its files hold weights that {disk_class.__name__} has no place for, and other engines may: "
-            f"{', '.join(sorted(extra)[:5])}. {REMEDY}"
-        )
-    dtype = PRECISION[precision]
-    with _of_this_folder(path):
+        _require_all_and_no_more(path, disk_class, missing, extra)
         model = wrap(classifier, layout=layout, compute_dtype=dtype).eval()
     if dtype in HALF and division is None:
         hold_half(model.backbone, "backbone", dtype)
@@ -176,6 +168,17 @@ def assemble(
     _require_template(path, tokenizer, spec)
     decided = ComputeConfig(**chosen, compile=compute.compile)
     return Scorer(model, Renderer(tokenizer, spec.renderer), beta=spec.beta, compute=decided)
+
+
+def _require_all_and_no_more(path: Path, disk_class: Any, missing: Collection[str], extra: Collection[str]) -> None:
+    """Raise ArtifactError unless the files hold exactly the weights of the class."""
+    if missing:
+        raise ArtifactError(f"{path}: weights are missing: {', '.join(sorted(missing)[:5])}. {REMEDY}")
+    if extra:
+        raise ArtifactError(
+            f"{path}: its files hold weights that {disk_class.__name__} has no place for, and other engines may: "
+            f"{', '.join(sorted(extra)[:5])}. {REMEDY}"
+        )
 
 
 @contextmanager

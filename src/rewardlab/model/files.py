@@ -6,8 +6,9 @@ held against the weights first: layers without end are told by their number, and
 
 from __future__ import annotations
 
+import pickle
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from rewardlab.core.errors import ModelError, RewardlabError
@@ -51,11 +52,16 @@ def told(name: str, doing: str) -> Iterator[None]:
     """Meanwhile whatever transformers raises is a ModelError: of files that it does not expect it raises anything."""
     try:
         yield
-    except RewardlabError:
+    except (RewardlabError, MemoryError, torch.OutOfMemoryError):
         raise
     except ImportError as error:
         raise ModelError(
             f"{name}: {doing}: {_in_short(error)} Install what is missing, or take another model."
+        ) from error
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{name}: {doing}: a file of weights is a damaged pickle, or one that would run code, which is never done. "
+            f"Take the model's safetensors files, or fetch it again."
         ) from error
     except Exception as error:
         raise ModelError(f"{name}: {doing} ({type(error).__name__}: {_in_short(error)}).{_cause(name)}") from error
@@ -153,13 +159,44 @@ def require_same_sizes(folder: Path, config: Any, disk_class: Any) -> None:
         return
     most = 3 * len(found) + MORE_WEIGHTS
     with told(str(folder), f"{CONFIG} describes no model"), _no_more_weights_than(most, folder), torch.device("meta"):
-        wanted = {name: tuple(weight.shape) for name, weight in disk_class._from_config(config).state_dict().items()}
-    for name, shape in wanted.items():
-        if name in found and found[name].shape != shape and not name.startswith(f"{HEAD_ON_DISK}."):
+        classifier = disk_class._from_config(config)
+    wanted = classifier.state_dict()
+    try:
+        named = transformers_names(classifier, wanted)
+    except ImportError:  # another version of transformers
+        return
+    for key, weight in found.items():
+        name, converted = named(key)
+        if converted or name not in wanted or name.startswith(f"{HEAD_ON_DISK}."):
+            continue
+        if weight.shape != (shape := tuple(wanted[name].shape)):
             raise ModelError(
-                f"{folder}: by {CONFIG} {name} has the shape {list(shape)}, and in {Path(found[name].file).name} "
-                f"{list(found[name].shape)}: they are not of one model. {FETCH}"
+                f"{folder}: by {CONFIG} {key} has the shape {list(shape)}, and in {Path(weight.file).name} "
+                f"{list(weight.shape)}: they are not of one model. {FETCH}"
             )
+
+
+Named = Callable[[str], tuple[str, bool]]
+"""A weight's name in a file -> its name in the classifier, and whether its numbers are converted on the way."""
+
+
+def transformers_names(classifier: Any, wanted: Mapping[str, Tensor]) -> Named:
+    """By transformers' own rules. ImportError if this version keeps them elsewhere."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    rules = get_model_conversion_mapping(classifier)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    prefix = classifier.base_model_prefix
+
+    def named(key: str) -> tuple[str, bool]:
+        name, converted = rename_source_key(key, renamings, converters, prefix, wanted)
+        if name not in wanted and key in wanted:
+            name, converted = rename_source_key(key, [], [], prefix, wanted)
+        return name, converted is not None
+
+    return named
 
 
 @contextmanager

@@ -6,7 +6,7 @@ experts, unpacking quantised weights), and other kinds of files, is left to tran
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +18,7 @@ from transformers import AutoConfig
 from transformers.utils import cached_file, find_adapter_config_file
 
 from rewardlab.core.errors import ModelError
-from rewardlab.model.files import INDEX, ONE_FILE, Found, read_headers, shards_in
+from rewardlab.model.files import INDEX, ONE_FILE, Found, Named, read_headers, shards_in, transformers_names
 from rewardlab.model.reward import HEAD_ON_DISK
 
 DTYPES: Final = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
@@ -92,7 +92,7 @@ def read_outline(disk_class: Any, name: str, implementation: str, *, new_head: b
     wanted = classifier.state_dict()
     try:
         found = read_headers([Path(file) for file in files])
-        named = _transformers_names(classifier, wanted)
+        named = transformers_names(classifier, wanted)
     except (ModelError, OSError) as error:
         return f"a file of it cannot be read ({error})"
     except ImportError as error:
@@ -121,29 +121,6 @@ def _empty(disk_class: Any, config: Any, implementation: str) -> Any:
                 module._buffers[name] = torch.empty_like(buffer, device="cpu")
     classifier.initialize_weights()  # computes those buffers; on the meta device it does nothing
     return classifier
-
-
-Named = Callable[[str], tuple[str, bool]]
-"""A weight's name in a file -> its name in the classifier, and whether its numbers are converted on the way."""
-
-
-def _transformers_names(classifier: Any, wanted: Mapping[str, Tensor]) -> Named:
-    """By transformers' own rules. ImportError if this version keeps them elsewhere."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    rules = get_model_conversion_mapping(classifier)
-    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
-    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-    prefix = classifier.base_model_prefix
-
-    def named(key: str) -> tuple[str, bool]:
-        name, converted = rename_source_key(key, renamings, converters, prefix, wanted)
-        if name not in wanted and key in wanted:
-            name, converted = rename_source_key(key, [], [], prefix, wanted)
-        return name, converted is not None
-
-    return named
 
 
 def _matched(
