@@ -265,9 +265,10 @@ def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> A
 
     try:
         return AutoTokenizer.from_pretrained(folder_or_name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of files that are damaged transformers and tokenizers raise anything
+        said = str(error).splitlines() or [type(error).__name__]
         raise RenderError(
-            f"no tokenizer for {folder_or_name!r}: {str(error).splitlines()[0]} "
+            f"no tokenizer for {folder_or_name!r}: {said[0]} "
             f"Give a hub name, or a folder that holds config.json, tokenizer files and weights."
         ) from error
 

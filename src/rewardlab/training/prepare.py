@@ -32,6 +32,7 @@ from rewardlab.data.store import TokenStore
 from rewardlab.data.workers import Crew, available_cores
 from rewardlab.model.builtin import cache_folder, resolve_model_name
 from rewardlab.model.config import BackboneConfig
+from rewardlab.model.files import require_same_sizes, require_whole_files
 from rewardlab.model.load import disk_class_of, read_config
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.reward_trainer import Datasets
@@ -72,8 +73,13 @@ def open_base(model: BackboneConfig, data: DataConfig, *, truncation: str = CUT_
     for a limit beyond its positions.
     """
     path = resolve_model_name(model.model, logger.info)
+    folder = Path(path) if Path(path).is_dir() else None
+    if folder is not None:
+        require_whole_files(folder)
     config = read_config(path, trust_remote_code=model.trust_remote_code)
     disk_class = disk_class_of(config)
+    if folder is not None:
+        require_same_sizes(folder, config, disk_class)
     positions = getattr(config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and data.max_seq_len > positions:
         raise ConfigError(
