@@ -14,7 +14,7 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import RewardlabError
@@ -197,10 +197,17 @@ def _value(hint: Any, value: object, place: str) -> Any:
         return _object(hint, value, place)
     if origin in (list, tuple, dict):
         return _several(hint, value, place)
-    fits = isinstance(value, float | int if hint is float else hint) and (hint is bool or not isinstance(value, bool))
+    fits = _is_of(hint, value)
     if not fits or (isinstance(value, int) and abs(value) > MAX_INTEGER):
         raise _Mismatch(place, f"expected {_wanted(hint)}, found {shown(value)}")
     return value
+
+
+def _is_of(hint: Any, value: object) -> bool:
+    """Whether a plain value is of a plain type, or one of those that a Literal lists."""
+    if get_origin(hint) is Literal:
+        return isinstance(value, str) and value in get_args(hint)
+    return isinstance(value, float | int if hint is float else hint) and (hint is bool or not isinstance(value, bool))
 
 
 def _several(hint: Any, value: Any, place: str) -> Any:
@@ -218,6 +225,8 @@ def _several(hint: Any, value: Any, place: str) -> Any:
 
 
 def _wanted(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(get_args(hint))}"
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(_wanted(kind) for kind in arguments)

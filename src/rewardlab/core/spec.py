@@ -36,8 +36,6 @@ than it has to."""
 CUT_FEWEST = "oldest_turns_first_fewest_tokens"
 """A turn loses the fewest tokens that suffice."""
 TRUNCATIONS: Final = (CUT_BY_STEPS, CUT_FEWEST)
-READINGS: Final = ("text", "keep")
-"""Of control tokens that are typed in messages."""
 
 SCORE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15, "float16": 0.05}
 """How far a score computed in this dtype may be from the reference of that dtype, in units of `max(1, |score|)`.
@@ -172,11 +170,6 @@ def _implausible(spec: RewardSpec) -> Iterator[str]:
     renderer = spec.renderer
     rules = {
         "renderer.truncation": (renderer.truncation, renderer.truncation in TRUNCATIONS, one_of(TRUNCATIONS)),
-        "renderer.special_tokens_in_text": (
-            renderer.special_tokens_in_text,
-            renderer.special_tokens_in_text in READINGS,
-            one_of(READINGS),
-        ),
         "renderer.template_source": (renderer.template_source, renderer.template_source in SOURCES, one_of(SOURCES)),
         "renderer.max_length": (renderer.max_length, renderer.max_length >= 1, "at least 1"),
         "renderer.num_bos": (renderer.num_bos, renderer.num_bos in (0, 1), "0 or 1"),
