@@ -25,7 +25,7 @@ from rewardlab.core.types import Comparison, Preference, TokenGroup
 FORMAT: Final = 1
 """Changes when the columns do."""
 MANIFEST: Final = "store.json"
-LEFT_OUT: Final = ("template_refuses", "overlong", "reply_too_long", "identical_tokens")
+LEFT_OUT: Final = ("template_refuses", "overlong", "reply_too_long", "identical_tokens", "ends_in_padding")
 """Causes for which a preference has no group; column `cause` holds 1 + the place in this list, 0 for those kept."""
 Columns = dict[str, npt.NDArray[Any]]
 
