@@ -377,7 +377,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.folders:
             folders = ((folder.name, folder) for folder in options.folders)
         found = measure(folders, work, draws=options.draws)
-    what = f"{len(options.folders)} folders" if options.folders else f"{len(FAMILIES) * options.seeds} tiny models"
+    what = (
+        f"{len(options.folders)} folder{'s' * (len(options.folders) > 1)}"
+        if options.folders
+        else f"{len(FAMILIES) * options.seeds} tiny models"
+    )
     results.write(
         "fault_names",
         "folders" if options.folders else "tiny",

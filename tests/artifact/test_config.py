@@ -14,7 +14,10 @@ import old_transformers
 from artifacts import save
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
+from rewardlab.cli import main
 from rewardlab.core.errors import ArtifactError
+from rewardlab.core.files import sha256_text
+from rewardlab.data import limits
 from rewardlab.serve.verify import verify
 from sealing import edit, edit_weights, seal_again
 
@@ -141,3 +144,20 @@ def test_files_too_large_to_be_what_they_are_called_are_not_read(copy):
 def test_the_files_of_a_sound_folder_hold_exactly_the_weights_of_its_class(saved):
     names = set(load_file(saved / "model.safetensors"))
     assert names == {f"model.{name}" for name in load(saved).model.backbone.state_dict()} | {"score.weight"}
+
+
+def test_a_template_without_an_end_is_refused_though_its_hashes_fit(copy, monkeypatch, capsys):
+    """How it is stopped: tests/data/test_template_limits.py."""
+    monkeypatch.setattr(limits, "MAX_SECONDS", 0.3)
+    template = (copy / "chat_template.jinja").read_text()
+    template += "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (copy / "chat_template.jinja").write_text(template)
+    seal_again(copy)
+    changed = {"chat_template": template, "template_hash": sha256_text(template)}
+    edit(copy / "reward_spec.json", lambda spec: spec["renderer"].update(changed))
+    with pytest.raises(ArtifactError, match=r"canary 'short' cannot be rendered: .* it was stopped after"):
+        load(copy)
+    with pytest.raises(SystemExit) as stop:
+        main(["verify", str(copy)])
+    assert stop.value.code == 2
+    assert "it was stopped after" in capsys.readouterr().err

@@ -68,8 +68,11 @@ def read_config_file(path: Path) -> dict[str, Any]:
     return read_object(path / CONFIG, DAMAGED)
 
 
-def require_config(path: Path, spec: RewardSpec) -> None:
-    """Raise ArtifactError unless config.json makes every engine return the raw score of the right token."""
+def require_config(path: Path, spec: RewardSpec) -> int:
+    """The pad token.
+
+    Raises ArtifactError unless config.json makes every engine return the raw score of the right token.
+    """
     file = path / CONFIG
     values = read_config_file(path)
     config = typed(_Engine, values, where=str(file), refusal=DAMAGED, open_ended=True)
@@ -86,12 +89,13 @@ def require_config(path: Path, spec: RewardSpec) -> None:
             f"({FAULTS['sigmoid']}). {REMEDY}"
         )
     pad = values.get("pad_token_id", (config.text_config or {}).get("pad_token_id"))
-    final = spec.renderer.final_token_id
-    if pad is None or pad == final:
+    final, ends = spec.renderer.final_token_id, {canary.token_ids[-1] for canary in spec.canaries}
+    if not isinstance(pad, int) or pad == final or pad in ends:
         raise ArtifactError(
-            f"{file}: pad_token_id {pad} must be set and differ from the final token {final} of every rendering, or "
-            f"the score is read one token too early ({FAULTS['shifted_position']}). {REMEDY}"
+            f"{file}: pad_token_id {pad!r:.60} must be set and differ from the final token {final} of every rendering, "
+            f"or the score is read one token too early ({FAULTS['shifted_position']}). {REMEDY}"
         )
+    return pad
 
 
 def require_agreement(path: Path, spec: RewardSpec, model_config: Any, disk_class: Any) -> None:

@@ -119,7 +119,7 @@ def assemble(
     device, division = where.device, where.division
     require_sizes(path)
     _require_raw_scores(path, spec)
-    require_config(path, spec)
+    pad = require_config(path, spec)
     with _of_this_folder(path):
         model_config = read_config(str(path), trust_remote_code=trust)
         disk_class = disk_class_of(model_config)
@@ -167,7 +167,9 @@ def assemble(
     tokenizer = load_tokenizer(str(path), trust_remote_code=trust)
     _require_template(path, tokenizer, spec)
     decided = ComputeConfig(**chosen, compile=compute.compile)
-    return Scorer(model, Renderer(tokenizer, spec.renderer), beta=spec.beta, compute=decided)
+    renderer = Renderer(tokenizer, spec.renderer)
+    renderer.pad_token_id = pad
+    return Scorer(model, renderer, beta=spec.beta, compute=decided)
 
 
 def _require_all_and_no_more(path: Path, disk_class: Any, missing: Collection[str], extra: Collection[str]) -> None:

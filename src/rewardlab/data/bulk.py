@@ -14,7 +14,7 @@ import numpy as np
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Conversation, IntArray, Preference, TokenGroup
-from rewardlab.data.chat import Renderer, ReplyTooLong, common_beginning, with_sentinel
+from rewardlab.data.chat import EndsInPadding, Renderer, ReplyTooLong, common_beginning, with_sentinel
 from rewardlab.data.layout import Rendered, build_group, common_prefix_length
 from rewardlab.data.markers import RenderedText
 from rewardlab.data.store import LeftOut
@@ -42,7 +42,8 @@ def render_all(preferences: Sequence[Preference], renderer: Renderer, *, overlon
     """What comes of each preference: its group, or why there is none.
 
     Causes: `template_refuses` (the chat template raises, for example at a role), `overlong` (a reply does not fit
-    the limit with its whole prompt, if `overlong` is `drop`), and those of `Renderer.group`.
+    the limit with its whole prompt, if `overlong` is `drop`), `ends_in_padding` (a reply's last token is the one that
+    engines pad with), and those of `Renderer.group`.
     """
     replies = [[_Reply(preference.prompt, reply) for reply in preference.replies] for preference in preferences]
     _render([reply for siblings in replies for reply in siblings], renderer)
@@ -121,7 +122,8 @@ def _outcome(preference: Preference, siblings: Sequence[_Reply], overlong: str) 
         if isinstance(reply.found, Rendered):
             rendered[index] = reply.found
         elif not isinstance(reply.found, ReplyTooLong):
-            return LeftOut("template_refuses", f"{preference.id}: {reply.found}")
+            cause = "ends_in_padding" if isinstance(reply.found, EndsInPadding) else "template_refuses"
+            return LeftOut(cause, f"{preference.id}: {reply.found}")
     group = build_group(preference, rendered)
     if overlong == "drop" and _is_overlong(group, preference):
         group = OVERLONG

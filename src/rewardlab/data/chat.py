@@ -21,6 +21,7 @@ from rewardlab.core.types import Conversation, IntArray, Message, Preference, To
 from rewardlab.data.config import DataConfig
 from rewardlab.data.cutting import cut
 from rewardlab.data.layout import Rendered, build_group, common_prefix_length
+from rewardlab.data.limits import within_limits
 from rewardlab.data.markers import Markers, RenderedText
 from rewardlab.data.rows import ROLES
 
@@ -53,6 +54,10 @@ class ReplyTooLong(RenderError):  # a condition that callers count, named for wh
     """A reply that does not fit the limit even without its prompt."""
 
 
+class EndsInPadding(RenderError):  # as above
+    """A rendering whose last token is the one that engines pad with, and take for padding."""
+
+
 class Renderer:
     """Turns conversations into tokens, as its spec says.
 
@@ -62,6 +67,8 @@ class Renderer:
     def __init__(self, tokenizer: Any, spec: RendererSpec) -> None:
         self.tokenizer = tokenizer
         self.spec = spec
+        self.pad_token_id: int | None = None
+        """The token by which engines pad what they read, where it is known; they read the last one that is another."""
         tokenizer.chat_template = spec.chat_template
 
     def text(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
@@ -126,11 +133,15 @@ class Renderer:
 
     def _apply_template(self, conversations: Sequence[Sequence[Message]], *, add_generation_prompt: bool) -> list[str]:
         try:
-            rendered = self.tokenizer.apply_chat_template(
-                [[message.as_dict() for message in messages] for messages in conversations],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **self.spec.template_arguments,
+            rendered = within_limits(
+                lambda: self.tokenizer.apply_chat_template(
+                    [[message.as_dict() for message in messages] for messages in conversations],
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **self.spec.template_arguments,
+                ),
+                self.spec.chat_template,
+                [sum(len(message.content) for message in messages) for messages in conversations],
             )
         except Exception as error:  # templates raise whatever their authors chose
             roles = ", ".join(message.role for message in conversations[0])
@@ -218,8 +229,13 @@ class Renderer:
         return list(range(len(content)))
 
     def require_known_end(self, token_ids: IntArray) -> None:
-        """Raise RenderError unless the rendering ends as every other does."""
+        """Raise RenderError unless the rendering ends as every other does, EndsInPadding if its end is the padding."""
         final = self.spec.final_token_id
+        if final is None and token_ids[-1] == self.pad_token_id:
+            raise EndsInPadding(
+                f"a rendering ends in token {token_ids[-1]}, by which this model's batches are padded, so engines "
+                f"would read its score one token too early. Leave it out, or use a chat template that ends each turn."
+            )
         if final is not None and token_ids[-1] != final:
             raise RenderError(
                 f"a rendering ends in token {token_ids[-1]} where every other ends in {final}; the chat template "

@@ -26,7 +26,7 @@ from rewardlab.data.roots import Texts
 FORMAT: Final = 2
 """Changes when the columns do."""
 MANIFEST: Final = "store.json"
-LEFT_OUT: Final = ("template_refuses", "overlong", "reply_too_long", "identical_tokens")
+LEFT_OUT: Final = ("template_refuses", "overlong", "reply_too_long", "identical_tokens", "ends_in_padding")
 """Causes for which a preference has no group; column `cause` holds 1 + the place in this list, 0 for those kept."""
 Columns = dict[str, npt.NDArray[Any]]
 

@@ -16,7 +16,7 @@ from rewardlab.core.errors import ConfigError, DataError, RenderError
 from rewardlab.core.files import read_jsonl, require_rows, to_json
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Conversation, Message
-from rewardlab.data.chat import ReplyTooLong, to_messages
+from rewardlab.data.chat import EndsInPadding, ReplyTooLong, to_messages
 from rewardlab.data.loader import tell_typed
 from rewardlab.data.markers import ControlTokensError
 from rewardlab.data.rows import UnusableRowError
@@ -39,7 +39,7 @@ class FileScores:
     scored: int
     """Replies that have a score."""
     unscored: int
-    """Replies that have none, each with its cause in the file: above the length limit of the model."""
+    """Replies that have none, each with its cause in the file: above the length limit of the model, say."""
 
 
 def score_file(
@@ -55,7 +55,8 @@ def score_file(
     """Write `source`'s rows to `target` with `score`, or `scores` for several responses.
 
     A reply that does not fit the model's limit has null in place of a score, and its cause in `score_error`, or, by its
-    number, in `score_errors`; so has one whose score is not finite. Rows are written as they are scored, to a file
+    number, in `score_errors`; so has one that ends in the padding, or whose score is not finite. Rows are written as
+    they are scored, to a file
     `.NAME.partial-…` that becomes `target` at the end.
 
     Raises DataError naming file and line, before anything is scored, for a row that holds no conversation or what JSON
@@ -132,7 +133,7 @@ def _causes(scorer: Scorer, several: Sequence[Conversation], where: str) -> dict
     for number, conversation in enumerate(several):
         try:  # rendered once more while scoring; what it costs is little beside the model
             scorer.renderer.render(conversation[:-1], conversation[-1:])
-        except (ReplyTooLong, ControlTokensError) as error:
+        except (ReplyTooLong, EndsInPadding, ControlTokensError) as error:
             causes[number] = str(error)
         except RenderError as error:
             raise DataError(f"{where}: {error}") from error

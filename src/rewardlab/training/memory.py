@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Final, TypeVar
 
 import torch
 
-from rewardlab.core.libc import give_back_freed_memory
+from rewardlab.core.libc import give_back_freed_memory, resident
 
 Result = TypeVar("Result")
 _REFUSALS: Final = (
@@ -128,14 +127,6 @@ def _left_in_groups(proc: Path, cgroups: Path) -> list[int]:
             except (OSError, ValueError):  # no such group here, or `max`
                 continue
     return left
-
-
-def resident() -> int | None:
-    """Bytes of the machine that the process has now; None off Linux."""
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None
 
 
 def process_peak(process: int | str = "self", proc: Path = Path("/proc")) -> int | None:

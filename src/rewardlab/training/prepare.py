@@ -91,7 +91,7 @@ def open_base(model: BackboneConfig, data: DataConfig, *, truncation: str = CUT_
     renderer = build_renderer(load_tokenizer(path, trust_remote_code=model.trust_remote_code), data)
     renderer = Renderer(renderer.tokenizer, replace(renderer.spec, truncation=truncation))
     render_canaries(renderer)
-    choose_pad(renderer, config.get_text_config().vocab_size)
+    renderer.pad_token_id = choose_pad(renderer, config.get_text_config().vocab_size)
     return Base(path=path, config=config, disk_class=disk_class, renderer=renderer)
 
 
