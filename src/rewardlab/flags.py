@@ -18,6 +18,7 @@ import tyro
 from rewardlab.core.config import did_you_mean, field_texts, fields_of, from_mapping, read_settings, require
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.other_names import ALSO_CALLED
+from rewardlab.core.terminal import visible
 from rewardlab.training.compat import Conventions
 
 Settings = TypeVar("Settings")
@@ -143,7 +144,8 @@ def _shown(default: object) -> str:
         return "(required)"
     if default is None or default is False or default in ("", (), []):
         return ""
-    return f"(default: {' '.join(map(str, default)) if isinstance(default, (tuple, list)) else default})"
+    words = default if isinstance(default, (tuple, list)) else [default]
+    return f"(default: {visible(' '.join(map(str, words)))})"
 
 
 def _read(given: Any, hint: Any, flag: str) -> object:

@@ -76,7 +76,7 @@ def jsonable(values: Mapping[str, object]) -> dict[str, object]:
 
 def write_json(path: Path, value: object) -> None:
     """Replace `path` by `value` as JSON, in one step."""
-    write_text(path, to_json(value) + "\n")
+    write_text(path, _encodable(to_json(value)) + "\n")
 
 
 def read_json(path: Path) -> object:
@@ -89,7 +89,12 @@ def read_json(path: Path) -> object:
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Replace `path` by one JSON object a line, in one step."""
-    write_text(path, "".join(to_json(row, indent=None) + "\n" for row in rows))
+    write_text(path, "".join(_encodable(to_json(row, indent=None)) + "\n" for row in rows))
+
+
+def _encodable(text: str) -> str:
+    """JSON with half characters escaped, which no UTF-8 has: a file name that is not UTF-8 has some in Python."""
+    return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
@@ -223,8 +228,14 @@ def remove(path: Path) -> None:
 def require_writable_folder(folder: Path, flag: str) -> None:
     """Create `folder` and prove that a file can be written in it, before any long work begins.
 
-    Raises RewardlabError naming `flag` if not.
+    Raises RewardlabError naming `flag` if not, also for a name that TensorBoard and JSON could not write down.
     """
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise RewardlabError(
+            f"cannot write to {folder}: this name is not UTF-8. Choose another place with {flag}."
+        ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / ".write-test", "")

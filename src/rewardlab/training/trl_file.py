@@ -11,6 +11,7 @@ from typing import Any, Final, get_args
 
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import quoted
 from rewardlab.training.config import OptimizerName, SchedulerName, Viewer
 from rewardlab.training.trl_keys import KEYS, OLDER_NAMES, REMARKS, RENAMED
 
@@ -47,7 +48,8 @@ def flag(setting: str, value: object) -> str:
     name = setting.replace("_", "-")
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
-    return f"--{name} {show(value)}"
+    words = value if isinstance(value, (list, tuple)) else [value]
+    return " ".join([f"--{name}", *(quoted(show(word)) for word in words)])
 
 
 def show(value: object) -> str:
