@@ -16,15 +16,16 @@ from typing import Annotated, Literal, TextIO
 import tyro
 
 from rewardlab.core.bars import over_bars
-from rewardlab.core.config import did_you_mean, require
+from rewardlab.core.config import did_you_mean, require, require_between, require_seed
 from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted
 from rewardlab.core.files import require_writable_folder, write_text
-from rewardlab.core.terminal import visible, visible_message
+from rewardlab.core.terminal import brief, short, visible, visible_message
 from rewardlab.data.config import SelectionConfig
 from rewardlab.flags import Settings, parse
 from rewardlab.model.config import ComputeConfig, ModelConfig, TrainComputeConfig
 from rewardlab.training.compat import Conventions
 from rewardlab.training.config import (
+    BUDGETS,
     EvalConfig,
     LossConfig,
     MonitorConfig,
@@ -87,7 +88,7 @@ class ScoreArguments(ComputeConfig):
     """Replace `--output` if it is there."""
 
     def __post_init__(self) -> None:
-        require(self.micro_token_budget >= 16, f"--micro-token-budget {self.micro_token_budget}: must be at least 16.")
+        require_between(self, micro_token_budget=BUDGETS)
         require(not self.output.is_dir(), f"--output {self.output}: is a folder. Name the file to write.")
 
 
@@ -105,8 +106,8 @@ class QuickstartArguments:
     """Decides data, head and order."""
 
     def __post_init__(self) -> None:
-        require(self.steps is None or self.steps >= 1, f"--steps {self.steps}: must be at least 1.")
-        require(self.test_pairs >= 1, f"--test-pairs {self.test_pairs}: must be at least 1.")
+        require_between(self, steps=(1, 100_000), test_pairs=(1, 100_000))
+        require_seed(self.seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -155,8 +156,8 @@ def _run(arguments: Sequence[str]) -> None:
     elif arguments[0] in ("-V", "--version"):
         print(f"rewardlab {version('rewardlab')}")
     elif arguments[0] not in COMMANDS:
-        near = did_you_mean(arguments[0], COMMANDS)
-        raise ConfigError(f"unknown command {arguments[0]!r}.{near} Commands: {', '.join(COMMANDS)}.")
+        near = did_you_mean(short(arguments[0]), COMMANDS)
+        raise ConfigError(f"unknown command {brief(arguments[0])}.{near} Commands: {', '.join(COMMANDS)}.")
     else:
         COMMANDS[arguments[0]][0](arguments[1:])
 

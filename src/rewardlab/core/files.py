@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from rewardlab.core.errors import DataError, RewardlabError
+from rewardlab.core.terminal import brief
 
 HASH_CHUNK_BYTES = 1 << 20
 UTF8 = "utf-8-sig"
@@ -80,11 +81,50 @@ def write_json(path: Path, value: object) -> None:
 
 
 def read_json(path: Path) -> object:
-    """The JSON value in `path`; DataError names file and position if it is not JSON."""
+    """The JSON value in `path`; DataError names file and position if it is not JSON, or has a key twice."""
     try:
-        return json.loads(path.read_text(encoding=UTF8))
+        return parse_json(path.read_text(encoding=UTF8))
+    except DuplicateKeyError as error:
+        raise DataError(f"{path}: {error}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({error}). Fix or replace the file.") from error
+
+
+class DuplicateKeyError(ValueError):
+    """A key that an object has twice, of which readers would take one in silence."""
+
+
+def parse_json(text: str) -> object:
+    """The JSON value in a text. Raises DuplicateKeyError, RecursionError for one nested too deep, and ValueError."""
+    try:
+        return json.loads(text, object_pairs_hook=_with_each_key_once)
+    except DuplicateKeyError:
+        raise DuplicateKeyError(_first_twice(text)) from None
+
+
+def _with_each_key_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise DuplicateKeyError
+    return values
+
+
+def _first_twice(text: str) -> str:
+    """Where valid JSON has a key twice in one object, in words: the parser does not say."""
+    keys: list[set[str]] = []
+    for match in re.finditer(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{\[]|[}\]]', text):
+        if match[0] in ("{", "["):
+            keys.append(set())
+        elif match[0] in ("}", "]"):
+            keys.pop()
+        elif match[2]:
+            key = json.loads(match[1])
+            if key in keys[-1]:
+                return (
+                    f"line {text.count(chr(10), 0, match.start()) + 1}: the key {brief(key)} is there twice. Keep one."
+                )
+            keys[-1].add(key)
+    raise AssertionError("the parser saw a key twice")
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:

@@ -13,6 +13,7 @@ import os
 import reprlib
 import shlex
 import unicodedata
+from datetime import date, time
 from typing import Final
 
 HIDDEN: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
@@ -44,13 +45,20 @@ def visible_message(text: str) -> str:
     return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])
 
 
+def short(text: str) -> str:
+    """A text in a message, on one short line."""
+    text = visible(text[: 2 * BRIEF])
+    return text if len(text) <= BRIEF else f"{text[: BRIEF - 1]}…"
+
+
 def brief(value: object) -> str:
     """A value in a message, as Python writes it, on one short line, whatever its size and depth."""
+    if isinstance(value, (date, time)):
+        return f"the date {value}"
     try:
-        text = visible(_SHORT.repr(value))
+        return short(_SHORT.repr(value))
     except ValueError:  # an integer of more digits than Python writes out
         return f"{'an' if isinstance(value, int) else 'a'} {type(value).__name__} too long to show"
-    return text if len(text) <= BRIEF else f"{text[: BRIEF - 1]}…"
 
 
 def quoted(word: str) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from rewardlab.core.config import require
+from rewardlab.core.config import require, require_between
 from rewardlab.core.errors import ConfigError
 
 
@@ -66,8 +68,8 @@ class DataConfig:
             f"--max-replies {self.max_replies}: must be at least 2, since a comparison needs two replies.",
         )
         require(
-            self.num_workers is None or self.num_workers >= 0,
-            f"--num-workers {self.num_workers}: must be at least 0; leave it out for one a core.",
+            self.system_prompt is None or not re.search("[\ud800-\udfff]", self.system_prompt),
+            "--system-prompt: has half a character, which no tokenizer can read. Write it in UTF-8.",
         )
         require(self.cache_dir != "", "--cache-dir: the name is empty; give a folder, or none to keep nothing.")
         require(
@@ -75,6 +77,7 @@ class DataConfig:
             f"--max-seq-len {self.max_seq_len}: must be at least 16 to hold a chat template and a reply; "
             f"1024 suits most data.",
         )
+        require_between(self, max_seq_len=(16, 10_000_000), num_workers=(0, 1024))
         require_share(self.max_drop_fraction, "--max-drop-fraction")
         if self.margin_column and self.strength_as == "margin":
             raise ConfigError("--margin-column and --strength-as margin both set the margin; choose one.")
@@ -98,7 +101,7 @@ class SelectionConfig(DataConfig):
     def __post_init__(self) -> None:
         DataConfig.__post_init__(self)
         require_share(self.eval_fraction, "--eval-fraction")
-        require(self.train_eval_limit >= 0, f"--train-eval-limit {self.train_eval_limit}: must be at least 0.")
+        require_between(self, train_eval_limit=(0, math.inf))
 
 
 def require_share(value: float, flag: str) -> None:
