@@ -110,6 +110,12 @@ class QuickstartArguments:
         require_seed(self.seed)
 
 
+OUT_OF_MEMORY = (
+    "error: out of memory. Lower --micro-token-budget, end other programs that use the device, or take a smaller model. "
+    "What was saved before is still there."
+)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the `rewardlab` script. Exits with 2 for anything the user can mend."""
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -128,6 +134,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         remark = ". What was saved before is still there." if isinstance(error, OSError) else ""
         who = "" if _is_first_process() else f"rank {os.environ['RANK']}: "
         _complain(f"error: {who}{error}{remark}")
+        sys.exit(2)
+    except (RuntimeError, MemoryError) as error:
+        from rewardlab.training.memory import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        _complain(OUT_OF_MEMORY)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

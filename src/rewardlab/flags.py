@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import shutil
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -28,6 +31,8 @@ SHORTHANDS: dict[str, list[str]] = {
     "--use-chat-template": ["--chat-template", "template"],
     "--no-chat-template": ["--chat-template", "plain"],
 }
+NARROWEST, WIDEST = 40, 200
+"""Columns of the help."""
 WANTED: dict[type, str] = {int: "a whole number", float: "a finite number", Path: "a path"}
 Words = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
 """What stands after a flag, once for each time the flag is given."""
@@ -57,15 +62,16 @@ def parse(
         for room, twin in twins.items()
     ]
     together: Any = dataclasses.make_dataclass("Arguments", fields, frozen=True)
-    parsed, unknown = tyro.cli(
-        together,
-        args=flags,
-        prog=f"rewardlab {command}",
-        description=f"{purpose}\n\n"
-        "Flags override --config FILE (YAML, TOML, or a run's config.json); the value None unsets.",
-        config=(tyro.conf.OmitArgPrefixes,),
-        return_unknown_args=True,
-    )
+    with _width_for_help():
+        parsed, unknown = tyro.cli(
+            together,
+            args=flags,
+            prog=f"rewardlab {command}",
+            description=f"{purpose}\n\n"
+            "Flags override --config FILE (YAML, TOML, or a run's config.json); the value None unsets.",
+            config=(tyro.conf.OmitArgPrefixes,),
+            return_unknown_args=True,
+        )
     if unknown:
         raise _unknown(unknown[0], hints, command)
     switched = {word[2:].replace("_", "-").removeprefix("no-").replace("-", "_") for word in flags if word[:2] == "--"}
@@ -83,6 +89,20 @@ def parse(
         if field.default is dataclasses.MISSING and field.name not in values:
             raise ConfigError(f"{_flag(field.name, hints)} is missing; see `rewardlab {command} --help`.")
     return from_mapping(settings_type, values, where=f"rewardlab {command}" if path is None else f"--config {path}")
+
+
+@contextmanager
+def _width_for_help() -> Iterator[None]:
+    """Meanwhile the terminal seems to have a width for which tyro can lay out text: in a column or two it hangs."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
 
 
 def _expand(arguments: Sequence[str]) -> list[str]:

@@ -129,6 +129,15 @@ def test_every_end_of_a_command_is_shown_alike(error, status, monkeypatch, capsy
     assert r"\x1b[2J" in said
 
 
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("could not create a primitive")])
+def test_a_command_that_runs_out_of_memory_says_so(error, monkeypatch, capsys):
+    def end(_):
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "end", (end, "ends"))
+    assert refusal(capsys, "end").startswith("out of memory. Lower --micro-token-budget")
+
+
 def test_the_help_shows_the_defaults_of_a_file(tmp_path, capsys):
     (tmp_path / "run.json").write_text(json.dumps({"dataset": [NASTY], "system_prompt": NASTY}))
     with pytest.raises(SystemExit):
