@@ -111,8 +111,8 @@ class QuickstartArguments:
 
 
 OUT_OF_MEMORY = (
-    "error: out of memory. Lower --micro-token-budget, end other programs that use the device, or take a smaller model. "
-    "What was saved before is still there."
+    "error: out of memory. Lower --micro-token-budget, end other programs that use the device, or take a smaller model."
+    " What was saved before is still there."
 )
 
 

@@ -40,8 +40,9 @@ class DataConfig:
     """Column with an additive margin in logits, at least 0."""
     strength_as: Literal["none", "weight", "margin", "soft"] = "none"
     """What the `strength` of a row does: nothing, weight in the loss, margin in logits, or the label itself."""
-    max_seq_len: int = 1024
-    """Tokens a conversation may have; `--overlong` says what happens to longer ones."""
+    max_seq_len: int | Literal["model"] = 1024
+    """Tokens a conversation may have; `--overlong` says what happens to longer ones. `model` is as many as the model
+    has positions."""
     overlong: Literal["truncate", "drop"] = "truncate"
     """Conversations above `--max-seq-len`: the oldest turns are cut, never the reply, or the row is left out and
     counted. Scoring always cuts."""
@@ -73,7 +74,7 @@ class DataConfig:
         )
         require(self.cache_dir != "", "--cache-dir: the name is empty; give a folder, or none to keep nothing.")
         require(
-            self.max_seq_len >= 16,
+            self.max_seq_len == "model" or self.max_seq_len >= 16,
             f"--max-seq-len {self.max_seq_len}: must be at least 16 to hold a chat template and a reply; "
             f"1024 suits most data.",
         )
@@ -81,6 +82,12 @@ class DataConfig:
         require_share(self.max_drop_fraction, "--max-drop-fraction")
         if self.margin_column and self.strength_as == "margin":
             raise ConfigError("--margin-column and --strength-as margin both set the margin; choose one.")
+
+    @property
+    def length_limit(self) -> int:
+        """`max_seq_len` of a configuration in which it is decided."""
+        assert isinstance(self.max_seq_len, int), "--max-seq-len model is decided when the model is found"
+        return self.max_seq_len
 
 
 @dataclass(frozen=True, kw_only=True)

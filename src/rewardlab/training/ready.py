@@ -37,7 +37,15 @@ from rewardlab.training.evaluate import EvalResult, write_evaluation
 from rewardlab.training.monitor import require_monitoring
 from rewardlab.training.optimizer import require_optimizer
 from rewardlab.training.parallel import device_of_rank, require_sharding
-from rewardlab.training.prepare import Base, first_rows_of, load_data, open_base, require_sources, to_groups
+from rewardlab.training.prepare import (
+    Base,
+    first_rows_of,
+    load_data,
+    open_base,
+    require_sources,
+    settle_length,
+    to_groups,
+)
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.resume import (
     Interrupted,
@@ -93,6 +101,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
     if interrupted is not None:
         config = with_decisions(config, interrupted.config)
     require_sources(config)
+    config = settle_length(config)
     base = open_base(config, config)
     require_layers(config, base.config.get_text_config())
     prepared = load_data(config, base.renderer, seed=config.seed, kwise_loss=config.kwise_loss)
@@ -103,7 +112,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
             base.config,
             base.disk_class,
             config,
-            max_length=config.max_seq_len,
+            max_length=config.length_limit,
             share=config.shares_prompts,
             log=logger.info,
         )
