@@ -30,6 +30,7 @@ from rewardlab.artifact.weights import digest, write_weights
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import read_json, replacing_folder, sha256_file, write_json
 from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, Canary, RewardSpec
+from rewardlab.core.terminal import quoted
 from rewardlab.data.chat import Renderer
 from rewardlab.model import lora
 from rewardlab.model.config import ComputeConfig, ModelConfig
@@ -143,7 +144,7 @@ def verify_in_clean_process(folder: Path) -> None:
     if answer.returncode != 0:
         said = answer.stderr.strip() or (
             f"it ended with status {answer.returncode} and said nothing. It holds the whole model in float32; is there "
-            f"memory for it? If not, run `rewardlab verify {folder}` where there is."
+            f"memory for it? If not, run `rewardlab verify {quoted(str(folder))}` where there is."
         )
         raise ArtifactError(f"{folder} does not pass verification in a clean process: {said}")
 

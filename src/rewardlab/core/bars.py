@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from tqdm import tqdm
 
+from rewardlab.core.terminal import visible
+
 logger = logging.getLogger("rewardlab")
 
 LINE_EVERY_S: Final = 60.0
@@ -38,6 +40,7 @@ def over_bars(stream: Any) -> Iterator[None]:
 
 def bar(items: Iterable[Any] | None = None, *, title: str, unit: str = "") -> Any:
     """`items`, or something with `update`, that shows how far it is; what takes less than a minute writes no line."""
+    title = visible(title)
     if getattr(sys.stderr, "isatty", bool)():
         return tqdm(items, desc=title, unit=unit or "it", unit_scale=bool(unit), leave=False)
     known = hasattr(items, "__len__")

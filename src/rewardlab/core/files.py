@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from rewardlab.core.errors import DataError, RewardlabError
+from rewardlab.core.terminal import brief
 
 HASH_CHUNK_BYTES = 1 << 20
 UTF8 = "utf-8-sig"
@@ -76,20 +77,57 @@ def jsonable(values: Mapping[str, object]) -> dict[str, object]:
 
 def write_json(path: Path, value: object) -> None:
     """Replace `path` by `value` as JSON, in one step."""
-    write_text(path, to_json(value) + "\n")
+    write_text(path, _encodable(to_json(value)) + "\n")
 
 
-def read_json(path: Path, *, unique_keys: bool = False) -> object:
-    """The JSON value in `path`; DataError names file and position if it is not JSON, or names a key twice."""
+def read_json(path: Path) -> object:
+    """The JSON value in `path`; DataError names file and position if it is not JSON, or has a key twice."""
     try:
-        return json.loads(path.read_text(encoding=UTF8), object_pairs_hook=_with_unique_keys if unique_keys else None)
+        return parse_json(path.read_text(encoding=UTF8))
+    except DuplicateKeyError as error:
+        raise DataError(f"{path}: {error}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({error}). Fix or replace the file.") from error
 
 
+class DuplicateKeyError(ValueError):
+    """A key that an object has twice, of which readers would take one in silence."""
+
+
+def parse_json(text: str) -> object:
+    """The JSON value in a text. Raises DuplicateKeyError, RecursionError for one nested too deep, and ValueError."""
+    try:
+        return json.loads(text, object_pairs_hook=_with_unique_keys)
+    except DuplicateKeyError:
+        raise DuplicateKeyError(_first_twice(text)) from None
+
+
+def _first_twice(text: str) -> str:
+    """Where valid JSON has a key twice in one object, in words: the parser does not say."""
+    keys: list[set[str]] = []
+    for match in re.finditer(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{\[]|[}\]]', text):
+        if match[0] in ("{", "["):
+            keys.append(set())
+        elif match[0] in ("}", "]"):
+            keys.pop()
+        elif match[2]:
+            key = json.loads(match[1])
+            if key in keys[-1]:
+                return (
+                    f"line {text.count(chr(10), 0, match.start()) + 1}: the key {brief(key)} is there twice. Keep one."
+                )
+            keys[-1].add(key)
+    raise AssertionError("the parser saw a key twice")
+
+
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Replace `path` by one JSON object a line, in one step."""
-    write_text(path, "".join(to_json(row, indent=None) + "\n" for row in rows))
+    write_text(path, "".join(_encodable(to_json(row, indent=None)) + "\n" for row in rows))
+
+
+def _encodable(text: str) -> str:
+    """JSON with half characters escaped, which no UTF-8 has: a file name that is not UTF-8 has some in Python."""
+    return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
@@ -151,12 +189,12 @@ def parse_line(path: Path, number: int, line: str) -> dict[str, object]:
 
 
 def _with_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object of JSON; ValueError if a key stands in it twice, since nobody knows which value is meant."""
+    """An object of JSON; DuplicateKeyError if a key stands in it twice, since nobody knows which value is meant."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object")
+        raise DuplicateKeyError(f"the key {twice!r} stands twice in one object")
     return found
 
 
@@ -245,8 +283,14 @@ def remove(path: Path) -> None:
 def require_writable_folder(folder: Path, flag: str) -> None:
     """Create `folder` and prove that a file can be written in it, before any long work begins.
 
-    Raises RewardlabError naming `flag` if not.
+    Raises RewardlabError naming `flag` if not, also for a name that TensorBoard and JSON could not write down.
     """
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise RewardlabError(
+            f"cannot write to {folder}: this name is not UTF-8. Choose another place with {flag}."
+        ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / ".write-test", "")

@@ -254,7 +254,7 @@ def build_renderer(tokenizer: Any, config: DataConfig) -> Renderer:
         chat_template=_bake(template, arguments, config.system_prompt),
         template_source=source,
         system_prompt=config.system_prompt,
-        max_length=config.max_seq_len,
+        max_length=config.length_limit,
         final_token_id=None,
         bos_token_id=tokenizer.bos_token_id,
         num_bos=0,

@@ -10,6 +10,7 @@ import csv
 import difflib
 import importlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -194,17 +195,22 @@ def _extension(path: Path) -> str | None:
 
 
 def _distinct_label(path: Path, paths: Sequence[Path]) -> str:
-    """The file name, with as many folders before it as tell it from the others."""
+    """The file name as text, with as many folders before it as tell it from the others."""
     depth = 1
     while sum(other.parts[-depth:] == path.parts[-depth:] for other in paths) > 1:
         depth += 1
-    return "/".join(path.parts[-depth:])
+    return _as_text("/".join(path.parts[-depth:]))
 
 
 def _bare_name(path: Path, label: str, split: str) -> tuple[str, str | None]:
     """(name without extension and split, split in the file's name or None)."""
     bare, own_split = _strip_split(label.removesuffix(_extension(path) or ""), split)
-    return bare or path.parent.name or path.stem, own_split
+    return bare or _as_text(path.parent.name or path.stem), own_split
+
+
+def _as_text(name: str) -> str:
+    """A file name, with bytes that are no UTF-8 written out, since it stands in files and messages."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _strip_split(stem: str, split: str) -> tuple[str, str | None]:
@@ -229,7 +235,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
 def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
     """A list of rows, or a mapping from columns to lists of equal length."""
     try:
-        value = read_json(path, unique_keys=True)
+        value = read_json(path)
     except DataError as error:
         raise DataError(f"{error} If every line is a row of its own, rename it to .jsonl.") from error
     if isinstance(value, dict):

@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
+from rewardlab.core.terminal import visible
 from rewardlab.core.types import Estimate
 
 _GAP = "  "
@@ -91,14 +92,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _clean(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Each cell on one line, without control characters: names come from data files."""
+    """Each cell on one line, with control characters written out: names come from data files."""
     assert rows[0], "a table has at least one column"
     assert all(len(row) == len(rows[0]) for row in rows), "every row has one cell a column"
-    return [[_one_line(cell) for cell in row] for row in rows]
-
-
-def _one_line(cell: str) -> str:
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in cell).split())
+    return [[" ".join(visible(cell).split()) for cell in row] for row in rows]
 
 
 def _escape_markdown(cell: str) -> str:

@@ -24,13 +24,17 @@ _REFUSALS: Final = (
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 """What the RuntimeErrors of torch say where memory is meant but the type is not its own."""
+_ONEDNN_REFUSALS: Final = ("could not create a primitive", "could not create a memory object")
+"""All that oneDNN says, as in bf16 on the CPU; of what it cannot compute it speaks as of `a primitive descriptor`."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the device or the machine has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSALS)
+    if not isinstance(error, RuntimeError):
+        return False
+    return str(error) in _ONEDNN_REFUSALS or any(text in str(error) for text in _REFUSALS)
 
 
 def unless_out_of_memory(compute: Callable[[], Result]) -> Result | None:

@@ -34,7 +34,7 @@ from rewardlab.model.builtin import cache_folder, resolve_model_name
 from rewardlab.model.config import BackboneConfig
 from rewardlab.model.files import require_same_sizes, require_whole_files
 from rewardlab.model.load import disk_class_of, read_config
-from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.config import ProbeConfig, RewardTrainerConfig
 from rewardlab.training.reward_trainer import Datasets
 
 logger = logging.getLogger("rewardlab")
@@ -66,6 +66,27 @@ class Base:
     renderer: Renderer
 
 
+Settings = TypeVar("Settings", RewardTrainerConfig, ProbeConfig)
+
+
+def settle_length(config: Settings) -> Settings:
+    """With a number in place of `--max-seq-len model`; ConfigError for a model that has no number of positions."""
+    if config.max_seq_len != "model":
+        return config
+    path = resolve_model_name(config.model, logger.info)
+    positions = _positions(read_config(path, trust_remote_code=config.trust_remote_code))
+    if positions is None:
+        raise ConfigError("--max-seq-len model: this model has no number of positions. Give a number of tokens.")
+    logger.info("length: up to %d tokens, the positions of the model", positions)
+    return replace(config, max_seq_len=positions)
+
+
+def _positions(config: Any) -> int | None:
+    """Of a model, by its configuration; None if it counts none."""
+    found: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return found
+
+
 def open_base(model: BackboneConfig, data: DataConfig, *, truncation: str = CUT_FEWEST) -> Base:
     """Find the model and build its renderer, which cuts by the rule `truncation`.
 
@@ -80,8 +101,8 @@ def open_base(model: BackboneConfig, data: DataConfig, *, truncation: str = CUT_
     disk_class = disk_class_of(config)
     if folder is not None:
         require_same_sizes(folder, config, disk_class)
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and data.max_seq_len > positions:
+    positions = _positions(config)
+    if positions is not None and data.length_limit > positions:
         raise ConfigError(
             f"--max-seq-len {data.max_seq_len} is above the {positions} positions of this model. Use at most "
             f"{positions}."

@@ -48,7 +48,7 @@ from rewardlab.training.heads import (
     learning_curve,
     uncertainty,
 )
-from rewardlab.training.prepare import Base, Prepared, load_data, open_base, token_groups
+from rewardlab.training.prepare import Base, Prepared, load_data, open_base, settle_length, token_groups
 from rewardlab.training.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
 from rewardlab.training.states import states_of
 
@@ -91,12 +91,13 @@ def _probe(config: ProbeConfig) -> ProbeResult:
     started = time.perf_counter()
     claim_folder(config.output_dir, (config.model, *config.dataset, *config.test_dataset), overwrite=config.overwrite)
     require_sources(config)
+    config = settle_length(config)
     base = open_base(config, config)
     prepared = load_data(config, base.renderer, seed=config.seed)
     groups, tokens = _tokenize(config, prepared, base)
     layers = resolve_layers(config.layers, base.config.get_text_config().num_hidden_layers)
     layout = choose_layout(
-        base.config, base.disk_class, config, max_length=config.max_seq_len, share=True, log=logger.info
+        base.config, base.disk_class, config, max_length=config.length_limit, share=True, log=logger.info
     )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = _resolve(config, base, device=device, layout=layout)

@@ -18,6 +18,7 @@ import torch
 from rewardlab.artifact.save import saved_dtype
 from rewardlab.core.config import config_hash, fields_of, to_mapping
 from rewardlab.core.files import provenance, write_json, write_text
+from rewardlab.core.terminal import visible
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
 from rewardlab.data.loader import TokenReport, steps_per_epoch
@@ -37,7 +38,7 @@ from rewardlab.training.evaluate import EvalResult, write_evaluation
 from rewardlab.training.monitor import require_monitoring
 from rewardlab.training.optimizer import require_optimizer
 from rewardlab.training.parallel import device_of_rank, require_sharding
-from rewardlab.training.prepare import Base, load_data, open_base, to_groups
+from rewardlab.training.prepare import Base, load_data, open_base, settle_length, to_groups
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.resume import (
     Interrupted,
@@ -95,6 +96,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
     if interrupted is not None:
         config = with_decisions(config, interrupted.config)
     require_sources(config)
+    config = settle_length(config)
     base = open_base(config, config, truncation=truncation_of(interrupted))
     require_layers(config, base.config.get_text_config())
     prepared = load_data(
@@ -111,7 +113,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
             base.config,
             base.disk_class,
             config,
-            max_length=config.max_seq_len,
+            max_length=config.length_limit,
             share=config.shares_prompts,
             log=logger.info,
         )
@@ -238,14 +240,15 @@ def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
     for name, results in ready.baselines.items():
         for on, judged in results.items():
             write_evaluation(folder / "evals", f"{on}_{name.replace(' ', '_')}", judged)
-    logger.info(configuration_block(config, width=min(100, shutil.get_terminal_size((100, 24)).columns)))
+    for line in configuration_block(config, width=min(100, shutil.get_terminal_size((100, 24)).columns)).splitlines():
+        logger.info("%s", line)
 
 
 def configuration_block(config: RewardTrainerConfig, *, width: int) -> str:
     """Hash and settings, but for those that are off or nothing, and are so by default."""
     defaults = {field.name: field.default for field in fields_of(config)}
     shown = ", ".join(
-        f"{name}={value}"
+        f"{name}={visible(str(value))}"
         for name, value in to_mapping(config).items()
         if value or (value != [] and value != defaults[name])
     )
@@ -258,17 +261,18 @@ def configuration_block(config: RewardTrainerConfig, *, width: int) -> str:
 
 
 def _samples(groups: Sequence[TokenGroup], renderer: Renderer) -> str:
-    """Rendered replies as decoded tokens, the borders between tokens visible."""
+    """Rendered replies as decoded tokens, the borders between tokens visible, and what a terminal would obey."""
     lines = []
     for group in groups:
         for reply in range(group.num_replies):
             pieces = [renderer.tokenizer.decode([int(token)]) for token in group.conversation(reply)]
             boundary = group.prompt_tokens[reply]
+            name = visible(group.preference_id)
             lines += [
-                f"=== {group.preference_id}  reply {reply}  {len(pieces)} tokens, {boundary} before the reply, "
+                f"=== {name}  reply {reply}  {len(pieces)} tokens, {boundary} before the reply, "
                 f"{len(group.shared)} shared, {group.truncated_tokens[reply]} cut ===",
                 "|".join(pieces[:boundary]) + "⟦reply⟧" + "|".join(pieces[boundary:]) + "⟦score read here⟧",
                 "",
             ]
         lines += [f"judged: {[(c.first, c.second, c.label) for c in group.comparisons]}", ""]
-    return "\n".join(lines)
+    return visible("\n".join(lines), lines=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import visible
 from rewardlab.training.config import Viewer
 from rewardlab.training.observers import Observer, Observers
 
@@ -91,9 +92,9 @@ def scalars(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _plain(settings: Mapping[str, object]) -> dict[str, bool | int | float | str]:
-    """Settings as viewers take them: lists as words, nothing for what is not set."""
+    """Settings as viewers take them: lists as words, nothing for what is not set, text that any file can hold."""
     return {
-        name: value if isinstance(value, (bool, int, float, str)) else _words(value)
+        name: value if isinstance(value, (bool, int, float)) else visible(_words(value))
         for name, value in settings.items()
         if value is not None
     }
@@ -133,7 +134,7 @@ def _open_tensorboard(folder: Path, settings: Mapping[str, object], resumed_at: 
 
 def _open_wandb(folder: Path, settings: Mapping[str, object], _resumed_at: int | None) -> Observer:
     wandb: Any = importlib.import_module("wandb")
-    run = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=folder.name, config=dict(settings))
+    run = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=visible(folder.name), config=dict(settings))
     return Observer(
         name="wandb",
         row=lambda step, values: run.log(scalars(values), step=step),
@@ -143,7 +144,7 @@ def _open_wandb(folder: Path, settings: Mapping[str, object], _resumed_at: int |
 
 def _open_trackio(folder: Path, settings: Mapping[str, object], _resumed_at: int | None) -> Observer:
     trackio: Any = importlib.import_module("trackio")
-    run = trackio.init(project=PROJECT, name=folder.name, config=dict(settings), embed=False)
+    run = trackio.init(project=PROJECT, name=visible(folder.name), config=dict(settings), embed=False)
     return Observer(
         name="trackio",
         row=lambda step, values: run.log(scalars(values), step=step),
@@ -155,7 +156,7 @@ def _open_mlflow(folder: Path, settings: Mapping[str, object], _resumed_at: int 
     mlflow: Any = importlib.import_module("mlflow")
     if not {"MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"} & set(os.environ):
         mlflow.set_experiment(PROJECT)
-    mlflow.start_run(run_name=folder.name)
+    mlflow.start_run(run_name=visible(folder.name))
     parameters = list(_plain(settings).items())
     for start in range(0, len(parameters), MOST_PARAMETERS):
         mlflow.log_params(dict(parameters[start : start + MOST_PARAMETERS]))
