@@ -273,6 +273,7 @@ FUNCTIONS = {
         held_in_parts.beside_whole,
         held_in_parts.measured,
         held_in_parts.full_disk,
+        held_in_parts.keep_tensors,
     )
 }
 
