@@ -20,6 +20,7 @@ from resuming import KINDS, config_for, interrupted, stop_after, weights_of
 from rewardlab.artifact.load import load
 from rewardlab.cli import parse_train
 from rewardlab.core.errors import ArtifactError, ConfigError, RunInterrupted
+from rewardlab.model.dropout import Draws
 from rewardlab.training import loss_scale
 from rewardlab.training.checkpoint import newest_checkpoint
 from rewardlab.training.config import OptimizerConfig, RewardTrainerConfig
@@ -97,8 +98,8 @@ def test_the_loss_scale_of_float16_is_taken_up(base_model, pairs_file, tmp_path,
 def test_dropout_would_tell_a_run_that_draws_anew(base_model, pairs_file, tmp_path, monkeypatch):
     config = config_for(base_model, pairs_file, tmp_path / "whole", **KINDS["lora with dropout"])
     train(config)
-    draws = iter(range(1000))
-    monkeypatch.setattr("rewardlab.training.trainer.seed_of_step", lambda *_: next(draws))
+    draws, begin = iter(range(1000)), Draws.begin
+    monkeypatch.setattr(Draws, "begin", lambda self, batch, _, **how: begin(self, batch, (next(draws),), **how))
     train(replace(config, output_dir=tmp_path / "other"))
     assert history_of(tmp_path / "whole") != history_of(tmp_path / "other")
 

@@ -103,7 +103,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
             base.disk_class,
             config,
             max_length=config.max_seq_len,
-            share=config.shares_prompts,
+            share=True,
             log=logger.info,
         )
     )

@@ -22,6 +22,8 @@ from rewardlab.training.run_folder import CHECKPOINTS, MANIFEST, holds_models, h
 
 logger = logging.getLogger("rewardlab")
 AUTO: Final = "auto"
+DRAWN_BY_CONVERSATION: Final = 2
+"""Format of checkpoints since dropout does not depend on micro-batches."""
 
 PERMISSIONS: Final = ("overwrite", "resume", "reschedule")
 """About one start of the program, not about what the run is."""
@@ -253,6 +255,8 @@ def resumed_manifest(now: Mapping[str, Any], run: Interrupted, changes: Sequence
     for what in ("packages", "platform", "python"):
         if before.get(what) != after.get(what):
             logger.warning("RESUME: %s: %s, it was %s; equal up to rounding", what, after.get(what), before.get(what))
+    if run.checkpoint.format < DRAWN_BY_CONVERSATION and run.config.lora and run.config.lora_dropout:
+        logger.warning("RESUME: the version that began this run drew the dropout of adapters otherwise, by micro-batch")
     if run.manifest.get("ranks") != now["ranks"]:
         logger.warning("RESUME: %s ranks, it was %s; equal up to rounding", now["ranks"], run.manifest.get("ranks"))
     entry = {
