@@ -34,6 +34,7 @@ from rewardlab.model.reward import RewardModel
 from rewardlab.score import ALONE, Scorer, Together, score_groups, score_rows
 from rewardlab.training.config import EvalConfig
 from rewardlab.training.precision import CARD_FILE, judge_precisions, write_card
+from rewardlab.training.ranks import Ranks
 from rewardlab.training.run_folder import claim_evaluation, only_writer
 
 logger = logging.getLogger("rewardlab")
@@ -101,9 +102,12 @@ def write_evaluation(folder: Path, name: str, result: EvalResult) -> None:
     write_json(folder / f"{name}.metrics.json", summary(result) | {SCORES_SUM: sha256_file(scores)})
 
 
-def read_evaluation(folder: Path, name: str, *, beta: float) -> EvalResult | None:
-    """What `write_evaluation` wrote, judged again; None if it is not there, or no longer what was written."""
-    rows = read_scores(folder, name)
+def read_evaluation(folder: Path, name: str, *, beta: float, ranks: Ranks) -> EvalResult | None:
+    """What `write_evaluation` wrote, judged again; None if it is not there, or no longer what was written.
+
+    The first rank reads it for all of them, which call this together.
+    """
+    rows = ranks.by_first(lambda: read_scores(folder, name))
     return None if rows is None else judge(rows, beta=beta)
 
 

@@ -319,7 +319,7 @@ class RewardTrainer(Trainer[PackedBatch]):
         if not self.data.eval:
             return
         folder, beta = self.folder / "evals", self.settings.beta
-        self.baseline = self.ranks.by_first(lambda: read_evaluation(folder, "step_0", beta=beta))
+        self.baseline = read_evaluation(folder, "step_0", beta=beta, ranks=self.ranks)
         if self.baseline is None:
             self.baseline = self._judge(self.data.eval, "evaluating the untrained model")
             if self.ranks.is_first:

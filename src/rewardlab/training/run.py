@@ -168,7 +168,7 @@ def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Rea
     if not ready.test:
         return None
     if ready.interrupted is not None:
-        earlier = ranks.by_first(lambda: read_evaluation(folder, name, beta=config.beta))
+        earlier = read_evaluation(folder, name, beta=config.beta, ranks=ranks)
         if earlier is not None:
             return earlier
     result = evaluate_groups(
