@@ -244,10 +244,10 @@ def test_lora_always_trains_and_saves_the_head(base_model, pairs_file, tmp_path,
     assert any(tensor.abs().max() > 0 for name, tensor in lora_a.items() if "lora_B" in name)
 
 
-def test_adapter_dropout_turns_sharing_off_with_a_line(base_model, pairs_file, tmp_path, caplog):
+def test_prompts_are_shared_with_adapter_dropout_too(base_model, pairs_file, tmp_path, caplog):
     with caplog.at_level("INFO", logger="rewardlab"):
         train(config_for(base_model, pairs_file, tmp_path / "run", lora=True, lora_dropout=0.1, steps=1))
-    assert "packed without sharing prompts" in caplog.text
+    assert "layout: shared" in caplog.text
 
 
 def test_sliding_windows_train_on_the_padded_path_and_load_back(pairs_file, tmp_path, caplog):

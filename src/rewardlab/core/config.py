@@ -18,7 +18,7 @@ from functools import cache, wraps
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rewardlab.core.config_file import read_config_file
 from rewardlab.core.errors import ConfigError
@@ -27,6 +27,8 @@ from rewardlab.core.other_names import ALSO_CALLED
 from rewardlab.core.terminal import brief, short
 
 Config = TypeVar("Config")
+HASH_DIGITS: Final = 12
+"""Hex digits by which a configuration is known."""
 
 
 def read_settings(path: Path) -> dict[str, object]:
@@ -120,7 +122,7 @@ def to_mapping(config: object) -> dict[str, object]:
 
 def config_hash(config: object) -> str:
     """Twelve hex digits that change whenever a setting does."""
-    return sha256_json(to_mapping(config))[:12]
+    return sha256_json(to_mapping(config))[:HASH_DIGITS]
 
 
 def convert_fields(config: object, *, where: str) -> None:

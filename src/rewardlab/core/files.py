@@ -28,6 +28,8 @@ from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.terminal import brief
 
 HASH_CHUNK_BYTES = 1 << 20
+SUM = "sha256"
+"""Entry of a JSON object that holds the hash of its other entries."""
 UTF8 = "utf-8-sig"
 """UTF-8 with or without the byte order mark that some programs write."""
 AT_FDCWD, EXCHANGE = -100, 2
@@ -118,6 +120,30 @@ def _first_twice(text: str) -> str:
                 )
             keys[-1].add(key)
     raise AssertionError("the parser saw a key twice")
+
+
+def write_summed_json(path: Path, values: Mapping[str, object]) -> None:
+    """Replace `path` by a JSON object that holds the SHA-256 of all else in it, for `read_summed_json`."""
+    plain = json.loads(to_json(dict(values)))  # as it will be read back
+    write_json(path, {**plain, SUM: sha256_json(plain)})
+
+
+def read_summed_json(path: Path) -> dict[str, object]:
+    """The object that `write_summed_json` wrote, without its sum.
+
+    Raises DataError if it is not JSON, has no sum, or is not what was written.
+    """
+    values = read_json(path)
+    if not isinstance(values, dict) or SUM not in values:
+        raise DataError(f"{path}: it has no checksum. Replace the file.")
+    found = values.pop(SUM)
+    try:
+        same = sha256_json(values) == found
+    except ValueError:  # NaN and infinity, which are never written
+        same = False
+    if not same:
+        raise DataError(f"{path}: it is not what was written. Replace the file.")
+    return values
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:

@@ -2,8 +2,8 @@
 
 Legend: P preferences, D of them left out, G of them kept (groups), R replies, C comparisons, T tokens.
 
-A folder holds one raw file a column and `store.json`: the format, what the entry is about, and the length and SHA-256
-of every column. Whoever opens it checks all of that, so a store is whole or it is none.
+A folder holds one raw file a column and `store.json`: the format, what the entry is about, the length and SHA-256 of
+every column, and the SHA-256 of all that. Whoever opens it checks all of it, so a store is whole or it is none.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import HASH_CHUNK_BYTES, read_json, write_json
+from rewardlab.core.files import HASH_CHUNK_BYTES, read_summed_json, write_summed_json
 from rewardlab.core.types import Comparison, Preference, TokenGroup
 from rewardlab.data.roots import Texts
 
 FORMAT: Final = 2
-"""Changes when the columns do."""
+"""Changes when the columns do, or what stands beside them."""
 MANIFEST: Final = "store.json"
 LEFT_OUT: Final = ("template_refuses", "overlong", "reply_too_long", "identical_tokens", "ends_in_padding")
 """Causes for which a preference has no group; column `cause` holds 1 + the place in this list, 0 for those kept."""
@@ -190,7 +190,7 @@ class StoreWriter:
             name: {"type": COLUMNS[name], "length": self.counts[name], "sha256": self._digests[name].hexdigest()}
             for name in COLUMNS
         }
-        write_json(
+        write_summed_json(
             self.folder / MANIFEST, {"format": FORMAT, "source": source, "facts": dict(facts), "columns": columns}
         )
 
@@ -284,7 +284,7 @@ def _file(folder: Path, column: str) -> Path:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: Any = read_json(folder / MANIFEST)
+        manifest: Any = read_summed_json(folder / MANIFEST)
         types = {name: entry["type"] for name, entry in manifest["columns"].items()}
         if manifest["format"] != FORMAT or types != COLUMNS:
             raise DamagedError(f"{MANIFEST} is of another format")

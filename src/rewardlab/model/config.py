@@ -83,7 +83,7 @@ class ModelConfig(BackboneConfig):
     lora_alpha: float = 32.0
     """Scale: updates are multiplied by alpha / r."""
     lora_dropout: float = 0.0
-    """Dropout on adapter inputs; above 0, prompts are no longer shared, since that would not be exact."""
+    """Dropout on adapter inputs, drawn by conversation: a step drops the same however it is computed."""
     lora_target_modules: tuple[str, ...] = ("all-linear",)
     """Names of layers to adapt, `all-linear`, or `peft-default` for PEFT's own choice for the architecture."""
     rslora: bool = False

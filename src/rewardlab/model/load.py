@@ -114,7 +114,7 @@ def choose_layout(
         log(f"attention: padded, because {reason}; every prompt is computed once per reply")
         return "padded"
     if not share:
-        log("attention: packed without sharing prompts, because adapter dropout would be drawn once for all replies")
+        log("attention: packed without sharing prompts, as asked")
         return "unshared"
     return "shared"
 

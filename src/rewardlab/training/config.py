@@ -338,11 +338,6 @@ class RewardTrainerConfig(TrainerConfig, MonitorConfig, LossConfig, TrainCompute
         )
 
     @property
-    def shares_prompts(self) -> bool:
-        """False where sharing a prompt would change the numbers: dropout would be drawn once for all replies."""
-        return not (self.lora and self.lora_dropout > 0)
-
-    @property
     def learning_rate(self) -> float:
         """`lr`, or the default for the kind of training."""
         if self.lr is not None:

@@ -17,7 +17,7 @@ import torch
 
 from rewardlab.artifact.save import saved_dtype
 from rewardlab.core.config import config_hash, fields_of, to_mapping
-from rewardlab.core.files import provenance, write_json, write_text
+from rewardlab.core.files import provenance, write_json, write_summed_json, write_text
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
@@ -114,7 +114,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
             base.disk_class,
             config,
             max_length=config.length_limit,
-            share=config.shares_prompts,
+            share=True,
             log=logger.info,
         )
     )
@@ -233,7 +233,7 @@ def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
     else:
         require_same_base(fingerprint, interrupted.manifest)
         manifest = resumed_manifest(manifest, interrupted, ready.changes)
-    write_json(folder / MANIFEST, manifest)  # before all else: by it the folder holds a run
+    write_summed_json(folder / MANIFEST, manifest)  # before all else: by it the folder holds a run
     write_json(folder / "config.json", to_mapping(config))
     if interrupted is None:
         write_text(folder / "samples.txt", _samples(ready.data.train[: config.log_samples], ready.base.renderer))

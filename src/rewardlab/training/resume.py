@@ -12,18 +12,20 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from rewardlab.core.config import from_mapping, to_mapping
-from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import read_json
+from rewardlab.core.config import HASH_DIGITS, from_mapping, to_mapping
+from rewardlab.core.errors import ArtifactError, ConfigError, DataError
+from rewardlab.core.files import SUM, read_json, read_summed_json, sha256_json
 from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST
 from rewardlab.data.roots import RULES
 from rewardlab.model.parts import whole_of
 from rewardlab.training.checkpoint import Checkpoint, checkpoint_at, newest_checkpoint
 from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.run_folder import CHECKPOINTS, holds_models, holds_run, run_of, sweep
+from rewardlab.training.run_folder import CHECKPOINTS, MANIFEST, holds_models, holds_run, run_of, sweep
 
 logger = logging.getLogger("rewardlab")
 AUTO: Final = "auto"
+DRAWN_BY_CONVERSATION: Final = 2
+"""Format of checkpoints since dropout does not depend on micro-batches."""
 
 PERMISSIONS: Final = ("overwrite", "resume", "reschedule")
 """About one start of the program, not about what the run is."""
@@ -108,6 +110,8 @@ class Interrupted:
     checkpoint: Checkpoint
     config: RewardTrainerConfig
     """The settings it ran with, every default decided."""
+    config_hash: str
+    """Of the settings as they are in config.json."""
     manifest: Mapping[str, Any]
 
 
@@ -137,15 +141,36 @@ def find_interrupted(config: RewardTrainerConfig) -> Interrupted | None:
             )
         logger.warning("RESUME: the run in %s had not come to a checkpoint; it begins again from the start", run)
         return None
-    values = read_json(run / "config.json")
-    manifest = read_json(run / "manifest.json")
-    assert isinstance(values, dict)
-    assert isinstance(manifest, dict)
+    values, manifest = _read_object(run / "config.json"), _read_object(run / MANIFEST)
+    entries, settings_hash = [{}, *manifest.get("resumed", [])], sha256_json(values)[:HASH_DIGITS]
+    # The manifest is written first, so a process that is killed in between leaves the settings before it.
+    if settings_hash not in (manifest.get("config_hash"), entries[-1].get("config_hash_before")):
+        raise ArtifactError(
+            f"{run / 'config.json'} is not what the run wrote, by the hash in {MANIFEST}. Restore both from a copy, or "
+            f"begin again with --overwrite."
+        )
     return Interrupted(
         checkpoint=checkpoint,
         config=from_mapping(RewardTrainerConfig, {**EARLIER, **values}, where=str(run / "config.json")),
+        config_hash=settings_hash,
         manifest=manifest,
     )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object in the folder of a run. Raises ArtifactError if it is none, or not what was written."""
+    remedy = "A run cannot go on without it: restore it from a copy, or begin again with --overwrite."
+    if not path.is_file():
+        raise ArtifactError(f"{path} is no file. {remedy}")
+    try:
+        values = read_json(path)
+        if isinstance(values, dict) and SUM in values:  # since a later version
+            values = read_summed_json(path)
+    except DataError as error:
+        raise ArtifactError(f"{error} {remedy}") from error
+    if not isinstance(values, dict):
+        raise ArtifactError(f"{path} holds no JSON object. {remedy}")
+    return values
 
 
 def with_decisions(config: RewardTrainerConfig, run: RewardTrainerConfig) -> RewardTrainerConfig:
@@ -255,9 +280,16 @@ def resumed_manifest(now: Mapping[str, Any], run: Interrupted, changes: Sequence
     for what in ("packages", "platform", "python"):
         if before.get(what) != after.get(what):
             logger.warning("RESUME: %s: %s, it was %s; equal up to rounding", what, after.get(what), before.get(what))
+    if run.checkpoint.format < DRAWN_BY_CONVERSATION and run.config.lora and run.config.lora_dropout:
+        logger.warning("RESUME: the version that began this run drew the dropout of adapters otherwise, by micro-batch")
     if run.manifest.get("ranks") != now["ranks"]:
         logger.warning("RESUME: %s ranks, it was %s; equal up to rounding", now["ranks"], run.manifest.get("ranks"))
-    entry = {"step": run.checkpoint.step, "changed": list(changes), "provenance": after}
+    entry = {
+        "step": run.checkpoint.step,
+        "changed": list(changes),
+        "config_hash_before": run.config_hash,
+        "provenance": after,
+    }
     return {**run.manifest, "config_hash": now["config_hash"], "resumed": [*run.manifest.get("resumed", []), entry]}
 
 

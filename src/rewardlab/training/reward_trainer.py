@@ -32,6 +32,7 @@ from rewardlab.training.evaluate import (
     distributions,
     evaluate_groups,
     read_evaluation,
+    read_scores,
     score_spread,
     write_evaluation,
 )
@@ -311,10 +312,29 @@ class RewardTrainer(Trainer[PackedBatch]):
     def _task_state(self) -> dict[str, Any]:
         return {"selection": self.selection.state()}
 
+    def take_up_baseline(self) -> None:
+        """In a run that goes on, before `restore`: the evaluation of the untrained model, as the run wrote it, or made
+        again if that is gone or damaged.
+        """
+        if not self.data.eval:
+            return
+        folder, beta = self.folder / "evals", self.settings.beta
+        self.baseline = read_evaluation(folder, "step_0", beta=beta, ranks=self.ranks)
+        if self.baseline is None:
+            self.baseline = self._judge(self.data.eval, "evaluating the untrained model")
+            if self.ranks.is_first:
+                write_evaluation(folder, "step_0", self.baseline)
+
     def _restore_task(self, state: Mapping[str, Any]) -> None:
         asked = {name: getattr(self.selection, name) for name in ("metric", "mode", "min_delta")}
         self.selection = Selection(**{**state["selection"], **asked})
-        self.baseline = read_evaluation(self.folder / "evals", "step_0", beta=self.settings.beta)
+        if self.records.writes:
+            folder, rows = self.folder / "evals", self.records.rows
+            evaluated = [step for step in rows if rows[step].get("eval_pairs") is not None]
+            found = {step: read_scores(folder, f"step_{step}") for step in evaluated}
+            self.records.restore_distributions(
+                {step: distributions(scores) for step, scores in found.items() if scores is not None}
+            )
         self._best_on_disk, saved = saved_step(self.folder / "best"), saved_steps(self.folder)
         self.ranks.wait()  # until all have looked: below, the first removes what lies ahead
         if self._best_on_disk is not None and self._best_on_disk > self.step:

@@ -346,7 +346,7 @@ class Trainer(ABC, Generic[MicroBatch]):
 
         def compute() -> list[Tensor]:
             self.observers.step_begins(self.step + 1)
-            # What is drawn in a step (adapter dropout) is a function of the step, so a resumed run draws the same.
+            # What a model draws in a step is a function of the step, so a resumed run draws the same.
             torch.manual_seed(seed_of_step(self.config.seed, self.step, self.ranks.rank))
             losses, statistics = [], []
             for number, batch in enumerate(ahead(batches, self._move), start=1):
