@@ -11,8 +11,10 @@ and can be read by any number of ranks.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -85,7 +87,7 @@ def write_checkpoint(
             with _quiet():
                 save(dict(tensors), storage_writer=writer)
         except CheckpointException as error:
-            raise OSError(f"{target}: cannot be written ({_cause(error)})") from error
+            raise _refusal(error, target) from error
         own = {
             path.relative_to(temporary).as_posix(): sha256_file(path)
             for path in (temporary / "tensors").glob(f"__{ranks.rank}_*")
@@ -119,6 +121,14 @@ def _cause(error: CheckpointException) -> str:
     """What went wrong on the first rank that failed."""
     failures = [failure[0] if isinstance(failure, tuple) else failure for failure in error.failures.values()]
     return str(failures[0]) if failures else str(error)
+
+
+def _refusal(error: CheckpointException, target: Path) -> OSError:
+    """Why a checkpoint cannot be written; PyTorch's writer says of a full disk that a file is too short."""
+    said = _cause(error)
+    if "No space left" in said or "unexpected pos" in said:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+    return OSError(f"{target}: cannot be written ({said})")
 
 
 @contextmanager
