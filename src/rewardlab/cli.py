@@ -17,7 +17,7 @@ import tyro
 
 from rewardlab.core.bars import over_bars
 from rewardlab.core.config import did_you_mean, require, require_between, require_seed
-from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted
+from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted, words_of
 from rewardlab.core.files import require_rows, require_writable_folder, write_text
 from rewardlab.core.terminal import brief, short, visible, visible_message
 from rewardlab.data.config import SelectionConfig
@@ -131,9 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _complain(str(interrupted))
         sys.exit(interrupted.exit_status)
     except (RewardlabError, OSError) as error:
-        remark = ". What was saved before is still there." if isinstance(error, OSError) else ""
+        said = words_of(error) if isinstance(error, OSError) else str(error)
         who = "" if _is_first_process() else f"rank {os.environ['RANK']}: "
-        _complain(f"error: {who}{error}{remark}")
+        _complain(f"error: {who}{said}")
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         from rewardlab.training.memory import is_out_of_memory

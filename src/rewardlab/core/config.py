@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import inspect
 import math
+import re
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, wraps
@@ -29,6 +30,8 @@ from rewardlab.core.terminal import brief, short
 Config = TypeVar("Config")
 HASH_DIGITS: Final = 12
 """Hex digits by which a configuration is known."""
+HALVES: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""Halves of characters, but for those by which Python names the bytes of a file name that is not UTF-8."""
 
 
 def read_settings(path: Path) -> dict[str, object]:
@@ -198,11 +201,18 @@ def _convert(value: object, hint: Any, where: str) -> object:
         return tuple(_convert(item, arguments[0], where) for item in items)
     if (plain := _convert_plain(value, hint)) is None:
         raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {brief(value)}.")
-    if isinstance(plain, (str, Path)) and "\0" in str(plain):
-        raise ConfigError(f"{where}: {brief(value)} has a null character, which no file and no name may have.")
-    if isinstance(plain, int) and not fits(plain):
-        raise ConfigError(f"{where}: {brief(value)} has more than 64 bits.")
+    _require_usable(plain, where)
     return plain
+
+
+def _require_usable(value: object, where: str) -> None:
+    """Raise ConfigError for what no file, name or counter can be."""
+    if isinstance(value, (str, Path)) and "\0" in str(value):
+        raise ConfigError(f"{where}: {brief(value)} has a null character, which no file and no name may have.")
+    if isinstance(value, (str, Path)) and HALVES.search(str(value)):
+        raise ConfigError(f"{where}: {brief(value)} has half a character, which no file and no name may have.")
+    if isinstance(value, int) and not fits(value):
+        raise ConfigError(f"{where}: {brief(value)} has more than 64 bits.")
 
 
 def _convert_choice(value: object, choices: Sequence[str], where: str) -> str:

@@ -8,6 +8,7 @@ Both are plain numbers: whoever reads them runs nothing. Any number of ranks can
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -73,16 +74,18 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> d
     """
     file = f"rank_{ranks.rank}.safetensors"
     own = _share(tensors, ranks)
-    failure = ""
+    failure: tuple[int | None, str] | None = None
     sums: dict[str, str] = {}
     try:
         sums[file] = _write(folder / file, {name: part for name, (part, _) in own.items()})
     except OSError as error:  # told to the others, who are still in step
-        failure = f"rank {ranks.rank}: {error}" if ranks.size > 1 else str(error)
+        failure = error.errno, f"rank {ranks.rank}: {error}" if ranks.size > 1 else str(error)
     places = {name: (start, num_rows(part.shape)) for name, (part, start) in own.items()}
     told = ranks.gather((failure, sums, places))
-    if failures := [text for text, _, _ in told if text]:
-        raise OSError(failures[0])
+    for found, _, _ in told:
+        if found is not None:
+            number, text = found
+            raise OSError(number, os.strerror(number), str(folder)) if number == errno.ENOSPC else OSError(text)
     index: dict[str, dict[str, Any]] = {
         name: {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "pieces": []}
         for name, tensor in sorted(tensors.items())
