@@ -27,7 +27,7 @@ from rewardlab.data.readers import Source, find_sources, fingerprint, has_lines
 from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, first_rows, held_out_mask, open_units
 from rewardlab.data.store import TokenStore
 from rewardlab.data.workers import Crew, available_cores
-from rewardlab.model.builtin import cache_folder, resolve_model_name
+from rewardlab.model.builtin import BUILTIN_NAMES, cache_folder, resolve_model_name
 from rewardlab.model.config import BackboneConfig
 from rewardlab.model.load import disk_class_of, read_config
 from rewardlab.training.config import RewardTrainerConfig
@@ -113,6 +113,15 @@ def _all_wanted(config: DataConfig) -> list[_Wanted]:
             found = names or _with_splits(config.dataset, purpose)
             wanted.append(_Wanted(purpose=purpose, names=found, split=split or "test", limit=config.eval_limit))
     return wanted
+
+
+def require_inputs(model: BackboneConfig, data: DataConfig) -> None:
+    """Raise ModelError, DataError or ConfigError for a model or data that are not there: said before a folder is
+    claimed for what is made of them.
+    """
+    if model.model.lower() not in BUILTIN_NAMES:
+        read_config(model.model, trust_remote_code=model.trust_remote_code)
+    require_sources(data)
 
 
 def require_sources(config: DataConfig) -> None:

@@ -47,7 +47,7 @@ from rewardlab.training.heads import (
     learning_curve,
     uncertainty,
 )
-from rewardlab.training.prepare import Base, Prepared, load_data, open_base, require_sources, token_groups
+from rewardlab.training.prepare import Base, Prepared, load_data, open_base, require_inputs, token_groups
 from rewardlab.training.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
 from rewardlab.training.states import states_of
 
@@ -82,6 +82,7 @@ def probe(config: ProbeConfig) -> ProbeResult:
 
     Raises RewardlabError for anything the user can mend.
     """
+    require_inputs(config, config)
     with only_writer(config.output_dir):
         return _probe(config)
 
@@ -89,7 +90,6 @@ def probe(config: ProbeConfig) -> ProbeResult:
 def _probe(config: ProbeConfig) -> ProbeResult:
     started = time.perf_counter()
     claim_folder(config.output_dir, (config.model, *config.dataset, *config.test_dataset), overwrite=config.overwrite)
-    require_sources(config)
     base = open_base(config, config)
     prepared = load_data(config, base.renderer, seed=config.seed)
     groups, tokens = _tokenize(config, prepared, base)

@@ -36,7 +36,7 @@ from rewardlab.training.evaluate import EvalResult, write_evaluation
 from rewardlab.training.monitor import require_monitoring
 from rewardlab.training.optimizer import require_optimizer
 from rewardlab.training.parallel import device_of_rank, require_sharding
-from rewardlab.training.prepare import Base, first_rows_of, load_data, open_base, require_sources, to_groups
+from rewardlab.training.prepare import Base, first_rows_of, load_data, open_base, require_inputs, to_groups
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.resume import (
     Interrupted,
@@ -91,7 +91,6 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
         config = settle_reading(config, first_rows_of(config))
     if interrupted is not None:
         config = with_decisions(config, interrupted.config)
-    require_sources(config)
     base = open_base(config, config)
     require_layers(config, base.config.get_text_config())
     prepared = load_data(config, base.renderer, seed=config.seed, kwise_loss=config.kwise_loss)
@@ -142,6 +141,7 @@ def _claim(config: RewardTrainerConfig, held: ExitStack) -> Interrupted | None:
     selection_of(config)
     require_optimizer(config.optimizer)
     require_quantization(config.quantization)
+    require_inputs(config, config)
     require_monitoring(config)
     held.enter_context(only_writer(config.output_dir, wait_s=LOCK_WAIT_S if config.resume is not None else 0.0))
     interrupted = find_interrupted(config) if config.resume is not None else None
