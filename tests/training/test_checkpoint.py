@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from conftest import write_base_model, write_pairs
 from harming import HARMS, harm_folder
 from held_in_parts import SHAPES, tensors_of
-from resuming import interrupted
+from resuming import interrupted, weights_of
 from rewardlab.core.errors import ArtifactError, RewardlabError
 from rewardlab.core.files import read_summed_json, sha256_file, write_json, write_summed_json
 from rewardlab.training import ready
@@ -284,3 +284,34 @@ def test_a_best_that_says_another_step_is_refused(copied):
     path.write_text(json.dumps(spec))
     with pytest.raises(ArtifactError, match="best/reward_spec.json: provenance changed"):
         train(copied)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(("name", "how"), [*DAMAGE, *FOLDERS])
+def test_a_run_goes_on_exactly_from_the_checkpoint_before_a_damaged_one(name, how, copied):
+    harm(copied.output_dir / "checkpoints/step_5", name, how)
+    train(copied)
+    assert history_of(copied.output_dir) == history_of(whole_of(copied))
+    for model in ("best", "step_8"):
+        ours, theirs = (weights_of(run / model) for run in (copied.output_dir, whole_of(copied)))
+        assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+OF_A_RUN = ("metrics.csv", "metrics.jsonl", "warnings.jsonl", "reward_distributions.json", "samples.txt") + tuple(
+    f"evals/{name}.{end}"
+    for name in ("step_0", "step_2", "test_before_training")
+    for end in ("scores.jsonl", "metrics.json")
+)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("how", HARMS)
+@pytest.mark.parametrize("name", OF_A_RUN)
+def test_a_run_with_any_other_file_damaged_goes_on_or_is_refused_in_words(name, how, copied):
+    HARMS[how](copied.output_dir / name)
+    try:
+        train(copied)
+    except RewardlabError as refused:
+        assert str(refused)
+    else:
+        assert history_of(copied.output_dir) == history_of(whole_of(copied))

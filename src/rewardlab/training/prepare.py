@@ -23,14 +23,14 @@ from rewardlab.data.config import DataConfig, SelectionConfig
 from rewardlab.data.formats import Rules
 from rewardlab.data.groups import Groups, Part
 from rewardlab.data.loader import TokenReport, report_of, require_enough, tell_typed
-from rewardlab.data.named import all_named
+from rewardlab.data.named import all_named, require_sources
 from rewardlab.data.pipeline import write_store
 from rewardlab.data.readers import Source, find_sources, fingerprint
 from rewardlab.data.roots import RULES, HeldOut, count_shared, hold_out
 from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit
 from rewardlab.data.store import TokenStore
 from rewardlab.data.workers import Crew, available_cores
-from rewardlab.model.builtin import cache_folder, resolve_model_name
+from rewardlab.model.builtin import BUILTIN_NAMES, cache_folder, resolve_model_name
 from rewardlab.model.config import BackboneConfig
 from rewardlab.model.files import require_same_sizes, require_whole_files
 from rewardlab.model.load import disk_class_of, read_config
@@ -114,6 +114,15 @@ def open_base(model: BackboneConfig, data: DataConfig, *, truncation: str = CUT_
     render_canaries(renderer)
     renderer.pad_token_id = choose_pad(renderer, config.get_text_config().vocab_size)
     return Base(path=path, config=config, disk_class=disk_class, renderer=renderer)
+
+
+def require_inputs(model: BackboneConfig, data: DataConfig) -> None:
+    """Raise ModelError, DataError or ConfigError for a model or data that are not there: said before a folder is
+    claimed for what is made of them.
+    """
+    if model.model.lower() not in BUILTIN_NAMES:
+        read_config(model.model, trust_remote_code=model.trust_remote_code)
+    require_sources(data)
 
 
 def load_data(

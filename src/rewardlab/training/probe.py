@@ -24,7 +24,6 @@ from rewardlab.core.errors import ArtifactError, DataError
 from rewardlab.core.files import jsonable, provenance, write_json, write_jsonl
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Groups
-from rewardlab.data.named import require_sources
 from rewardlab.model.builtin import cache_folder
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import ModelConfig
@@ -48,7 +47,7 @@ from rewardlab.training.heads import (
     learning_curve,
     uncertainty,
 )
-from rewardlab.training.prepare import Base, Prepared, load_data, open_base, settle_length, token_groups
+from rewardlab.training.prepare import Base, Prepared, load_data, open_base, require_inputs, settle_length, token_groups
 from rewardlab.training.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
 from rewardlab.training.states import states_of
 
@@ -83,6 +82,7 @@ def probe(config: ProbeConfig) -> ProbeResult:
 
     Raises RewardlabError for anything the user can mend.
     """
+    require_inputs(config, config)
     with only_writer(config.output_dir):
         return _probe(config)
 
@@ -90,7 +90,6 @@ def probe(config: ProbeConfig) -> ProbeResult:
 def _probe(config: ProbeConfig) -> ProbeResult:
     started = time.perf_counter()
     claim_folder(config.output_dir, (config.model, *config.dataset, *config.test_dataset), overwrite=config.overwrite)
-    require_sources(config)
     config = settle_length(config)
     base = open_base(config, config)
     prepared = load_data(config, base.renderer, seed=config.seed)

@@ -22,7 +22,7 @@ from rewardlab.core.terminal import visible
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
 from rewardlab.data.loader import TokenReport, steps_per_epoch
-from rewardlab.data.named import first_rows_of, require_sources
+from rewardlab.data.named import first_rows_of
 from rewardlab.data.pack import require_fit
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.load import PRECISION, choose_layout
@@ -38,7 +38,7 @@ from rewardlab.training.evaluate import EvalResult, write_evaluation
 from rewardlab.training.monitor import require_monitoring
 from rewardlab.training.optimizer import require_optimizer
 from rewardlab.training.parallel import device_of_rank, require_sharding
-from rewardlab.training.prepare import Base, load_data, open_base, settle_length, to_groups
+from rewardlab.training.prepare import Base, load_data, open_base, require_inputs, settle_length, to_groups
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.resume import (
     Interrupted,
@@ -95,7 +95,6 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
         config = settle_reading(config, first_rows_of(config))
     if interrupted is not None:
         config = with_decisions(config, interrupted.config)
-    require_sources(config)
     config = settle_length(config)
     base = open_base(config, config, truncation=truncation_of(interrupted))
     require_layers(config, base.config.get_text_config())
@@ -154,6 +153,7 @@ def _claim(config: RewardTrainerConfig, held: ExitStack) -> Interrupted | None:
     selection_of(config)
     require_optimizer(config.optimizer)
     require_quantization(config.quantization)
+    require_inputs(config, config)
     require_monitoring(config)
     held.enter_context(only_writer(config.output_dir, wait_s=LOCK_WAIT_S if config.resume is not None else 0.0))
     interrupted = find_interrupted(config) if config.resume is not None else None

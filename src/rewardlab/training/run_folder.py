@@ -166,6 +166,12 @@ def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool, replac
             f"{folder / foreign[0]} is no reward model that a run saved, and would be replaced. Move it away, or "
             f"choose another --output-dir."
         )
+    for name in ("best", *steps):
+        if (folder / name).exists() and (added := _added_to_model(folder / name)):
+            raise ConfigError(
+                f"{folder / name} holds {', '.join(added[:4])}{' …' if len(added) > 4 else ''}, which no run wrote, and "
+                f"would be removed with it. Move what you need away, or choose another --output-dir."
+            )
 
 
 def holds_run(folder: Path) -> bool:
@@ -191,7 +197,8 @@ def _keys(path: Path) -> set[str]:
 
 def clear_folder(folder: Path) -> None:
     """Remove an earlier run that `holds_run`, but for its manifest, and what an interrupted save left. Other files
-    stay, also those in folders of the run that no run wrote; `best/` and `step_N/` go as a whole.
+    stay, also those in folders of the run that no run wrote; `best/` and `step_N/` go as a whole: `claim_folder` has seen
+    that nothing else is in them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not holds_run(folder):
@@ -217,6 +224,18 @@ def _clear_inside(folder: Path) -> None:
 
 def _is_model(folder: Path) -> bool:
     return (folder / SPEC_FILE).is_file()
+
+
+def _added_to_model(folder: Path) -> list[str]:
+    """Files in a reward-model folder that were not saved with the model: those that its spec does not list."""
+    try:
+        known = {SPEC_FILE, *read_spec(folder).files}
+    except (ArtifactError, DataError) as error:
+        raise ConfigError(
+            f"{error} So it cannot be told what in {folder} is the run's. Move it away, or choose another --output-dir."
+        ) from error
+    found = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    return [name for path in found if (name := path.relative_to(folder).as_posix()) not in known]
 
 
 def saved_steps(folder: Path) -> list[tuple[int, Path]]:
