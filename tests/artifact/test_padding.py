@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -81,6 +82,7 @@ def test_in_a_file_it_has_no_score_and_its_cause(saved, tmp_path):
     assert list(second["score_errors"]) == ["1"]
 
 
+@pytest.mark.usefixtures("verified_here")
 def test_while_training_such_rows_are_left_out_and_counted(tmp_path):
     folder = write_base_model(tmp_path / "base", template=OPEN)
     make_tokenizer(OPEN, pad="!").save_pretrained(folder)
@@ -93,8 +95,9 @@ def test_while_training_such_rows_are_left_out_and_counted(tmp_path):
     more = "--batch-size 4 --max-seq-len 128 --eval-fraction 0 --no-baselines --precision fp32 --max-drop-fraction 0.1"
     main([*line.split(), *more.split()])
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
-    (train,) = [report for report in manifest["data"]["train"] if report["rows_read"] == 24]
-    assert train["dropped"] == {"ends_in_padding": 1}
+    found = manifest["tokens"]["training"]
+    assert found["dropped"] == {"ends_in_padding": 1}
+    assert found["dropped_ids"]["ends_in_padding"][0].startswith("pairs.jsonl:4: a rendering ends in token")
 
 
 def test_many_at_once_are_told_the_same(saved):
@@ -107,8 +110,6 @@ def test_many_at_once_are_told_the_same(saved):
 
 
 def test_a_pad_token_that_ends_a_canary_is_refused(saved, tmp_path):
-    import shutil
-
     copy = tmp_path / "copy"
     shutil.copytree(saved, copy)
     spec = json.loads((copy / "reward_spec.json").read_text())
