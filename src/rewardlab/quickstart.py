@@ -17,6 +17,7 @@ from rewardlab.core.terminal import visible
 from rewardlab.core.types import ScoreRow
 from rewardlab.data.synthetic import Ceiling, SyntheticPair, ceiling, generate, write_dataset
 from rewardlab.report.run import command, comparison_table, precision_blocks, precision_line, warning_block
+from rewardlab.report.tables import report_width
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import TrainResult, train
 from rewardlab.training.run_folder import only_writer
@@ -86,7 +87,7 @@ def closing_report(result: TrainResult, pairs: tuple[SyntheticPair, ...], best: 
             *(f"\n{block}\n" for block in precision_blocks(result.live, result.card)),
             "length only, bag of words: linear models fitted on the same training pairs.",
             f"ceiling: the true utilities; over other draws of the label noise, {best.bayes_accuracy:.3f} on average.",
-            textwrap.fill(result.speed, width=100),
+            textwrap.fill(result.speed, width=report_width()),
             *warning_block(result.warnings),
             f"Training took {result.train_seconds / 60:.1f} minutes, everything {minutes:.1f}.",
             "",

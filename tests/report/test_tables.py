@@ -132,3 +132,32 @@ def test_the_foot_names_each_method_once() -> None:
         "95% intervals: Wilson; bootstrap by prompt",
         "99.5% intervals: Wilson",
     ]
+
+
+def test_columns_that_do_not_fit_stand_below_with_the_names_again() -> None:
+    rows = [["other", "0.73 [0.69, 0.77]", "0.50 [0.40, 0.60]", "12"], ["all", "0.74 [0.69, 0.77]", "—", "1,200"]]
+    assert text_table(["source", "accuracy", "NLL", "pairs"], rows, max_width=30).splitlines() == [
+        "source           accuracy",
+        "------  -----------------",
+        "other   0.73 [0.69, 0.77]",
+        "all     0.74 [0.69, 0.77]",
+        "",
+        "source                NLL",
+        "------  -----------------",
+        "other   0.50 [0.40, 0.60]",
+        "all                     —",
+        "",
+        "source  pairs",
+        "------  -----",
+        "other      12",
+        "all     1,200",
+    ]
+
+
+@pytest.mark.parametrize(("columns", "widest"), [("80", 80), ("50", 50), ("3", 40), ("500", 100)])
+def test_a_table_fits_the_terminal(monkeypatch, columns: str, widest: int) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    cells = [format_estimate(estimate(0.7341, 0.6949, 0.7706))] * 4
+    lines = text_table(["model", "accuracy", "NLL", "margin", "ECE"], [["bag of words", *cells]]).splitlines()
+    assert max(map(width, lines)) <= widest
+    assert sum(line.count("0.734") for line in lines) == 4

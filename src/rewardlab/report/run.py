@@ -15,7 +15,7 @@ from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.core.terminal import quoted, visible
 from rewardlab.report.precision import card_block, live_block
-from rewardlab.report.tables import column_notes, format_count, format_estimate, text_table
+from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 COLUMNS = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin", "ECE": "eval_ece"}
 DIGITS = {"eval_accuracy": 3, "eval_loss": 2, "eval_margin": 2, "eval_ece": 2}
@@ -56,7 +56,7 @@ def comparison_table(
             "scores not finite (never compared)": evaluation.sums.non_finite,
         }
         notes += [f"{visible(name)}: {count} {what}" for what, count in counts.items() if count]
-    foot = [line for note in notes for line in textwrap.wrap(note, width=100)]
+    foot = [line for note in notes for line in textwrap.wrap(note, width=report_width())]
     return "\n".join([text_table([first, *columns, "pairs"], rows), *foot])
 
 
@@ -102,7 +102,10 @@ def warning_block(warnings: Sequence[WarningSign]) -> list[str]:
         return []
     lines = [
         textwrap.fill(
-            f"step {sign.step}: {visible(sign.line())}", width=100, subsequent_indent="  ", break_on_hyphens=False
+            f"step {sign.step}: {visible(sign.line())}",
+            width=report_width(),
+            subsequent_indent="  ",
+            break_on_hyphens=False,
         )
         for sign in warnings
     ]
@@ -133,7 +136,7 @@ def train_report(
         if judged:
             blocks.append("\n".join([title, judged_table(judged), *precision_line(computed_in, judged)]))
     blocks += precision_blocks(live, card)
-    blocks += [*warning_block(warnings), textwrap.fill(speed, width=100), ending]
+    blocks += [*warning_block(warnings), textwrap.fill(speed, width=report_width()), ending]
     return "\n\n".join(["", *blocks])
 
 
@@ -149,7 +152,7 @@ def precision_line(computed_in: Mapping[str, str], judged: Mapping[str, Judged])
     if others and "baselines" in computed_in:
         named = {" and ".join(others): computed_in["baselines"], **named}
     line = "; ".join(f"{name} in {precision}" for name, precision in named.items())
-    return textwrap.wrap(f"computed: {line}", width=100) if named else []
+    return textwrap.wrap(f"computed: {line}", width=report_width()) if named else []
 
 
 def judged_table(judged: Mapping[str, Judged]) -> str:

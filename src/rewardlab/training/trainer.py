@@ -15,8 +15,8 @@ from typing import Any, Generic, TypeVar, final
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from rewardlab.core.bars import steps_bar
 from rewardlab.core.errors import DataError, DeviceMemoryError, NonFiniteError
 from rewardlab.core.types import Sums
 from rewardlab.training import failures
@@ -178,7 +178,7 @@ class Trainer(ABC, Generic[MicroBatch]):
         Raises NonFiniteError before the update of a step whose loss or gradient is not finite, and RunInterrupted
         between two steps if that was asked for.
         """
-        with tqdm(total=self.num_steps, initial=self.step, desc="training", disable=None, leave=False) as bar:
+        with steps_bar(self.num_steps, self.step) as bar:
             ended = self._finish_step()
             while not ended:
                 self.log.progress.add(self.train_step(self._planned(self.step)))
