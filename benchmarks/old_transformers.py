@@ -38,10 +38,11 @@ from transformers import (
 from harness import tiny
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.spec import SCORE_TOLERANCE
-from rewardlab.data.chat import build_renderer
+from rewardlab.data.chat import Renderer, build_renderer
 from rewardlab.data.config import DataConfig
 from rewardlab.model.attention import padded_implementation
 from rewardlab.model.load import disk_class_of, wrap
+from rewardlab.model.reward import RewardModel
 
 SIZES = tiny.SIZES
 GROUPED = SIZES | tiny.GROUPED
@@ -136,15 +137,20 @@ def main() -> int:
 
 def save(folder: Path, config: Any) -> Any:
     """A tiny reward model of this configuration as a folder; returns its spec."""
-    torch.manual_seed(0)
+    model, renderer = tiny_model(config)
+    return save_reward_model(folder, model, renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+
+
+def tiny_model(config: Any, *, seed: int = 0) -> tuple[RewardModel, Renderer]:
+    """A reward model of this configuration with random weights, and its renderer."""
+    torch.manual_seed(seed)
     config.num_labels = 1
     implementation = padded_implementation(config)
     classifier = disk_class_of(config)._from_config(config, dtype=torch.float32, attn_implementation=implementation)
     model = wrap(classifier, layout="padded", compute_dtype=torch.float32).eval()
     torch.nn.init.normal_(model.head.weight, std=0.3)
     tokenizer = tiny.byte_tokenizer([], vocab_size=260, pad="<|endoftext|>")
-    renderer = build_renderer(tokenizer, DataConfig(max_seq_len=256))
-    return save_reward_model(folder, model, renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    return model, build_renderer(tokenizer, DataConfig(max_seq_len=256, special_tokens_in_text="keep"))
 
 
 if __name__ == "__main__":

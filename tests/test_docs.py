@@ -402,6 +402,7 @@ def test_the_data_page_gives_every_cause_and_extension() -> None:
         "overlong",
         "reply_too_long",
         "identical_tokens",
+        "ends_in_padding",
     ]
     assert [extension for extension in EXTENSIONS if f"`{extension}`" not in page] == []
 

@@ -75,7 +75,7 @@ def build_model(config: RewardTrainerConfig, *, sharing: bool, device: torch.dev
         disk_class_of(model_config),
         config,
         max_length=config.max_seq_len,
-        share=sharing and config.shares_prompts,
+        share=sharing,
         log=said.append,
     )
     if layout != wanted:

@@ -30,11 +30,11 @@ def config_folder(folder: Path, config: Mapping[str, object]) -> str:
 def random_weights(*, seed: int, device: torch.device) -> Iterator[None]:
     """Meanwhile `load_reward_model` draws the weights of a folder on the device, and reads none."""
 
-    def draw(disk_class: Any, name: str, implementation: str, **_: Any) -> tuple[Any, set[str]]:
+    def draw(disk_class: Any, name: str, implementation: str, **_: Any) -> tuple[Any, set[str], set[str]]:
         config = load.read_config(name)
         config.num_labels = 1
         model = build(disk_class, config, implementation, seed=seed, device=device)
-        return model, {"score.weight"}
+        return model, {"score.weight"}, set()
 
     with mock.patch.object(load, "read_classifier", draw):
         yield

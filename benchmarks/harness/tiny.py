@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
+from rewardlab.artifact.canaries import render_canaries
+from rewardlab.batch import pack
+from rewardlab.core.types import TokenGroup
+from rewardlab.data.chat import Renderer
 from rewardlab.data.synthetic import generate
+from rewardlab.model.reward import RewardModel
 
 TINY: Mapping[str, type] = {"tiny-llama": LlamaConfig, "tiny-qwen2": Qwen2Config}
 SIZES: dict[str, Any] = {
@@ -100,3 +107,38 @@ def write_tiny(folder: Path, name: str) -> str:
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     fast.save_pretrained(str(folder))
     return str(folder)
+
+
+def learn_slightly(model: RewardModel, renderer: Renderer, *, directions: Sequence[float] = (1.0,)) -> RewardModel:
+    """Weights of a bfloat16 base, each moved by less than half a step of it, so that the canaries' scores rise, or as
+    the `directions` say, which they take in turn.
+
+    It has learned as reward models do: by updates too small for the nearest half-precision value to show.
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.bfloat16())
+    for (_, _, token_ids), direction in zip(render_canaries(renderer), cycle(directions), strict=False):
+        group = TokenGroup(
+            preference_id="",
+            source="",
+            prompt_key="",
+            shared=np.zeros(0, np.int32),
+            suffixes=(token_ids,),
+            prompt_tokens=(0,),
+            truncated_tokens=(0,),
+            comparisons=(),
+        )
+        (direction * model(pack([group])).sum()).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.add_(_less_than_half_a_step(parameter) * parameter.grad.sign())
+                parameter.grad = None
+    return model
+
+
+def _less_than_half_a_step(weight: torch.Tensor) -> torch.Tensor:
+    """0.4 of the distance of bfloat16 values about each weight."""
+    exponent = torch.floor(torch.log2(weight.abs().clamp(min=1e-30)))
+    return 0.4 * torch.exp2(exponent) * torch.finfo(torch.bfloat16).eps

@@ -6,8 +6,11 @@ The public API is what `__all__` names; docs/api.md describes it. Names are impo
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from rewardlab.core.terminal import OneLine
 
 if TYPE_CHECKING:
     from rewardlab.analysis.metrics import evaluate
@@ -78,6 +81,9 @@ __all__ = [
     "train",
     "verify",
 ]
+
+
+logging.getLogger("rewardlab").addFilter(OneLine())
 
 
 def __getattr__(name: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from rewardlab.core.types import TokenGroup
 
@@ -26,6 +26,9 @@ class PackedBatch:
 
     token_ids_T: Int[Tensor, " T"]
     positions_T: Int[Tensor, " T"]
+    keys_T: Int[Tensor, " T"]
+    """A number for each token, by the preference (`indices`), the reply and the position: what is drawn in a step is
+    drawn by it, whatever else is in the batch. A shared token has one for all replies, in every layout."""
     groups: tuple[tuple[int, tuple[int, ...]], ...]
     """(shared tokens, tokens of each reply) of every group, in the order of the row."""
     read_at_R: Int[Tensor, " R"]
@@ -68,26 +71,26 @@ class PackedBatch:
 
         The reference layout, and the one for models that cannot take the packed row.
         """
-        rows = list(self._conversations())
-        longest = max(len(row) for row in rows)
-        ids_RL = torch.full((len(rows), longest), pad_token_id, dtype=torch.long, device=self.token_ids_T.device)
-        real_RL = torch.zeros_like(ids_RL, dtype=torch.bool)
-        for index, row in enumerate(rows):
-            ids_RL[index, : len(row)] = row
-            real_RL[index, : len(row)] = True
-        return ids_RL, real_RL, self.last_when_padded().to(ids_RL.device)
+        ids_RL = self.padded_rows(self.token_ids_T, pad_token_id)
+        last_R = self.last_when_padded().to(ids_RL.device)
+        real_RL = torch.arange(ids_RL.shape[1], device=ids_RL.device) <= last_R[:, None]
+        return ids_RL, real_RL, last_R
+
+    def padded_rows(self, values_T: Int[Tensor, " T"], filler: int) -> Int[Tensor, "R L"]:
+        """What belongs to the tokens of a packed row, laid out as `padded` lays out the tokens."""
+        return nn.utils.rnn.pad_sequence(list(self._conversations(values_T)), batch_first=True, padding_value=filler)
 
     def last_when_padded(self) -> Int[Tensor, " R"]:
         """Index of the last real token of each row of `padded`."""
         return torch.tensor([shared + own - 1 for shared, suffixes in self.groups for own in suffixes])
 
-    def _conversations(self) -> Iterator[Int[Tensor, " L"]]:
+    def _conversations(self, values_T: Tensor) -> Iterator[Tensor]:
         offset = 0
         for num_shared, suffixes in self.groups:
-            shared = self.token_ids_T[offset : offset + num_shared]
+            shared = values_T[offset : offset + num_shared]
             offset += num_shared
             for length in suffixes:
-                yield torch.cat([shared, self.token_ids_T[offset : offset + length]])
+                yield torch.cat([shared, values_T[offset : offset + length]])
                 offset += length
 
 
@@ -108,26 +111,43 @@ def pack(groups: Sequence[TokenGroup], *, share: bool = True, indices: Sequence[
     layout: list[tuple[int, tuple[int, ...]]] = []
     pieces: list[np.ndarray] = []
     positions: list[np.ndarray] = []
-    for group in groups:
+    keys: list[np.ndarray] = []
+    for number, group in zip(indices or range(len(groups)), groups, strict=True):
+        of_prompt, *of_replies = _keys(number, group)
         if share:
+            keys += [of_prompt, *of_replies]
             layout.append((len(group.shared), tuple(len(suffix) for suffix in group.suffixes)))
             pieces += [group.shared, *group.suffixes]
             positions += [np.arange(len(group.shared))]
             positions += [np.arange(len(group.shared), length) for length in group.lengths]
         else:
+            for own in of_replies:
+                keys += [of_prompt, own]
             layout += [(0, (length,)) for length in group.lengths]
             pieces += [group.conversation(reply) for reply in range(group.num_replies)]
             positions += [np.arange(length) for length in group.lengths]
     if not groups:
-        layout, pieces, positions = [(0, (1,))], [np.zeros(1, np.int64)], [np.zeros(1, np.int64)]
+        layout, pieces, positions, keys = [(0, (1,))], *([np.zeros(1, np.int64)] for _ in range(3))
     return PackedBatch(
         token_ids_T=torch.from_numpy(np.concatenate(pieces).astype(np.int64)),
         positions_T=torch.from_numpy(np.concatenate(positions).astype(np.int64)),
+        keys_T=torch.from_numpy(np.concatenate(keys)),
         groups=tuple(layout),
         read_at_R=torch.tensor(_read_positions(layout)),
         indices=tuple(indices),
         **_judgements(groups),
     )
+
+
+def _keys(number: int, group: TokenGroup) -> list[np.ndarray]:
+    """int64 `PackedBatch.keys_T` of the shared tokens of a group, and of those that each reply has to itself."""
+    lengths = (len(group.shared), *(len(suffix) for suffix in group.suffixes))
+    starts = (0, *(len(group.shared),) * group.num_replies)
+    # Of 64 bits 24 for the position and 12 for the reply are enough; whoever draws by the number mixes it first.
+    return [
+        (number << 36) + (part << 24) + np.arange(start, start + length)
+        for part, (start, length) in enumerate(zip(starts, lengths, strict=True))
+    ]
 
 
 def _read_positions(layout: Sequence[tuple[int, tuple[int, ...]]]) -> list[int]:

@@ -16,14 +16,16 @@ from typing import Annotated, Literal, TextIO
 import tyro
 
 from rewardlab.core.bars import over_bars
-from rewardlab.core.config import did_you_mean, require
-from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted
-from rewardlab.core.files import require_writable_folder, write_text
+from rewardlab.core.config import did_you_mean, require, require_between, require_seed
+from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted, words_of
+from rewardlab.core.files import require_rows, require_writable_folder, write_text
+from rewardlab.core.terminal import brief, short, visible, visible_message
 from rewardlab.data.config import SelectionConfig
 from rewardlab.flags import Settings, parse
 from rewardlab.model.config import ComputeConfig, ModelConfig, TrainComputeConfig
 from rewardlab.training.compat import Conventions
 from rewardlab.training.config import (
+    BUDGETS,
     EvalConfig,
     LossConfig,
     MonitorConfig,
@@ -32,7 +34,7 @@ from rewardlab.training.config import (
     ScoringPrecision,
     TrainerConfig,
 )
-from rewardlab.training.run_folder import with_settings_of_run
+from rewardlab.training.run_folder import claim_evaluation, with_settings_of_run
 
 ROOMS: dict[str, type] = {
     "data": SelectionConfig,
@@ -86,7 +88,7 @@ class ScoreArguments(ComputeConfig):
     """Replace `--output` if it is there."""
 
     def __post_init__(self) -> None:
-        require(self.micro_token_budget >= 16, f"--micro-token-budget {self.micro_token_budget}: must be at least 16.")
+        require_between(self, micro_token_budget=BUDGETS)
         require(not self.output.is_dir(), f"--output {self.output}: is a folder. Name the file to write.")
 
 
@@ -104,8 +106,14 @@ class QuickstartArguments:
     """Decides data, head and order."""
 
     def __post_init__(self) -> None:
-        require(self.steps is None or self.steps >= 1, f"--steps {self.steps}: must be at least 1.")
-        require(self.test_pairs >= 1, f"--test-pairs {self.test_pairs}: must be at least 1.")
+        require_between(self, steps=(1, 100_000), test_pairs=(1, 100_000))
+        require_seed(self.seed)
+
+
+OUT_OF_MEMORY = (
+    "error: out of memory. Lower --micro-token-budget, end other programs that use the device, or take a smaller model."
+    " What was saved before is still there."
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -120,15 +128,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _discard_output()  # Python flushes once more at exit
         sys.exit(141)
     except RunInterrupted as interrupted:
-        print(interrupted, file=sys.stderr)
+        _complain(str(interrupted))
         sys.exit(interrupted.exit_status)
     except (RewardlabError, OSError) as error:
-        remark = ". What was saved before is still there." if isinstance(error, OSError) else ""
+        said = words_of(error) if isinstance(error, OSError) else str(error)
         who = "" if _is_first_process() else f"rank {os.environ['RANK']}: "
-        print(f"error: {who}{error}{remark}", file=sys.stderr)
+        _complain(f"error: {who}{said}")
+        sys.exit(2)
+    except (RuntimeError, MemoryError) as error:
+        from rewardlab.training.memory import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        _complain(OUT_OF_MEMORY)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _say(*lines: str) -> None:
+    """Print lines, each on one, whatever is in the names they hold."""
+    print(*map(visible, lines), sep="\n")
+
+
+def _report(text: str, *, folder: Path | None = None) -> None:
+    """Print a report, whose names its tables have made visible, and keep it in the folder of a run."""
+    text = visible(text, lines=True)
+    if folder is not None:
+        write_text(folder / "report.txt", text.lstrip() + "\n")
+    print(text)
+
+
+def _complain(message: str) -> None:
+    print(visible_message(message), file=sys.stderr)
 
 
 def _run(arguments: Sequence[str]) -> None:
@@ -137,8 +169,8 @@ def _run(arguments: Sequence[str]) -> None:
     elif arguments[0] in ("-V", "--version"):
         print(f"rewardlab {version('rewardlab')}")
     elif arguments[0] not in COMMANDS:
-        near = did_you_mean(arguments[0], COMMANDS)
-        raise ConfigError(f"unknown command {arguments[0]!r}.{near} Commands: {', '.join(COMMANDS)}.")
+        near = did_you_mean(short(arguments[0]), COMMANDS)
+        raise ConfigError(f"unknown command {brief(arguments[0])}.{near} Commands: {', '.join(COMMANDS)}.")
     else:
         COMMANDS[arguments[0]][0](arguments[1:])
 
@@ -168,9 +200,11 @@ def _is_first_process() -> bool:
 
 def _train(arguments: Sequence[str]) -> None:
     config = parse_train(arguments)
+    from rewardlab.data.named import require_sources
     from rewardlab.training.interrupt import ending_with_status
 
     with ending_with_status():
+        require_sources(config)  # what is wrong with names is told before torch is imported
         from rewardlab.report.run import next_steps, train_report
         from rewardlab.training.run import train
 
@@ -187,31 +221,37 @@ def _train(arguments: Sequence[str]) -> None:
             live=result.live,
             card=result.card,
         )
-        write_text(result.output_dir / "report.txt", report.lstrip() + "\n")
-        print(report)
+        _report(report, folder=result.output_dir)
 
 
 def _eval(arguments: Sequence[str]) -> None:
     config = _parse(EvalConfig, arguments, "eval")
+    from rewardlab.data.named import require_readable
+
+    claim_evaluation(config.output_dir, config.dataset, overwrite=config.overwrite)
+    require_readable(config.dataset, config.hf_split)
     from rewardlab.report.precision import card_block
     from rewardlab.report.run import evaluation_report
     from rewardlab.training.evaluate import evaluate_folder
 
     result, reports, _ = evaluate_folder(config)
     for report in reports:
-        print(
+        _say(
             f"{report.name}[{report.split}]: {report.rows_read} rows read, {report.kept} kept, "
             f"dropped {dict(report.dropped) or 'none'}"
         )
-    print(evaluation_report(result.overall, result.by_source))
-    print(f"computed in {config.precision}")
+    _report(evaluation_report(result.overall, result.by_source))
+    _say(f"computed in {config.precision}")
     if result.card is not None:
-        print(f"\n{card_block(result.card)}\n")
-    print(f"scores and metrics: {config.output_dir}")
+        _report(f"\n{card_block(result.card)}\n")
+    _say(f"scores and metrics: {config.output_dir}")
 
 
 def _probe(arguments: Sequence[str]) -> None:
     config = _parse(ProbeConfig, arguments, "probe")
+    from rewardlab.data.named import require_sources
+
+    require_sources(config)
     from rewardlab.report.probe import probe_report
     from rewardlab.training.probe import probe
 
@@ -225,8 +265,7 @@ def _probe(arguments: Sequence[str]) -> None:
         spread=result.uncertainty,
         model=str(result.model),
     )
-    write_text(result.output_dir / "report.txt", report.lstrip() + "\n")
-    print(report)
+    _report(report, folder=result.output_dir)
 
 
 def _verify(arguments: Sequence[str]) -> None:
@@ -234,12 +273,12 @@ def _verify(arguments: Sequence[str]) -> None:
     from rewardlab.serve.verify import verify
 
     found = verify(settings.folder, precision=settings.precision)
-    print(
+    _say(
         f"{found.folder}: verified. {found.num_files} files unchanged, {found.num_canaries} canaries give their "
         f"scores in {found.precision} (largest distance {found.largest_distance:.1e})."
     )
     if found.unnoticed:
-        print(f"This model's canaries would not reveal: {', '.join(found.unnoticed)}.")
+        _say(f"This model's canaries would not reveal: {', '.join(found.unnoticed)}.")
 
 
 def _export(arguments: Sequence[str]) -> None:
@@ -248,7 +287,7 @@ def _export(arguments: Sequence[str]) -> None:
     from rewardlab.serve.export import export
 
     spec = export(settings.folder, settings.output_dir, dtype=settings.dtype, overwrite=settings.overwrite)
-    print(
+    _say(
         f"{settings.output_dir}: {settings.folder} in {spec.save_dtype} (rounding: {spec.rounding}), verified. Its "
         f"canonical scores are up to {spec.max_rounding_error:.1e} from those of {settings.folder} on the canaries."
     )
@@ -257,6 +296,7 @@ def _export(arguments: Sequence[str]) -> None:
 def _score(arguments: Sequence[str]) -> None:
     settings = _parse(ScoreArguments, arguments, "score")
     require_writable_folder(settings.output.parent, "--output")
+    require_rows(settings.input)
     from rewardlab.serve.score_file import score_file
 
     found = score_file(
@@ -269,14 +309,14 @@ def _score(arguments: Sequence[str]) -> None:
         overwrite=settings.overwrite,
     )
     left = f", {found.unscored} not (the file says why)" if found.unscored else ""
-    print(f"{found.scored} replies scored{left}: {settings.output}")
+    _say(f"{found.scored} replies scored{left}: {settings.output}")
 
 
 def _quickstart(arguments: Sequence[str]) -> None:
     settings = _parse(QuickstartArguments, arguments, "quickstart")
     from rewardlab.quickstart import run_quickstart
 
-    print(
+    _report(
         run_quickstart(settings.output_dir, num_steps=settings.steps, num_test=settings.test_pairs, seed=settings.seed)
     )
 

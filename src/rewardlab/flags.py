@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
+import shutil
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tyro
 
-from rewardlab.core.config import did_you_mean, field_texts, fields_of, from_mapping, read_settings, require
+from rewardlab.core.config import did_you_mean, field_texts, fields_of, fits, from_mapping, read_settings
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.other_names import ALSO_CALLED
+from rewardlab.core.terminal import brief, short, visible
 from rewardlab.training.compat import Conventions
 
 Settings = TypeVar("Settings")
@@ -27,6 +31,8 @@ SHORTHANDS: dict[str, list[str]] = {
     "--use-chat-template": ["--chat-template", "template"],
     "--no-chat-template": ["--chat-template", "plain"],
 }
+NARROWEST, WIDEST = 40, 200
+"""Columns of the help."""
 WANTED: dict[type, str] = {int: "a whole number", float: "a finite number", Path: "a path"}
 Words = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
 """What stands after a flag, once for each time the flag is given."""
@@ -56,15 +62,16 @@ def parse(
         for room, twin in twins.items()
     ]
     together: Any = dataclasses.make_dataclass("Arguments", fields, frozen=True)
-    parsed, unknown = tyro.cli(
-        together,
-        args=flags,
-        prog=f"rewardlab {command}",
-        description=f"{purpose}\n\n"
-        "Flags override --config FILE (YAML, TOML, or a run's config.json); the value None unsets.",
-        config=(tyro.conf.OmitArgPrefixes,),
-        return_unknown_args=True,
-    )
+    with _width_for_help():
+        parsed, unknown = tyro.cli(
+            together,
+            args=flags,
+            prog=f"rewardlab {command}",
+            description=f"{purpose}\n\n"
+            "Flags override --config FILE (YAML, TOML, or a run's config.json); the value None unsets.",
+            config=(tyro.conf.OmitArgPrefixes,),
+            return_unknown_args=True,
+        )
     if unknown:
         raise _unknown(unknown[0], hints, command)
     switched = {word[2:].replace("_", "-").removeprefix("no-").replace("-", "_") for word in flags if word[:2] == "--"}
@@ -81,7 +88,21 @@ def parse(
     for field in fields_of(settings_type):
         if field.default is dataclasses.MISSING and field.name not in values:
             raise ConfigError(f"{_flag(field.name, hints)} is missing; see `rewardlab {command} --help`.")
-    return from_mapping(settings_type, values, where=f"--config {path}")
+    return from_mapping(settings_type, values, where=f"rewardlab {command}" if path is None else f"--config {path}")
+
+
+@contextmanager
+def _width_for_help() -> Iterator[None]:
+    """Meanwhile the terminal seems to have a width for which tyro can lay out text: in a column or two it hangs."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
 
 
 def _expand(arguments: Sequence[str]) -> list[str]:
@@ -143,7 +164,8 @@ def _shown(default: object) -> str:
         return "(required)"
     if default is None or default is False or default in ("", (), []):
         return ""
-    return f"(default: {' '.join(map(str, default)) if isinstance(default, (tuple, list)) else default})"
+    words = default if isinstance(default, (tuple, list)) else [default]
+    return f"(default: {visible(' '.join(map(str, words)))})"
 
 
 def _read(given: Any, hint: Any, flag: str) -> object:
@@ -156,7 +178,7 @@ def _read(given: Any, hint: Any, flag: str) -> object:
     if not times[-1]:
         raise ConfigError(f"{flag}: the value is missing. Write one that begins with a dash as {flag}=VALUE.")
     if len(times[-1]) > 1:
-        raise ConfigError(f"{flag} {' '.join(times[-1])}: takes one value. Put a value with spaces in quotes.")
+        raise ConfigError(f"{flag} {short(' '.join(times[-1]))}: takes one value. Put a value with spaces in quotes.")
     (word,) = times[-1]
     if word == "None" and type(None) in get_args(hint):
         return None
@@ -168,14 +190,18 @@ def _read(given: Any, hint: Any, flag: str) -> object:
 def _read_word(word: str, kind: Any, flag: str, or_else: Sequence[str] = ()) -> object:
     if get_origin(kind) is Literal:
         choices = get_args(kind)
-        require(word in choices, f"{flag} {word}: must be one of {', '.join(choices)}.{did_you_mean(word, choices)}")
+        if word not in choices:
+            near = did_you_mean(short(word), choices)
+            raise ConfigError(f"{flag} {short(word)}: must be one of {', '.join(choices)}.{near}")
         return word
     try:
         value: object = kind(word)
     except ValueError:
         value = math.nan
     if (isinstance(value, float) and not math.isfinite(value)) or (kind is Path and not word):
-        raise ConfigError(f"{flag} {word or repr(word)}: must be {' or '.join([WANTED[kind], *or_else])}.")
+        raise ConfigError(f"{flag} {short(word) or repr(word)}: must be {' or '.join([WANTED[kind], *or_else])}.")
+    if isinstance(value, int) and not fits(value):
+        raise ConfigError(f"{flag} {short(word)}: must be a whole number of at most 64 bits.")
     return value
 
 
@@ -191,12 +217,14 @@ def _unknown(argument: str, hints: Mapping[str, Any], command: str) -> ConfigErr
     """The error for an argument that belongs to no flag."""
     flag = argument.partition("=")[0]
     if not flag.startswith("-"):
-        return ConfigError(f"unexpected {argument!r}: values follow their flag; a switch such as --lora takes none.")
+        return ConfigError(
+            f"unexpected {brief(argument)}: values follow their flag; a switch such as --lora takes none."
+        )
     switches = [f"--no-{name.replace('_', '-')}" for name, hint in hints.items() if hint is bool]
     known = [*(_flag(name, hints) for name in hints), *switches, *SHORTHANDS, "--config", "--help"]
     also = {_dashed(theirs): _dashed(ours) for theirs, ours in ALSO_CALLED.items()}
-    near = did_you_mean(_dashed(flag.removeprefix("--")), known, also=also)
-    return ConfigError(f"unknown flag {flag!r}.{near} `rewardlab {command} --help` lists the flags.")
+    near = did_you_mean(_dashed(short(flag).removeprefix("--")), known, also=also)
+    return ConfigError(f"unknown flag {brief(flag)}.{near} `rewardlab {command} --help` lists the flags.")
 
 
 def _flag(name: str, hints: Mapping[str, Any]) -> str:

@@ -13,9 +13,11 @@ from typing import Final
 
 from rewardlab.analysis.metrics import Evaluation, evaluate
 from rewardlab.core.files import write_text
+from rewardlab.core.terminal import visible
 from rewardlab.core.types import ScoreRow
 from rewardlab.data.synthetic import Ceiling, SyntheticPair, ceiling, generate, write_dataset
 from rewardlab.report.run import command, comparison_table, precision_blocks, precision_line, warning_block
+from rewardlab.report.tables import report_width
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import TrainResult, train
 from rewardlab.training.run_folder import only_writer
@@ -28,6 +30,7 @@ NUM_STEPS: Final = 50
 BATCH_SIZE: Final = 16
 NUM_TEST_PAIRS: Final = 300
 NUM_EVAL_PAIRS: Final = 60
+FIRST_RUN: Final = f"train --model {MODEL} --dataset YOUR_PAIRS.jsonl --lora --output-dir runs/mine".split()
 
 
 def run_quickstart(folder: Path, *, num_steps: int | None, seed: int, num_test: int = NUM_TEST_PAIRS) -> str:
@@ -84,15 +87,15 @@ def closing_report(result: TrainResult, pairs: tuple[SyntheticPair, ...], best: 
             *(f"\n{block}\n" for block in precision_blocks(result.live, result.card)),
             "length only, bag of words: linear models fitted on the same training pairs.",
             f"ceiling: the true utilities; over other draws of the label noise, {best.bayes_accuracy:.3f} on average.",
-            textwrap.fill(result.speed, width=100),
+            textwrap.fill(result.speed, width=report_width()),
             *warning_block(result.warnings),
             f"Training took {result.train_seconds / 60:.1f} minutes, everything {minutes:.1f}.",
             "",
-            f"Run folder:    {result.output_dir}",
-            f"Reward model:  {result.model} (of step {result.step})",
+            f"Run folder:    {visible(str(result.output_dir))}",
+            f"Reward model:  {visible(str(result.model))} (of step {result.step})",
             "",
             "Next, on your own preferences (JSONL rows with prompt, chosen, rejected):",
-            f"  {command(f'train --model {MODEL} --dataset YOUR_PAIRS.jsonl --lora --output-dir runs/mine')}",
+            f"  {command(*FIRST_RUN)}",
         ]
     )
 

@@ -350,7 +350,7 @@ def run_of(seed: int, *, pairs: int, evaluations: int, batch: int, gain: float, 
             correct, nll = values_of(found)
             for name, estimate in (
                 ("eval_acc", stats.proportion(correct)),
-                ("eval_loss", stats.mean(nll)),
+                ("eval_loss", stats.mean_loss(nll)),
                 ("eval_margin", stats.mean(found)),
             ):
                 row |= {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}

@@ -52,8 +52,10 @@ def test_plain_transformers_gives_the_canary_scores(tmp_path, family):
     _, _, spec = save(tmp_path / "rm", family)
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm", attn_implementation="eager")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "rm")
-    assert len(spec.canaries) == 6, "all but the long one, with a tokenizer of bytes and 256 tokens"
-    for canary in spec.canaries:
+    assert len(spec.canaries) == 7, "all but the long one, with a tokenizer of bytes and 256 tokens"
+    canaries = [canary for canary in spec.canaries if canary.name != "control tokens"]
+    assert len(canaries) == 6, "what transformers reads as text is another conversation there"
+    for canary in canaries:
         text = tokenizer.apply_chat_template(canary.messages, tokenize=False)
         ids = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
         assert ids[0].tolist() == canary.token_ids
@@ -257,7 +259,7 @@ def test_code_in_the_folder_runs_only_if_it_is_trusted(copy):
 @pytest.mark.parametrize("fault", sorted(set(FAULTS) - {"dropped_rope_scaling"}))
 def test_every_known_fault_is_named_by_its_decoys(saved, fault):
     canaries = read_spec(saved).canaries
-    scores = [canary.decoys[fault] for canary in canaries]
+    scores = [canary.decoys.get(fault, canary.score) for canary in canaries]
     found = name_fault(canaries, scores, tolerance=SCORE_TOLERANCE["float32"])
     assert found == f"{FAULTS[fault]} ({fault})"
 

@@ -31,7 +31,7 @@ from rewardlab.cli import main
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import sha256_text
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
-from rewardlab.data.chat import build_renderer
+from rewardlab.data.chat import Renderer, build_renderer, to_messages
 from rewardlab.data.config import DataConfig
 from rewardlab.serve.export import export
 from rewardlab.serve.verify import verify
@@ -48,6 +48,8 @@ ROPE_SETTINGS = (
 )
 """Where a configuration, of any version of transformers, keeps its position settings."""
 SECOND_BOS = "a second BOS token in front of the conversation (double_bos)"
+TEXTS = "control tokens typed in a reply read as control tokens, so that a reply can forge turns (special_tokens)"
+"""What is said of every engine that is given texts and is right otherwise."""
 EARLY = "the score read one token before the end"
 BARE = (
     "{% for message in messages %}{{ message['content'] }}{% if not loop.last %}{{ '\n' }}{% endif %}{% endfor %}"
@@ -91,12 +93,11 @@ def agree_on_template(folder: Path, template: str, *, final: int | None) -> None
 
 def agree_on_tokens(folder: Path) -> None:
     """The canaries' tokens are those that the folder's template writes: only the scores are left to tell."""
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    renderer = Renderer(AutoTokenizer.from_pretrained(folder), read_spec(folder).renderer)
 
     def rewrite(spec: Any) -> None:
         for canary in spec["canaries"]:
-            text = tokenizer.apply_chat_template(canary["messages"], tokenize=False)
-            canary["token_ids"] = tokenizer(text, add_special_tokens=False)["input_ids"]
+            canary["token_ids"] = renderer.token_ids(to_messages(canary["messages"])).tolist()
 
     edit(folder / "reward_spec.json", rewrite)
 
@@ -212,7 +213,7 @@ def test_the_decoys_name_what_an_engine_does_wrong(trained, tmp_path, precision)
         return name_fault(spec.canaries, scores_of(folder, dtype=dtype, **fault), precision=precision)
 
     right = scores_of(folder, dtype=dtype)
-    assert named() is None
+    assert named() == TEXTS
     assert named(special=True) == SECOND_BOS
     assert named(pad_token_id=spec.renderer.final_token_id) == f"{EARLY} (shifted_position)"
     for scores, fault in (
@@ -278,7 +279,7 @@ def test_dropped_position_settings_are_named_for_every_kind_of_scaling(tmp_path,
     )
     assert spec.provenance["faults_noticed"]["dropped_rope"]
     tolerance = SCORE_TOLERANCE["float32"]
-    assert name_fault(spec.canaries, scores_of(folder), tolerance=tolerance) is None
+    assert name_fault(spec.canaries, scores_of(folder), tolerance=tolerance) == TEXTS
     fault = name_fault(spec.canaries, scores_of(folder, rope_parameters=dropped), tolerance=tolerance)
     assert fault is not None
     assert fault.endswith("(dropped_rope)")

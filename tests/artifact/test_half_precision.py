@@ -134,7 +134,7 @@ def test_a_half_precision_folder_keeps_what_was_learned_and_has_canaries_of_its_
     assert all(name in canary.references for canary in spec.canaries)
     assert (PRECISION_MISMATCH in spec.canaries[0].decoys) == (name == "float16"), "bfloat16 weights are on their grid"
     for each in ("fp32", precision):
-        assert verify(tmp_path / "rm", precision=each).num_canaries == 6
+        assert verify(tmp_path / "rm", precision=each).num_canaries == 7
     plain = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm", dtype=dtype).eval()
     with torch.no_grad():
         scores = [float(plain(torch.tensor([canary.token_ids])).logits) for canary in spec.canaries]

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
-from conftest import make_model
+from conftest import make_model, make_tokenizer
 from lessons import slightly_trained, wide_renderer
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load
@@ -23,6 +23,9 @@ from rewardlab.artifact.seal import KEY, OF_THE_RUN
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import sha256_file, sha256_json
 from rewardlab.core.spec import SPEC_FILE, part_digests, read_spec
+from rewardlab.core.types import Message
+from rewardlab.data.chat import build_renderer
+from rewardlab.data.config import DataConfig
 from rewardlab.serve.verify import verify
 from sealing import write_spec
 
@@ -204,7 +207,7 @@ def test_a_model_trained_on_from_a_folder_has_a_digest_of_its_own(saved, tmp_pat
     save_reward_model(
         tmp_path / "next", scorer.model, scorer.renderer, beta=3.0, save_dtype=torch.float32, provenance={}
     )
-    assert verify(tmp_path / "next").num_canaries == 6
+    assert verify(tmp_path / "next").num_canaries == 7
 
 
 # --- older folders ---------------------------------------------------------------------------------------------
@@ -215,6 +218,8 @@ def make_older(folder: Path, *, sealed: bool = False) -> None:
     values = spec_of(folder)
     for name in ("digests", "rounding", "exported_from"):
         del values[name]
+    del values["renderer"]["special_tokens_in_text"]
+    values["canaries"] = [canary for canary in values["canaries"] if canary["name"] != "control tokens"]
     for canary in values["canaries"]:
         del canary["references"]
         del canary["decoys"]["precision_mismatch"]
@@ -238,6 +243,20 @@ def test_a_folder_of_the_first_version_loads_with_a_line_on_what_is_not_known(co
     assert scorer.beta == 1.5
     assert read_spec(copy).rounding == "none"
     assert verify(copy, precision=precision).num_canaries == 6
+
+
+def test_a_folder_without_word_on_typed_control_tokens_reads_them_as_it_did(tmp_path):
+    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256, special_tokens_in_text="keep"))
+    folder = tmp_path / "rm"
+    save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    values = spec_of(folder)
+    assert values["renderer"].pop("special_tokens_in_text") == "keep"
+    write_spec(folder, values)
+    typed = [Message("user", "Hi"), Message("assistant", "No.<|im_end|>")]
+    assert load(folder).renderer.token_ids(typed).tolist() == renderer.token_ids(typed).tolist()
+    values["renderer"]["special_tokens_in_text"] = "text"
+    write_spec(folder, values)
+    assert "renderer.special_tokens_in_text changed after the model was saved" in refusals(folder)
 
 
 def test_the_first_version_rounded_to_the_nearest(copy):

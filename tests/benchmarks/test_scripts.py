@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import coverage
 import data_path
 import gpu
 import growth
@@ -346,3 +347,16 @@ def test_the_readme_lists_every_script():
 def test_no_benchmark_is_longer_than_a_person_reads_in_one_go():
     lengths = {path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in BENCHMARKS.rglob("*.py")}
     assert {name: length for name, length in lengths.items() if length > 450} == {}
+
+
+def test_coverage_of_every_kind_of_interval(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(coverage, "PROMPTS", (10, 15))
+    assert coverage.main(["--draws", "8", "--results", str(tmp_path), "--kinds", *coverage.KINDS]) == 0
+    cells = result(tmp_path)["cells"]
+    assert set(cells) == set(coverage.KINDS)
+    assert all(cell["width"] > 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
+    page = page_in(tmp_path)
+    outside = [cell for kind in cells.values() for cell in kind if not 0.93 <= cell["coverage"] <= 0.97]
+    assert outside
+    assert all(cell["case"] in page for cell in outside), "every kind of data whose coverage is wrong is named"
+    assert "Accuracy by prompt" in capsys.readouterr().out

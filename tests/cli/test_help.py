@@ -142,3 +142,15 @@ def test_an_interrupt_ends_with_the_status_of_one(monkeypatch, capsys):
         main(["wait"])
     assert stopped.value.code == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "columns"),
+    [*(("verify", columns) for columns in ("", "0", "1", "2", "39", "-4", "100000", "1e9", "9" * 400)), ("train", "3")],
+)
+def test_a_terminal_of_any_width_shows_the_help(command, columns, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", columns)
+    text = help_text(capsys, command)
+    assert COMMANDS[command][1] in " ".join(text.split())
+    assert 20 < max(map(len, text.splitlines())) <= 200
+    assert os.environ["COLUMNS"] == columns

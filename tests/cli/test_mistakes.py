@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import re
+import shutil
 from pathlib import Path
 
 import pytest
+from torch.distributed.checkpoint.api import CheckpointException
 
 from command_line import BASE, ROW, in_process, only_message, refusal, short_run, write_rows
 from conftest import write_pairs
+from rewardlab import cli
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load
 from rewardlab.core import files
+from rewardlab.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -133,6 +137,59 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(flags, pairs_file, tm
     folders = {path.name for path in (tmp_path / "run").iterdir() if path.is_dir()}
     assert folders - {"tensorboard"} == {"step_1"}
     assert load(tmp_path / "run/step_1")
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            OSError(errno.ENOSPC, "No space left on device", "run/x"),
+            "run/x: No space left on device. Make room there, or write to another disk. What was saved before is still",
+        ),
+        (
+            OSError(errno.EDQUOT, "Disk quota exceeded"),
+            "Disk quota exceeded. Make room there, or write to another disk.",
+        ),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "run/.metrics.csv.tmp-7"),
+            "run/.metrics.csv.tmp-7: No such file or directory. If run was there before, it has been moved or deleted.",
+        ),
+        (PermissionError(errno.EACCES, "Permission denied", "a\nb"), r"a\nb: Permission denied. What was saved before"),
+        (OSError("torn"), "torn. What was saved before is still there."),
+    ],
+)
+def test_what_the_system_refuses_is_said_with_what_to_do(error, message, monkeypatch, capsys):
+    def fail(_):
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "fail", (fail, "fails"))
+    assert refusal(capsys, "fail").startswith(message)
+
+
+def test_a_run_whose_folder_is_deleted_says_that(flags, pairs_file, tmp_path, monkeypatch, capsys):
+    step = Trainer.train_step
+
+    def deletes(trainer, batches):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+        return step(trainer, batches)
+
+    monkeypatch.setattr(Trainer, "train_step", deletes)
+    said = refusal(capsys, *flags, "--dataset", pairs_file, "--eval-fraction", "0", "--report-to", "none")
+    assert re.search(rf"No such file or directory\. If {tmp_path / 'run'} was there before, it has been moved or", said)
+    assert "still there" not in said
+
+
+def test_a_checkpoint_for_which_there_is_no_room_says_that(flags, pairs_file, tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        short = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+        raise CheckpointException("write", {0: (short, None)})
+
+    monkeypatch.setattr("rewardlab.training.checkpoint.save", full)
+    said = refusal(capsys, *flags, "--dataset", pairs_file, "--eval-fraction", "0", "--report-to", "none")
+    assert said == (
+        f"{tmp_path / 'run/checkpoints/step_2'}: No space left on device. Make room there, or write to another disk. "
+        "What was saved before is still there.\n"
+    )
 
 
 def test_the_script_itself_exits_with_2_and_no_traceback(tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,51 @@ def test_what_others_put_into_the_folders_of_a_run_stays_when_it_is_replaced(
     said = refusal(capsys, *line, "--overwrite")
     assert said.startswith(f"{tmp_path / 'run/step_7'} is no reward model that a run saved")
     assert (tmp_path / "run/best").exists() or (tmp_path / "run/step_2").exists()
+
+
+def test_a_file_that_somebody_put_beside_a_saved_model_is_named_and_stays(base_model, pairs_file, tmp_path, capsys):
+    run = tmp_path / "run"
+    line = [str(word) for word in (*short_run(base_model, run), "--dataset", pairs_file, "--lora")]
+    main(line)
+    shutil.copytree(run / "step_2", run / "best", dirs_exist_ok=True)
+    for model in (run / "best", run / "step_2"):
+        assert (model / "adapter").is_dir()
+        for name in ("notes.txt", "adapter/plot.png", "more/weights.pt"):
+            put(model, {name: "mine"})
+            said = refusal(capsys, *line, "--overwrite")
+            assert said.startswith(f"{model} holds {name}, which no run wrote, and would be removed with it. Move what")
+            assert there(model, {name: "mine"})
+            (model / name).unlink()
+        (model / "link").symlink_to(tmp_path)
+        assert "holds link, which no run wrote" in refusal(capsys, *line, "--overwrite")
+        (model / "link").unlink()
+    spec = run / "best/reward_spec.json"
+    text = spec.read_text()
+    spec.write_text("{")
+    assert "So it cannot be told what in" in refusal(capsys, *line, "--overwrite")
+    spec.write_text(text)
+    main([*line, "--overwrite"])
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong", "words"),
+    [
+        ("train", ["--model", "runs/none/best"], "no model at 'runs/none/best'"),
+        ("probe", ["--model", "runs/none/best"], "no model at 'runs/none/best'"),
+        ("train", ["--dataset", "nowhere/pairs.jsonl"], "nowhere/pairs.jsonl"),
+        ("probe", ["--dataset", "nowhere/pairs.jsonl"], "nowhere/pairs.jsonl"),
+        ("train", ["--report-to", "wandb"], "--report-to wandb: the package is not installed"),
+    ],
+)
+def test_what_cannot_begin_leaves_no_folder(
+    base_model, pairs_file, tmp_path, capsys, monkeypatch, command, wrong, words
+):
+    monkeypatch.chdir(tmp_path)
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "wandb" else find(name, *more))
+    line = [command, "--model", base_model, "--dataset", pairs_file, "--output-dir", "out/run", *wrong]
+    assert words in refusal(capsys, *line)
+    assert not (tmp_path / "out").exists()
 
 
 def test_links_in_a_run_are_removed_and_not_what_is_behind_them(base_model, pairs_file, tmp_path):

@@ -95,3 +95,11 @@ def test_where_there_is_no_terminal_a_line_takes_no_lock_of_the_bars(monkeypatch
     monkeypatch.setattr(bars.tqdm, "external_write_mode", None)
     with over_bars(stream):
         stream.write("a line")
+
+
+def test_a_bar_leaves_room_for_what_the_terminal_echoes(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    list(bar(range(3), title="scoring"))
+    assert max(len(line) for line in terminal.getvalue().split("\r")) + len("^C") < 40

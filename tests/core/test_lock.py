@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
+import socket
 import threading
 
 import pytest
@@ -57,3 +59,35 @@ def test_the_lock_of_another_user_is_no_licence(tmp_path, monkeypatch):
     monkeypatch.setattr(lock.os, "open", denied)
     with pytest.raises(ConfigError, match="another user may be at work there"), only_process(tmp_path, "--here"):
         pass
+
+
+@pytest.mark.parametrize("how", ["link", "hard link", "link to nothing", "file", "folder", "pipe", "socket"])
+def test_what_is_no_lock_is_refused_and_stays_as_it_is(how, tmp_path):
+    """A link was followed, and what it led to was emptied."""
+    precious, folder = tmp_path / "precious.txt", tmp_path / "run"
+    precious.write_text("three months of work")
+    folder.mkdir()
+    path = folder / ".lock"
+    listener = socket.socket(socket.AF_UNIX)
+    make = {
+        "link": lambda: path.symlink_to(precious),
+        "hard link": lambda: path.hardlink_to(precious),
+        "link to nothing": lambda: path.symlink_to(tmp_path / "nothing"),
+        "file": lambda: path.write_text("mine"),
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "socket": lambda: listener.bind(str(path)),
+    }
+    make[how]()
+    with pytest.raises(ConfigError, match="something else has that name"), only_process(folder, "--here"):
+        pass
+    listener.close()
+    assert precious.read_text() == "three months of work"
+    assert not (tmp_path / "nothing").exists()
+    assert how != "file" or path.read_text() == "mine"
+
+
+def test_who_held_the_lock_before_is_written_over(tmp_path):
+    (tmp_path / ".lock").write_text("process 123456789 on a-machine-with-a-very-long-name.of-a-cluster.example\n")
+    with only_process(tmp_path, "--here"):
+        assert (tmp_path / ".lock").read_text() == f"process {os.getpid()} on {platform.node()}\n"

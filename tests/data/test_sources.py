@@ -6,7 +6,6 @@ import hashlib
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,14 @@ from conftest import SHARED
 from loading import ALLOW_DROPS, THREE, THREE_CONTENTS, Row, contents, ids, load, pair, write
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import to_json
-from rewardlab.core.types import Preference, prompt_key
 from rewardlab.data.config import DataConfig
 from rewardlab.data.readers import find_sources
+from rewardlab.data.roots import Texts, count_shared
 from rewardlab.data.rows import CAUSES
-from rewardlab.data.sources import LoadedPreferences, SourceReport, load_preferences, shared_prompts, split_by_prompt
+from rewardlab.data.sources import LoadedPreferences, SourceReport, load_preferences
 
 SHARED_DATA = SHARED / "data"
+SIDES = ("train", "test")
 
 BAD_ROWS: dict[str, Row] = {
     "missing_field": {"prompt": "Why?", "chosen": "a"},
@@ -87,6 +87,8 @@ class TestAccount:
             },
             "skipped_ties": 0,
             "skipped_identical": 0,
+            "labelled": 0,
+            "swapped": 0,
             "unused_by_limit": 0,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         }
@@ -95,7 +97,7 @@ class TestAccount:
         with pytest.raises(AssertionError):
             SourceReport(
                 name="f", split="train", rows_read=3, kept=1, dropped={"bad_label": 1}, examples={},
-                skipped_ties=0, skipped_identical=0, unused_by_limit=0, sha256=None,
+                skipped_ties=0, skipped_identical=0, labelled=0, swapped=0, unused_by_limit=0, sha256=None,
             )  # fmt: skip
 
     def test_ties_and_identical_replies_of_kwise_rows_are_counted(self, tmp_path: Path) -> None:
@@ -159,50 +161,6 @@ class TestLimit:
         assert contents(load(write(tmp_path / "a.jsonl", THREE))) == THREE_CONTENTS
 
 
-def preferences_on(prompts: Sequence[int], folder: Path) -> tuple[Preference, ...]:
-    rows = [{**pair(prompt), "chosen": f"good {k}"} for k, prompt in enumerate(prompts)]
-    return load(write(folder / "f.jsonl", rows)).preferences
-
-
-class TestSplit:
-    @given(
-        prompts=st.lists(st.integers(0, 12), min_size=2, max_size=40).filter(lambda drawn: len(set(drawn)) > 1),
-        fraction=st.floats(0, 0.5),
-        seed=st.integers(0, 3),
-    )
-    @settings(max_examples=40, deadline=None)
-    def test_sides_share_no_prompt_and_lose_no_row(
-        self, tmp_path_factory: pytest.TempPathFactory, prompts: list[int], fraction: float, seed: int
-    ) -> None:
-        rows = preferences_on(prompts, tmp_path_factory.mktemp("rows"))
-        train, held_out = split_by_prompt(rows, fraction=fraction, seed=seed)
-        assert shared_prompts(train, held_out) == set()
-        assert sorted(ids([*train, *held_out])) == sorted(ids(rows))
-        assert [row for row in rows if row in set(train)] == list(train)
-        expected = max(1, round(fraction * len(set(prompts)))) if fraction else 0
-        assert len({row.key for row in held_out}) == expected
-
-    def test_it_depends_on_seed_and_prompts_and_not_on_the_order_of_rows(self, tmp_path: Path) -> None:
-        rows = preferences_on(range(40), tmp_path)
-        _, held_out = split_by_prompt(rows, fraction=0.2, seed=0)
-        assert set(split_by_prompt(rows[::-1], fraction=0.2, seed=0)[1]) == set(held_out)
-        assert set(split_by_prompt(rows, fraction=0.2, seed=1)[1]) != set(held_out)
-
-    def test_prompts_that_differ_in_case_and_space_stay_together(self, tmp_path: Path) -> None:
-        rows = [{**pair(k), "prompt": prompt} for k, prompt in enumerate(["Why?", " why? ", "How?"])]
-        _, held_out = split_by_prompt(load(write(tmp_path / "f.jsonl", rows)).preferences, fraction=0.5, seed=0)
-        assert len({row.key for row in held_out}) == 1
-
-    @pytest.mark.parametrize(("prompts", "fraction"), [([0, 0, 0], 0.1), ([0, 1], 1.0), ([0, 1], 0.9)])
-    def test_leaving_nothing_to_train_on_is_an_error(self, tmp_path: Path, prompts: list[int], fraction: float) -> None:
-        with pytest.raises(DataError, match=r"nothing to train on.*--eval-dataset.*--eval-fraction"):
-            split_by_prompt(preferences_on(prompts, tmp_path), fraction=fraction, seed=0)
-
-    def test_shared_prompts_are_the_keys_on_both_sides(self, tmp_path: Path) -> None:
-        rows = preferences_on([0, 1, 2], tmp_path)
-        assert shared_prompts(rows[:2], rows[1:]) == {rows[1].key} == {prompt_key(rows[1].prompt)}
-
-
 def test_local_data_is_read_without_torch_transformers_or_datasets(tmp_path: Path) -> None:
     path = write(tmp_path / "f.jsonl", THREE)
     code = (
@@ -244,8 +202,8 @@ class TestRealData:
 
     def test_train_and_test_share_no_prompt(self) -> None:
         for name in ("hh_helpful", "webgpt", "ukp_args_balanced"):
-            sides = [load(SHARED_DATA / "dev" / name, split=split).preferences for split in ("train", "test")]
-            assert shared_prompts(*sides) == set()
+            train, test = (Texts.of(load(SHARED_DATA / "dev" / name, split=part).preferences) for part in SIDES)
+            assert count_shared(test, train)["prompts"] == 0
 
     def test_several_datasets_have_names_of_their_own(self) -> None:
         sources = find_sources([str(SHARED_DATA / "dev" / name) for name in ("hh_helpful", "hh_harmless")], "train")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import json
 from pathlib import Path
 
 import numpy as np
@@ -208,3 +209,31 @@ def test_what_was_written_is_there_only_once_it_is_finished(tmp_path: Path) -> N
         writer.append(encode(*outcomes(9)))
     with pytest.raises(DamagedError, match=MANIFEST):
         open_store(tmp_path / "store")
+
+
+@pytest.mark.parametrize("what", ["facts", "source", "length", "no sum"])
+def test_what_a_store_says_about_itself_is_under_a_checksum_too(tmp_path: Path, what: str) -> None:
+    """A count of rows decides what a limit keeps: a digit that changed would train another model."""
+    write(tmp_path / "store", *outcomes(12))
+    path = tmp_path / "store" / MANIFEST
+    manifest = json.loads(path.read_text())
+    if what == "facts":
+        manifest["facts"]["rows"] = 11
+    elif what == "source":
+        manifest["source"] = "another"
+    elif what == "length":
+        manifest["columns"]["tokens"]["length"] += 1
+    else:
+        del manifest["sha256"]
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(DamagedError, match=MANIFEST):
+        open_store(tmp_path / "store")
+
+
+def test_a_store_may_be_named_and_counted_in_any_words(tmp_path: Path) -> None:
+    facts = {"dataset": "préférences 1e-7", "share": 0.1, "none": None, "causes": {"too long": 3}}
+    (tmp_path / "store").mkdir()
+    with StoreWriter(tmp_path / "store") as writer:
+        writer.finish(source="größe", facts=facts)
+    store = open_store(tmp_path / "store")
+    assert (store.source, store.facts) == ("größe", facts)

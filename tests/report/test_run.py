@@ -23,4 +23,4 @@ def test_a_command_is_printed_as_it_can_be_typed(called, found, printed, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [called.format(here=tmp_path)])
     monkeypatch.setattr("rewardlab.report.run.shutil.which", lambda name: found)
-    assert command("verify x") == printed
+    assert command("verify", "x") == printed

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rewardlab.core.terminal import visible
 from rewardlab.core.types import Estimate
 from rewardlab.report.tables import format_count, format_estimate, interval_note, markdown_table, text_table
 
@@ -67,7 +68,7 @@ def test_markdown_aligns_numbers_and_escapes_structure() -> None:
     assert markdown_table(["name", "n"], [["a|b\nc", "1"], ["<i>\\", "22"]]).splitlines() == [
         "| name | n |",
         "| --- | ---: |",
-        "| a\\|b c | 1 |",
+        "| a\\|b\\\\nc | 1 |",
         "| &lt;i>\\\\ | 22 |",
     ]
 
@@ -81,10 +82,10 @@ def test_a_table_without_rows_is_its_header() -> None:
 def test_text_is_wrapped_to_the_width_and_none_of_it_is_lost(rows: list[tuple[str, str]], max_width: int) -> None:
     lines = text_table(["name", "what it is"], rows, max_width=max_width).splitlines()
     assert all(width(line) <= max_width for line in lines)
-    assert all(letter.isprintable() for line in lines for letter in line)
+    assert all(visible(line) == line for line in lines)
 
     def letters(text: str) -> list[str]:
-        return sorted(letter for letter in text if letter.isprintable() and letter != " ")
+        return sorted(letter for letter in visible(text) if not letter.isspace())
 
     rule = lines.index(next(line for line in lines if line.startswith("-")))
     assert letters("".join(lines[rule + 1 :])) == letters("".join(cell for cells in rows for cell in cells))
@@ -131,3 +132,32 @@ def test_the_foot_names_each_method_once() -> None:
         "95% intervals: Wilson; bootstrap by prompt",
         "99.5% intervals: Wilson",
     ]
+
+
+def test_columns_that_do_not_fit_stand_below_with_the_names_again() -> None:
+    rows = [["other", "0.73 [0.69, 0.77]", "0.50 [0.40, 0.60]", "12"], ["all", "0.74 [0.69, 0.77]", "—", "1,200"]]
+    assert text_table(["source", "accuracy", "NLL", "pairs"], rows, max_width=30).splitlines() == [
+        "source           accuracy",
+        "------  -----------------",
+        "other   0.73 [0.69, 0.77]",
+        "all     0.74 [0.69, 0.77]",
+        "",
+        "source                NLL",
+        "------  -----------------",
+        "other   0.50 [0.40, 0.60]",
+        "all                     —",
+        "",
+        "source  pairs",
+        "------  -----",
+        "other      12",
+        "all     1,200",
+    ]
+
+
+@pytest.mark.parametrize(("columns", "widest"), [("80", 80), ("50", 50), ("3", 40), ("500", 100)])
+def test_a_table_fits_the_terminal(monkeypatch, columns: str, widest: int) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    cells = [format_estimate(estimate(0.7341, 0.6949, 0.7706))] * 4
+    lines = text_table(["model", "accuracy", "NLL", "margin", "ECE"], [["bag of words", *cells]]).splitlines()
+    assert max(map(width, lines)) <= widest
+    assert sum(line.count("0.734") for line in lines) == 4

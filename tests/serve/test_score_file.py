@@ -54,6 +54,19 @@ def model(tmp_path_factory) -> str:
     return str(folder)
 
 
+def test_typed_control_tokens_are_told_and_score_as_text(model, tmp_path, caplog):
+    source, target = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
+    rows = [{"prompt": "How?", "response": "No."}, {"prompt": "How?", "response": "No.<|im_end|>"}]
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with caplog.at_level("WARNING", logger="rewardlab"):
+        score_file(model, source, target)
+    assert (
+        f"{source}: control tokens are typed in 1 of 2 replies or their prompts; they are read as text" in caplog.text
+    )
+    first, second = written(target)
+    assert abs(first["score"] - second["score"]) > 1e-3, "it is part of the reply"
+
+
 def written(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -29,6 +29,7 @@ from rewardlab.model.load import load_reward_model
 from rewardlab.model.parts import whole_of
 from rewardlab.model.reward import RewardModel
 from rewardlab.score import ALONE, Together, score_groups
+from rewardlab.training import shards
 from rewardlab.training.parallel import Parts, joined_ranks, parts_of
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.resume import frozen_fingerprint
@@ -225,3 +226,41 @@ def full_disk(folder: Path, how: Mapping[str, Any]) -> None:
             (folder / f"told-{ranks.rank}").write_text(str(error))
         weights_module._write = write
         save_it(folder / "again", model, how, parts)
+
+
+SHAPES = {"matrix": (7, 3), "row": (1, 5), "vector": (6,), "count": (), "empty": (0, 4), "cube": (5, 2, 2)}
+"""Of tensors that no number of ranks divides evenly."""
+
+
+def tensors_of() -> dict[str, torch.Tensor]:
+    """One of each shape, and of each dtype that an optimiser may keep."""
+    draw = torch.Generator().manual_seed(1)
+    found = {name: torch.randn(shape, generator=draw) for name, shape in SHAPES.items()}
+    kinds = (torch.bfloat16, torch.float16, torch.float64, torch.uint8, torch.int64)
+    return found | {str(kind): (100 * torch.rand(9, 2, generator=draw)).to(kind) for kind in kinds}
+
+
+def keep_tensors(folder: Path, how: Mapping[str, Any]) -> None:
+    """Writes the tensors of `tensors_of`, divided as FSDP divides them, or reads them back and compares."""
+    with joined_ranks() as ranks:
+        parts = parts_of(how["sharding"], ranks)
+        tensors = tensors_of() if how["write"] else {name: torch.zeros_like(t) for name, t in tensors_of().items()}
+        if parts is not None:
+            mesh = parts._mesh("cpu")
+            places = [Shard(0)] if mesh.ndim == 1 else [Replicate(), Shard(0)]
+            tensors |= {
+                name: distribute_tensor(tensor, mesh, places) for name, tensor in tensors.items() if name != "count"
+            }
+        if how["write"]:
+            if ranks.rank == how.get("full"):
+                shards.header = no_room
+            (folder / "tensors").mkdir(exist_ok=True)
+            shards.write_shards(folder / "tensors", tensors, ranks)
+        else:
+            shards.read_shards(shards.open_shards(folder / "tensors"), tensors, where=folder)
+            for name, wanted in tensors_of().items():
+                assert torch.equal(whole_of(tensors[name]), wanted), name
+
+
+def no_room(*_: object) -> bytes:
+    raise OSError(28, "No space left on device")

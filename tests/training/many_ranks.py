@@ -45,8 +45,8 @@ def trainer_for(folder: Path, how: Mapping[str, Any], alone: Parallel | None = N
     model = make_model(layout=how.get("layout", "shared"), dtype=dtype)
     if how.get("lora"):
         torch.manual_seed(3)
-        settings = ModelConfig(lora=True, lora_rank=2)
-        lora.add_adapters(model.backbone, settings)
+        settings = ModelConfig(lora=True, lora_rank=2, lora_dropout=how.get("dropout", 0.0))
+        model.draws = lora.add_adapters(model.backbone, settings)
         for name, parameter in model.named_parameters():
             parameter.data = parameter.data.to(dtype)
             if "lora_B" in name:  # zero at the start, which would hide half of the gradients
@@ -273,6 +273,7 @@ FUNCTIONS = {
         held_in_parts.beside_whole,
         held_in_parts.measured,
         held_in_parts.full_disk,
+        held_in_parts.keep_tensors,
     )
 }
 

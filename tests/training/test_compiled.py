@@ -136,3 +136,51 @@ def test_compiled_layers_compute_by_the_copies_of_the_step():
         assert scores < 0.02
         assert gradient < 0.05
     assert float(moved) > 0, "another step, other copies"
+
+
+DROPPED = """
+import torch
+
+from conftest import make_groups, make_model
+from rewardlab.batch import pack
+from rewardlab.model.compute import apply_compute
+from rewardlab.model.config import ModelConfig, TrainComputeConfig
+from rewardlab.model.lora import add_adapters
+from rewardlab.training.compiled import compiled_programs
+
+def built(compiled, rate):
+    model = make_model("llama").train()
+    model.draws = add_adapters(model.backbone, ModelConfig(lora=True, lora_rank=2, lora_dropout=rate))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(len(name)))
+    settings = TrainComputeConfig(
+        attention_backend="segments", linear_backend="torch", allocator="system", compile=compiled
+    )
+    apply_compute(model, settings)
+    return model
+
+def step(model, draw):
+    model.step_draw = (draw,)
+    model.zero_grad()
+    scores = model(pack(make_groups(4 + draw, replies=3, seed=draw)))
+    scores.square().sum().backward()
+    return torch.cat([scores.detach(), *(p.grad.flatten() for p in model.parameters() if p.grad is not None)])
+
+compile_part = torch.nn.Module.compile
+for rate, backend in ((0.0, "aot_eager"), (0.3, "aot_eager"), (0.3, "inductor")):
+    torch.nn.Module.compile = lambda part, **how: compile_part(part, backend=backend, **how)
+    torch._dynamo.reset()
+    before, (plain, compiled) = compiled_programs(), (built(how, rate) for how in (False, True))
+    for draw in range(3):
+        wanted, found = step(plain, draw), step(compiled, draw)
+        print(float((wanted - found).norm() / wanted.norm()), compiled_programs() - before)
+"""
+
+
+def test_compiled_layers_drop_what_others_drop_and_share_their_program():
+    found = [(float(distance), int(programs)) for distance, programs in map(str.split, said_by(DROPPED))]
+    assert max(distance for distance, _ in found) < 1e-5
+    without, *with_dropout = (found[start : start + 3] for start in (0, 3, 6))
+    for part in with_dropout:  # one for any layer, any number of tokens, any step
+        assert [programs for _, programs in part] == [programs for _, programs in without]

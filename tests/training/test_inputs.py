@@ -27,9 +27,9 @@ def test_test_prompts_that_chose_the_checkpoint_are_reported(base_model, pairs_f
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=1, eval_dataset=(str(both),))
     with caplog.at_level("WARNING", logger="rewardlab"):
         train(replace(config, test_dataset=(str(test),)))
-    assert "4 prompts of the test data are also in the evaluation data" in caplog.text
+    assert "the test data share 4 prompts, 4 first turns with the evaluation data (4 of 6 rows)" in caplog.text
     manifest = json.loads((tmp_path / "run/manifest.json").read_text())
-    assert manifest["data"]["test_prompts_shared_with_evaluation"] == 4
+    assert manifest["data"]["shared"]["test_with_evaluation"]["prompts"] == 4
 
 
 def test_rows_of_weight_zero_are_left_out_and_counted(base_model, tmp_path):

@@ -46,6 +46,8 @@ def test_what_the_allocators_say_when_they_have_nothing_left_is_told_from_other_
     assert is_out_of_memory(found.value), "torch's own words on this machine"
     for error in (
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("could not create a primitive"),
+        RuntimeError("could not create a memory object"),
         MemoryError(),
         RuntimeError("[enforce fail at alloc_cpu.cpp:114] DefaultCPUAllocator: not enough memory: you tried"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),

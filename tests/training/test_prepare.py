@@ -16,10 +16,12 @@ from rewardlab.core.errors import ConfigError, DataError, RenderError
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data import bulk, pipeline
 from rewardlab.data.chat import Renderer, build_renderer
+from rewardlab.data.named import require_sources
+from rewardlab.data.roots import split_by_root
 from rewardlab.data.sources import load_preferences
 from rewardlab.training import prepare
 from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.prepare import load_data, require_sources, to_groups
+from rewardlab.training.prepare import load_data, to_groups
 
 WORDS = ["light", "water", "soil", "basil", "Paris", "France", "dry", "give", "keep", "alive"]
 
@@ -94,11 +96,9 @@ class Oracle:
         self.config, self.renderer = config, renderer_of(config)
         loaded = load_preferences(config.dataset, split="train", config=config, seed=config.seed, limit=config.limit)
         self.reports = [report.as_dict() for report in loaded.reports]
-        keys = sorted({preference.key for preference in loaded.preferences})
-        order = np.random.default_rng(config.seed).permutation(len(keys))
-        held_out = {keys[n] for n in order[: max(1, round(config.eval_fraction * len(keys)))]}
-        self.train = self.tokens([p for p in loaded.preferences if p.key not in held_out])
-        self.eval = self.tokens(self.draw([p for p in loaded.preferences if p.key in held_out], config.eval_limit))
+        train, held_out = split_by_root(loaded.preferences, fraction=config.eval_fraction, seed=config.seed)
+        self.train = self.tokens(list(train))
+        self.eval = self.tokens(self.draw(list(held_out), config.eval_limit))
         self.train_eval = self.draw(self.train[0], config.train_eval_limit)
 
     def draw(self, rows: list[Any], limit: int | None) -> list[Any]:

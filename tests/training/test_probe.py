@@ -16,6 +16,7 @@ import rewardlab.training.heads as heads_module
 import rewardlab.training.probe as probe_module
 import rewardlab.training.states as states_module
 from conftest import make_groups, make_model, make_tokenizer, stored, write_base_model, write_pairs
+from harming import HARMS
 from rewardlab.analysis.linear import compare
 from rewardlab.artifact.load import load
 from rewardlab.cli import main
@@ -294,18 +295,22 @@ def test_an_interrupted_computation_leaves_nothing_that_looks_whole(tmp_path, mo
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("damage", [lambda data: data[:-40], lambda data: b"", lambda data: b"nonsense" + data])
-def test_damaged_states_are_computed_again(tmp_path, caplog, damage):
+@pytest.mark.parametrize("how", [how for how in HARMS if "link" not in how and how != "gone"])
+@pytest.mark.parametrize("name", ["layer_2.npy", "layer_2.json"])
+def test_damaged_states_are_computed_again(tmp_path, caplog, name, how):
     model, groups = make_model(), make_groups(9)
     settings = {"budget": 64, "cache": tmp_path, "name": "training"}
     before = np.array(states_of(model, groups, [2], **settings)[2])
-    (path,) = tmp_path.rglob("layer_2.npy")
-    path.write_bytes(damage(path.read_bytes()))
+    (path,) = tmp_path.rglob(name)
+    HARMS[how](path)
     left_over = path.with_name(".layer_2.999999999.npy")
     left_over.write_bytes(b"half")
     np.testing.assert_array_equal(states_of(model, groups, [2], **settings)[2], before)
-    assert "is damaged; its states are computed again" in caplog.text
+    assert "computed again" in caplog.text
     assert not left_over.exists()
+    caplog.clear()
+    np.testing.assert_array_equal(states_of(model, groups, [2], **settings)[2], before)
+    assert caplog.text == ""
 
 
 def test_groups_of_other_sizes_name_another_folder():

@@ -35,6 +35,8 @@ CASES = {
     "four, two groups, whole models": (4, {"groups": 2, "batch_size": 2, "sharding": "none"}),
     "lora": (2, {"lora": True}),
     "lora, whole models": (2, {"lora": True, "sharding": "none"}),
+    "lora with dropout": (2, {"lora": True, "dropout": 0.3}),
+    "four, lora with dropout, whole models": (4, {"lora": True, "dropout": 0.3, "sharding": "none", "budget": 60}),
     "padded": (2, {"layout": "padded", "budget": 200}),
     "k-wise": (2, {"replies": 4, "budget": 200}),
     "float32": (2, {"dtype": "float32"}),

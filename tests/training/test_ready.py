@@ -26,10 +26,10 @@ def test_zeros_and_switches_that_differ_from_the_default_are_listed():
         assert there in changed
 
 
-@pytest.mark.parametrize("width", [40, 80])
+@pytest.mark.parametrize("width", [1, 2, 3, 40, 80])
 def test_the_block_fits_the_terminal(width):
     lines = shown(width).splitlines()
-    assert all(len(line) <= width or " " not in line.strip() for line in lines)
+    assert all(len(line) <= max(width, 20) or " " not in line.strip() for line in lines)
     assert len(lines) > 5
 
 

@@ -10,10 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conftest import make_model, write_base_model
+from conftest import make_model, write_base_model, write_pairs
 from resuming import KINDS, interrupted, weights_of
 from rewardlab.cli import parse_train
+from rewardlab.core.config import HASH_DIGITS
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
+from rewardlab.core.files import SUM, sha256_json
 from rewardlab.training import resume
 from rewardlab.training.checkpoint import newest_checkpoint
 from rewardlab.training.config import RewardTrainerConfig
@@ -87,6 +89,27 @@ def test_a_level_rate_needs_no_new_course(base_model, pairs_file, tmp_path, monk
     train(replace(config, steps=12, resume=None, output_dir=tmp_path / "long"))
     ours, theirs = weights_of(tmp_path / "run/step_12"), weights_of(tmp_path / "long/step_12")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_run_of_an_earlier_version_reads_typed_control_tokens_as_it_did(base_model, tmp_path, monkeypatch):
+    data = write_pairs(tmp_path / "typed.jsonl", 40)
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    data.write_text("".join(json.dumps(row | {"prompt": "<|im_end|> " + row["prompt"]}) + "\n" for row in rows))
+    asked = interrupted(base_model, data, tmp_path / "run", monkeypatch, special_tokens_in_text="keep")
+    written = tmp_path / "run/config.json"
+    values = json.loads(written.read_text())
+    del values["special_tokens_in_text"]
+    written.write_text(json.dumps(values))
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    manifest.pop(SUM, None)
+    manifest["config_hash"] = sha256_json(values)[:HASH_DIGITS]
+    for report in manifest["tokens"].values():
+        assert report.pop("special_tokens_in_text") == 2 * report["kept"]
+    (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
+    train(replace(asked, special_tokens_in_text="auto"))
+    assert json.loads(written.read_text())["special_tokens_in_text"] == "keep"
+    with pytest.raises(ConfigError, match="--special-tokens-in-text text, it was keep"):
+        train(replace(asked, special_tokens_in_text="text"))
 
 
 def test_other_data_are_another_run(base_model, pairs_file, tmp_path, monkeypatch):

@@ -171,7 +171,7 @@ class Fakes:
 
 
 def wandb_of(fakes: Fakes) -> dict[str, Any]:
-    """wandb.init and the Run that it returns."""
+    """wandb.login, wandb.init and the Run that it returns."""
 
     class Run:
         def log(self, data, step=None, commit=None):
@@ -189,7 +189,14 @@ def wandb_of(fakes: Fakes) -> dict[str, Any]:
         fakes.note("wandb", "init", (project, name, config))
         return Run()
 
-    return {"init": init, "Run": Run}
+    def login(
+        key=None, relogin=None, host=None, force=None, timeout=None, verify=True, referrer=None, prompt=True,
+        anonymous=None,
+    ):  # fmt: skip
+        fakes.note("wandb", "login", None)
+        return True
+
+    return {"init": init, "login": login, "Run": Run}
 
 
 def trackio_of(fakes: Fakes) -> dict[str, Any]:
@@ -269,7 +276,7 @@ def test_services_get_every_value_by_step_the_settings_and_the_end(base_model, p
         assert fakes.merged(package) == wanted, package
         steps = [step for step, _ in fakes.rows(package)]
         assert steps == sorted(steps), "wandb refuses a step behind the last"
-    assert fakes.told["wandb"][0] == ("init", ("rewardlab", "run", settings))
+    assert fakes.told["wandb"][:2] == [("login", None), ("init", ("rewardlab", "run", settings))]
     assert fakes.told["trackio"][0] == ("init", ("rewardlab", "run", settings))
     assert fakes.told["mlflow"][:2] == [("experiment", "rewardlab"), ("start", "run")]
     parameters = {k: v for what, part in fakes.told["mlflow"] if what == "params" for k, v in part.items()}
@@ -284,6 +291,21 @@ def test_environment_variables_name_project_and_experiment(monkeypatch, tmp_path
     sinks.open_sinks(("wandb", "mlflow"), tmp_path, {})
     assert fakes.told["wandb"][0][1][0] == "mine"
     assert [what for what, _ in fakes.told["mlflow"]] == ["start"]
+    sinks.require_viewers(("mlflow",))
+    assert fakes.told["mlflow"][-1] == ("experiment", "mine")
+
+
+@pytest.mark.parametrize(("package", "call"), [("wandb", "login"), ("mlflow", "set_experiment")])
+def test_a_service_that_lets_nobody_in_is_an_error_before_there_is_a_folder(
+    package, call, base_model, pairs_file, tmp_path, fakes, monkeypatch
+):
+    def refuse(*_: Any, **__: Any) -> None:
+        raise PermissionError("no API key configured\nlog in")
+
+    monkeypatch.setattr(sys.modules[package], call, refuse)
+    with pytest.raises(ConfigError, match=rf"--report-to {package}: cannot be started \(PermissionError: no API key"):
+        train(config_for(base_model, pairs_file, tmp_path / "run", report_to=(package,)))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_service_that_fails_on_the_way_is_dropped_with_one_warning_and_the_run_goes_on(

@@ -170,8 +170,9 @@ def test_selection_and_judgement_are_kept_apart(base_model, pairs_file, tmp_path
 def test_prompts_on_both_sides_are_reported(base_model, pairs_file, tmp_path, caplog):
     with caplog.at_level("WARNING", logger="rewardlab"):
         train(config_for(base_model, pairs_file, tmp_path / "run", steps=1, eval_dataset=(str(pairs_file),)))
-    assert "40 prompts of the evaluation data are also in the training data" in caplog.text
-    assert json.loads((tmp_path / "run/manifest.json").read_text())["data"]["prompts_shared_with_evaluation"] == 40
+    assert "the evaluation data share 40 prompts, 40 first turns with the training data (40 of 40 rows)" in caplog.text
+    shared = json.loads((tmp_path / "run/manifest.json").read_text())["data"]["shared"]
+    assert shared["evaluation_with_training"]["prompts"] == 40
 
 
 def test_bf16_compute_keeps_float32_masters_head_and_scores(base_model, pairs_file, tmp_path):
@@ -243,10 +244,10 @@ def test_lora_always_trains_and_saves_the_head(base_model, pairs_file, tmp_path,
     assert any(tensor.abs().max() > 0 for name, tensor in lora_a.items() if "lora_B" in name)
 
 
-def test_adapter_dropout_turns_sharing_off_with_a_line(base_model, pairs_file, tmp_path, caplog):
+def test_prompts_are_shared_with_adapter_dropout_too(base_model, pairs_file, tmp_path, caplog):
     with caplog.at_level("INFO", logger="rewardlab"):
         train(config_for(base_model, pairs_file, tmp_path / "run", lora=True, lora_dropout=0.1, steps=1))
-    assert "packed without sharing prompts" in caplog.text
+    assert "layout: shared" in caplog.text
 
 
 def test_sliding_windows_train_on_the_padded_path_and_load_back(pairs_file, tmp_path, caplog):

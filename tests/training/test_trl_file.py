@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rewardlab.cli import parse_train
+from rewardlab.cli import main, parse_train
 from rewardlab.core.errors import ConfigError
 from rewardlab.training import trl_keys
 from rewardlab.training.compat import NOT_MATCHED
@@ -42,7 +42,7 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"max_grad_norm": 0.5}, {"max_grad_norm": 0.5}),
     ({"seed": 7}, {"seed": 7}),
     ({"max_length": 512}, {"max_seq_len": 512, "overlong": "drop"}),
-    ({"max_length": None}, {"max_seq_len": 1024}),
+    ({"max_length": None}, {"max_seq_len": "model", "overlong": "drop"}),
     ({"logging_steps": 5}, {"log_every": 5}),
     ({"logging_steps": 5.0}, {"log_every": 5}),
     ({"save_steps": 20}, {"save_every": 20}),
@@ -153,7 +153,7 @@ REMARKS: list[tuple[dict[str, Any], str]] = [
         "optim: adafactor -> no setting: the optimiser is AdamW; --optimizer adafactor is PyTorch's",
     ),
     ({"optim": "sgd", "optim_args": "momentum=0.9"}, "optim_args: momentum=0.9 -> no setting: not passed on"),
-    ({"max_length": None}, "max_length: null -> no setting: there is always a limit"),
+    ({"max_length": None}, "max_length: null -> --max-seq-len model (as many tokens as the model has positions"),
     ({"logging_steps": 0.1}, "logging_steps: 0.1 -> no setting: a share of the run; give --log-every STEPS"),
     ({"save_strategy": "epoch"}, "save_strategy: epoch -> no setting: --save-every counts steps"),
     ({"test_split_size": 100}, "test_split_size: 100 -> no setting: a number of rows"),
@@ -292,3 +292,37 @@ def test_what_was_decided_is_not_called_unmatched(tmp_path, log):
     parse_train(["--model", "m", "--dataset", "d", "--compat", "trl", "--precision", "fp32", "--eval-fraction", "0.1"])
     unmatched = [topic for topic, text in NOT_MATCHED.items() if text in log.text]
     assert unmatched == ["gradient checkpointing", "draws", "pad"]
+
+
+def test_the_batch_is_that_of_all_the_processes_that_torchrun_starts(tmp_path, monkeypatch, log):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    keys = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8}
+    assert parsed(tmp_path, keys).batch_size == 64
+    assert "x WORLD_SIZE: 2 x 8 x 4 -> --batch-size 64" in log.text
+    assert parsed(tmp_path, {"learning_rate": 1e-4}).batch_size == 32, "TRL's default is 8 a device"
+    assert parsed(tmp_path, keys, "--batch-size", "6").batch_size == 6
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    assert parsed(tmp_path, keys).batch_size == 16
+
+
+def test_a_file_that_asks_for_evaluation_trains_on_one_data_file(base_model, tmp_path, log, verified_here):
+    rows = [{"prompt": f"How {n}?", "chosen": "yes " * (50 if n == 3 else 2), "rejected": f"no {n}"} for n in range(40)]
+    data = tmp_path / "pairs.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    keys = {
+        "model_name_or_path": str(base_model),
+        "dataset_name": str(data),
+        "output_dir": str(tmp_path / "run"),
+        "eval_strategy": "steps",
+        "eval_steps": 5,
+        "max_steps": 1,
+        "max_length": None,
+        "report_to": "none",
+    }
+    (tmp_path / "trl.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
+    main(["train", "--config", str(tmp_path / "trl.yaml")])
+    assert "dataset_test_split: test -> no setting: the data are one file, without splits" in log.text
+    assert "data: pairs[all rows]: 40 rows read, 40 kept" in log.text
+    assert "length: up to 512 tokens, the positions of the model" in log.text
+    assert "tokens: evaluation: 2 preferences" in log.text
+    assert json.loads((tmp_path / "run/config.json").read_text())["max_seq_len"] == 512

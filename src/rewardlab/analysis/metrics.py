@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
@@ -18,7 +18,7 @@ from scipy.special import expit
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.calibration import ece_estimate
-from rewardlab.analysis.stats import FloatArray
+from rewardlab.analysis.intervals import FloatArray
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Estimate, ScoredComparison, ScoreRow, Sums, join_comparisons
 
@@ -153,22 +153,17 @@ def sums(rows: Sequence[ScoreRow], *, beta: float) -> Sums:
 def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluation:
     """Every metric in `METRICS` with its interval, by prompt where prompts repeat.
 
-    `seed` is that of the resampling: the same rows give the same intervals.
+    `seed` is that of the noise drawn for the interval of ECE: the same rows give the same intervals.
     """
     columns = oriented(join_comparisons(rows))
     finite, decided = columns.finite, columns.decided
     estimates = {
-        "eval_accuracy": stats.proportion(decided.outcome, decided.prompt_keys, seed=seed),
-        "eval_loss": at_least_zero(stats.mean(finite.nll(beta=beta), finite.prompt_keys, seed=seed)),
-        "eval_margin": stats.mean(decided.difference, decided.prompt_keys, seed=seed),
+        "eval_accuracy": stats.proportion(decided.outcome, decided.prompt_keys),
+        "eval_loss": stats.mean_loss(finite.nll(beta=beta), finite.prompt_keys),
+        "eval_margin": stats.mean(decided.difference, decided.prompt_keys),
         "eval_ece": ece_estimate(finite.probability(beta=beta), finite.label, finite.prompt_keys, seed=seed),
     }
     return Evaluation(sums=_sums(columns, beta=beta), estimates=MappingProxyType(estimates))
-
-
-def at_least_zero(estimate: Estimate) -> Estimate:
-    """A loss cannot be negative, though the t interval of a few may reach below."""
-    return estimate if not estimate.low < 0 else replace(estimate, low=0.0)
 
 
 def by_source(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> dict[str, Evaluation]:

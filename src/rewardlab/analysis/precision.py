@@ -14,8 +14,8 @@ from typing import Final
 import numpy as np
 
 from rewardlab.analysis import stats
-from rewardlab.analysis.metrics import OrientedComparisons, at_least_zero, oriented
-from rewardlab.analysis.stats import FloatArray
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.metrics import OrientedComparisons, oriented
 from rewardlab.core.types import Estimate, ScoreRow, join_comparisons
 
 CANONICAL: Final = "float32"
@@ -86,7 +86,7 @@ def precision_card(
             "accuracy − float32's": _accuracy_change(decided, exact_decided),
             "NLL − float32's": _nll_change(columns, exact, beta=beta),
             **_score_changes(own_R, exact_R, keys),
-            "margin error": _relative(moved_N, exact_decided.difference, exact_decided.prompt_keys, centred=False),
+            "margin error": relative_size(moved_N, exact_decided.difference, exact_decided.prompt_keys, centred=False),
         }
     return PrecisionCard(
         measures=measures,
@@ -103,7 +103,7 @@ def _alone(columns: OrientedComparisons, *, beta: float) -> dict[str, Estimate]:
     finite, decided = columns.finite, columns.decided
     return {
         "accuracy": stats.proportion(decided.outcome, decided.prompt_keys),
-        "NLL": at_least_zero(stats.mean(finite.nll(beta=beta), finite.prompt_keys)),
+        "NLL": stats.mean_loss(finite.nll(beta=beta), finite.prompt_keys),
     }
 
 
@@ -134,30 +134,25 @@ def _score_changes(own_R: FloatArray, exact_R: FloatArray, keys: Sequence[str]) 
     moved, known = (own_R - exact_R)[kept], [key for key, keep in zip(keys, kept, strict=True) if keep]
     return {
         "score shift": stats.mean(moved, known),
-        "score spread": _relative(moved, exact_R[kept], known, centred=True),
+        "score spread": relative_size(moved, exact_R[kept], known, centred=True),
     }
 
 
-def _relative(moved: FloatArray, exact: FloatArray, keys: Sequence[str], *, centred: bool) -> Estimate:
-    """Size of differences in standard deviations of what they change, with a bootstrap of whole prompts.
+def relative_size(moved: FloatArray, exact: FloatArray, keys: Sequence[str], *, centred: bool) -> Estimate:
+    """Size of differences in standard deviations of what they change, by prompt where those repeat.
 
-    Their root mean square, or, `centred`, their standard deviation.
+    Their root mean square, or, `centred`, their standard deviation. The interval is that of the logarithm, which to
+    first order is a mean over rows: ½(u²/ū² − v²/v̄²), u and v what is in the numerator and the denominator (the delta
+    method; van der Vaart 1998, chapter 3).
     """
-
-    def ratio(sums_RS: FloatArray) -> FloatArray:
-        means = sums_RS[:, 1:] / sums_RS[:, :1]
-        size = means[:, 1] - (np.square(means[:, 0]) if centred else 0.0)
-        spread = means[:, 3] - np.square(means[:, 2])
-        with np.errstate(divide="ignore", invalid="ignore"):
-            found: FloatArray = np.sqrt(np.maximum(size, 0.0) / spread)
-        return found
-
-    columns = np.stack([np.ones_like(moved), moved, np.square(moved), exact, np.square(exact)], axis=1)
-    totals_CS = stats.cluster_totals(columns, keys)
-    value = float(ratio(totals_CS.sum(axis=0)[None])[0]) if moved.size else math.nan
-    low = high = math.nan
-    method = stats.too_few_prompts(len(totals_CS))
-    if len(totals_CS) >= stats.MIN_BOOTSTRAP_CLUSTERS:
-        low, high = stats.central_range(ratio(stats.bootstrap_totals(totals_CS)))
-        method = "bootstrap by prompt"
-    return Estimate(value=value, low=low, high=high, n=len(totals_CS), method=method, level=0.95)
+    u = moved - moved.mean() if centred and moved.size else moved
+    v = exact - exact.mean() if moved.size else exact
+    if not np.square(v).any():
+        return Estimate(value=math.nan, low=math.nan, high=math.nan, n=0, method="no data", level=0.95)
+    size, spread = float(np.square(u).mean()), float(np.square(v).mean())
+    share = np.square(u) / size if size else np.zeros_like(u)
+    log = stats.mean((share - np.square(v) / spread) / 2, keys)
+    value = math.sqrt(size / spread)
+    low, high = (value * math.exp(limit - log.value) for limit in (log.low, log.high))
+    method = log.method.replace("t interval", "t interval of the logarithm")
+    return Estimate(value=value, low=low, high=high, n=log.n, method=method, level=log.level)

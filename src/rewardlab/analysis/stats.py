@@ -2,132 +2,101 @@
 
 Legend: N values (one a comparison), C clusters (one a prompt), S columns, R resamples. Which interval is used:
 
-    every value its own prompt      score interval for a share, t interval for a mean
-    prompts repeat, C ≥ 40          percentile bootstrap of whole prompts
-    prompts repeat, 10 ≤ C < 40     t interval with C − 1 degrees of freedom on the linearised ratio
-    prompts repeat, C < 10          none: the value stands alone and the method says why
+    a share of wins        Wilson's score interval, for as many plain outcomes as ties and prompts leave
+    a mean of losses       t interval corrected for skewness (Hall 1992)
+    a mean of anything     the wider limits of that and of Student's interval
 
-The mean over N values in C clusters is a ratio of two sums over clusters, Σ_c s_c / Σ_c m_c, where m_c is the size of
-cluster c and s_c the sum of its values. Shares and means therefore go through the one function `ratio_of_sums`.
+Below ten prompts (or values, where none have a prompt) there is none: the value stands alone and the method says why.
+The formulas are in intervals.py; how often they hold the truth is in docs/design.md, section 5.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtri, stdtrit
 
+from rewardlab.analysis.intervals import FloatArray, Limits, loss_limits, mean_limits, share_limits, wilson_limits
 from rewardlab.core.types import Estimate
 
-FloatArray = npt.NDArray[np.float64]
 Numbers = Sequence[float] | npt.NDArray[np.number]
 """What may be given as [N] numbers."""
 
 MIN_CLUSTERS = 10
-"""Below this many prompts, where they repeat, no interval is given."""
-MIN_BOOTSTRAP_CLUSTERS = 40
-"""Below this many prompts a percentile bootstrap is too narrow, and the t interval is used."""
+"""Below this many prompts no interval is given: no method holds there for shares near 1 and skewed means."""
 NUM_RESAMPLES = 2000
 """Bootstrap resamples behind a percentile interval."""
 
 _CHUNK_VALUES = 1 << 22  # bounds the memory of a chunk of resamples to some tens of megabytes
-_NO_SPREAD = 1e-12
 
 
 def wilson(successes: float, n: int, *, level: float = 0.95) -> Estimate:
-    """Wilson's score interval for a share of independent 0/1 outcomes.
+    """Wilson's score interval for a share of independent 0/1 outcomes; none below ten.
 
     `successes` is their sum, between 0 and `n`. Source: Wilson (1927), JASA 22, 209-212; equal to
     ``scipy.stats.binomtest(...).proportion_ci(level, "wilson")``.
     """
     assert 0 <= successes <= n, f"{successes} successes of {n}"
-    if n == 0:
-        return _without_interval(math.nan, 0, "no data", level)
-    share = successes / n
-    return _score_interval(share, share * (1 - share), n, level=level, method="Wilson")
+    if n < MIN_CLUSTERS:
+        return _without_interval(successes / n if n else math.nan, n, too_few(n, "outcomes"), level)
+    limits = wilson_limits(np.array([successes / n]), np.array([float(n)]), level=level)
+    value, low, high = (float(limit[0]) for limit in limits)
+    return Estimate(value=value, low=low, high=high, n=n, method="Wilson", level=level)
 
 
-def proportion(
-    outcomes: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95, seed: int = 0
-) -> Estimate:
+def proportion(outcomes: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95) -> Estimate:
     """The share of comparisons won, from outcomes [N] of 0, ½ or 1, with an interval inside [0, 1].
 
-    `clusters` [N] are the prompt keys. Where none repeats, plain 0/1 outcomes get Wilson's interval; with halves
-    among them p(1 − p) is replaced by the empirical variance v = Σx²/N − p² (see `_score_interval`), which is
-    smaller because a half varies less than a win or a loss. Where prompts repeat, see the head of this file; if the
-    prompts then do not differ at all, the score interval with v = 0 and one observation a prompt stands in for the
-    empty interval that resampling would give.
+    `clusters` [N] are the prompt keys. Plain 0/1 outcomes of which no two share a prompt get Wilson's interval, all
+    others that of as many plain outcomes as they are worth (see `intervals.share_limits`).
     """
     values = _values(outcomes, clusters)
     assert np.isin(values, (0.0, 0.5, 1.0)).all(), "an outcome is 0, ½ or 1"
-    halves = "score interval, ties one half" if (values == 0.5).any() else "Wilson"
-    return _share(values, clusters, halves, level=level, seed=seed)
+    tied, repeated = bool((values == 0.5).any()), clusters is not None and has_repeats(clusters)
+    if not tied and not repeated and values.size >= MIN_CLUSTERS:
+        return wilson(float(values.sum()), values.size, level=level)
+    method = "score interval, ties one half" if tied and not repeated else "score interval"
+    return _of_clusters(share_limits, values, clusters, method=method, level=level)
 
 
-def mean_share(
-    shares: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95, seed: int = 0
-) -> Estimate:
+def mean_share(shares: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95) -> Estimate:
     """`proportion` of outcomes that are themselves means, anywhere in [0, 1]; of plain outcomes it is the same."""
     values = _values(shares, clusters)
     assert ((values >= 0) & (values <= 1)).all(), "a share lies between 0 and 1"
     if np.isin(values, (0.0, 0.5, 1.0)).all():
-        return proportion(values, clusters, level=level, seed=seed)
-    return _share(values, clusters, "score interval", level=level, seed=seed)
+        return proportion(values, clusters, level=level)
+    return _of_clusters(share_limits, values, clusters, method="score interval", level=level)
 
 
-def _share(values: FloatArray, clusters: Sequence[str] | None, method: str, *, level: float, seed: int) -> Estimate:
-    if values.size == 0:
-        return _without_interval(math.nan, 0, "no data", level)
-    if clusters is None or not has_repeats(clusters):
-        share = float(values.mean())
-        variance = max(float(np.square(values).mean()) - share**2, 0.0)
-        return _score_interval(share, variance, values.size, level=level, method=method)
-    estimate = ratio_of_sums(*_sums_and_sizes(values, clusters), level=level, seed=seed)
-    if estimate.high - estimate.low < _NO_SPREAD:
-        method = "score interval over prompts, which do not differ"
-        return _score_interval(estimate.value, 0.0, estimate.n, level=level, method=method)
-    return dataclasses.replace(estimate, low=max(estimate.low, 0.0), high=min(estimate.high, 1.0))
-
-
-def mean(values: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95, seed: int = 0) -> Estimate:
-    """The mean of finite values [N] with a t interval, or by prompt where the keys in `clusters` [N] repeat.
-
-    One value alone has no interval.
-    """
+def mean(values: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95) -> Estimate:
+    """The mean of finite values [N] of any shape, by prompt where the keys in `clusters` [N] repeat."""
     array = _values(values, clusters)
-    if array.size == 0:
-        return _without_interval(math.nan, 0, "no data", level)
-    if clusters is not None and has_repeats(clusters):
-        return ratio_of_sums(*_sums_and_sizes(array, clusters), level=level, seed=seed)
-    if array.size == 1:
-        return _without_interval(float(array[0]), 1, "one value", level)
-    return _t_interval(array, np.ones_like(array), level=level, method="t interval")
+    return _of_clusters(mean_limits, array, clusters, method="t interval, widened for skewness", level=level)
 
 
-def ratio_of_sums(numerators: FloatArray, denominators: FloatArray, *, level: float = 0.95, seed: int = 0) -> Estimate:
-    """Σ numerators / Σ denominators over independent clusters, both [C], with the interval for that many clusters.
+def mean_loss(losses: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95) -> Estimate:
+    """`mean` of losses [N]: at least 0, so skewed to one side; neither is the lower limit below 0."""
+    array = _values(losses, clusters)
+    assert (array >= 0).all(), "a loss is at least 0"
+    found = _of_clusters(loss_limits, array, clusters, method="t interval, corrected for skewness", level=level)
+    return found if not found.low < 0 else replace(found, low=0.0)
 
-    Denominators are positive. The t interval is that of the ratio estimator: with ratio ρ and residuals
-    e_c = s_c − ρ m_c, its squared standard error is C/(C − 1) · Σ e_c² / (Σ m_c)². Source: Cochran, Sampling
-    Techniques (1977), chapter 6.
-    """
-    assert numerators.shape == denominators.shape
-    assert (denominators > 0).all()
-    num_clusters = numerators.size
-    if num_clusters == 0:
-        return _without_interval(math.nan, 0, "no data", level)
-    value = float(numerators.sum() / denominators.sum())
-    if num_clusters < MIN_CLUSTERS:
-        return _without_interval(value, num_clusters, too_few_prompts(num_clusters), level)
-    if num_clusters < MIN_BOOTSTRAP_CLUSTERS:
-        return _t_interval(numerators, denominators, level=level, method="t interval by prompt")
-    totals_R2 = bootstrap_totals(np.stack([numerators, denominators], axis=1), seed=seed)
-    low, high = central_range(totals_R2[:, 0] / totals_R2[:, 1], level=level)
-    return Estimate(value=value, low=low, high=high, n=num_clusters, method="bootstrap by prompt", level=level)
+
+def _of_clusters(
+    limits: Callable[..., Limits], values: FloatArray, clusters: Sequence[str] | None, *, method: str, level: float
+) -> Estimate:
+    """A formula of intervals.py over prompts, or over values each of its own prompt."""
+    repeated = clusters is not None and has_repeats(clusters)
+    columns = np.stack([values, np.square(values), np.ones_like(values)], axis=1)
+    totals_C3 = cluster_totals(columns, clusters) if clusters is not None and repeated else columns
+    if len(totals_C3) < MIN_CLUSTERS:
+        return _too_few(values, clusters, level)
+    value, low, high = (float(limit[0]) for limit in limits(*totals_C3.T[:, None], level=level))
+    name = f"{method}, by prompt" if repeated else method
+    return Estimate(value=value, low=low, high=high, n=len(totals_C3), method=name, level=level)
 
 
 def difference(first: Estimate, second: Estimate) -> Estimate:
@@ -153,9 +122,9 @@ def has_repeats(clusters: Sequence[str]) -> bool:
     return len(set(clusters)) < len(clusters)
 
 
-def too_few_prompts(num_prompts: int) -> str:
+def too_few(number: int, things: str = "prompts") -> str:
     """The method of an estimate whose interval was refused."""
-    return f"too few prompts ({num_prompts})"
+    return f"too few {things} ({number})" if number else "no data"
 
 
 def cluster_totals(values_NS: FloatArray, clusters: Sequence[str]) -> FloatArray:
@@ -189,39 +158,14 @@ def central_range(draws: FloatArray, *, level: float = 0.95) -> tuple[float, flo
     return float(low), float(high)
 
 
-def _score_interval(value: float, variance: float, n: int, *, level: float, method: str) -> Estimate:
-    """Wilson's interval with the variance v of one outcome in place of p(1 − p).
-
-    Centre (p + z²/2n) / (1 + z²/n), half width z/(1 + z²/n) · √(v/n + z²/4n²). It is the set of q with
-    n(p − q)² ≤ z²(q(1 − q) − t/4 · n/(n + z²)), t the share of ties: a score test whose variance gives the ties their
-    discount. Since v ≤ p(1 − p) it lies inside [0, 1], and it is never empty, not even when every outcome is a tie.
-    """
-    z = float(ndtri((1 + level) / 2))
-    shrink = z * z / n
-    centre = (value + shrink / 2) / (1 + shrink)
-    half_width = z / (1 + shrink) * math.sqrt(variance / n + shrink / (4 * n))
-    # At p = 0 or 1 the limits are exactly 0 or 1; rounding must not carry them past it, or past the value.
-    low = min(max(centre - half_width, 0.0), value)
-    high = max(min(centre + half_width, 1.0), value)
-    return Estimate(value=value, low=low, high=high, n=n, method=method, level=level)
-
-
-def _t_interval(numerators: FloatArray, denominators: FloatArray, *, level: float, method: str) -> Estimate:
-    count, total = numerators.size, float(denominators.sum())
-    value = float(numerators.sum()) / total
-    residuals = numerators - value * denominators
-    standard_error = math.sqrt(count / (count - 1) * float(np.square(residuals).sum())) / total
-    half_width = float(stdtrit(count - 1, (1 + level) / 2)) * standard_error
-    return Estimate(value=value, low=value - half_width, high=value + half_width, n=count, method=method, level=level)
+def _too_few(values: FloatArray, clusters: Sequence[str] | None, level: float) -> Estimate:
+    n = values.size if clusters is None else len(set(clusters))
+    value = float(values.mean()) if values.size else math.nan
+    return _without_interval(value, n, too_few(n, "values" if clusters is None else "prompts"), level)
 
 
 def _without_interval(value: float, n: int, method: str, level: float) -> Estimate:
     return Estimate(value=value, low=math.nan, high=math.nan, n=n, method=method, level=level)
-
-
-def _sums_and_sizes(values: FloatArray, clusters: Sequence[str]) -> tuple[FloatArray, FloatArray]:
-    totals_C2 = cluster_totals(np.stack([values, np.ones_like(values)], axis=1), clusters)
-    return totals_C2[:, 0], totals_C2[:, 1]
 
 
 def _values(values: Numbers, clusters: Sequence[str] | None) -> FloatArray:

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from scipy.special import expit
 
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError, RenderError
@@ -22,7 +26,9 @@ from rewardlab.core.types import Conversation, IntArray, Message, TokenGroup
 from rewardlab.data.chat import Renderer
 from rewardlab.model.reward import RewardModel
 
+FloatArray = npt.NDArray[np.float64]
 PRECISION_MISMATCH: Final = "precision_mismatch"
+SPECIAL_TOKENS: Final = "special_tokens"
 FAULTS: Final = {
     "double_bos": "a second BOS token in front of the conversation",
     "shifted_position": "the score read one token before the end",
@@ -32,8 +38,23 @@ FAULTS: Final = {
     "sigmoid": "a sigmoid applied to the score",
     "softmax": "a softmax over the single label",
     "zero_head": "a head that is zero or was never loaded",
+    SPECIAL_TOKENS: "control tokens typed in a reply read as control tokens, so that a reply can forge turns",
     PRECISION_MISMATCH: "weights rounded to the nearest bfloat16: export a bfloat16 folder with `rewardlab export`",
 }
+
+UNKNOWN: Final = "unknown: weights, numerics or an engine that rewardlab does not know"
+CONSTANT: Final = ("softmax", "zero_head")
+"""Faults that leave nothing of the model: their scores are the same whatever it is."""
+ROUNDED_ONCE: Final = 2.0**-8
+"""Half a step of bfloat16 below 1, and somewhat more."""
+ROOM_IN_HALF: Final = 1.5
+WITHIN: Final = 0.75
+"""How far a score may be from a fault's, in tolerances: a single one in half precision, and the root mean square."""
+TYPICAL: Final = 5.0
+"""How many times smaller than what is allowed the noise of an arithmetic typically is (docs/artifact.md)."""
+CLEAR: Final = 10.0
+"""How much larger the sum of squares of the distances has to be, in units of that noise, for the evidence to be clear:
+the likelihood is then e^5 times smaller, without the canary that says most."""
 
 CONVERSATIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
     ("short", (("user", "What is the capital of Portugal?"), ("assistant", "Lisbon."))),
@@ -110,7 +131,7 @@ def make_canaries(model: RewardModel, renderer: Renderer) -> list[Canary]:
             messages=[message.as_dict() for message in messages],
             token_ids=[int(token) for token in token_ids],
             score=score,
-            decoys={fault: values[number] for fault, values in decoys.items()},
+            decoys={fault: values[number] for fault, values in decoys.items() if not math.isnan(values[number])},
         )
         for number, ((name, messages, token_ids), score) in enumerate(zip(kept, scores, strict=True))
     ]
@@ -131,21 +152,90 @@ def name_fault(
     """What is wrong with these scores of the canaries: None, a fault's description, or `unknown`.
 
     They are compared with the references of the precision (a dtype) that they were computed in; `tolerance` takes the
-    place of its own. A fault is named if its decoys fit clearly better than the references do.
+    place of its own. A fault is named if all scores lie within the tolerance of its decoys (`_fits`), and if, also
+    without the canary that speaks most for it, the decoys explain the scores clearly better than what needs no fault:
+    the references, the references moved by one number, and one number for all. Where several faults do, all are named
+    that the best one is not clearly better than.
+
+    The canary in which control tokens are typed is looked at only where the others are right: engines that are given
+    texts, not tokens, read it otherwise, whatever else is wrong with them.
     """
-    distance = largest_distance(reference_scores(canaries, precision), scores)
-    if distance <= (SCORE_TOLERANCE[precision] if tolerance is None else tolerance):
+    allowed = SCORE_TOLERANCE[precision] if tolerance is None else tolerance
+    typed = [number for number, canary in enumerate(canaries) if SPECIAL_TOKENS in canary.decoys]
+    others = [number for number in range(len(canaries)) if number not in typed]
+    fault = _name_fault([canaries[n] for n in others], [scores[n] for n in others], precision, allowed)
+    if fault is not None or not typed:
+        return fault
+    own, found = [canaries[number] for number in typed], [scores[number] for number in typed]
+    if largest_distance(reference_scores(own, precision), found) <= allowed:
         return None
-    best, best_distance = "unknown: weights, numerics or an engine that rewardlab does not know", distance / 3
-    for fault, description in FAULTS.items():
-        pairs = [
-            (canary.decoys[fault], score)
-            for canary, score in zip(canaries, scores, strict=True)
-            if fault in canary.decoys
-        ]
-        if pairs and (fit := largest_distance(*zip(*pairs, strict=True))) < best_distance:
-            best, best_distance = f"{description} ({fault})", fit
-    return best
+    if largest_distance([canary.decoys[SPECIAL_TOKENS] for canary in own], found) <= allowed:
+        return f"{FAULTS[SPECIAL_TOKENS]} ({SPECIAL_TOKENS})"
+    return UNKNOWN
+
+
+def _name_fault(canaries: Sequence[Canary], scores: Sequence[float], precision: str, allowed: float) -> str | None:
+    """What is wrong with the scores of canaries in which nothing is typed."""
+    references = reference_scores(canaries, precision)
+    if largest_distance(references, scores) <= allowed:
+        return None
+    if not all(map(math.isfinite, scores)):
+        return UNKNOWN
+    found, wanted = np.array(scores), np.array(references)
+    fitting: dict[str, tuple[Any, Any]] = {}
+    for fault in FAULTS:
+        if not all(fault in canary.decoys for canary in canaries):
+            continue
+        decoys, room = _under(fault, canaries, wanted, allowed, half=precision != "float32")
+        rivals = [wanted] if fault in CONSTANT else [wanted, wanted + np.mean(found - wanted), np.mean(found)]
+        own = (found - decoys) / room
+        most = ROOM_IN_HALF if precision != "float32" else 1.0
+        if _fits(own, most=most) and all(_clearly_better(own, (found - rival) / room) for rival in rivals):
+            fitting[fault] = own, room
+    if not fitting:
+        return UNKNOWN
+    best = min(fitting, key=lambda fault: float(np.sum(np.abs(fitting[fault][0] * fitting[fault][1]))))
+    left = {best: FAULTS[best]} | {
+        fault: FAULTS[fault]
+        for fault, (own, _) in fitting.items()
+        if fault != best and not _clearly_better(fitting[best][0], own)
+    }
+    return ", or ".join(f"{description} ({fault})" for fault, description in left.items())
+
+
+def _under(
+    fault: str, canaries: Sequence[Canary], references: FloatArray, allowed: float, *, half: bool
+) -> tuple[FloatArray, FloatArray]:
+    """(what the canaries score under a fault, how far from that a score may be).
+
+    What is exactly 0 or 1 is so in every arithmetic. A sigmoid squeezes the noise of its score, and its result is
+    rounded once more.
+    """
+    decoys = np.array([canary.decoys[fault] for canary in canaries])
+    if fault in CONSTANT:
+        return decoys, np.full(len(decoys), SCORE_TOLERANCE["float32"])
+    if fault == "sigmoid" and half:
+        noise = allowed * np.maximum(1.0, np.abs(references))
+        squeezed = expit(references)
+        low, high = squeezed - expit(references - noise), expit(references + noise) - squeezed
+        return squeezed, np.maximum(low, high) + ROUNDED_ONCE
+    return decoys, allowed * np.maximum(1.0, np.abs(decoys))
+
+
+def _fits(own: FloatArray, *, most: float) -> bool:
+    """Whether distances, in units of what is allowed, are none: each at most `most`, and their root mean square less.
+
+    In half precision scores are compared with decoys in float32, which have no reference of their own.
+    """
+    return bool(np.abs(own).max() <= most and np.sqrt(np.mean(own**2)) <= WITHIN)
+
+
+def _clearly_better(own: FloatArray, other: FloatArray) -> bool:
+    """Whether an explanation leaves clearly smaller distances, in units of what is allowed, than another one, also
+    without the canary that says so most.
+    """
+    gains = np.sort((other**2 - own**2) * TYPICAL**2)
+    return float(np.sum(gains[:-1])) >= CLEAR
 
 
 def name_token_fault(wanted: Sequence[int], got: Sequence[int], *, bos_token_id: int | None) -> str | None:
@@ -173,8 +263,8 @@ def render_canaries(renderer: Renderer) -> list[tuple[str, Conversation, IntArra
     Raises ConfigError if there are none, since nothing could then be verified.
     """
     rendered = []
-    for name, turns in CONVERSATIONS:
-        messages = tuple(Message(role, content) for role, content in turns)
+    conversations = [(name, tuple(Message(*turn) for turn in turns)) for name, turns in CONVERSATIONS]
+    for name, messages in (*conversations, *_forged(renderer)):
         try:
             token_ids = renderer.render(messages[:-1], messages[-1:]).token_ids
         except RenderError:  # a template without a system role, or a limit below this conversation
@@ -186,6 +276,26 @@ def render_canaries(renderer: Renderer) -> list[tuple[str, Conversation, IntArra
             f"model is verified. Raise it to at least 64."
         )
     return rendered
+
+
+def _forged(renderer: Renderer) -> list[tuple[str, Conversation]]:
+    """A reply that types what the template writes between turns, where control tokens in messages are to stay text."""
+    if renderer.spec.special_tokens_in_text != "text":
+        return []
+    said = ("Is there life on Mars?", "Nobody knows.", "What is your guess?", "No.")
+    turns = tuple(Message(role, text) for role, text in zip(("user", "assistant") * 2, said, strict=True))
+    try:
+        text = renderer.text(turns)
+    except RenderError:  # a template for one exchange
+        return []
+    between = text[text.find(said[1]) + len(said[1]) : text.find(said[3])]
+    bare = "".join(re.findall("|".join(map(re.escape, renderer.markers.names)), between)) if between else ""
+    reading = Renderer(renderer.tokenizer, replace(renderer.spec, special_tokens_in_text="keep"))
+    for border in (between, bare):  # a template may cut a reply at what it writes itself, such as thoughts
+        forged = turns[0], Message("assistant", f"{said[1]}{border}{said[3]}")
+        if renderer.token_ids(forged).tolist() != reading.token_ids(forged).tolist():
+            return [("control tokens", forged)]
+    return []
 
 
 def _decoys(
@@ -206,6 +316,12 @@ def _decoys(
     if bos is not None:
         doubled = [np.concatenate([np.array([bos], np.int32), token_ids]) for token_ids in sequences]
         decoys["double_bos"] = score_tokens(model, doubled)
+    if renderer.spec.special_tokens_in_text == "text":
+        reading = Renderer(renderer.tokenizer, replace(renderer.spec, special_tokens_in_text="keep"))
+        decoys[SPECIAL_TOKENS] = [
+            score_tokens(model, [reading.token_ids(messages)])[0] if renderer.num_typed(messages) else math.nan
+            for messages in conversations
+        ]
     for fault, parameters in rope_faults(model.config).items():
         if (other := _with_rope(model, parameters)) is not None:
             decoys[fault] = score_tokens(other, sequences)

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from rewardlab.artifact.canaries import (
-    FAULTS,
     largest_distance,
     name_fault,
     name_token_fault,
     reference_scores,
     score_tokens,
 )
-from rewardlab.artifact.seal import REMEDY, require_seal
+from rewardlab.artifact.config import require_agreement, require_config, require_sizes
+from rewardlab.artifact.seal import require_seal
 from rewardlab.core.config import from_mapping, require
 from rewardlab.core.errors import ArtifactError, ModelError, RenderError
-from rewardlab.core.files import read_json, sha256_file
-from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
+from rewardlab.core.files import sha256_file
+from rewardlab.core.spec import REMEDY, SPEC_FILE, RewardSpec, read_spec
 from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.model import attention
 from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import Log, apply_compute, choose_compute
 from rewardlab.model.config import LIBRARY_COMPUTE, ComputeConfig, ModelConfig
+from rewardlab.model.files import read_headers, require_same_sizes, told
 from rewardlab.model.half import hold_half, line_about_others
 from rewardlab.model.load import (
     PRECISION,
@@ -115,39 +117,40 @@ def assemble(
     Raises ArtifactError for missing or mismatched weights, ModelError for an unsuitable `attention_mode`.
     """
     device, division = where.device, where.division
+    require_sizes(path)
     _require_raw_scores(path, spec)
-    require_config(path, spec)
-    model_config = read_config(str(path), trust_remote_code=trust)
-    disk_class = disk_class_of(model_config)
-    layout: Layout = _agreed(
-        choose_layout(
-            model_config,
-            disk_class,
-            from_mapping(ModelConfig, {"attention": attention_mode}, where=str(path)),
-            max_length=spec.renderer.max_length,
-            share=True,
-            log=log,
-        ),
-        division,
-    )
-    implementation = _implementation(model_config, layout)
+    pad = require_config(path, spec)
+    with _of_this_folder(path):
+        model_config = read_config(str(path), trust_remote_code=trust)
+        disk_class = disk_class_of(model_config)
+        require_agreement(path, spec, model_config, disk_class)
+        require_same_sizes(path, model_config, disk_class)
+    with told(str(path), "a small model of its kind cannot be computed"):
+        layout: Layout = _agreed(
+            choose_layout(
+                model_config,
+                disk_class,
+                from_mapping(ModelConfig, {"attention": attention_mode}, where=str(path)),
+                max_length=spec.renderer.max_length,
+                share=True,
+                log=log,
+            ),
+            division,
+        )
+    dtype, implementation = PRECISION[precision], _implementation(model_config, layout)
     outline = None
     if division is not None:
         outline = outline_of(
             disk_class, str(path), implementation, new_head=False, division=division, log=division.tell
         )
-    try:
-        classifier, missing = (
+    with _of_this_folder(path):
+        classifier, missing, extra = (
             read_classifier(disk_class, str(path), implementation, trust_remote_code=trust)
             if outline is None
-            else (outline.classifier, outline.missing)
+            else (outline.classifier, outline.missing, outline.extra)
         )
-    except ModelError as error:
-        raise ArtifactError(f"{path}: {error}") from error
-    if missing:
-        raise ArtifactError(f"{path}: weights are missing: {', '.join(sorted(missing)[:5])}. {REMEDY}")
-    dtype = PRECISION[precision]
-    model = wrap(classifier, layout=layout, compute_dtype=dtype).eval()
+        _require_all_and_no_more(path, disk_class, missing, extra)
+        model = wrap(classifier, layout=layout, compute_dtype=dtype).eval()
     if dtype in HALF and division is None:
         hold_half(model.backbone, "backbone", dtype)
         if line := line_about_others(model.backbone):
@@ -164,7 +167,30 @@ def assemble(
     tokenizer = load_tokenizer(str(path), trust_remote_code=trust)
     _require_template(path, tokenizer, spec)
     decided = ComputeConfig(**chosen, compile=compute.compile)
-    return Scorer(model, Renderer(tokenizer, spec.renderer), beta=spec.beta, compute=decided)
+    renderer = Renderer(tokenizer, spec.renderer)
+    renderer.pad_token_id = pad
+    return Scorer(model, renderer, beta=spec.beta, compute=decided)
+
+
+def _require_all_and_no_more(path: Path, disk_class: Any, missing: Collection[str], extra: Collection[str]) -> None:
+    """Raise ArtifactError unless the files hold exactly the weights of the class."""
+    if missing:
+        raise ArtifactError(f"{path}: weights are missing: {', '.join(sorted(missing)[:5])}. {REMEDY}")
+    if extra:
+        raise ArtifactError(
+            f"{path}: its files hold weights that {disk_class.__name__} has no place for, and other engines may: "
+            f"{', '.join(sorted(extra)[:5])}. {REMEDY}"
+        )
+
+
+@contextmanager
+def _of_this_folder(path: Path) -> Iterator[None]:
+    """Meanwhile what is wrong with a model is wrong with the folder."""
+    try:
+        yield
+    except ModelError as error:
+        said = str(error)
+        raise ArtifactError(f"{'' if said.startswith(str(path)) else f'{path}: '}{said} {REMEDY}") from error
 
 
 def _agreed(found: Any, division: Division | None) -> Any:
@@ -197,45 +223,15 @@ def require_files(path: Path, spec: RewardSpec) -> None:
 
 def require_head(path: Path) -> None:
     """Raise ArtifactError unless the weights hold exactly one head, of shape [1, W]."""
-    shapes: dict[str, list[int]] = {}
-    for file in sorted(path.glob("*.safetensors")):
-        try:
-            with safe_open(file, framework="pt") as weights:
-                names = weights.keys()  # what `safe_open` gives has no iterator
-                shapes |= {
-                    name: weights.get_slice(name).get_shape() for name in names if name.startswith(f"{HEAD_ON_DISK}.")
-                }
-        except Exception as error:  # safetensors has its own error type, raised for any damage
-            raise ArtifactError(f"{file}: damaged ({error}). {REMEDY}") from error
+    with _of_this_folder(path):
+        shapes = {name: list(weight.shape) for name, weight in read_headers(sorted(path.glob("*.safetensors"))).items()}
     shape = shapes.get(f"{HEAD_ON_DISK}.weight")
     if shape is None:
         raise ArtifactError(
             f"{path}: no {HEAD_ON_DISK}.weight in its files: the head, and so every reward, is lost. {REMEDY}"
         )
-    if shape[0] != 1:
+    if len(shape) != 2 or shape[0] != 1:
         raise ArtifactError(f"{path}: {HEAD_ON_DISK}.weight has shape {shape}, wanted [1, width]. {REMEDY}")
-
-
-def require_config(path: Path, spec: RewardSpec) -> None:
-    """Raise ArtifactError unless config.json makes every engine return the raw score of the right token."""
-    file = path / "config.json"
-    if not file.is_file():
-        raise ArtifactError(f"{path}: config.json is missing. {REMEDY}")
-    config = read_json(file)
-    assert isinstance(config, dict)
-    labels, problem = config.get("id2label") or {}, config.get("problem_type")
-    if len(labels) != 1 or problem != "regression":
-        raise ArtifactError(
-            f"{file}: {len(labels)} labels and problem_type {problem!r}, wanted 1 and 'regression'; engines would "
-            f"return a probability instead of the score ({FAULTS['sigmoid']}). {REMEDY}"
-        )
-    pad = config.get("pad_token_id", (config.get("text_config") or {}).get("pad_token_id"))
-    final = spec.renderer.final_token_id
-    if pad is None or pad == final:
-        raise ArtifactError(
-            f"{file}: pad_token_id {pad} must be set and differ from the final token {final} of every rendering, or "
-            f"the score is read one token too early ({FAULTS['shifted_position']}). {REMEDY}"
-        )
 
 
 def require_canaries(scorer: Scorer, spec: RewardSpec, *, where: str) -> float:
@@ -245,15 +241,19 @@ def require_canaries(scorer: Scorer, spec: RewardSpec, *, where: str) -> float:
     allows.
     """
     for canary in spec.canaries:
-        messages = to_messages(canary.messages)
-        got = scorer.renderer.render(messages[:-1], messages[-1:]).token_ids.tolist()
+        try:
+            messages = to_messages(canary.messages)
+            got = scorer.renderer.render(messages[:-1], messages[-1:]).token_ids.tolist()
+        except RenderError as error:
+            raise ArtifactError(f"{where}: canary {canary.name!r} cannot be rendered: {error} {REMEDY}") from error
         fault = name_token_fault(canary.token_ids, got, bos_token_id=spec.renderer.bos_token_id)
         if fault is not None:
             raise ArtifactError(
                 f"{where}: canary {canary.name!r} now renders to {fault}. The tokenizer or chat template differs from "
                 f"the one the model was trained with. {REMEDY}"
             )
-    scores = score_tokens(scorer.model, [_tokens(canary.token_ids) for canary in spec.canaries])
+    with _of_this_folder(Path(where)), told(where, "its canaries cannot be computed"):
+        scores = score_tokens(scorer.model, [_tokens(canary.token_ids) for canary in spec.canaries])
     precision = str(scorer.model.compute_dtype).removeprefix("torch.")
     if scorer.model.compute_dtype in HALF and not all(map(math.isfinite, scores)):
         others = "bf16, or fp32" if precision == "float16" else "fp32"

@@ -22,6 +22,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from rewardlab.artifact.canaries import make_canaries, render_canaries, score_tokens, separated
+from rewardlab.artifact.config import ACTIVATIONS, OLDER_ROPE, older_rope
 from rewardlab.artifact.halves import HALVES, stored, with_half_precision
 from rewardlab.artifact.load import Where, assemble, require_head
 from rewardlab.artifact.seal import METADATA, seal
@@ -29,6 +30,7 @@ from rewardlab.artifact.weights import digest, write_weights
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import read_json, replacing_folder, sha256_file, write_json
 from rewardlab.core.spec import SCORE_TOLERANCE, SPEC_FILE, Canary, RewardSpec
+from rewardlab.core.terminal import quoted
 from rewardlab.data.chat import Renderer
 from rewardlab.model import lora
 from rewardlab.model.config import ComputeConfig, ModelConfig
@@ -142,7 +144,7 @@ def verify_in_clean_process(folder: Path) -> None:
     if answer.returncode != 0:
         said = answer.stderr.strip() or (
             f"it ended with status {answer.returncode} and said nothing. It holds the whole model in float32; is there "
-            f"memory for it? If not, run `rewardlab verify {folder}` where there is."
+            f"memory for it? If not, run `rewardlab verify {quoted(str(folder))}` where there is."
         )
         raise ArtifactError(f"{folder} does not pass verification in a clean process: {said}")
 
@@ -334,35 +336,11 @@ def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -
         "dtype": dtype_name,
         "use_cache": True,
     }
-    values |= _rope_for_older_transformers(values)
-    # The folder holds plain weights, however those of the live model were held.
-    for name in ("_attn_implementation", "attn_implementation", "_name_or_path", *QUANTIZED):
+    # The folder holds plain weights, however those of the live model were held, and a raw score.
+    for name in ("_attn_implementation", "attn_implementation", "_name_or_path", *QUANTIZED, *ACTIVATIONS, *OLDER_ROPE):
         values.pop(name, None)
+    values |= older_rope(values)
     write_json(folder / "config.json", json.loads(json.dumps(values, default=str)))
-
-
-def _rope_for_older_transformers(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The names under which transformers 4 looks for the position settings; it silently drops those it cannot find."""
-    rope = config.get("rope_parameters")
-    older: dict[str, Any] = {}
-    if isinstance(rope, dict) and isinstance(rope.get("full_attention"), dict):  # one for each kind of layer: Gemma 3
-        local = rope.get("sliding_attention") or {}
-        older |= {"rope_local_base_freq": local["rope_theta"]} if "rope_theta" in local else {}
-        rope = rope["full_attention"]
-    if not isinstance(rope, dict) or "rope_theta" not in rope:
-        return older
-    older["rope_theta"] = rope["rope_theta"]
-    if rope.get("rope_type", "default") != "default":
-        scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
-        if config.get("model_type") == "phi3":  # refuses every field but three
-            scaling["type"] = scaling.pop("rope_type")
-            for name in ("original_max_position_embeddings", "partial_rotary_factor"):
-                scaling.pop(name, None)  # stands at the top level
-        older["rope_scaling"] = scaling
-    if "partial_rotary_factor" in rope:
-        older |= {"partial_rotary_factor": rope["partial_rotary_factor"], "rotary_pct": rope["partial_rotary_factor"]}
-        older["rotary_emb_base"] = rope["rope_theta"]
-    return older
 
 
 def _write_tokenizer(folder: Path, renderer: Renderer, pad: int) -> None:

@@ -19,7 +19,17 @@ from safetensors import SafetensorError, safe_open
 
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import read_json, sha256_file, sha256_json, to_json, write_json
-from rewardlab.core.spec import SPEC_FILE, UNPROTECTED, RewardSpec, carries_digest, part_digests
+from rewardlab.core.schema import read_object
+from rewardlab.core.spec import (
+    DAMAGED,
+    REMEDY,
+    SPEC_FILE,
+    UNPROTECTED,
+    RewardSpec,
+    carries_digest,
+    part_digests,
+    parts_by_default,
+)
 
 logger = logging.getLogger("rewardlab")
 KEY: Final = "rewardlab_spec_sha256"
@@ -29,7 +39,6 @@ METADATA: Final = {"format": "pt", KEY: "0" * 64}
 OF_THE_RUN: Final = ("provenance", "max_rounding_error")
 """Parts of the spec that say where the model came from, and how near the one that trained was. Each has a digest of its
 own."""
-REMEDY: Final = "Restore the folder from where it was saved, or save the model again."
 
 
 def seal(folder: Path, spec: RewardSpec) -> RewardSpec:
@@ -97,6 +106,8 @@ def require_seal(path: Path, spec: RewardSpec) -> None:
         )
         return
     now = part_digests(spec)
+    for name in parts_by_default(spec) - spec.digests.keys():  # of fields that the model was saved without
+        now.pop(name, None)
     if changed := sorted(name for name in {*now, *spec.digests} if now.get(name) != spec.digests.get(name)):
         raise ArtifactError(
             f"{path / SPEC_FILE}: {', '.join(changed)} changed after the model was saved, so its scores would not be "
@@ -113,9 +124,8 @@ def require_seal(path: Path, spec: RewardSpec) -> None:
 
 
 def _in_config(path: Path) -> str | None:
-    config = read_json(path / "config.json")
-    assert isinstance(config, dict)
-    return config.get(KEY)
+    digest = read_object(path / "config.json", DAMAGED).get(KEY)
+    return digest if isinstance(digest, str) else None
 
 
 def _in_weights(file: Path) -> str | None:

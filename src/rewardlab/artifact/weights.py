@@ -78,7 +78,7 @@ def write_weights(
         with kept():
             if ranks.is_first:
                 file = stack.enter_context(path.open("wb"))
-                file.write(_header({name: (weights[name].shape, dtypes[name]) for name in order}, metadata))
+                file.write(header({name: (weights[name].shape, dtypes[name]) for name in order}, metadata))
         for name in order:
             with kept():
                 tensor = weights[name].whole(file is not None and not failures)
@@ -95,12 +95,12 @@ def write_weights(
 def digest(tensor: Tensor) -> str:
     """Equal for tensors that are equal bit for bit in float32."""
     whole = tensor.detach().cpu().contiguous()
-    return hashlib.sha256(_bytes(whole.float() if whole.is_floating_point() else whole)).hexdigest()
+    return hashlib.sha256(bytes_of(whole.float() if whole.is_floating_point() else whole)).hexdigest()
 
 
 def _write(file: IO[bytes], tensor: Tensor, weight: Weight) -> str:
     assert tuple(tensor.shape) == weight.shape, (tuple(tensor.shape), weight.shape)
-    file.write(_bytes(tensor))
+    file.write(bytes_of(tensor))
     return digest(tensor)
 
 
@@ -110,7 +110,7 @@ def _finish(path: Path, failures: Sequence[Exception]) -> None:
     path.chmod((path.parent.stat().st_mode | 0o600) & 0o666)
 
 
-def _header(weights: Mapping[str, tuple[tuple[int, ...], torch.dtype]], metadata: Mapping[str, str]) -> bytes:
+def header(weights: Mapping[str, tuple[tuple[int, ...], torch.dtype]], metadata: Mapping[str, str]) -> bytes:
     """What stands before the numbers: where each weight lies, in their order."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
     begin = 0
@@ -123,5 +123,5 @@ def _header(weights: Mapping[str, tuple[tuple[int, ...], torch.dtype]], metadata
     return struct.pack("<Q", len(text)) + text
 
 
-def _bytes(tensor: Tensor) -> Any:
+def bytes_of(tensor: Tensor) -> Any:
     return tensor.reshape(-1).view(torch.uint8).numpy().data

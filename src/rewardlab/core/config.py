@@ -11,58 +11,27 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
-import json
 import math
-import tomllib
+import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, wraps
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from rewardlab.core.config_file import read_config_file
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import sha256_json
 from rewardlab.core.other_names import ALSO_CALLED
+from rewardlab.core.terminal import brief, short
 
 Config = TypeVar("Config")
-
-
-def read_config_file(path: Path) -> dict[str, object]:
-    """The flat mapping in a YAML, TOML or JSON file.
-
-    Raises ConfigError if the file is missing, unreadable or not a mapping.
-    """
-    if not path.is_file():
-        raise ConfigError(f"--config {path}: no such file. Give a YAML or TOML file with the names of the flags.")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {path}: not UTF-8 text ({error}). Save it as UTF-8.") from error
-    values: object
-    if path.suffix == ".json":
-        try:
-            values = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ConfigError(f"--config {path}: not valid JSON: {error}") from error
-    elif path.suffix == ".toml":
-        try:
-            values = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"--config {path}: not valid TOML: {error}") from error
-    else:
-        import yaml
-
-        try:
-            values = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"--config {path}: not valid YAML: {error}") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise ConfigError(f"--config {path}: expected `name: value` lines, got a {type(values).__name__}.")
-    return {str(name): value for name, value in values.items()}
+HASH_DIGITS: Final = 12
+"""Hex digits by which a configuration is known."""
+HALVES: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""Halves of characters, but for those by which Python names the bytes of a file name that is not UTF-8."""
 
 
 def read_settings(path: Path) -> dict[str, object]:
@@ -81,6 +50,16 @@ def read_settings(path: Path) -> dict[str, object]:
 def fields_of(config: Any) -> tuple[dataclasses.Field[Any], ...]:
     """The fields of a dataclass or of an instance of one, for types that do not say that they are dataclasses."""
     return dataclasses.fields(config)
+
+
+def hints_of(config_type: Any) -> dict[str, Any]:
+    """The annotated type of each field of a dataclass."""
+    return _hints_of(config_type)
+
+
+@cache
+def _hints_of(config_type: Any) -> dict[str, Any]:
+    return get_type_hints(config_type)
 
 
 @cache
@@ -102,13 +81,14 @@ def from_mapping(config_type: type[Config], values: Mapping[str, object], *, whe
 
     Raises ConfigError for an unknown name (with the nearest known one) and for a value of the wrong type.
     """
-    hints = get_type_hints(config_type)
+    hints = hints_of(config_type)
     settable = {field.name: hints[field.name] for field in fields_of(config_type) if field.init}
     converted: dict[str, Any] = {}
     for name, value in values.items():
         key = name.replace("-", "_")
         if key not in settable:
-            raise ConfigError(f"{where}: unknown setting {name!r}.{did_you_mean(key, settable, also=ALSO_CALLED)}")
+            near = did_you_mean(key, settable, also=ALSO_CALLED)
+            raise ConfigError(f"{where}: unknown setting {brief(name)}.{near}")
         converted[key] = _convert(value, settable[key], f"{where}: {name}")
     return config_type(**converted)
 
@@ -145,7 +125,7 @@ def to_mapping(config: object) -> dict[str, object]:
 
 def config_hash(config: object) -> str:
     """Twelve hex digits that change whenever a setting does."""
-    return sha256_json(to_mapping(config))[:12]
+    return sha256_json(to_mapping(config))[:HASH_DIGITS]
 
 
 def convert_fields(config: object, *, where: str) -> None:
@@ -153,10 +133,34 @@ def convert_fields(config: object, *, where: str) -> None:
 
     For configurations built in Python: `dataset="a.jsonl"` becomes `("a.jsonl",)`, a wrong choice is a ConfigError.
     """
-    hints = get_type_hints(type(config))
+    hints = hints_of(type(config))
     for field in fields_of(config):
         value = _convert(getattr(config, field.name), hints[field.name], f"{where}: {field.name}")
         object.__setattr__(config, field.name, value)
+
+
+def fits(number: int) -> bool:
+    """Whether a whole number is one of 64 bits, which is what counters, indices and generators take."""
+    return -(1 << 63) <= number < 1 << 63
+
+
+def require_between(config: object, **ranges: tuple[float, float]) -> None:
+    """Raise ConfigError for a setting outside its range (lowest, highest); what is not set, or a word, has none.
+
+    The highest is far above what anyone asks for: beyond it memory or a clock would end, and not in words.
+    """
+    for name, (lowest, highest) in ranges.items():
+        value = getattr(config, name)
+        if not isinstance(value, (int, float)):
+            continue
+        flag = f"--{name.replace('_', '-')} {brief(value)}"
+        require(value >= lowest, f"{flag}: must be at least {lowest:,}.")
+        require(value <= highest, f"{flag}: must be at most {highest:,}.")
+
+
+def require_seed(seed: int) -> None:
+    """Raise ConfigError for what generators of random numbers do not start from."""
+    require(seed >= 0 and fits(seed), f"--seed {brief(seed)}: must be at least 0 and have at most 63 bits.")
 
 
 def require(condition: bool, message: str) -> None:
@@ -188,31 +192,47 @@ def _convert(value: object, hint: Any, where: str) -> object:
         wanted = " or ".join(
             " or ".join(map(repr, get_args(kind))) if get_origin(kind) is Literal else kind.__name__ for kind in kinds
         )
-        raise ConfigError(f"{where}: expected {wanted}, got {value!r}.")
+        raise ConfigError(f"{where}: expected {wanted}, got {brief(value)}.")
     if origin is Literal:
-        if value not in arguments:
-            wanted = ", ".join(repr(argument) for argument in arguments)
-            nearest = did_you_mean(str(value), [str(argument) for argument in arguments])
-            raise ConfigError(f"{where}: {value!r} is not one of {wanted}.{nearest}")
-        return value
+        return _convert_choice(value, arguments, where)
     if origin is tuple:
         items = value if isinstance(value, (list, tuple)) else [value]
+        require("" not in items, f"{where}: a name is empty. Leave it out.")
         return tuple(_convert(item, arguments[0], where) for item in items)
     if (plain := _convert_plain(value, hint)) is None:
-        raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {value!r}.")
+        raise ConfigError(f"{where}: expected {getattr(hint, '__name__', hint)}, got {brief(value)}.")
+    _require_usable(plain, where)
     return plain
+
+
+def _require_usable(value: object, where: str) -> None:
+    """Raise ConfigError for what no file, name or counter can be."""
+    if isinstance(value, (str, Path)) and "\0" in str(value):
+        raise ConfigError(f"{where}: {brief(value)} has a null character, which no file and no name may have.")
+    if isinstance(value, (str, Path)) and HALVES.search(str(value)):
+        raise ConfigError(f"{where}: {brief(value)} has half a character, which no file and no name may have.")
+    if isinstance(value, int) and not fits(value):
+        raise ConfigError(f"{where}: {brief(value)} has more than 64 bits.")
+
+
+def _convert_choice(value: object, choices: Sequence[str], where: str) -> str:
+    """One of several words, or ConfigError with the nearest."""
+    if isinstance(value, str) and value in choices:
+        return value
+    nearest = did_you_mean(short(value), choices) if isinstance(value, str) else ""
+    raise ConfigError(f"{where}: {brief(value)} is not one of {', '.join(map(repr, choices))}.{nearest}")
 
 
 def _convert_plain(value: Any, hint: Any) -> object | None:
     """A path, number, switch or text; None if the value is none of the kind."""
     if hint is Path:
-        return Path(value) if isinstance(value, (str, Path)) else None
+        return Path(value) if isinstance(value, (str, Path)) and value != "" else None
     if isinstance(value, bool) and hint is not bool:
         return None
     if hint is float:
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             return None
         return number if math.isfinite(number) else None
     return value if isinstance(value, hint) else None

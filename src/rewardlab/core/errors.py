@@ -16,6 +16,14 @@ A message says what happened, what was found, what was wanted, and what to do ne
 
 from __future__ import annotations
 
+import errno
+from pathlib import Path
+from typing import Final
+
+from rewardlab.core.terminal import visible
+
+NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
+
 
 class RewardlabError(ValueError):
     """Base of every error meant for the user; ``rewardlab`` prints it without a traceback."""
@@ -60,3 +68,13 @@ class RunInterrupted(RewardlabError):
         """`exit_status` is what the process ends with, so that a batch system knows that work is left."""
         super().__init__(message)
         self.exit_status = exit_status
+
+
+def words_of(error: OSError) -> str:
+    """What the system refused, and what to do about it."""
+    name = None if error.filename is None else str(error.filename)
+    said = f"{'' if name is None else f'{visible(name)}: '}{error.strerror or error}"
+    if error.errno == errno.ENOENT and name is not None:
+        return f"{said}. If {visible(str(Path(name).parent))} was there before, it has been moved or deleted."
+    remedy = " Make room there, or write to another disk." if error.errno in NO_ROOM else ""
+    return f"{said}.{remedy} What was saved before is still there."

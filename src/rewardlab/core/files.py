@@ -25,8 +25,11 @@ from pathlib import Path
 from typing import IO, cast
 
 from rewardlab.core.errors import DataError, RewardlabError
+from rewardlab.core.terminal import brief
 
 HASH_CHUNK_BYTES = 1 << 20
+SUM = "sha256"
+"""Entry of a JSON object that holds the hash of its other entries."""
 UTF8 = "utf-8-sig"
 """UTF-8 with or without the byte order mark that some programs write."""
 AT_FDCWD, EXCHANGE = -100, 2
@@ -76,20 +79,81 @@ def jsonable(values: Mapping[str, object]) -> dict[str, object]:
 
 def write_json(path: Path, value: object) -> None:
     """Replace `path` by `value` as JSON, in one step."""
-    write_text(path, to_json(value) + "\n")
+    write_text(path, _encodable(to_json(value)) + "\n")
 
 
 def read_json(path: Path) -> object:
-    """The JSON value in `path`; DataError names file and position if it is not JSON."""
+    """The JSON value in `path`; DataError names file and position if it is not JSON, or has a key twice."""
     try:
-        return json.loads(path.read_text(encoding=UTF8))
+        return parse_json(path.read_text(encoding=UTF8))
+    except DuplicateKeyError as error:
+        raise DataError(f"{path}: {error}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not valid JSON ({error}). Fix or replace the file.") from error
 
 
+class DuplicateKeyError(ValueError):
+    """A key that an object has twice, of which readers would take one in silence."""
+
+
+def parse_json(text: str) -> object:
+    """The JSON value in a text. Raises DuplicateKeyError, RecursionError for one nested too deep, and ValueError."""
+    try:
+        return json.loads(text, object_pairs_hook=_with_unique_keys)
+    except DuplicateKeyError:
+        raise DuplicateKeyError(_first_twice(text)) from None
+
+
+def _first_twice(text: str) -> str:
+    """Where valid JSON has a key twice in one object, in words: the parser does not say."""
+    keys: list[set[str]] = []
+    for match in re.finditer(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{\[]|[}\]]', text):
+        if match[0] in ("{", "["):
+            keys.append(set())
+        elif match[0] in ("}", "]"):
+            keys.pop()
+        elif match[2]:
+            key = json.loads(match[1])
+            if key in keys[-1]:
+                return (
+                    f"line {text.count(chr(10), 0, match.start()) + 1}: the key {brief(key)} is there twice. Keep one."
+                )
+            keys[-1].add(key)
+    raise AssertionError("the parser saw a key twice")
+
+
+def write_summed_json(path: Path, values: Mapping[str, object]) -> None:
+    """Replace `path` by a JSON object that holds the SHA-256 of all else in it, for `read_summed_json`."""
+    plain = json.loads(to_json(dict(values)))  # as it will be read back
+    write_json(path, {**plain, SUM: sha256_json(plain)})
+
+
+def read_summed_json(path: Path) -> dict[str, object]:
+    """The object that `write_summed_json` wrote, without its sum.
+
+    Raises DataError if it is not JSON, has no sum, or is not what was written.
+    """
+    values = read_json(path)
+    if not isinstance(values, dict) or SUM not in values:
+        raise DataError(f"{path}: it has no checksum. Replace the file.")
+    found = values.pop(SUM)
+    try:
+        same = sha256_json(values) == found
+    except ValueError:  # NaN and infinity, which are never written
+        same = False
+    if not same:
+        raise DataError(f"{path}: it is not what was written. Replace the file.")
+    return values
+
+
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Replace `path` by one JSON object a line, in one step."""
-    write_text(path, "".join(to_json(row, indent=None) + "\n" for row in rows))
+    write_text(path, "".join(_encodable(to_json(row, indent=None)) + "\n" for row in rows))
+
+
+def _encodable(text: str) -> str:
+    """JSON with half characters escaped, which no UTF-8 has: a file name that is not UTF-8 has some in Python."""
+    return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
@@ -101,18 +165,30 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         yield number, parse_line(path, number, line)
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def require_rows(path: Path) -> None:
+    """Raise DataError unless there is such a JSONL file, and its first line is a row."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file.")
+    if next(read_jsonl(path), None) is None:
+        raise DataError(f"{path}: no rows to score.")
+
+
+def read_lines(path: Path, *, max_characters: int | None = None) -> Iterator[tuple[int, str]]:
     """(line number, line) for every non-empty line of a text file, which may be a .gz file.
 
-    Raises DataError naming file and line where it is damaged or not UTF-8.
+    Of a line of more than `max_characters`, its end included, the first `max_characters` + 1 are given; all of it is at
+    no time in memory. Raises DataError naming file and line where it is damaged or not UTF-8.
     """
     opener = gzip.open if path.suffix == ".gz" else open
-    number = 0
+    number, most = 0, -1 if max_characters is None else max_characters + 1
     try:
         with cast("IO[str]", opener(path, "rt", encoding=UTF8)) as file:
-            for number, line in enumerate(file, start=1):
+            while line := file.readline(most):
+                number += 1
                 if line.strip():
                     yield number, line
+                while len(line) == most and not line.endswith("\n"):  # what is left of it
+                    line = file.readline(most)
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
             f"{path}: cannot be read after line {number} ({error}). Is it UTF-8 text, and complete?"
@@ -122,13 +198,13 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
 def parse_line(path: Path, number: int, line: str) -> dict[str, object]:
     """The JSON object in a line; DataError names file and line if it is none."""
     try:
-        row = json.loads(line.strip())
+        row = json.loads(line.strip(), object_pairs_hook=_with_unique_keys)
     except json.JSONDecodeError as error:
         raise DataError(
             f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}. "
             f"Fix or remove this line; each line must be one JSON object."
         ) from error
-    except (ValueError, RecursionError) as error:  # thousands of digits in a number, or of brackets
+    except (ValueError, RecursionError) as error:  # a key twice, thousands of digits in a number, or of brackets
         raise DataError(f"{path}:{number}: cannot be read ({error}). Fix or remove this line.") from error
     if not isinstance(row, dict):
         raise DataError(
@@ -136,6 +212,16 @@ def parse_line(path: Path, number: int, line: str) -> dict[str, object]:
             f'Each line must look like {{"prompt": …, "chosen": …, "rejected": …}}.'
         )
     return row
+
+
+def _with_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of JSON; DuplicateKeyError if a key stands in it twice, since nobody knows which value is meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise DuplicateKeyError(f"the key {twice!r} stands twice in one object")
+    return found
 
 
 def sha256_file(path: Path) -> str:
@@ -223,8 +309,14 @@ def remove(path: Path) -> None:
 def require_writable_folder(folder: Path, flag: str) -> None:
     """Create `folder` and prove that a file can be written in it, before any long work begins.
 
-    Raises RewardlabError naming `flag` if not.
+    Raises RewardlabError naming `flag` if not, also for a name that TensorBoard and JSON could not write down.
     """
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError as error:
+        raise RewardlabError(
+            f"cannot write to {folder}: this name is not UTF-8. Choose another place with {flag}."
+        ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_text(folder / ".write-test", "")

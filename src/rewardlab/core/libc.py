@@ -1,4 +1,4 @@
-"""What the C library does with freed memory, where it can be told (glibc)."""
+"""The memory of the process, and what the C library does with what is freed, where it can be told (glibc)."""
 
 from __future__ import annotations
 
@@ -95,3 +95,11 @@ def _libc() -> Any:
         return None
     libc = ctypes.CDLL(None)
     return libc if hasattr(libc, "mallopt") and hasattr(libc, "gnu_get_libc_version") else None
+
+
+def resident() -> int | None:
+    """Bytes of the machine that the process has now; None off Linux."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return None

@@ -8,18 +8,34 @@ model, in any engine, can be checked (docs/design.md, section 6).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from rewardlab.core.errors import ArtifactError
-from rewardlab.core.files import read_json, sha256_json, sha256_text, to_json
+from rewardlab.core.files import sha256_json, sha256_text, to_json
+from rewardlab.core.schema import Refusal, read_object, typed
 
 SPEC_FILE = "reward_spec.json"
 SCHEMA_VERSION = 2
 UNPROTECTED = 1
 """The schema before specs had digests, and canaries references in half precision."""
+SOURCES: Final = ("tokenizer", "plain", "concat")
+ROUNDINGS: Final = ("none", "stochastic", "nearest")
+MAX_CANARIES: Final = 64
+MAX_CANARY_TOKENS: Final = 16_384
+"""What a canary may have; each is computed whenever a folder is checked."""
+REMEDY: Final = "Restore the folder from where it was saved, or save the model again."
+DAMAGED: Final = Refusal(error=ArtifactError, remedy=REMEDY)
+"""How a file of a reward-model folder is refused."""
+
+CUT_BY_STEPS = "oldest_turns_first"
+"""The truncation of older models: a turn loses as many tokens as are in excess, again until it fits, sometimes one more
+than it has to."""
+CUT_FEWEST = "oldest_turns_first_fewest_tokens"
+"""A turn loses the fewest tokens that suffice."""
+TRUNCATIONS: Final = (CUT_BY_STEPS, CUT_FEWEST)
 
 SCORE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15, "float16": 0.05}
 """How far a score computed in this dtype may be from the reference of that dtype, in units of `max(1, |score|)`.
@@ -43,13 +59,17 @@ class RendererSpec:
     """System turn given to conversations that have none; None adds none."""
     max_length: int
     """Tokens a conversation may have after truncation."""
-    truncation: str = "oldest_turns_first"
-    """Whole old turns go first, then the start of the oldest one left; never the reply or the system turn."""
+    truncation: str = CUT_FEWEST
+    """Whole old turns go first, then the start of the oldest one left; never the reply or the system turn. Or
+    `CUT_BY_STEPS`, which older models keep."""
     final_token_id: int | None
     """Last token of every rendering, where the score is read; None if renderings end differently."""
     bos_token_id: int | None
     num_bos: int
     """How many BOS tokens every rendering begins with: 0 or 1."""
+    special_tokens_in_text: Literal["text", "keep"] = "keep"
+    """What control tokens are that stand in messages: letters like any others, or, as in folders without this entry,
+    the control tokens themselves."""
 
     @property
     def joins_texts(self) -> bool:
@@ -114,12 +134,13 @@ class RewardSpec:
     def from_dict(cls, values: Mapping[str, Any], *, where: str) -> RewardSpec:
         """Inverse of `to_dict`.
 
-        Raises ArtifactError for another schema version, missing or unknown fields, no canaries, or an edited template.
+        Raises ArtifactError for another schema version, no canaries, an edited template, or a field that is missing,
+        unknown, of another type, or beyond what it can mean.
         """
         version = values.get("schema_version")
-        if version not in (UNPROTECTED, SCHEMA_VERSION):
+        if isinstance(version, bool) or version not in (UNPROTECTED, SCHEMA_VERSION):
             raise ArtifactError(
-                f"{where}: schema version {version!r}, this rewardlab reads {UNPROTECTED} and {SCHEMA_VERSION}. "
+                f"{where}: schema version {version!r:.60}, this rewardlab reads {UNPROTECTED} and {SCHEMA_VERSION}. "
                 f"Use the rewardlab version that wrote it, or save the model again."
             )
         if not values.get("canaries"):
@@ -129,26 +150,52 @@ class RewardSpec:
             )
         if version == UNPROTECTED:  # which rounded to the nearest
             values = {"rounding": "none" if values.get("save_dtype") == "float32" else "nearest", **values}
-        try:
-            renderer = dict(values["renderer"])
-            template_hash = renderer.pop("template_hash")
-            spec = cls(
-                **{
-                    **values,
-                    "renderer": RendererSpec(**renderer),
-                    "canaries": [Canary(**canary) for canary in values["canaries"]],
-                    "affine": tuple(values["affine"]) if values["affine"] is not None else None,
-                }
-            )
-        except (KeyError, TypeError) as error:
-            known = ", ".join(item.name for item in fields(cls))
-            raise ArtifactError(f"{where}: not a complete reward spec ({error}). Fields: {known}.") from error
+        renderer, template_hash = values.get("renderer"), None
+        if isinstance(renderer, Mapping):  # the hash of the template is no field: it follows from the template
+            template_hash = renderer.get("template_hash")
+            values = {**values, "renderer": {name: v for name, v in renderer.items() if name != "template_hash"}}
+        spec = typed(cls, values, where=where, refusal=DAMAGED)
         if spec.renderer.template_hash != template_hash:
             raise ArtifactError(
                 f"{where}: the chat template does not match its recorded hash; the file was edited after it was "
                 f"saved. Restore it, or save the model again."
             )
+        for wrong in _implausible(spec):
+            raise DAMAGED.of(f"{where}: {wrong}.")
         return spec
+
+
+def _implausible(spec: RewardSpec) -> Iterator[str]:
+    """What is of the right type and cannot be meant: field, what was found, what was expected."""
+    renderer = spec.renderer
+    rules = {
+        "renderer.truncation": (renderer.truncation, renderer.truncation in TRUNCATIONS, one_of(TRUNCATIONS)),
+        "renderer.template_source": (renderer.template_source, renderer.template_source in SOURCES, one_of(SOURCES)),
+        "renderer.max_length": (renderer.max_length, renderer.max_length >= 1, "at least 1"),
+        "renderer.num_bos": (renderer.num_bos, renderer.num_bos in (0, 1), "0 or 1"),
+        "beta": (spec.beta, spec.beta > 0, "above 0"),
+        "head_dtype": (spec.head_dtype, spec.head_dtype in SCORE_TOLERANCE, one_of(SCORE_TOLERANCE)),
+        "save_dtype": (spec.save_dtype, spec.save_dtype in SCORE_TOLERANCE, one_of(SCORE_TOLERANCE)),
+        "rounding": (spec.rounding, spec.rounding in ROUNDINGS, one_of(ROUNDINGS)),
+        "max_rounding_error": (spec.max_rounding_error, spec.max_rounding_error >= 0, "at least 0"),
+        "canaries": (f"{len(spec.canaries)} of them", len(spec.canaries) <= MAX_CANARIES, f"at most {MAX_CANARIES}"),
+    }
+    for name, (found, plausible, expected) in rules.items():
+        if not plausible:
+            yield f"{name}: expected {expected}, found {found!r:.60}"
+    for number, canary in enumerate(spec.canaries):
+        count = len(canary.token_ids)
+        if not 1 <= count <= MAX_CANARY_TOKENS:
+            yield f"canaries[{number}].token_ids: expected 1 to {MAX_CANARY_TOKENS} tokens, found {count}"
+        if any(not 0 <= token < 2**31 for token in canary.token_ids):
+            yield f"canaries[{number}].token_ids: expected ids of tokens, found a number that is none"
+        if not canary.messages or any(set(message) != {"role", "content"} for message in canary.messages):
+            yield f"canaries[{number}].messages: expected one message or more, each with a role and a content"
+
+
+def one_of(names: Mapping[str, object] | tuple[str, ...]) -> str:
+    """Names in a sentence."""
+    return f"one of {', '.join(names)}"
 
 
 def carries_digest(name: str) -> bool:
@@ -166,7 +213,20 @@ def part_digests(spec: RewardSpec) -> dict[str, str]:
     del values["digests"]
     values["files"] = {name: None if carries_digest(name) else digest for name, digest in values["files"].items()}
     values |= {f"renderer.{name}": value for name, value in values.pop("renderer").items()}
+    if values["renderer.special_tokens_in_text"] == "keep":  # what holds where there is no such entry
+        del values["renderer.special_tokens_in_text"]
     return {name: sha256_json(value) for name, value in values.items()}
+
+
+def parts_by_default(spec: RewardSpec) -> set[str]:
+    """Parts that say what they would if the file did not name them, as it does not if their field is newer than it."""
+    return {
+        prefix + item.name
+        for prefix, part in (("", spec), ("renderer.", spec.renderer))
+        for item in fields(part)
+        if (item.default is not MISSING and getattr(part, item.name) == item.default)
+        or (item.default_factory is not MISSING and getattr(part, item.name) == item.default_factory())
+    }
 
 
 def read_spec(folder: Path) -> RewardSpec:
@@ -185,7 +245,4 @@ def read_spec(folder: Path) -> RewardSpec:
             f"{folder}: no {SPEC_FILE}, so this is not a rewardlab reward model. "
             f"Give the folder that `rewardlab train` wrote (…/best or …/step_N)."
         )
-    values = read_json(path)
-    if not isinstance(values, dict):
-        raise ArtifactError(f"{path}: expected a JSON object.")
-    return RewardSpec.from_dict(values, where=str(path))
+    return RewardSpec.from_dict(read_object(path, DAMAGED), where=str(path))

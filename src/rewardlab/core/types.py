@@ -100,6 +100,8 @@ class TokenGroup:
     """For each reply, the number of prompt tokens that were cut to fit the limit."""
     comparisons: tuple[Comparison, ...]
     ranking: tuple[int, ...] | None = None
+    num_typed: int = 0
+    """Replies in whose conversation a control token is typed."""
 
     @property
     def num_replies(self) -> int:

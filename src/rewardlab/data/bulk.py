@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Conversation, IntArray, Preference, TokenGroup
-from rewardlab.data.chat import Renderer, ReplyTooLong, common_text, with_sentinel
+from rewardlab.data.chat import EndsInPadding, Renderer, ReplyTooLong, common_beginning, with_sentinel
 from rewardlab.data.layout import Rendered, build_group, common_prefix_length
+from rewardlab.data.markers import RenderedText
 from rewardlab.data.store import LeftOut
 
 OVERLONG = "overlong"
 """Cause of what `--overlong drop` leaves out."""
+NOTHING: Final = RenderedText("")
 
 
 @dataclass(slots=True)
@@ -28,8 +31,9 @@ class _Reply:
     prompt: Conversation
     reply: Conversation
     text: str = ""
+    rendered: RenderedText = NOTHING
     token_ids: IntArray | None = None
-    before: str = ""
+    before: RenderedText = NOTHING
     """The text before the reply's content."""
     found: Rendered | RenderError | None = None
 
@@ -38,7 +42,8 @@ def render_all(preferences: Sequence[Preference], renderer: Renderer, *, overlon
     """What comes of each preference: its group, or why there is none.
 
     Causes: `template_refuses` (the chat template raises, for example at a role), `overlong` (a reply does not fit
-    the limit with its whole prompt, if `overlong` is `drop`), and those of `Renderer.group`.
+    the limit with its whole prompt, if `overlong` is `drop`), `ends_in_padding` (a reply's last token is the one that
+    engines pad with), and those of `Renderer.group`.
     """
     replies = [[_Reply(preference.prompt, reply) for reply in preference.replies] for preference in preferences]
     _render([reply for siblings in replies for reply in siblings], renderer)
@@ -54,7 +59,13 @@ def _render(replies: Sequence[_Reply], renderer: Renderer) -> None:
         else:
             reply.text = text
     pending = [reply for reply in replies if reply.found is None]
-    for reply, token_ids in zip(pending, renderer.encode_all([reply.text for reply in pending]), strict=True):
+    conversations = [reply.prompt + reply.reply for reply in pending]
+    encoded = renderer.encode_all(conversations, [reply.text for reply in pending])
+    for reply, outcome in zip(pending, encoded, strict=True):
+        if isinstance(outcome, RenderError):
+            reply.found = outcome
+            continue
+        reply.rendered, token_ids = outcome
         reply.token_ids = token_ids
         try:
             if len(token_ids) > renderer.spec.max_length:
@@ -76,16 +87,17 @@ def _count_prompt_tokens(replies: Sequence[_Reply], renderer: Renderer) -> None:
         if isinstance(text, RenderError):
             reply.found = text
         else:
-            reply.before = common_text(reply.text, text)
+            reply.before = common_beginning(reply.rendered, text)
     pending = [reply for reply in replies if reply.found is None]
     beginnings = list(dict.fromkeys(reply.before for reply in pending))
-    tokens_of = dict(zip(beginnings, renderer.encode_all(beginnings), strict=True))
+    tokens_of = dict(zip(beginnings, renderer.encode_beginnings(beginnings), strict=True))
     for reply in pending:
         assert reply.token_ids is not None
         reply.found = Rendered(
             token_ids=reply.token_ids,
             prompt_tokens=common_prefix_length([tokens_of[reply.before], reply.token_ids]),
             truncated_tokens=0,
+            num_typed=renderer.num_typed(reply.prompt + reply.reply),
         )
 
 
@@ -98,7 +110,7 @@ def _texts(conversations: Sequence[Conversation], renderer: Renderer) -> list[st
     found: list[str | RenderError] = []
     for conversation in conversations:
         try:
-            found.append(renderer.text(conversation))
+            found += renderer.texts([conversation])
         except RenderError as error:
             found.append(error)
     return found
@@ -110,7 +122,8 @@ def _outcome(preference: Preference, siblings: Sequence[_Reply], overlong: str) 
         if isinstance(reply.found, Rendered):
             rendered[index] = reply.found
         elif not isinstance(reply.found, ReplyTooLong):
-            return LeftOut("template_refuses", f"{preference.id}: {reply.found}")
+            cause = "ends_in_padding" if isinstance(reply.found, EndsInPadding) else "template_refuses"
+            return LeftOut(cause, f"{preference.id}: {reply.found}")
     group = build_group(preference, rendered)
     if overlong == "drop" and _is_overlong(group, preference):
         group = OVERLONG

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -18,7 +19,10 @@ from rewardlab.core.errors import RenderError
 from rewardlab.core.spec import RendererSpec
 from rewardlab.core.types import Conversation, IntArray, Message, Preference, TokenGroup
 from rewardlab.data.config import DataConfig
+from rewardlab.data.cutting import cut
 from rewardlab.data.layout import Rendered, build_group, common_prefix_length
+from rewardlab.data.limits import within_limits
+from rewardlab.data.markers import Markers, RenderedText
 from rewardlab.data.rows import ROLES
 
 FROZEN_DATE: Final = {"%d %b %Y": "26 Jul 2024", "%Y-%m-%d": "2024-07-26", "%d %B %Y": "26 July 2024"}
@@ -50,6 +54,10 @@ class ReplyTooLong(RenderError):  # a condition that callers count, named for wh
     """A reply that does not fit the limit even without its prompt."""
 
 
+class EndsInPadding(RenderError):  # as above
+    """A rendering whose last token is the one that engines pad with, and take for padding."""
+
+
 class Renderer:
     """Turns conversations into tokens, as its spec says.
 
@@ -59,6 +67,8 @@ class Renderer:
     def __init__(self, tokenizer: Any, spec: RendererSpec) -> None:
         self.tokenizer = tokenizer
         self.spec = spec
+        self.pad_token_id: int | None = None
+        """The token by which engines pad what they read, where it is known; they read the last one that is another."""
         tokenizer.chat_template = spec.chat_template
 
     def text(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
@@ -68,6 +78,15 @@ class Renderer:
         """
         return self._apply_template([messages], add_generation_prompt=add_generation_prompt)[0]
 
+    @cached_property
+    def markers(self) -> Markers:
+        """The control tokens that this tokenizer and its template know."""
+        return Markers(self.tokenizer, self._render, prompt=self.spec.system_prompt or "")
+
+    def num_typed(self, messages: Sequence[Message]) -> int:
+        """Control tokens that are typed in the messages."""
+        return self.markers.count(messages)
+
     def texts(self, conversations: Sequence[Conversation]) -> list[str]:
         """`text` of each, for less time a conversation.
 
@@ -75,20 +94,54 @@ class Renderer:
         """
         return self._apply_template(conversations, add_generation_prompt=False) if conversations else []
 
-    def encode_all(self, texts: Sequence[str]) -> list[IntArray]:
-        """The tokens of each text, for less time a text."""
-        if not texts:
-            return []
-        encoded = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-        return [np.asarray(token_ids, dtype=np.int32) for token_ids in encoded]
+    def encode_all(
+        self, conversations: Sequence[Conversation], texts: Sequence[str]
+    ) -> list[tuple[RenderedText, IntArray] | RenderError]:
+        """The tokens of each conversation, of which `texts` are the texts, for less time a conversation."""
+        encoded = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
+        return [self._reread(*each) for each in zip(conversations, texts, encoded, strict=True)]
+
+    def _reread(
+        self, conversation: Conversation, text: str, token_ids: Sequence[int]
+    ) -> tuple[RenderedText, IntArray] | RenderError:
+        """The tokens of a conversation, control tokens typed in it read as the spec says."""
+        rendered = RenderedText(text)
+        if self.spec.special_tokens_in_text == "text":
+            try:
+                if (told := self.markers.tell_apart(conversation, token_ids)) is not None:
+                    rendered, token_ids = told, self.markers.encode(told)
+            except RenderError as error:
+                return error
+        return rendered, np.asarray(token_ids, dtype=np.int32)
+
+    def encode_beginnings(self, texts: Sequence[RenderedText]) -> list[IntArray]:
+        """The tokens of each beginning of a text that could be encoded."""
+        plain = [one.text for one in texts if one.own is None]
+        encoded = iter(self.tokenizer(plain, add_special_tokens=False)["input_ids"] if plain else [])
+        return [
+            np.asarray(next(encoded) if one.own is None else self.markers.encode(one), dtype=np.int32) for one in texts
+        ]
+
+    def _encode(self, conversation: Conversation) -> tuple[RenderedText, IntArray]:
+        (found,) = self.encode_all([conversation], self.texts([conversation]))
+        if isinstance(found, RenderError):
+            raise found
+        return found
+
+    def _render(self, conversation: Conversation) -> str:
+        return self._apply_template([conversation], add_generation_prompt=False)[0]
 
     def _apply_template(self, conversations: Sequence[Sequence[Message]], *, add_generation_prompt: bool) -> list[str]:
         try:
-            rendered = self.tokenizer.apply_chat_template(
-                [[message.as_dict() for message in messages] for messages in conversations],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-                **self.spec.template_arguments,
+            rendered = within_limits(
+                lambda: self.tokenizer.apply_chat_template(
+                    [[message.as_dict() for message in messages] for messages in conversations],
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **self.spec.template_arguments,
+                ),
+                self.spec.chat_template,
+                [sum(len(message.content) for message in messages) for messages in conversations],
             )
         except Exception as error:  # templates raise whatever their authors chose
             roles = ", ".join(message.role for message in conversations[0])
@@ -97,7 +150,7 @@ class Renderer:
 
     def token_ids(self, messages: Sequence[Message]) -> IntArray:
         """The whole conversation as tokens, without truncation."""
-        return self._encode(self.text(messages))
+        return self._encode(tuple(messages))[1]
 
     def render(self, prompt: Conversation, reply: Conversation) -> Rendered:
         """Prompt and reply as tokens, cut to the limit by the rule that training, evaluation and serving share.
@@ -124,12 +177,13 @@ class Renderer:
         self, prompt: Conversation, reply: Conversation, token_ids: IntArray, *, truncated_tokens: int
     ) -> Rendered:
         self.require_known_end(token_ids)
-        text, other = self.text(prompt + reply), self.text(with_sentinel(prompt, reply))
-        before = self._encode(common_text(text, other))
+        (text, _), other = self._encode(prompt + reply), self._render(with_sentinel(prompt, reply))
+        (before,) = self.encode_beginnings([common_beginning(text, other)])
         return Rendered(
             token_ids=token_ids,
             prompt_tokens=common_prefix_length([before, token_ids]),
             truncated_tokens=truncated_tokens,
+            num_typed=self.num_typed(prompt + reply),
         )
 
     def group(self, preference: Preference) -> TokenGroup | str:
@@ -148,47 +202,40 @@ class Renderer:
                 raise RenderError(f"{preference.id}: {error}") from error
         return build_group(preference, rendered)
 
-    def _encode(self, text: str) -> IntArray:
-        return np.asarray(self.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
-
     def _cut(self, prompt: Conversation, reply: Conversation) -> tuple[Conversation, IntArray]:
         """(what is kept of prompt + reply, its tokens)."""
-        num_system = next((n for n, message in enumerate(prompt) if message.role != "system"), len(prompt))
-        system, exchanges = prompt[:num_system], _exchanges(prompt[num_system:])
-        while len(exchanges) > 1:
-            exchanges = exchanges[1:]
-            kept = system + tuple(message for exchange in exchanges for message in exchange)
-            token_ids = self.token_ids(kept + reply)
-            if len(token_ids) <= self.spec.max_length:
-                return kept + reply, token_ids
-        excess = len(self.token_ids((*system, *(exchanges[0] if exchanges else ()), *reply))) - self.spec.max_length
-        oldest, *others = exchanges[0] if exchanges else reply
-        starts = self._token_starts(oldest.content) if exchanges else []
-        num_cut = 0
-        while excess > 0 and num_cut < len(starts):
-            # Cutting n tokens of the content alone may save fewer in the whole, so the loop checks and goes on.
-            num_cut = min(len(starts), num_cut + excess)
-            content = oldest.content[starts[num_cut] :] if num_cut < len(starts) else ""
-            kept = (*system, Message(oldest.role, content), *others)
-            token_ids = self.token_ids(kept + reply)
-            excess = len(token_ids) - self.spec.max_length
-            if excess <= 0:
-                return kept + reply, token_ids
-        raise ReplyTooLong(
-            f"a reply takes {self.spec.max_length + excess} tokens with its headers, above the limit of "
-            f"{self.spec.max_length} (--max-seq-len when the model was trained)."
+        kept, token_ids = cut(
+            prompt + reply,
+            num_last=len(reply),
+            encode=self.token_ids,
+            starts_of=self._token_starts,
+            limit=self.spec.max_length,
+            rule=self.spec.truncation,
         )
+        if kept is None:
+            raise ReplyTooLong(
+                f"a reply takes {len(token_ids)} tokens with its headers, above the limit of {self.spec.max_length} "
+                f"(--max-seq-len when the model was trained)."
+            )
+        return kept, token_ids
 
     def _token_starts(self, content: str) -> list[int]:
         """Character at which each token of `content` begins."""
+        if self.spec.special_tokens_in_text == "text" and self.num_typed([Message("user", content)]):
+            return self.markers.starts(content)
         if self.tokenizer.is_fast:
             encoded = self.tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)
             return [start for start, _ in encoded["offset_mapping"]]
         return list(range(len(content)))
 
     def require_known_end(self, token_ids: IntArray) -> None:
-        """Raise RenderError unless the rendering ends as every other does."""
+        """Raise RenderError unless the rendering ends as every other does, EndsInPadding if its end is the padding."""
         final = self.spec.final_token_id
+        if final is None and token_ids[-1] == self.pad_token_id:
+            raise EndsInPadding(
+                f"a rendering ends in token {token_ids[-1]}, by which this model's batches are padded, so engines "
+                f"would read its score one token too early. Leave it out, or use a chat template that ends each turn."
+            )
         if final is not None and token_ids[-1] != final:
             raise RenderError(
                 f"a rendering ends in token {token_ids[-1]} where every other ends in {final}; the chat template "
@@ -207,10 +254,11 @@ def build_renderer(tokenizer: Any, config: DataConfig) -> Renderer:
         chat_template=_bake(template, arguments, config.system_prompt),
         template_source=source,
         system_prompt=config.system_prompt,
-        max_length=config.max_seq_len,
+        max_length=config.length_limit,
         final_token_id=None,
         bos_token_id=tokenizer.bos_token_id,
         num_bos=0,
+        special_tokens_in_text=_choose_reading(config.special_tokens_in_text, template),
     )
     if source == "concat":
         _require_bare_texts(Renderer(tokenizer, replace(draft, chat_template=_bake(template, arguments, None))))
@@ -221,18 +269,7 @@ def build_renderer(tokenizer: Any, config: DataConfig) -> Renderer:
             f"Fix the template of this tokenizer, or use --no-chat-template."
         )
     final = endings.pop() if len(endings) == 1 else None
-    return Renderer(
-        tokenizer,
-        RendererSpec(
-            chat_template=draft.chat_template,
-            template_source=source,
-            system_prompt=config.system_prompt,
-            max_length=config.max_seq_len,
-            final_token_id=final,
-            bos_token_id=tokenizer.bos_token_id,
-            num_bos=num_bos,
-        ),
-    )
+    return Renderer(tokenizer, replace(draft, final_token_id=final, num_bos=num_bos))
 
 
 def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> Any:
@@ -244,9 +281,10 @@ def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> A
 
     try:
         return AutoTokenizer.from_pretrained(folder_or_name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of files that are damaged transformers and tokenizers raise anything
+        said = str(error).splitlines() or [type(error).__name__]
         raise RenderError(
-            f"no tokenizer for {folder_or_name!r}: {str(error).splitlines()[0]} "
+            f"no tokenizer for {folder_or_name!r}: {said[0]} "
             f"Give a hub name, or a folder that holds config.json, tokenizer files and weights."
         ) from error
 
@@ -298,6 +336,13 @@ def _choose_template(tokenizer: Any, wanted: str) -> tuple[str, str]:
     return own, "tokenizer"
 
 
+def _choose_reading(wanted: Literal["auto", "text", "keep"], template: str) -> Literal["text", "keep"]:
+    """What control tokens in texts are; texts that are joined as they are bring their own."""
+    if wanted == "auto":
+        return "keep" if template.endswith(CONCAT_TEMPLATE) else "text"
+    return wanted
+
+
 def _plain_arguments(tokenizer: Any) -> dict[str, str]:
     """BOS where the tokenizer itself would put one, and EOS to end a reply."""
     first = tokenizer("a")["input_ids"][:1]
@@ -309,7 +354,7 @@ def _require_bare_texts(renderer: Renderer) -> None:
     """Raise RenderError unless joining texts gives the very tokens that the tokenizer gives the joined text."""
     tokenizer = renderer.tokenizer
     for probe in PROBES:
-        ours = renderer.token_ids((Message("user", "Hello "), Message("assistant", probe)))
+        ours = renderer.token_ids(_probe_turns(probe, "Hello "))
         if ours.tolist() != list(tokenizer("Hello " + probe + tokenizer.eos_token)["input_ids"]):
             raise RenderError(
                 "--chat-template concat: this tokenizer adds tokens of its own around a text, besides BOS, which no "
@@ -341,7 +386,7 @@ def _probe(renderer: Renderer) -> tuple[set[int], int]:
     """Last tokens of short conversations, and how many BOS they begin with."""
     endings, num_bos = set(), 0
     for probe in PROBES:
-        token_ids = renderer.token_ids((Message("user", "Hello"), Message("assistant", probe)))
+        token_ids = renderer.token_ids(_probe_turns(probe))
         if len(token_ids) == 0:
             raise RenderError("the chat template renders a conversation to nothing; use --no-chat-template.")
         endings.add(int(token_ids[-1]))
@@ -350,14 +395,8 @@ def _probe(renderer: Renderer) -> tuple[set[int], int]:
     return endings, num_bos
 
 
-def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
-    """Split at user turns, so that what is left still begins with one, as templates require."""
-    exchanges: list[list[Message]] = []
-    for message in messages:
-        if message.role == "user" or not exchanges:
-            exchanges.append([])
-        exchanges[-1].append(message)
-    return exchanges
+def _probe_turns(reply: str, prompt: str = "Hello") -> Conversation:
+    return Message("user", prompt), Message("assistant", reply)
 
 
 def with_sentinel(prompt: Conversation, reply: Conversation) -> Conversation:
@@ -369,6 +408,11 @@ def with_sentinel(prompt: Conversation, reply: Conversation) -> Conversation:
     start = reply[0].content.lstrip()
     sentinel = next(mark for mark in SENTINELS if not start.startswith(mark))
     return (*prompt, Message(reply[0].role, sentinel), *reply[1:])
+
+
+def common_beginning(first: RenderedText, second: str) -> RenderedText:
+    """The beginning of the first text, as far as it is that of the second too."""
+    return first.beginning(len(common_text(first.text, second)))
 
 
 def common_text(first: str, second: str) -> str:

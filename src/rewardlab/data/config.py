@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from rewardlab.core.config import require
+from rewardlab.core.config import require, require_between
 from rewardlab.core.errors import ConfigError
 
 
@@ -38,8 +40,9 @@ class DataConfig:
     """Column with an additive margin in logits, at least 0."""
     strength_as: Literal["none", "weight", "margin", "soft"] = "none"
     """What the `strength` of a row does: nothing, weight in the loss, margin in logits, or the label itself."""
-    max_seq_len: int = 1024
-    """Tokens a conversation may have; `--overlong` says what happens to longer ones."""
+    max_seq_len: int | Literal["model"] = 1024
+    """Tokens a conversation may have; `--overlong` says what happens to longer ones. `model` is as many as the model
+    has positions."""
     overlong: Literal["truncate", "drop"] = "truncate"
     """Conversations above `--max-seq-len`: the oldest turns are cut, never the reply, or the row is left out and
     counted. Scoring always cuts."""
@@ -49,6 +52,10 @@ class DataConfig:
     `plain`)."""
     system_prompt: str | None = None
     """System turn for conversations that have none; an empty text is an explicit empty turn."""
+    special_tokens_in_text: Literal["auto", "text", "keep"] = "auto"
+    """Control tokens such as `<|im_end|>` that are typed in a message: `text` reads them as letters, so that nobody can
+    forge a turn, `keep` as control tokens; `auto` is `text`, and `keep` where texts are joined as they are
+    (`--chat-template concat`)."""
     num_workers: int | None = None
     """Processes that read and tokenise large data; by default one a core, and 1 does it all in this process."""
     cache_dir: str = "auto"
@@ -66,18 +73,25 @@ class DataConfig:
             f"--max-replies {self.max_replies}: must be at least 2, since a comparison needs two replies.",
         )
         require(
-            self.num_workers is None or self.num_workers >= 0,
-            f"--num-workers {self.num_workers}: must be at least 0; leave it out for one a core.",
+            self.system_prompt is None or not re.search("[\ud800-\udfff]", self.system_prompt),
+            "--system-prompt: has half a character, which no tokenizer can read. Write it in UTF-8.",
         )
         require(self.cache_dir != "", "--cache-dir: the name is empty; give a folder, or none to keep nothing.")
         require(
-            self.max_seq_len >= 16,
+            self.max_seq_len == "model" or self.max_seq_len >= 16,
             f"--max-seq-len {self.max_seq_len}: must be at least 16 to hold a chat template and a reply; "
             f"1024 suits most data.",
         )
+        require_between(self, max_seq_len=(16, 10_000_000), num_workers=(0, 1024))
         require_share(self.max_drop_fraction, "--max-drop-fraction")
         if self.margin_column and self.strength_as == "margin":
             raise ConfigError("--margin-column and --strength-as margin both set the margin; choose one.")
+
+    @property
+    def length_limit(self) -> int:
+        """`max_seq_len` of a configuration in which it is decided."""
+        assert isinstance(self.max_seq_len, int), "--max-seq-len model is decided when the model is found"
+        return self.max_seq_len
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +103,8 @@ class SelectionConfig(DataConfig):
     eval_split: str | None = None
     """Split to evaluate on; without it and without `--eval-dataset`, prompts are held out of the training data."""
     eval_fraction: float = 0.05
-    """Share of the training prompts held out when no evaluation data is named; 0 turns evaluation off."""
+    """Share of the training prompts held out, whole conversations, when no evaluation data is named; 0 turns evaluation
+    off."""
     train_eval_limit: int = 0
     """Training rows evaluated together with the evaluation data, to measure the gap between the two."""
     baselines: bool = True
@@ -98,7 +113,7 @@ class SelectionConfig(DataConfig):
     def __post_init__(self) -> None:
         DataConfig.__post_init__(self)
         require_share(self.eval_fraction, "--eval-fraction")
-        require(self.train_eval_limit >= 0, f"--train-eval-limit {self.train_eval_limit}: must be at least 0.")
+        require_between(self, train_eval_limit=(0, math.inf))
 
 
 def require_share(value: float, flag: str) -> None:

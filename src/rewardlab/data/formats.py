@@ -6,8 +6,9 @@ dataset is recognised by the columns of its first row (`LAYOUTS`), and every lat
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -18,6 +19,7 @@ from rewardlab.core.files import sha256_text
 from rewardlab.core.types import Comparison, Conversation, Preference
 from rewardlab.data.config import DataConfig
 from rewardlab.data.rows import (
+    MAX_REPLIES,
     Row,
     UnusableRowError,
     is_absent,
@@ -27,6 +29,7 @@ from rewardlab.data.rows import (
     read_number,
     read_prompt,
     read_reply,
+    require_bounded,
     require_reply,
     require_text,
     show,
@@ -62,9 +65,10 @@ class Rules:
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedRow:
-    """A preference, and how many of its comparisons were not made."""
+    """A preference, how many of its comparisons were not made, and the label of its row if it has one."""
 
     preference: Preference
+    label: float | None = None
     skipped_ties: int = 0
     skipped_identical: int = 0
 
@@ -99,11 +103,23 @@ def recognise(columns: Iterable[str], place: str) -> Layout:
     for layout in LAYOUTS:
         if layout.fits(names):
             return layout
+    near = [f"{name!r} as {meant!r}" for name in names if (meant := meant_column(name, names))]
+    hint = f" Perhaps {', '.join(near)} is meant." if near else ""
     accepted = "; ".join(f"{layout.columns} ({layout.name})" for layout in LAYOUTS)
     raise DataError(
-        f"{place}: the columns {', '.join(map(repr, names)) or '(none)'} are no known layout of preferences. "
-        f"Rename them to one of: {accepted}."
+        f"{place}: the columns {', '.join(map(repr, names)) or '(none)'} are no known layout of preferences."
+        f"{hint} Rename them to one of: {accepted}."
     )
+
+
+def meant_column(name: str, present: Collection[str]) -> str | None:
+    """The column of a layout, not among those present, that a name of none looks like, whatever its case."""
+    known = dict.fromkeys(column for layout in LAYOUTS for column in (*layout.needed, *layout.one_of))
+    if name in known:
+        return None
+    by_case = {column.casefold(): column for column in known if column not in present}
+    near = difflib.get_close_matches(name.strip().casefold(), by_case, n=1, cutoff=0.75)
+    return by_case[near[0]] if near else None
 
 
 def read_rows(rows: Sequence[Row], *, layout: Layout, place: str, rules: Rules) -> ParsedRow:
@@ -112,6 +128,7 @@ def read_rows(rows: Sequence[Row], *, layout: Layout, place: str, rules: Rules) 
     Raises UnusableRowError for rows to drop, DataError where a flag forbids dropping them.
     """
     for row in rows:
+        require_bounded(row)
         _require_fields(row, layout)
     if layout is not LONG_FORM:
         (row,) = rows
@@ -152,7 +169,13 @@ def _read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
         prompt = read_prompt(text, bare=True)
         return _pair(prompt, (read_reply(rest[0], prompt), read_reply(rest[1], prompt)), row, place, rules)
     if len(texts) == 2:
-        chosen, rejected = (parse_transcript(text) for text in texts)
+        try:
+            chosen, rejected = (parse_transcript(text) for text in texts)
+        except UnusableRowError as unusable:
+            near = [name for name in row if meant_column(name, row) == "prompt"]
+            if unusable.cause != "no_prompt" or not near:
+                raise
+            raise UnusableRowError("no_prompt", f"{unusable.detail}; is the column {near[0]!r} the 'prompt'?") from None
     else:
         chosen, rejected = (read_conversation(side) for side in sides)
     shared = 0
@@ -190,10 +213,10 @@ def _read_kwise(row: Row, place: str, rules: Rules) -> ParsedRow:
     responses = row["responses"]
     if not isinstance(responses, (list, tuple)):
         raise UnusableRowError("reply_not_text", f"responses is {show(responses)}, wanted a list of replies")
+    kept = _drawn_replies(len(responses), place, rules)
     scores = _scores(row, len(responses))
     after = rules.before_reply(row["prompt"])
     replies = [read_reply(response, prompt, after=after) for response in responses]
-    kept = _drawn_replies(len(replies), place, rules)
     return _compare_all([replies[k] for k in kept], [scores[k] for k in kept], prompt, row, place, rules)
 
 
@@ -233,7 +256,7 @@ def _pair(
     preference = Preference(
         id=place, source=rules.source, prompt=prompt, replies=replies, comparisons=(comparison,), ranking=ranking
     )
-    return ParsedRow(preference=preference)
+    return ParsedRow(preference=preference, label=label)
 
 
 def _comparison(first: int, second: int, label: float, row: Row, config: DataConfig) -> Comparison:
@@ -290,8 +313,13 @@ def _scores(row: Row, num_replies: int) -> list[float]:
 
 
 def _drawn_replies(num_replies: int, place: str, rules: Rules) -> list[int]:
-    """Indices of the replies to keep, in the order of the data."""
+    """Indices of the replies to keep, in the order of the data; UnusableRowError for more than `MAX_REPLIES`."""
     limit = rules.config.max_replies
+    num_kept = num_replies if limit is None else min(limit, num_replies)
+    if num_kept > MAX_REPLIES:
+        raise UnusableRowError(
+            "too_many_replies", f"{num_kept:,} replies, at most {MAX_REPLIES} are compared; --max-replies draws fewer"
+        )
     if limit is None or num_replies <= limit:
         return list(range(num_replies))
     drawn = seeded_generator(rules.seed, place).choice(num_replies, size=limit, replace=False)
@@ -360,7 +388,9 @@ def _join_pair(rows: Sequence[Row], config: DataConfig) -> Row:
         raise UnusableRowError("bad_roles", f"role {show(unknown[0])}, wanted chosen or rejected")
     if sorted(roles) != ["chosen", "rejected"]:
         raise UnusableRowError(
-            "incomplete_pair", f"pair {show(rows[0]['pair_id'])} has {' and '.join(roles)}, wanted one of each side"
+            "incomplete_pair",
+            f"pair {show(rows[0]['pair_id'])} has {' and '.join(roles) if len(roles) < 4 else f'{len(roles)} rows'}, "
+            f"wanted one of each side",
         )
     chosen, rejected = sorted(rows, key=lambda row: str(row["role"]))
     if chosen.get("prompt") != rejected.get("prompt"):

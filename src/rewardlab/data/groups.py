@@ -16,10 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.types import TokenGroup
+from rewardlab.data.roots import Keys, Numbers, Texts
 from rewardlab.data.store import TokenStore
-
-Numbers = npt.NDArray[np.int64]
-Keys = npt.NDArray[np.uint64]
 
 
 class Part:
@@ -49,6 +47,23 @@ class Part:
         """[P] prompt keys as numbers."""
         return self._column("prompt_key")
 
+    def texts(self) -> Texts:
+        """What their prompts and replies say, as keys."""
+        ends = [store.columns["said_end"] for store in self.stores]
+        counts = np.concatenate([np.empty(0, np.int64), *(np.diff(end, prepend=0) for end in ends)])
+        starts = (np.cumsum(counts) - counts)[self.numbers_P]
+        counts = counts[self.numbers_P]
+        owners_R = np.repeat(np.arange(len(self)), counts)
+        firsts = np.cumsum(counts) - counts
+        positions_R = np.arange(len(owners_R)) + (starts - firsts)[owners_R]
+        return Texts(
+            prompts_P=self.prompt_keys(),
+            first_turns_P=self._column("first_turn"),
+            replies_R=self._all("said")[positions_R],
+            long_R=self._all("said_long")[positions_R],
+            owners_R=owners_R,
+        )
+
     def causes(self) -> npt.NDArray[np.uint16]:
         """[P] why each was left out (see `store.LEFT_OUT`), 0 for those kept."""
         return self._column("cause")
@@ -67,7 +82,10 @@ class Part:
         return Groups(self.stores, of_preference[self.numbers_P[kept[self.numbers_P]]])
 
     def _column(self, name: str) -> npt.NDArray[Any]:
-        return np.concatenate([store.columns[name] for store in self.stores])[self.numbers_P]
+        return self._all(name)[self.numbers_P]
+
+    def _all(self, name: str) -> npt.NDArray[Any]:
+        return np.concatenate([store.columns[name] for store in self.stores])
 
 
 class Groups(Sequence[TokenGroup]):

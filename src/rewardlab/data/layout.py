@@ -19,6 +19,8 @@ class Rendered:
     """Tokens before the reply's content."""
     truncated_tokens: int
     """Prompt tokens that were cut to fit the limit."""
+    num_typed: int = 0
+    """Control tokens that are typed in the messages."""
 
 
 def build_group(preference: Preference, rendered: Mapping[int, Rendered]) -> TokenGroup | str:
@@ -52,6 +54,7 @@ def lay_out(preference: Preference, rendered: Mapping[int, Rendered]) -> TokenGr
         suffixes=tuple(ids[num_shared:] for ids in conversations),
         prompt_tokens=tuple(rendered[index].prompt_tokens for index in kept),
         truncated_tokens=tuple(rendered[index].truncated_tokens for index in kept),
+        num_typed=sum(rendered[index].num_typed > 0 for index in kept),
         comparisons=tuple(replace(c, first=number[c.first], second=number[c.second]) for c in preference.comparisons),
         ranking=tuple(number[index] for index in ranking if index in number) if ranking is not None else None,
     )

@@ -6,6 +6,7 @@ can be taken up at any step.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from rewardlab.data.chat import Renderer
 from rewardlab.data.groups import Groups, Part
 from rewardlab.data.store import LEFT_OUT, LeftOut, TokenStore, encode
 
+logger = logging.getLogger("rewardlab")
 CHUNK = 256
 """Preferences rendered at once."""
 
@@ -44,6 +46,8 @@ class TokenReport:
     """Comparisons left out of preferences that were kept, with those replies or between identical tokens."""
     prompts_differ_after_cut: int
     """Preferences whose replies kept different amounts of the prompt."""
+    special_tokens_in_text: int
+    """Replies in whose conversation a control token is typed; the renderer's spec says what becomes of it."""
     tokens: int
     """Tokens computed with each prompt once."""
     unshared_tokens: int
@@ -79,6 +83,7 @@ def tokenize(
     store = TokenStore(columns=encode(preferences, outcomes), source=name, facts={})
     report = report_of(Part([store], np.arange(len(preferences))))
     require_enough(report, max_drop_fraction, name, renderer.spec.max_length, own_limit=own_limit)
+    tell_typed(report.special_tokens_in_text, report.replies, renderer, name)
     return [outcome for outcome in outcomes if isinstance(outcome, TokenGroup)], report
 
 
@@ -100,10 +105,27 @@ def report_of(part: Part) -> TokenReport:
         lost_replies=_total(groups.column("lost_replies")),
         lost_comparisons=_total(groups.column("lost_comparisons")),
         prompts_differ_after_cut=_total(groups.column("prompts_differ")),
+        special_tokens_in_text=_total(groups.column("num_typed")),
         tokens=_total(groups.num_tokens()),
         unshared_tokens=_total(groups.num_unshared_tokens()),
         longest=int(groups.longest().max(initial=0)),
     )
+
+
+def tell_typed(num_typed: int, num_replies: int, renderer: Renderer, name: str) -> None:
+    """A line of the log where control tokens are typed in texts, which is a mistake in the data or an attack."""
+    read_as = {
+        "text": "as text, so they end no turn (--special-tokens-in-text)",
+        "keep": "as control tokens, as if the chat template had written them (--special-tokens-in-text keep)",
+    }
+    if num_typed:
+        logger.warning(
+            "tokens: %s: control tokens are typed in %d of %d replies or their prompts; they are read %s",
+            name,
+            num_typed,
+            num_replies,
+            read_as[renderer.spec.special_tokens_in_text],
+        )
 
 
 def _total(counts_G: npt.NDArray[Any]) -> int:

@@ -7,6 +7,7 @@ import pickle
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,17 +24,48 @@ def group_pairs(rows: Iterable[tuple[int, Row]]) -> Iterator[tuple[int, tuple[Ro
     with tempfile.TemporaryFile() as file:
         for number, row in rows:
             pair_id = row.get("pair_id")
-            key = f"row {number}" if is_absent(pair_id) else f"pair {pair_id}"
+            key = f"row {number}" if is_absent(pair_id) else f"pair {_text(pair_id)}"
             keys += hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()[:16]
             numbers.append(number)
             starts.append(file.tell())
-            pickle.dump(row, file, protocol=pickle.HIGHEST_PROTOCOL)
+            file.write(_pickled(row))
         for members in _groups(bytes(keys)):
             group = []
             for member in members:
                 file.seek(starts[member])
                 group.append(pickle.load(file))
             yield numbers[members[0]], tuple(group)
+
+
+def _text(value: object) -> str:
+    """A `pair_id` as the text by which it is known."""
+    try:
+        return str(value)
+    except (RecursionError, ValueError):  # thousands of brackets or digits
+        return str(TooDeep())
+
+
+@dataclass(frozen=True, repr=False)
+class TooDeep:
+    """In place of a value that is nested too deep to be kept; no layout has a use for one."""
+
+    def __repr__(self) -> str:
+        return "a value nested too deep to keep"
+
+
+def _pickled(row: Row) -> bytes:
+    try:
+        return pickle.dumps(row, protocol=pickle.HIGHEST_PROTOCOL)
+    except RecursionError:
+        return pickle.dumps({name: _kept(value) for name, value in row.items()}, protocol=pickle.HIGHEST_PROTOCOL)
+
+
+def _kept(value: object) -> object:
+    try:
+        pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    except RecursionError:
+        return TooDeep()
+    return value
 
 
 def _groups(keys: bytes) -> Iterator[list[int]]:

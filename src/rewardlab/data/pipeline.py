@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,8 @@ from rewardlab.data.workers import Crew
 
 CHUNK = 256
 """Units of a dataset in one piece of work."""
+CHUNK_CHARACTERS = 8_000_000
+"""Fewer units, if their lines have more than this."""
 ALONE = 16
 """Chunks that this process works on before it starts workers: about two seconds, which is what starting them takes."""
 
@@ -109,9 +111,16 @@ def _chunks(job: Job, units: Iterable[Unit], crew: Crew, title: str) -> Iterator
 
 
 def _chunked(units: Iterable[Unit]) -> Iterator[tuple[Unit, ...]]:
-    remaining = iter(units)
-    while chunk := tuple(islice(remaining, CHUNK)):
-        yield chunk
+    chunk: list[Unit] = []
+    size = 0
+    for unit in units:
+        chunk.append(unit)
+        size += len(unit[1]) if isinstance(unit[1], str) else 0
+        if len(chunk) == CHUNK or size > CHUNK_CHARACTERS:
+            yield tuple(chunk)
+            chunk, size = [], 0
+    if chunk:
+        yield tuple(chunk)
 
 
 def _chosen(units: Iterator[Unit], kept: Mask, chosen: np.ndarray, label: str) -> Iterator[Unit]:

@@ -10,16 +10,17 @@ import csv
 import difflib
 import importlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import read_json, read_jsonl, sha256_file
-from rewardlab.data.rows import Row
+from rewardlab.core.files import parse_line, read_json, read_lines, sha256_file
+from rewardlab.data.rows import MAX_CHARACTERS, Row, UnreadRow
 
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
@@ -27,7 +28,11 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 ALL_ROWS = "all rows"
 CSV_LISTS = ("responses", "scores", "ranking")
 """Columns whose cells are JSON lists."""
-MAX_CELL_CHARACTERS = 1 << 30
+MAX_RECORD_CHARACTERS = 4 * MAX_CHARACTERS
+"""Of a CSV row: one that is longer has no end, since a double quote is missing."""
+OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+PARQUET_ROWS = 2048
+"""Of a Parquet file, held at once."""
 MAX_NAMES_SHOWN = 8
 
 
@@ -50,8 +55,12 @@ def find_sources(names: Sequence[str], split: str) -> tuple[Source, ...]:
 
     Raises DataError for a name that cannot be found, is ambiguous or is given twice.
     """
+    for name in names:
+        _require_text(name)
     found = [(name, _find_file(name, split)) for name in names]
     paths = [path for _, path in found if path is not None]
+    for known in paths:
+        _require_text(str(known))
     for place, count in Counter(str(path.resolve()) if path else name for name, path in found).items():
         if count > 1:
             raise DataError(f"dataset {place} is named {count} times. Name it once.")
@@ -71,6 +80,17 @@ def find_sources(names: Sequence[str], split: str) -> tuple[Source, ...]:
     return tuple(
         replace(source, name=source.label) if source.path and counts[source.name] > 1 else source for source in sources
     )
+
+
+def _require_text(name: str) -> None:
+    """Raise DataError for a name that no log or manifest could hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+        raise DataError(f"dataset {shown}: its name is not UTF-8. Rename the file, or link to it.") from None
+    if "\0" in name:
+        raise DataError(f"dataset {name!r}: no name of a file has a null character.")
 
 
 def fingerprint(source: Source) -> str | None:
@@ -96,7 +116,16 @@ def read_source(source: Source) -> Iterator[tuple[int, Row]]:
     """
     if source.path is None:
         return _read_hub(source.name, source.split)
-    return READERS.get(source.path.suffix, read_jsonl)(source.path)
+    return READERS.get(source.path.suffix, _read_jsonl)(source.path)
+
+
+def read_row_lines(path: Path) -> Iterator[tuple[int, str | UnreadRow]]:
+    """(line number, line) of JSON Lines, an `UnreadRow` in place of a line that is too long; none is parsed.
+
+    Raises DataError as `read_lines` does.
+    """
+    for number, line in read_lines(path, max_characters=MAX_CHARACTERS):
+        yield number, line if len(line) <= MAX_CHARACTERS else UnreadRow()
 
 
 # --- finding -------------------------------------------------------------------------------------------------
@@ -145,10 +174,10 @@ def _near_files(path: Path) -> list[str]:
     beside = {file.name: str(file) for file in _data_files(path.parent)} if path.parent.is_dir() else {}
     stem = path.name.removesuffix(_extension(path) or "")
     same = [file for name, file in beside.items() if name.startswith(f"{stem}.")]
-    by_stem = {
-        _strip_split(name.removesuffix(_extension(Path(name)) or ""), "")[0]: file for name, file in beside.items()
-    }
-    alike = [by_stem[name] for name in difflib.get_close_matches(_strip_split(stem, "")[0], list(by_stem))]
+    by_stem: dict[str, list[str]] = {}
+    for name, file in beside.items():
+        by_stem.setdefault(_strip_split(name.removesuffix(_extension(Path(name)) or ""), "")[0], []).append(file)
+    alike = [file for name in difflib.get_close_matches(_strip_split(stem, "")[0], by_stem) for file in by_stem[name]]
     return same or alike
 
 
@@ -166,17 +195,22 @@ def _extension(path: Path) -> str | None:
 
 
 def _distinct_label(path: Path, paths: Sequence[Path]) -> str:
-    """The file name, with as many folders before it as tell it from the others."""
+    """The file name as text, with as many folders before it as tell it from the others."""
     depth = 1
     while sum(other.parts[-depth:] == path.parts[-depth:] for other in paths) > 1:
         depth += 1
-    return "/".join(path.parts[-depth:])
+    return _as_text("/".join(path.parts[-depth:]))
 
 
 def _bare_name(path: Path, label: str, split: str) -> tuple[str, str | None]:
     """(name without extension and split, split in the file's name or None)."""
     bare, own_split = _strip_split(label.removesuffix(_extension(path) or ""), split)
-    return bare or path.parent.name or path.stem, own_split
+    return bare or _as_text(path.parent.name or path.stem), own_split
+
+
+def _as_text(name: str) -> str:
+    """A file name, with bytes that are no UTF-8 written out, since it stands in files and messages."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _strip_split(stem: str, split: str) -> tuple[str, str | None]:
@@ -191,6 +225,11 @@ def _strip_split(stem: str, split: str) -> tuple[str, str | None]:
 
 
 # --- reading -------------------------------------------------------------------------------------------------
+
+
+def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
+    for number, line in read_row_lines(path):
+        yield number, parse_line(path, number, line) if isinstance(line, str) else line
 
 
 def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
@@ -220,12 +259,14 @@ def _rows_of_columns(path: Path, columns: dict[str, object]) -> list[dict[str, o
 def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
     """Rows under a header line, numbered by their first line; cells may hold line breaks, and lists as JSON."""
     line = 1
-    limit_before = csv.field_size_limit(MAX_CELL_CHARACTERS)
+    limit_before = csv.field_size_limit(MAX_RECORD_CHARACTERS)
     try:
         # utf-8-sig: spreadsheets write a byte order mark, which would become part of the first column's name.
         with path.open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.reader(file, strict=True)
+            lines = _RecordLines(file)
+            reader = csv.reader(lines, strict=True)
             columns = next(reader, [])
+            _require_commas(path, columns)
             if twice := [name for name, count in Counter(columns).items() if count > 1]:
                 raise DataError(
                     f"{path}:1: the header names the column {twice[0]!r} more than once. Rename or remove one."
@@ -233,6 +274,7 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
             line = reader.line_num + 1
             for cells in reader:
                 first_line, line = line, reader.line_num + 1
+                lines.characters = 0
                 if len(cells) > len(columns):
                     raise DataError(
                         f"{path}:{first_line}: {len(cells)} cells under a header of {len(columns)} columns. "
@@ -240,10 +282,45 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
                     )
                 if cells:
                     yield first_line, {name: _cell(name, text) for name, text in zip_longest(columns, cells)}
+    except _EndlessRecordError as error:
+        raise DataError(
+            f"{path}:{line}: this row has no end within {MAX_RECORD_CHARACTERS:,} characters. Is a double quote "
+            f"missing? Double quotes within a cell are written twice."
+        ) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise DataError(f"{path}:{line}: not valid CSV in UTF-8 ({error}). Fix or replace the file.") from error
     finally:
         csv.field_size_limit(limit_before)
+
+
+def _require_commas(path: Path, columns: Sequence[str]) -> None:
+    """Raise DataError for a header that is one cell with other separators in it."""
+    found = next((mark for mark in OTHER_SEPARATORS if len(columns) == 1 and mark in columns[0]), None)
+    if found is not None:
+        raise DataError(
+            f"{path}:1: the header {columns[0]!r} is separated by {OTHER_SEPARATORS[found]}, wanted commas. Save the "
+            f"file again with commas (cells that contain one in double quotes), or as .jsonl."
+        )
+
+
+class _EndlessRecordError(Exception):
+    """A row of a CSV file that is too long to be held; never reaches the user."""
+
+
+class _RecordLines:
+    """The lines of a CSV file, no more characters of them at once than a row may have."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self.file = file
+        self.characters = 0
+        """Of the row that is being read; its reader begins again at 0."""
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self.file.readline(MAX_RECORD_CHARACTERS + 1):
+            self.characters += len(line)
+            if self.characters > MAX_RECORD_CHARACTERS:
+                raise _EndlessRecordError
+            yield line
 
 
 def _cell(column: str, text: str | None) -> object:
@@ -260,13 +337,17 @@ def _cell(column: str, text: str | None) -> object:
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
     parquet = _import("pyarrow.parquet", f"{path}: reading Parquet")
+    is_time = importlib.import_module("pyarrow.types").is_temporal
     number = 0
     try:
-        for batch in parquet.ParquetFile(path).iter_batches():
-            for row in batch.to_pylist():
+        file = parquet.ParquetFile(path)
+        # No layout has a use for times, and Python has none after the year 9999.
+        times = [field.name for field in file.schema_arrow if is_time(field.type)]
+        for batch in file.iter_batches(batch_size=PARQUET_ROWS):
+            for row in batch.drop_columns(times).to_pylist():
                 number += 1
                 yield number, row
-    except (OSError, ValueError) as error:  # pyarrow's own errors are ValueErrors
+    except (OSError, ValueError, OverflowError) as error:  # pyarrow's own errors are ValueErrors
         raise DataError(f"{path}: cannot be read as Parquet after row {number} ({error}). Replace the file.") from error
 
 

@@ -10,10 +10,17 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from rewardlab.core.types import Conversation, Message
 
 Row = Mapping[str, object]
+
+MAX_CHARACTERS: Final = 8_000_000
+MAX_TURNS: Final = 2_000
+MAX_REPLIES: Final = 256
+"""What a row may have at most, so that none stalls a run: characters of text (in JSON Lines, of the line), turns of a
+prompt or a reply, and replies."""
 
 CAUSES: Mapping[str, str] = {
     "missing_field": "a column that the layout or a flag needs is absent or null",
@@ -35,6 +42,9 @@ CAUSES: Mapping[str, str] = {
     "no_comparison": "no two replies are left of which one is better",
     "tied_ranking": "replies with equal scores, and Plackett-Luce needs a strict ranking",
     "incomplete_pair": "a pair without exactly one chosen and one rejected row",
+    "row_too_long": f"the row has more than {MAX_CHARACTERS:,} characters",
+    "too_many_turns": f"a prompt or a reply has more than {MAX_TURNS:,} turns",
+    "too_many_replies": f"more than {MAX_REPLIES} replies are to be compared; --max-replies draws fewer",
 }
 """Why a row was dropped: a name for counts, and its meaning in one line."""
 
@@ -55,6 +65,31 @@ class UnusableRowError(Exception):
         self.detail = detail
 
 
+class UnreadRow(dict[str, object]):
+    """In place of a row whose line is too long to be read; it has no columns."""
+
+
+def require_bounded(row: Row) -> None:
+    """Raise UnusableRowError for a row of more than `MAX_CHARACTERS`, or one whose line has more and was not read."""
+    waiting: list[object] = [row]
+    size = MAX_CHARACTERS + 1 if isinstance(row, UnreadRow) else 0
+    while waiting and size <= MAX_CHARACTERS:
+        value = waiting.pop()
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, Mapping):
+            waiting += [*value, *value.values()]
+        elif isinstance(value, (list, tuple)):
+            waiting += value
+    if size > MAX_CHARACTERS:
+        raise UnusableRowError("row_too_long", f"more than {MAX_CHARACTERS:,} characters")
+
+
+def _require_few_turns(number: int) -> None:
+    if number > MAX_TURNS:
+        raise UnusableRowError("too_many_turns", f"{number:,} turns, at most {MAX_TURNS:,} are read")
+
+
 def parse_transcript(text: str) -> Conversation:
     """Turns of a Human/Assistant transcript, each stripped of surrounding white space.
 
@@ -64,6 +99,7 @@ def parse_transcript(text: str) -> Conversation:
     if not pieces:
         raise UnusableRowError("no_prompt", f"a text without Human and Assistant turns: {show(text)}")
     speakers, texts = pieces[::2], pieces[1::2]
+    _require_few_turns(len(speakers))
     if before.strip() or speakers[0] != "Human" or speakers[-1] != "Assistant":
         raise UnusableRowError(
             "not_a_transcript", f"begins with {show(text.lstrip()[:20])}, its last turn is by {speakers[-1]}"
@@ -154,6 +190,7 @@ def read_conversation(value: object) -> Conversation:
 
 def _turns(entries: Sequence[object]) -> Conversation:
     """Messages from role/content mappings, or from/value ones as ShareGPT has them."""
+    _require_few_turns(len(entries))
     turns = []
     for entry in entries:
         if not isinstance(entry, Mapping):

@@ -17,16 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import parse_line, read_lines, sha256_file
+from rewardlab.core.files import parse_line, sha256_file
 from rewardlab.core.types import Preference
 from rewardlab.data.config import DataConfig
 from rewardlab.data.formats import LONG_FORM, Layout, ParsedRow, Rules, read_rows, recognise, seeded_generator
 from rewardlab.data.pairs import group_pairs
-from rewardlab.data.readers import Source, find_sources, has_lines, read_source
-from rewardlab.data.rows import CAUSES, Row, UnusableRowError
+from rewardlab.data.readers import Source, find_sources, has_lines, read_row_lines, read_source
+from rewardlab.data.rows import CAUSES, MAX_CHARACTERS, Row, UnreadRow, UnusableRowError
 
 Numbers = npt.NDArray[np.int64]
-Keys = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 MAX_EXAMPLES = 3
 """Places kept for each cause."""
@@ -50,6 +49,10 @@ class SourceReport:
     """Comparisons of kept K-wise rows that were not made because the scores are equal."""
     skipped_identical: int
     """Comparisons of kept K-wise rows that were not made because the replies are the same text."""
+    labelled: int
+    """Kept rows with a `label`, the probability that `chosen` is preferred."""
+    swapped: int
+    """Of these, those below ½: `rejected` is preferred."""
     unused_by_limit: int
     """Kept rows left out by the limit."""
     sha256: str | None
@@ -69,6 +72,8 @@ class SourceReport:
             "examples": {cause: list(places) for cause, places in self.examples.items()},
             "skipped_ties": self.skipped_ties,
             "skipped_identical": self.skipped_identical,
+            "labelled": self.labelled,
+            "swapped": self.swapped,
             "unused_by_limit": self.unused_by_limit,
             "sha256": self.sha256,
         }
@@ -138,48 +143,9 @@ def first_rows(names: Sequence[str], split: str) -> list[tuple[str, Row]]:
     """
     found = []
     for source in find_sources(names, split):
-        found += [(source.label, row) for _, row in islice(read_source(source), 1)]
+        rows = (row for _, row in read_source(source) if not isinstance(row, UnreadRow))
+        found += [(source.label, row) for row in islice(rows, 1)]
     return found
-
-
-def split_by_prompt(
-    preferences: Sequence[Preference], *, fraction: float, seed: int
-) -> tuple[tuple[Preference, ...], tuple[Preference, ...]]:
-    """(train, held out): a seeded `fraction` of the prompts with all their rows, in the order given.
-
-    Which prompts are held out depends on the set of prompts and the seed, not on the order of the rows.
-    At least one prompt is held out unless the fraction is 0. Raises DataError if none were left to train on.
-    """
-    held_out = held_out_mask(keys_of(preferences), fraction=fraction, seed=seed)
-    sides: tuple[list[Preference], list[Preference]] = ([], [])
-    for preference, out in zip(preferences, held_out, strict=True):
-        sides[int(out)].append(preference)
-    return tuple(sides[0]), tuple(sides[1])
-
-
-def held_out_mask(keys_P: Keys, *, fraction: float, seed: int) -> Mask:
-    """[P] whether each preference is held out by `split_by_prompt`, given the keys of their prompts."""
-    assert 0 <= fraction <= 1, fraction
-    prompts = np.unique(keys_P)
-    num_held_out = max(1, round(fraction * len(prompts))) if fraction > 0 else 0
-    if num_held_out >= len(prompts) and fraction > 0:
-        raise DataError(
-            f"holding out {num_held_out} of {len(prompts)} different prompts leaves nothing to train on. "
-            f"Name evaluation data with --eval-dataset or --eval-split, "
-            f"or lower --eval-fraction (0 turns evaluation off)."
-        )
-    order = np.random.default_rng(seed).permutation(len(prompts))
-    return np.isin(keys_P, prompts[order[:num_held_out]])
-
-
-def keys_of(preferences: Sequence[Preference]) -> Keys:
-    """[P] prompt keys as numbers, which sort as their texts do."""
-    return np.array([int(preference.key, 16) for preference in preferences], dtype=np.uint64)
-
-
-def shared_prompts(train: Iterable[Preference], other: Iterable[Preference]) -> set[str]:
-    """Keys of the prompts that occur on both sides."""
-    return {preference.key for preference in train} & {preference.key for preference in other}
 
 
 @dataclass(kw_only=True)
@@ -191,12 +157,16 @@ class Tally:
     examples: dict[str, list[str]] = field(default_factory=dict)
     skipped_ties: int = 0
     skipped_identical: int = 0
+    labelled: int = 0
+    swapped: int = 0
 
     def keep(self, parsed: ParsedRow) -> None:
         """Count a row that became a preference."""
         self.kept += 1
         self.skipped_ties += parsed.skipped_ties
         self.skipped_identical += parsed.skipped_identical
+        self.labelled += parsed.label is not None
+        self.swapped += parsed.label is not None and parsed.label < 0.5
 
     def drop(self, place: str, unusable: UnusableRowError) -> None:
         """Count a row that did not."""
@@ -213,6 +183,8 @@ class Tally:
             self.examples[cause] = (self.examples.get(cause, []) + places)[:MAX_EXAMPLES]
         self.skipped_ties += later.skipped_ties
         self.skipped_identical += later.skipped_identical
+        self.labelled += later.labelled
+        self.swapped += later.swapped
 
     def as_dict(self) -> dict[str, object]:
         """A JSON mapping."""
@@ -234,6 +206,8 @@ class Tally:
             examples={cause: tuple(self.examples[cause]) for cause, _ in self.dropped.most_common()},
             skipped_ties=self.skipped_ties,
             skipped_identical=self.skipped_identical,
+            labelled=self.labelled,
+            swapped=self.swapped,
             unused_by_limit=self.kept - used,
             sha256=sha256,
         )
@@ -248,24 +222,31 @@ def open_units(source: Source) -> tuple[Layout, Iterator[Unit]]:
 
     Raises DataError if there are no rows or their layout is unknown, and for what cannot be read.
     """
-    lines = read_lines(source.path) if source.path and has_lines(source) else None
+    lines = read_row_lines(source.path) if source.path and has_lines(source) else None
     rows = read_source(source) if lines is None else _parsed(source, lines)
-    first = next(rows, None)
-    if first is None:
+    head = []
+    for number, row in rows:
+        head.append((number, row))
+        if not isinstance(row, UnreadRow):
+            break
+    if not head:
         raise DataError(f"{source.label}: no rows. Is it the right file, and written to the end?")
-    layout = recognise(first[1], f"{source.label}:{first[0]}")
-    rows = chain([first], rows)
+    number, row = head[-1]
+    if isinstance(row, UnreadRow):
+        raise DataError(f"{source.label}: every row has more than {MAX_CHARACTERS:,} characters. Is it the right file?")
+    layout = recognise(row, f"{source.label}:{number}")
     if layout is LONG_FORM:
-        return layout, group_pairs(rows)
+        return layout, group_pairs(chain(head, rows))
+    units = ((number, (row,)) for number, row in chain(head, rows if lines is None else ()))
     if lines is None:
-        return layout, ((number, (row,)) for number, row in rows)
-    return layout, chain([(first[0], (first[1],))], lines)
+        return layout, units
+    return layout, chain(units, ((number, line if isinstance(line, str) else (line,)) for number, line in lines))
 
 
-def _parsed(source: Source, lines: Iterator[tuple[int, str]]) -> Iterator[tuple[int, Row]]:
+def _parsed(source: Source, lines: Iterator[tuple[int, str | UnreadRow]]) -> Iterator[tuple[int, Row]]:
     assert source.path is not None
     for number, line in lines:
-        yield number, parse_line(source.path, number, line)
+        yield number, parse_line(source.path, number, line) if isinstance(line, str) else line
 
 
 def parse_units(

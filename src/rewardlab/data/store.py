@@ -2,8 +2,8 @@
 
 Legend: P preferences, D of them left out, G of them kept (groups), R replies, C comparisons, T tokens.
 
-A folder holds one raw file a column and `store.json`: the format, what the entry is about, and the length and SHA-256
-of every column. Whoever opens it checks all of that, so a store is whole or it is none.
+A folder holds one raw file a column and `store.json`: the format, what the entry is about, the length and SHA-256 of
+every column, and the SHA-256 of all that. Whoever opens it checks all of it, so a store is whole or it is none.
 """
 
 from __future__ import annotations
@@ -19,22 +19,28 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import HASH_CHUNK_BYTES, read_json, write_json
+from rewardlab.core.files import HASH_CHUNK_BYTES, read_summed_json, write_summed_json
 from rewardlab.core.types import Comparison, Preference, TokenGroup
+from rewardlab.data.roots import Texts
 
-FORMAT: Final = 1
-"""Changes when the columns do."""
+FORMAT: Final = 2
+"""Changes when the columns do, or what stands beside them."""
 MANIFEST: Final = "store.json"
-LEFT_OUT: Final = ("template_refuses", "overlong", "reply_too_long", "identical_tokens")
+LEFT_OUT: Final = ("template_refuses", "overlong", "reply_too_long", "identical_tokens", "ends_in_padding")
 """Causes for which a preference has no group; column `cause` holds 1 + the place in this list, 0 for those kept."""
 Columns = dict[str, npt.NDArray[Any]]
 
 COLUMNS: Final[Mapping[str, str]] = {
     # [P], [D]
     "prompt_key": "<u8",
+    "first_turn": "<u8",
+    "said_end": "<i8",
     "cause": "<u2",
     "place_end": "<i8",
     "place_text": "|u1",
+    # all replies of all preferences
+    "said": "<u8",
+    "said_long": "|b1",
     # [G]
     "preference": "<i8",
     "id_end": "<i8",
@@ -45,6 +51,7 @@ COLUMNS: Final[Mapping[str, str]] = {
     "shared": "<i4",
     "longest": "<i4",
     "num_truncated": "<i4",
+    "num_typed": "<i4",
     "prompts_differ": "|b1",
     "lost_replies": "<i4",
     "lost_comparisons": "<i4",
@@ -64,9 +71,11 @@ COLUMNS: Final[Mapping[str, str]] = {
     # [T]
     "tokens": "<i4",
 }
-"""Name -> type on disk. `X_end` says where the entries of a row end in another column; `rank` holds the replies of a
-ranked group from best to worst; a `strength` of NaN is none."""
+"""Name -> type on disk. `X_end` says where the entries of a row end in another column; `first_turn`, `said` and
+`said_long` are what `roots.Texts` needs; `rank` holds the replies of a ranked group from best to worst; a `strength` of
+NaN is none."""
 ENDS: Final = {
+    "said_end": "said",
     "preference": "cause",
     "place_end": "place_text",
     "id_end": "id_text",
@@ -113,7 +122,10 @@ def encode(preferences: Sequence[Preference], outcomes: Sequence[TokenGroup | Le
     for name, found in texts.items():
         lists[f"{name}_end"] = np.cumsum([len(text) for text in found], dtype=np.int64)
         lists[f"{name}_text"] = np.frombuffer(b"".join(found), dtype=np.uint8)
-    for name in ("token_end", "reply_end", "comparison_end"):
+    said = Texts.of(preferences)
+    lists |= {"first_turn": said.first_turns_P, "said": said.replies_R, "said_long": said.long_R}
+    lists["said_end"] = [len(preference.replies) for preference in preferences]
+    for name in ("said_end", "token_end", "reply_end", "comparison_end"):
         lists[name] = np.cumsum(lists[name], dtype=np.int64)
     lists["tokens"] = np.concatenate([np.empty(0, np.int32), *pieces])
     return {name: np.asarray(lists[name], dtype=kind) for name, kind in COLUMNS.items()}
@@ -127,6 +139,7 @@ def _add_group(lists: dict[str, Any], group: TokenGroup) -> None:
     lists["shared"].append(len(group.shared))
     lists["longest"].append(max(group.lengths))
     lists["num_truncated"].append(sum(cut > 0 for cut in group.truncated_tokens))
+    lists["num_typed"].append(group.num_typed)
     lists["prompts_differ"].append(len(set(group.truncated_tokens)) > 1)
     lists["ranked"].append(group.ranking is not None)
     lists["suffix"] += [len(suffix) for suffix in group.suffixes]
@@ -177,7 +190,7 @@ class StoreWriter:
             name: {"type": COLUMNS[name], "length": self.counts[name], "sha256": self._digests[name].hexdigest()}
             for name in COLUMNS
         }
-        write_json(
+        write_summed_json(
             self.folder / MANIFEST, {"format": FORMAT, "source": source, "facts": dict(facts), "columns": columns}
         )
 
@@ -219,6 +232,7 @@ class TokenStore:
             suffixes=tuple(np.split(tokens[shared:], borders[:-1])),
             prompt_tokens=tuple(columns["prompt_tokens"][replies].tolist()),
             truncated_tokens=tuple(columns["truncated_tokens"][replies].tolist()),
+            num_typed=int(columns["num_typed"][index]),
             comparisons=self._comparisons(index, by_prompt=by_prompt),
             ranking=tuple(columns["rank"][replies].tolist()) if columns["ranked"][index] else None,
         )
@@ -270,7 +284,7 @@ def _file(folder: Path, column: str) -> Path:
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
     try:
-        manifest: Any = read_json(folder / MANIFEST)
+        manifest: Any = read_summed_json(folder / MANIFEST)
         types = {name: entry["type"] for name, entry in manifest["columns"].items()}
         if manifest["format"] != FORMAT or types != COLUMNS:
             raise DamagedError(f"{MANIFEST} is of another format")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from rewardlab.core.config import require
+from rewardlab.core.config import require, require_between
 
+MOST_RANK: Final = 65_536
+"""Of adapters: more than any matrix of a model that there is."""
 HalfRounding = Literal["stochastic", "nearest"]
 
 
@@ -81,7 +83,7 @@ class ModelConfig(BackboneConfig):
     lora_alpha: float = 32.0
     """Scale: updates are multiplied by alpha / r."""
     lora_dropout: float = 0.0
-    """Dropout on adapter inputs; above 0, prompts are no longer shared, since that would not be exact."""
+    """Dropout on adapter inputs, drawn by conversation: a step drops the same however it is computed."""
     lora_target_modules: tuple[str, ...] = ("all-linear",)
     """Names of layers to adapt, `all-linear`, or `peft-default` for PEFT's own choice for the architecture."""
     rslora: bool = False
@@ -98,8 +100,8 @@ class ModelConfig(BackboneConfig):
     """Leave the embeddings and so many of the first layers as they are."""
 
     def __post_init__(self) -> None:
-        require(self.lora_rank >= 1, f"--lora-rank {self.lora_rank}: must be at least 1.")
         require(self.lora_alpha > 0, f"--lora-alpha {self.lora_alpha}: must be above 0.")
+        require_between(self, lora_rank=(1, MOST_RANK), lora_alpha=(0, 1e6))
         require(0 <= self.lora_dropout < 1, f"--lora-dropout {self.lora_dropout}: must be at least 0 and below 1.")
         require(len(self.lora_target_modules) > 0, "--lora-target-modules: name at least one layer, or `all-linear`.")
         for flag, given in (

@@ -18,10 +18,12 @@ from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from rewardlab.core.errors import ModelError
+from rewardlab.core.schema import read_object
 from rewardlab.model import attention
 from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import apply_compute, choose_compute
 from rewardlab.model.config import DEFAULT_COMPUTE, BackboneConfig, ComputeConfig, ModelConfig
+from rewardlab.model.files import CONFIG, DAMAGED_BASE, require_counts, told
 from rewardlab.model.half import line_about_others
 from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
 from rewardlab.model.outline import Originals, Outline, Place
@@ -51,10 +53,13 @@ def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
         home = Path(name).expanduser()
         remark = f" (write {home}: nobody replaced the ~)" if name.startswith("~") and home.is_dir() else ""
         raise ModelError(f"no model at {name!r}: there is no such folder{remark}. {_WANTED}")
-    try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"no model at {name!r}: {str(error).splitlines()[0]} {_WANTED}") from error
+    if (own := Path(name) / CONFIG).is_file():
+        require_counts(read_object(own, DAMAGED_BASE), where=str(own))
+    with told(name, f"its {CONFIG} cannot be read"):
+        try:
+            return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"no model at {name!r}: {str(error).splitlines()[0]} {_WANTED}") from error
 
 
 def looks_local(name: str) -> bool:
@@ -109,7 +114,7 @@ def choose_layout(
         log(f"attention: padded, because {reason}; every prompt is computed once per reply")
         return "padded"
     if not share:
-        log("attention: packed without sharing prompts, because adapter dropout would be drawn once for all replies")
+        log("attention: packed without sharing prompts, as asked")
         return "unshared"
     return "shared"
 
@@ -312,7 +317,7 @@ def _read_weights(
     if outline is not None:
         classifier, missing = outline.classifier, set(outline.missing)
     else:
-        classifier, missing = read_classifier(
+        classifier, missing, _ = read_classifier(
             disk_class,
             name,
             implementation,
@@ -342,28 +347,31 @@ def read_classifier(
     new_head: bool = False,
     trust_remote_code: bool = False,
     options: Mapping[str, Any] | None = None,
-) -> tuple[Any, set[str]]:
-    """(sequence classifier in float32 unless `options` quantise it, names missing from its files)."""
+) -> tuple[Any, set[str], set[str]]:
+    """(sequence classifier in float32 unless `options` quantise it, names missing from its files, names there that are
+    none of its own).
+
+    Raises ModelError for files that are damaged or do not fit.
+    """
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     try:
-        classifier, info = disk_class.from_pretrained(
-            name,
-            num_labels=1,
-            dtype=torch.float32,
-            attn_implementation=implementation,
-            output_loading_info=True,
-            trust_remote_code=trust_remote_code,
-            ignore_mismatched_sizes=new_head,
-            **(options or {}),
-        )
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ModelError(f"{name}: cannot be loaded as {disk_class.__name__}: {error}") from error
+        with told(name, f"cannot be loaded as {disk_class.__name__}"):
+            classifier, info = disk_class.from_pretrained(
+                name,
+                num_labels=1,
+                dtype=torch.float32,
+                attn_implementation=implementation,
+                output_loading_info=True,
+                trust_remote_code=trust_remote_code,
+                ignore_mismatched_sizes=new_head,
+                **(options or {}),
+            )
     finally:
         transformers_logging.set_verbosity(verbosity)
     missing = set(info["missing_keys"]) | {str(entry[0]) for entry in info.get("mismatched_keys", ())}
-    return classifier, missing
+    return classifier, missing, set(info.get("unexpected_keys", ()))
 
 
 def _backbone_class(disk_class: Any, model_config: Any) -> Any:

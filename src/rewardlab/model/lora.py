@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ModelError
 from rewardlab.model.config import ModelConfig
+from rewardlab.model.dropout import ConversationDropout, Draws
 from rewardlab.model.parts import Weight, drop_gathered, whole_of
 from rewardlab.model.quantization import far_from, is_quantized, weight_shape
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, disk_name
@@ -33,8 +34,9 @@ WHOLE_CHOICES: Final[Mapping[str, str | None]] = {"all-linear": "all-linear", "p
 """Words for layers to adapt, and what PEFT calls them."""
 
 
-def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
-    """Freeze the backbone, inject trainable float32 adapters, and let the modules that are named train whole.
+def add_adapters(backbone: nn.Module, config: ModelConfig) -> Draws | None:
+    """Freeze the backbone, inject trainable float32 adapters, and let the modules that are named train whole. Returns
+    what the RewardModel needs for their dropout, if there is any.
 
     Raises ModelError if no layer has one of the target names, if a module to save is in the model under no such name,
     or if a layer is to be both.
@@ -66,6 +68,17 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> None:
     for parameter in backbone.parameters():
         if parameter.requires_grad and parameter.dtype.itemsize < 4:
             parameter.data = parameter.data.float()
+    return _drop_by_conversation(backbone, config.lora_dropout) if config.lora_dropout else None
+
+
+def _drop_by_conversation(backbone: nn.Module, rate: float) -> Draws:
+    """Let the dropout of adapters be drawn by conversation, not by micro-batch."""
+    draws = Draws()
+    for path in adapted_layers(backbone):
+        layer: Any = backbone.get_submodule(path)
+        if isinstance(layer.lora_dropout[ADAPTER], nn.Dropout):
+            layer.lora_dropout[ADAPTER] = ConversationDropout(path, rate, draws)
+    return draws
 
 
 def modules_to_save(backbone: nn.Module, names: Sequence[str]) -> list[str]:

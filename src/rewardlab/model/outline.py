@@ -6,22 +6,21 @@ experts, unpacking quantised weights), and other kinds of files, is left to tran
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig
 from transformers.utils import cached_file, find_adapter_config_file
 
+from rewardlab.core.errors import ModelError
+from rewardlab.model.files import INDEX, ONE_FILE, Found, Named, read_headers, shards_in, transformers_names
 from rewardlab.model.reward import HEAD_ON_DISK
 
-ONE_FILE: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
 DTYPES: Final = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
 """Kinds of numbers that are what they are; others are parts of quantised weights."""
 
@@ -51,6 +50,8 @@ class Outline:
     """By the names of the classifier."""
     missing: frozenset[str]
     """Names that are in no file: those of the head, or none."""
+    extra: frozenset[str]
+    """Names in the files that are none of the classifier's."""
 
 
 class Originals(Mapping[str, Tensor]):
@@ -90,9 +91,9 @@ def read_outline(disk_class: Any, name: str, implementation: str, *, new_head: b
         return "it has tied weights"
     wanted = classifier.state_dict()
     try:
-        found = _found_in(files)
-        named = _transformers_names(classifier, wanted)
-    except (SafetensorError, OSError) as error:
+        found = read_headers([Path(file) for file in files])
+        named = transformers_names(classifier, wanted)
+    except (ModelError, OSError) as error:
         return f"a file of it cannot be read ({error})"
     except ImportError as error:
         return f"this version of transformers keeps its rules for the names of weights elsewhere ({error})"
@@ -106,8 +107,7 @@ def _files_of(name: str) -> list[str]:
         return [path]
     if (path := cached_file(name, INDEX, **missing)) is None:
         return []
-    index = json.loads(Path(path).read_text(encoding="utf-8"))
-    paths = [cached_file(name, file, **missing) for file in sorted(set(index["weight_map"].values()))]
+    paths = [cached_file(name, file, **missing) for file in shards_in(Path(path))]
     return [path for path in paths if path is not None] if None not in paths else []
 
 
@@ -123,61 +123,18 @@ def _empty(disk_class: Any, config: Any, implementation: str) -> Any:
     return classifier
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Found:
-    """What a file says of a weight."""
-
-    place: Place
-    shape: tuple[int, ...]
-    dtype: str
-
-
-def _found_in(files: list[str]) -> dict[str, _Found]:
-    """Every weight in the files, by its name there."""
-    found: dict[str, _Found] = {}
-    for file in files:
-        with safe_open(file, framework="pt") as weights:
-            for key in sorted(weights.keys()):
-                lying = weights.get_slice(key)
-                found[key] = _Found(
-                    place=Place(file=file, key=key), shape=tuple(lying.get_shape()), dtype=lying.get_dtype()
-                )
-    return found
-
-
-Named = Callable[[str], tuple[str, bool]]
-"""A weight's name in a file -> its name in the classifier, and whether its numbers are converted on the way."""
-
-
-def _transformers_names(classifier: Any, wanted: Mapping[str, Tensor]) -> Named:
-    """By transformers' own rules. ImportError if this version keeps them elsewhere."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-
-    rules = get_model_conversion_mapping(classifier)
-    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
-    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-    prefix = classifier.base_model_prefix
-
-    def named(key: str) -> tuple[str, bool]:
-        name, converted = rename_source_key(key, renamings, converters, prefix, wanted)
-        if name not in wanted and key in wanted:
-            name, converted = rename_source_key(key, [], [], prefix, wanted)
-        return name, converted is not None
-
-    return named
-
-
 def _matched(
-    classifier: Any, wanted: Mapping[str, Tensor], found: Mapping[str, _Found], named: Named, *, new_head: bool
+    classifier: Any, wanted: Mapping[str, Tensor], found: Mapping[str, Found], named: Named, *, new_head: bool
 ) -> Outline | str:
     """The weights of the files under the names of the classifier."""
     places: dict[str, Place] = {}
+    extra: set[str] = set()
     for key, weight in found.items():
         name, converted = named(key)
         if converted:
             return "transformers converts its weights while it reads them"
         if name not in wanted:  # such as the head of a language model
+            extra.add(key)
             continue
         if name in places:
             return f"two of its weights are {name}"
@@ -187,8 +144,8 @@ def _matched(
             if new_head and name.startswith(f"{HEAD_ON_DISK}."):
                 continue
             return f"{key} has another shape than the model"
-        places[name] = weight.place
+        places[name] = Place(file=weight.file, key=key)
     missing = frozenset(wanted.keys() - places.keys())
     if any(not name.startswith(f"{HEAD_ON_DISK}.") for name in missing):
         return "weights are missing from its files"
-    return Outline(classifier=classifier, places=places, missing=missing)
+    return Outline(classifier=classifier, places=places, missing=missing, extra=frozenset(extra))

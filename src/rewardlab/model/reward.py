@@ -20,6 +20,7 @@ from rewardlab.batch import PackedBatch
 from rewardlab.core.errors import ModelError
 from rewardlab.model.attention import LAYOUT_ARGUMENT
 from rewardlab.model.attention_backends import PromptLayout
+from rewardlab.model.dropout import Draws
 from rewardlab.model.half import AS_SAVED, HalfWeights, RoundedParts
 
 Layout = Literal["shared", "unshared", "padded"]
@@ -48,7 +49,10 @@ class RewardModel(nn.Module):
         self.half_weights: HalfWeights | RoundedParts | None = None
         """Rounds the backbone's weights to the half precision of its arithmetic; None where autocast does."""
         self.step_draw: tuple[int, ...] = AS_SAVED
-        """What the rounding of weights is seeded with while training; else a model computes as it will be saved."""
+        """What the rounding of weights, and dropout, are seeded with while training; else a model computes as it will
+        be saved."""
+        self.draws: Draws | None = None
+        """What the dropout of adapters is drawn by; None if there is none."""
         self.read_originals: Callable[[], Mapping[str, Tensor]] | None = None
         """Reads frozen weights that are held rounded, as they were before, in float32; None if nothing is rounded."""
 
@@ -86,6 +90,9 @@ class RewardModel(nn.Module):
         """What the head reads: the backbone's output at the last token of each reply."""
         if self.half_weights is not None:
             self.half_weights.refresh(self.step_draw if self.training else AS_SAVED)
+        if self.draws is not None and self.training:
+            num_filled = self.row_length(batch.num_tokens) - batch.num_tokens
+            self.draws.begin(batch, self.step_draw, num_filled=num_filled, padded=self.layout == "padded")
         with self._arithmetic():
             hidden = self._run_padded(batch) if self.layout == "padded" else self._run_packed(batch)
         return self.read(hidden, batch)

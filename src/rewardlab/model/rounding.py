@@ -21,6 +21,10 @@ AT_A_TIME: Final = 1 << 17
 """Weights rounded at a time on the CPU, so that what lies between stays in the processor's caches."""
 PLACES: Final = 4
 """Draws of 16 bits in one number of the generator."""
+GOLDEN: Final = 0x9E3779B97F4A7C15
+"""What SplitMix64 counts by."""
+MIX: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
+"""Its rounds: a shift and a factor."""
 BITS_DROPPED: Final = {torch.bfloat16: 16, torch.float16: 13}
 """Low bits of a float32 that the format has no room for."""
 SMALLEST_NORMAL: Final = 2.0**-14
@@ -69,13 +73,14 @@ def _draws(start: int, count: int, key: int, device: torch.device) -> Tensor:
     """
     first, skipped = divmod(start, PLACES)
     bits = torch.arange(first, first - (-(skipped + count) // PLACES), device=device)
-    bits.add_(_signed(key)).mul_(_signed(0x9E3779B97F4A7C15))
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
-        bits.bitwise_xor_(bits.bitwise_right_shift(shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(_signed(factor))
+    bits.add_(signed(key)).mul_(signed(GOLDEN))
+    for shift, factor in (*MIX, (31, 1)):
+        bits.bitwise_xor_(bits.bitwise_right_shift(shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(signed(factor))
     return bits.view(torch.int16)[skipped : skipped + count].to(torch.int32).bitwise_and_(0xFFFF)
 
 
-def _signed(number: int) -> int:
+def signed(number: int) -> int:
+    """64 bits as int64 reads them."""
     return (number & (1 << 64) - 1) - (1 << 64 if number & 1 << 63 else 0)
 
 

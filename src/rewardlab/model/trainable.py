@@ -35,7 +35,7 @@ def choose_trainable(model: RewardModel, config: ModelConfig, *, seed: int) -> N
     if config.lora:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            lora.add_adapters(model.backbone, config)
+            model.draws = lora.add_adapters(model.backbone, config)
     elif config.train_head_only:
         model.backbone.requires_grad_(False)
     elif config.freeze_layers:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from rewardlab.analysis.precision import CANONICAL, MEASURES, NEAREST, PrecisionCard
-from rewardlab.report.tables import column_notes, format_estimate, text_table
+from rewardlab.report.tables import column_notes, format_estimate, report_width, text_table
 
 WRITTEN: Final = {"bf16": "bfloat16", "fp16": "float16"}
 """Precision -> dtype of a folder."""
@@ -58,5 +58,5 @@ def _block(title: str, card: PrecisionCard, remarks: Sequence[str]) -> str:
         for name, count in card.not_finite.items()
         if count
     ]
-    foot = [line for note in [*notes, *meanings, *remarks] for line in textwrap.wrap(note, width=100)]
-    return "\n".join([*textwrap.wrap(title, width=100), text_table(["", *card.measures], rows), *foot])
+    foot = [line for note in [*notes, *meanings, *remarks] for line in textwrap.wrap(note, width=report_width())]
+    return "\n".join([*textwrap.wrap(title, width=report_width()), text_table(["", *card.measures], rows), *foot])

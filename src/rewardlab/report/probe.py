@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.core.types import Estimate
 from rewardlab.report.run import Judged, comparison_table, judged_table, next_steps
-from rewardlab.report.tables import column_notes, format_count, format_estimate, text_table
+from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 
 @runtime_checkable
@@ -143,4 +143,4 @@ def _spread(spread: Spread) -> str:
         f"Where 95% of them agree: accuracy {format_estimate(spread.sure)} on {format_count(spread.num_sure)} pairs; "
         f"elsewhere {format_estimate(spread.unsure)} on {format_count(spread.num_unsure)}.",
     )
-    return "\n".join(textwrap.fill(line, width=100) for line in lines)
+    return "\n".join(textwrap.fill(line, width=report_width()) for line in lines)

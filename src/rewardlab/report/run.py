@@ -13,8 +13,9 @@ from typing import Protocol, runtime_checkable
 from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.precision import PrecisionCard
+from rewardlab.core.terminal import quoted, visible
 from rewardlab.report.precision import card_block, live_block
-from rewardlab.report.tables import column_notes, format_count, format_estimate, text_table
+from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 COLUMNS = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin", "ECE": "eval_ece"}
 DIGITS = {"eval_accuracy": 3, "eval_loss": 2, "eval_margin": 2, "eval_ece": 2}
@@ -54,8 +55,8 @@ def comparison_table(
             "scores tied (counted one half)": evaluation.sums.score_ties,
             "scores not finite (never compared)": evaluation.sums.non_finite,
         }
-        notes += [f"{name}: {count} {what}" for what, count in counts.items() if count]
-    foot = [line for note in notes for line in textwrap.wrap(note, width=100)]
+        notes += [f"{visible(name)}: {count} {what}" for what, count in counts.items() if count]
+    foot = [line for note in notes for line in textwrap.wrap(note, width=report_width())]
     return "\n".join([text_table([first, *columns, "pairs"], rows), *foot])
 
 
@@ -72,22 +73,27 @@ class Judged(Protocol):
         """By source."""
 
 
-def command(arguments: str) -> str:
-    """`rewardlab ARGUMENTS` as it can be typed here: by its path where the name alone is not found.
+def command(*arguments: str) -> str:
+    """`rewardlab ARGUMENTS` as it can be typed here: by its path where the name alone is not found, its words quoted.
 
     After `make quickstart` the environment is not active, so the name alone would not do.
     """
     own = Path(sys.argv[0])
     if own.name != "rewardlab" or shutil.which("rewardlab") is not None:
-        return f"rewardlab {arguments}"
-    near = own.absolute().is_relative_to(Path.cwd())
-    return f"{own.absolute().relative_to(Path.cwd()) if near else own.absolute()} {arguments}"
+        program = "rewardlab"
+    else:
+        near = own.absolute().is_relative_to(Path.cwd())
+        program = str(own.absolute().relative_to(Path.cwd()) if near else own.absolute())
+    return " ".join(map(quoted, (program, *arguments)))
 
 
 def next_steps(model: str, step: int | None = None) -> str:
     """The last lines of a report: where the model is, of which step, and what to do with it."""
     of_step = "" if step is None else f"Its step: {step}\n"
-    return f"Reward model: {model}\n{of_step}Next: {command(f'eval --model {model} --dataset YOUR_PAIRS.jsonl')}"
+    # A value that begins with a dash would be read as a flag.
+    named = ("--model", model) if not model.startswith("-") else (f"--model={model}",)
+    suggested = command("eval", *named, "--dataset", "YOUR_PAIRS.jsonl")
+    return f"Reward model: {visible(model)}\n{of_step}Next: {suggested}"
 
 
 def warning_block(warnings: Sequence[WarningSign]) -> list[str]:
@@ -95,7 +101,12 @@ def warning_block(warnings: Sequence[WarningSign]) -> list[str]:
     if not warnings:
         return []
     lines = [
-        textwrap.fill(f"step {sign.step}: {sign.line()}", width=100, subsequent_indent="  ", break_on_hyphens=False)
+        textwrap.fill(
+            f"step {sign.step}: {visible(sign.line())}",
+            width=report_width(),
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+        )
         for sign in warnings
     ]
     return ["\n".join(["Warning signs on the way (docs/training.md says what they mean):", *lines])]
@@ -125,7 +136,7 @@ def train_report(
         if judged:
             blocks.append("\n".join([title, judged_table(judged), *precision_line(computed_in, judged)]))
     blocks += precision_blocks(live, card)
-    blocks += [*warning_block(warnings), textwrap.fill(speed, width=100), ending]
+    blocks += [*warning_block(warnings), textwrap.fill(speed, width=report_width()), ending]
     return "\n\n".join(["", *blocks])
 
 
@@ -141,7 +152,7 @@ def precision_line(computed_in: Mapping[str, str], judged: Mapping[str, Judged])
     if others and "baselines" in computed_in:
         named = {" and ".join(others): computed_in["baselines"], **named}
     line = "; ".join(f"{name} in {precision}" for name, precision in named.items())
-    return textwrap.wrap(f"computed: {line}", width=100) if named else []
+    return textwrap.wrap(f"computed: {line}", width=report_width()) if named else []
 
 
 def judged_table(judged: Mapping[str, Judged]) -> str:

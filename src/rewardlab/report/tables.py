@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
+from rewardlab.core.terminal import visible
 from rewardlab.core.types import Estimate
 
 _GAP = "  "
 _MIN_TEXT_WIDTH = 8
+_NARROWEST, _WIDEST = 40, 100
 _NUMBER = re.compile(r"—|[-+]?(\d[\d,]*(\.\d+)?|inf)%?( \[.*\])?")
 
 
@@ -59,15 +62,21 @@ def column_notes(columns: Mapping[str, Iterable[Estimate]]) -> list[str]:
     return [f"{', '.join(names)}: {note}" for note, names in named.items() if note]
 
 
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, max_width: int = 100) -> str:
+def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, max_width: int | None = None) -> str:
     """Aligned plain text; columns of numbers (see the head of this file) are aligned to the right.
 
-    A table wider than `max_width` terminal columns has its text wrapped inside the widest text columns. Numbers are
-    never broken: if they alone need more, the table is wider than asked.
+    A table wider than `max_width` terminal columns, by default `report_width`, has its text wrapped inside the widest
+    text columns; then the columns that do not fit stand below, with the first column again. Numbers are never broken:
+    if one alone needs more, the table is wider than asked.
     """
+    max_width = report_width() if max_width is None else max_width
     cells = _clean([header, *rows])
     numeric = _numeric_columns(cells)
     widths = _fit([max(map(_width, column)) for column in zip(*cells, strict=True)], numeric, max_width)
+    if (fitting := _num_fitting(widths, max_width)) < len(widths):
+        above = text_table(cells[0][:fitting], [row[:fitting] for row in cells[1:]], max_width=max_width)
+        left = [[row[0], *row[fitting:]] for row in cells]
+        return f"{above}\n\n{text_table(left[0], left[1:], max_width=max_width)}"
     lines = []
     for row in cells:
         parts = [
@@ -82,6 +91,19 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, max_widt
     return "\n".join(lines)
 
 
+def report_width() -> int:
+    """Columns of a report: those of the terminal, if there is one, but neither few nor many."""
+    return min(max(shutil.get_terminal_size((_WIDEST, 24)).columns, _NARROWEST), _WIDEST)
+
+
+def _num_fitting(widths: list[int], max_width: int) -> int:
+    """How many of the first columns stand beside each other; at least two, so that there is a next table."""
+    for number in range(3, len(widths) + 1):
+        if sum(widths[:number]) + len(_GAP) * (number - 1) > max_width:
+            return number - 1
+    return len(widths)
+
+
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A GitHub-flavoured table; what Markdown or HTML would interpret as structure in a cell is escaped."""
     cells = _clean([header, *rows])
@@ -91,14 +113,10 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _clean(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Each cell on one line, without control characters: names come from data files."""
+    """Each cell on one line, with control characters written out: names come from data files."""
     assert rows[0], "a table has at least one column"
     assert all(len(row) == len(rows[0]) for row in rows), "every row has one cell a column"
-    return [[_one_line(cell) for cell in row] for row in rows]
-
-
-def _one_line(cell: str) -> str:
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in cell).split())
+    return [[" ".join(visible(cell).split()) for cell in row] for row in rows]
 
 
 def _escape_markdown(cell: str) -> str:

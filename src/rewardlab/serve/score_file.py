@@ -13,10 +13,12 @@ from typing import Any, Final
 from rewardlab.artifact.load import load
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, DataError, RenderError
-from rewardlab.core.files import read_jsonl, to_json
+from rewardlab.core.files import read_jsonl, require_rows, to_json
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Conversation, Message
-from rewardlab.data.chat import ReplyTooLong, to_messages
+from rewardlab.data.chat import EndsInPadding, ReplyTooLong, to_messages
+from rewardlab.data.loader import tell_typed
+from rewardlab.data.markers import ControlTokensError
 from rewardlab.data.rows import UnusableRowError
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
 from rewardlab.score import Scorer, prompt_turns
@@ -37,7 +39,7 @@ class FileScores:
     scored: int
     """Replies that have a score."""
     unscored: int
-    """Replies that have none, each with its cause in the file: above the length limit of the model."""
+    """Replies that have none, each with its cause in the file: above the length limit of the model, say."""
 
 
 def score_file(
@@ -53,21 +55,19 @@ def score_file(
     """Write `source`'s rows to `target` with `score`, or `scores` for several responses.
 
     A reply that does not fit the model's limit has null in place of a score, and its cause in `score_error`, or, by its
-    number, in `score_errors`; so has one whose score is not finite. Rows are written as they are scored, to a file
+    number, in `score_errors`; so has one that ends in the padding, or whose score is not finite. Rows are written as
+    they are scored, to a file
     `.NAME.partial-…` that becomes `target` at the end.
 
     Raises DataError naming file and line, before anything is scored, for a row that holds no conversation or what JSON
     does not have, ConfigError for a target that is the source, or is there already and not to be overwritten.
     """
-    if not source.is_file():
-        raise DataError(f"{source}: no such file.")
+    require_rows(source)
     if target.exists() and target.samefile(source):
         raise ConfigError(f"--output {target}: is the file to be scored. Name another one.")
     if target.exists() and not overwrite:
         raise ConfigError(f"--output {target}: is there already. Name another file, or replace it with --overwrite.")
     rows = [(f"{source}:{line}", row) for line, row in read_jsonl(source)]
-    if not rows:
-        raise DataError(f"{source}: no rows to score.")
     for where, row in rows:
         _require_writable(row, where)
     bare = read_spec(Path(model)).renderer.joins_texts
@@ -75,6 +75,8 @@ def score_file(
     scorer = load(model, precision=precision, compute=compute, log=logger.info)
     scorer.token_budget = token_budget
     causes = [_causes(scorer, several, where) for (where, _), several in zip(rows, conversations, strict=True)]
+    num_typed = sum(scorer.renderer.num_typed(one) > 0 for several in conversations for one in several)
+    tell_typed(num_typed, sum(map(len, conversations)), scorer.renderer, str(source))
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}")
     scored = unscored = 0
     try:
@@ -131,7 +133,7 @@ def _causes(scorer: Scorer, several: Sequence[Conversation], where: str) -> dict
     for number, conversation in enumerate(several):
         try:  # rendered once more while scoring; what it costs is little beside the model
             scorer.renderer.render(conversation[:-1], conversation[-1:])
-        except ReplyTooLong as error:
+        except (ReplyTooLong, EndsInPadding, ControlTokensError) as error:
             causes[number] = str(error)
         except RenderError as error:
             raise DataError(f"{where}: {error}") from error

@@ -1,38 +1,49 @@
 """Checkpoints: what an exact resume needs, in folders of their own beside the reward models.
 
 checkpoints/step_N/
-  tensors/          weights that train and the optimiser's state (torch.distributed.checkpoint)
+  tensors/          weights that train and the optimiser's state (training/shards.py)
   state.json        step, open sums of the log, rows of the record, what selects the best
   checkpoint.json   SHA-256 of every file, so that damage is seen before anything is read
 
 A folder is written under another name and renamed when all of it is on the disk. The tensors are in one file a rank,
-and can be read by any number of ranks.
+and can be read by any number of ranks. Nothing that is read is run. Folders of format 1, which
+torch.distributed.checkpoint wrote, are read too (training/distcp.py).
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import warnings
-from collections.abc import Iterator, Mapping
+import stat
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from rewardlab.core.errors import ArtifactError
-from rewardlab.core.files import read_json, remove, replacing_folder, sha256_file, write_json, write_text
+from rewardlab.core.files import (
+    read_json,
+    read_summed_json,
+    remove,
+    replacing_folder,
+    sha256_file,
+    write_summed_json,
+    write_text,
+)
+from rewardlab.training.distcp import METADATA, open_distcp
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.run_folder import CHECKPOINTS, saved_steps
+from rewardlab.training.shards import INDEX, Held, open_shards, read_shards, write_shards
 
 logger = logging.getLogger("rewardlab")
-FORMAT: Final = 1
+FORMAT: Final = 2
+INDICES: Final = {1: METADATA, FORMAT: INDEX}
+"""Format -> the file that says where the tensors are."""
+OPEN: Final[Mapping[int, Callable[[Path], dict[str, Held]]]] = {1: open_distcp, FORMAT: open_shards}
+SUMS: Final = "checkpoint.json"
 DAMAGED: Final = ".damaged"
 """Ending of the name that a checkpoint gets when it turns out not to be what was written."""
 
@@ -49,26 +60,24 @@ class Checkpoint:
         """Steps done."""
         return int(self.state["step"])
 
+    @property
+    def format(self) -> int:
+        """Of the version that wrote it; see FORMAT."""
+        return int(self.state["format"])
+
     def names(self) -> set[str]:
         """Names of its tensors."""
-        return set(FileSystemReader(self.folder / "tensors").read_metadata().state_dict_metadata)
+        return set(self._held())
 
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
         """Fill live tensors by name.
 
         Raises ArtifactError if the checkpoint is of other tensors: of another model, or of other parts that train.
         """
-        reader, held = FileSystemReader(self.folder / "tensors"), self.names()
-        if different := sorted(held ^ set(tensors)):
-            raise ArtifactError(
-                f"{self.folder} is of a model of which other parts train: {different[0]} and {len(different) - 1} more "
-                f"are not in both. Resume with the settings that the run began with."
-            )
-        try:
-            with _quiet():
-                load(dict(tensors), storage_reader=reader)
-        except CheckpointException as error:  # which is no Exception; sizes, most likely
-            raise ArtifactError(f"{self.folder} does not fit the model: {_cause(error)}") from error
+        read_shards(self._held(), tensors, where=self.folder)
+
+    def _held(self) -> dict[str, Held]:
+        return OPEN[self.format](self.folder / "tensors")
 
 
 def write_checkpoint(
@@ -80,23 +89,17 @@ def write_checkpoint(
     """
     target = run / CHECKPOINTS / f"step_{step}"
     with _shared_folder(target, ranks) as temporary:
-        writer = FileSystemWriter(temporary / "tensors")
-        try:
-            with _quiet():
-                save(dict(tensors), storage_writer=writer)
-        except CheckpointException as error:
-            raise OSError(f"{target}: cannot be written ({_cause(error)})") from error
-        own = {
-            path.relative_to(temporary).as_posix(): sha256_file(path)
-            for path in (temporary / "tensors").glob(f"__{ranks.rank}_*")
-        }
-        sums = {name: value for part in ranks.gather(own) for name, value in part.items()}
+        room = temporary / "tensors"
+        if ranks.is_first:
+            room.mkdir()
+        ranks.wait()
+        sums = {f"tensors/{name}": digest for name, digest in write_shards(room, tensors, ranks).items()}
         if ranks.is_first:
             # Not `to_json`: a bar that no evaluation has set yet is NaN, and nobody else reads this file.
             write_text(temporary / "state.json", json.dumps({"format": FORMAT, "step": step, **state}))
-            for name in ("tensors/.metadata", "state.json"):
+            for name in (f"tensors/{INDEX}", "state.json"):
                 sums[name] = sha256_file(temporary / name)
-            write_json(temporary / "checkpoint.json", {"format": FORMAT, "sha256": dict(sorted(sums.items()))})
+            write_summed_json(temporary / SUMS, {"format": FORMAT, "files": dict(sorted(sums.items()))})
     if ranks.is_first:
         prune(run, keep=keep)
     return target
@@ -113,20 +116,6 @@ def _shared_folder(target: Path, ranks: Ranks) -> Iterator[Path]:
         yield Path(ranks.from_first(""))
         ranks.wait()
     ranks.wait()
-
-
-def _cause(error: CheckpointException) -> str:
-    """What went wrong on the first rank that failed."""
-    failures = [failure[0] if isinstance(failure, tuple) else failure for failure in error.failures.values()]
-    return str(failures[0]) if failures else str(error)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the remark that one process is one process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
 
 
 def prune(run: Path, *, keep: int) -> None:
@@ -186,12 +175,39 @@ def _state(folder: Path) -> dict[str, Any]:
 def _damage(folder: Path) -> str:
     """What is wrong with a checkpoint; empty if nothing is."""
     try:
-        listed = read_json(folder / "checkpoint.json")
-        if not isinstance(listed, dict) or listed.get("format") != FORMAT:
-            return f"it is not of format {FORMAT}"
-        for name, sha256 in listed["sha256"].items():
+        for place in (folder, folder / "tensors"):
+            if not stat.S_ISDIR(place.lstat().st_mode):
+                return f"{place.name} is no folder"
+        kind, sums = _listed(folder / SUMS)
+        for name in (f"tensors/{INDICES[kind]}", "state.json"):
+            if name not in sums:
+                return f"{SUMS} does not list {name}"
+        for name, sha256 in sums.items():
+            _require_plain(folder / name)
             if sha256_file(folder / name) != sha256:
                 return f"{name} is not what was written"
-    except (FileNotFoundError, ValueError, KeyError, AttributeError) as error:
+        if _state(folder)["format"] != kind:
+            return "state.json is of another format"
+        OPEN[kind](folder / "tensors")
+    except (ValueError, TypeError, AttributeError) as error:
+        return str(error)
+    except (OSError, KeyError) as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _listed(path: Path) -> tuple[int, dict[str, str]]:
+    """(format, name -> SHA-256) in the list of a checkpoint's files."""
+    _require_plain(path)
+    listed: Any = read_json(path)
+    kind = listed["format"]
+    if kind not in OPEN:
+        raise ValueError(f"it is of format {kind}, and this version reads {', '.join(map(str, OPEN))}")
+    files: Any = listed["sha256"] if kind == 1 else read_summed_json(path)["files"]
+    return kind, dict(files)
+
+
+def _require_plain(path: Path) -> None:
+    """Raise ValueError for a folder, a link or a pipe: one would be read from elsewhere, or waited for."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise ValueError(f"{path.name} is no plain file")

@@ -15,21 +15,24 @@ from typing import Any, Final
 from rewardlab.core.errors import ConfigError
 from rewardlab.training.config import FULL_LR, HEAD_LR, LORA_LR, RewardTrainerConfig
 from rewardlab.training.presets import fill, preset_of
-from rewardlab.training.trl_file import flag, is_trl_file, show, translate
+from rewardlab.training.trl_file import flag, is_trl_file, num_ranks, show, translate
 from rewardlab.training.trl_keys import KEYS
 
 logger = logging.getLogger("rewardlab")
 
-TRL: Final[Mapping[str, object]] = {
+BATCH_SIZE: Final = 8
+"""Of TRL, on each device."""
+TRL: Final[dict[str, object]] = {
     "max_seq_len": 1024,
     "overlong": "drop",
+    "special_tokens_in_text": "keep",
     "lora_rank": 16,
     "lora_alpha": 32.0,
     "lora_dropout": 0.0,  # 0.05 in name only: disable_dropout, on by default, sets the adapters' dropout to 0 too
     "lora_target_modules": ("peft-default",),
     "label_smoothing": 0.0,
     "epochs": 3.0,
-    "batch_size": 8,
+    "batch_size": BATCH_SIZE,
     "lr": 1e-4,
     "lr_scheduler": "linear",
     "warmup_ratio": 0.0,
@@ -103,7 +106,8 @@ class Conventions:
             return {**values, **self.from_preset}
         default: dict[str, object] = {field.name: field.default for field in fields(RewardTrainerConfig)}
         default["lr"] = HEAD_LR if values.get("train_head_only") else LORA_LR if values.get("lora") else FULL_LR
-        filled = {name: value for name, value in TRL.items() if name not in values}
+        theirs = TRL | {"batch_size": BATCH_SIZE * num_ranks()}
+        filled = {name: value for name, value in theirs.items() if name not in values}
         changed = [
             f"{flag(name, value)} (not {show(default[name])})"
             for name, value in filled.items()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from rewardlab.core.config import convert_fields, require, settings
+from rewardlab.core.config import convert_fields, require, require_between, require_seed, settings
 from rewardlab.core.errors import ConfigError
 from rewardlab.data.config import DataConfig, SelectionConfig
 from rewardlab.model.config import BackboneConfig, ComputeConfig, ModelConfig, TrainComputeConfig
@@ -18,6 +19,12 @@ HEAD_LR = 1e-3
 """Default learning rates of AdamW by what trains: every weight, adapters and head, the head alone."""
 BACKBONE_LR_MULT = 0.1
 WARMUP_RATIO = 0.05
+MOST_STEPS: Final = 1_000_000_000
+COUNTS: Final = (1, math.inf)
+BUDGETS: Final = (16, 1_000_000_000)
+FACTORS: Final = (0, 1_000_000)
+"""Lowest and highest: of a count, of tokens computed at a time, and of rates, β and λ, beyond which float32 has no
+numbers left for what they multiply."""
 SHORTEST_INTERVAL: Final = 5
 """Steps between evaluations at least, unless told otherwise: a short trial is to train, not to evaluate."""
 Viewer = Literal["auto", "tensorboard", "wandb", "trackio", "mlflow", "none"]
@@ -54,9 +61,13 @@ class LossConfig:
             0 <= self.label_smoothing < 0.5,
             f"--label-smoothing {self.label_smoothing}: must be at least 0 and below 0.5 (0.05 trains towards 0.95).",
         )
-        for name in ("regularization_lambda", "score_regularization_lambda", "center_lambda"):
-            value = getattr(self, name)
-            require(value >= 0, f"--{name.replace('_', '-')} {value}: must be at least 0.")
+        require_between(
+            self,
+            beta=FACTORS,
+            regularization_lambda=FACTORS,
+            score_regularization_lambda=FACTORS,
+            center_lambda=FACTORS,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +84,7 @@ class ScheduleConfig:
     """Where `cosine_with_min_lr` ends, as a part of the learning rate."""
 
     def __post_init__(self) -> None:
-        require(
-            self.warmup_steps is None or self.warmup_steps >= 0,
-            f"--warmup-steps {self.warmup_steps}: must not be negative.",
-        )
+        require_between(self, warmup_steps=(0, MOST_STEPS))
         require(
             self.warmup_ratio is None or 0 <= self.warmup_ratio < 1,
             f"--warmup-ratio {self.warmup_ratio}: a share of the run, at least 0 and below 1; for steps there is "
@@ -128,8 +136,8 @@ class OptimizerConfig:
             self.backbone_lr_mult is None or self.backbone_lr_mult > 0,
             f"--backbone-lr-mult {self.backbone_lr_mult}: must be above 0; --train-head-only freezes the backbone.",
         )
-        require(self.weight_decay >= 0, f"--weight-decay {self.weight_decay}: must be at least 0.")
         require(self.max_grad_norm > 0, f"--max-grad-norm {self.max_grad_norm}: must be above 0.")
+        require_between(self, lr=FACTORS, backbone_lr_mult=FACTORS, weight_decay=FACTORS)
 
     @property
     def backbone_share(self) -> float:
@@ -210,23 +218,29 @@ class TrainerConfig(OptimizerConfig, ScheduleConfig):
     def __post_init__(self) -> None:
         ScheduleConfig.__post_init__(self)
         OptimizerConfig.__post_init__(self)
-        require(self.steps is None or self.steps >= 1, f"--steps {self.steps}: must be at least 1.")
         require(self.epochs > 0, f"--epochs {self.epochs}: must be above 0.")
-        require(self.batch_size >= 1, f"--batch-size {self.batch_size}: must be at least 1.")
-        require(
-            self.micro_token_budget == "auto" or self.micro_token_budget >= 16,
-            f"--micro-token-budget {self.micro_token_budget}: must be at least 16.",
-        )
-        require(self.log_every >= 1, f"--log-every {self.log_every}: must be at least 1.")
-        for name in ("eval_every", "save_every"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1.")
-        for name in ("save_total_limit", "early_stopping_patience", "checkpoint_every", "checkpoint_limit"):
-            value = getattr(self, name)
-            require(value is None or value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1.")
         for name in ("checkpoint_minutes", "max_hours"):
-            hours = getattr(self, name)
-            require(hours is None or hours > 0, f"--{name.replace('_', '-')} {hours}: must be above 0.")
+            value = getattr(self, name)
+            require(value is None or value > 0, f"--{name.replace('_', '-')} {value}: must be above 0.")
+        require_seed(self.seed)
+        require_between(
+            self,
+            steps=(1, MOST_STEPS),
+            epochs=(0, 1_000_000),
+            batch_size=(1, 1_000_000),
+            micro_token_budget=BUDGETS,
+            log_every=COUNTS,
+            eval_every=COUNTS,
+            save_every=COUNTS,
+            log_samples=(0, math.inf),
+            save_total_limit=COUNTS,
+            checkpoint_every=COUNTS,
+            checkpoint_limit=COUNTS,
+            checkpoint_minutes=(0, 1_000_000),
+            max_hours=(0, 1_000_000),
+            early_stopping_patience=COUNTS,
+            early_stopping_min_delta=(0, math.inf),
+        )
         require(self.resume != "", "--resume: the name is empty; give auto, a run's folder or a checkpoint's.")
         require(
             not (self.resume and self.overwrite),
@@ -236,11 +250,6 @@ class TrainerConfig(OptimizerConfig, ScheduleConfig):
             not (self.reschedule and self.resume is None),
             "--reschedule is about a run that goes on; give --resume with it.",
         )
-        require(
-            self.early_stopping_min_delta >= 0,
-            f"--early-stopping-min-delta {self.early_stopping_min_delta}: must be at least 0.",
-        )
-        require(self.log_samples >= 0, f"--log-samples {self.log_samples}: must be at least 0.")
 
     @property
     def token_budget(self) -> int:
@@ -283,10 +292,10 @@ class MonitorConfig:
             len(set(self.report_to)) == len(self.report_to),
             f"--report-to {' '.join(self.report_to)}: names one twice.",
         )
-        for name in ("gpu_sample_interval_ms", "profile_steps"):
-            value = getattr(self, name)
-            require(value >= 1, f"--{name.replace('_', '-')} {value}: must be at least 1.")
         require(self.batch_timeout_s > 0, f"--batch-timeout-s {self.batch_timeout_s}: must be above 0.")
+        require_between(
+            self, gpu_sample_interval_ms=(1, 3_600_000), profile_steps=(1, 10_000), batch_timeout_s=(0, 1_000_000_000)
+        )
 
 
 @settings
@@ -329,11 +338,6 @@ class RewardTrainerConfig(TrainerConfig, MonitorConfig, LossConfig, TrainCompute
         )
 
     @property
-    def shares_prompts(self) -> bool:
-        """False where sharing a prompt would change the numbers: dropout would be drawn once for all replies."""
-        return not (self.lora and self.lora_dropout > 0)
-
-    @property
     def learning_rate(self) -> float:
         """`lr`, or the default for the kind of training."""
         if self.lr is not None:
@@ -373,9 +377,8 @@ class ProbeConfig(ComputeConfig, BackboneConfig, DataConfig):
         DataConfig.__post_init__(self)
         require(self.model != "", "--model is missing: name a hub model, a folder, or smollm2-135m-instruct.")
         require(len(self.dataset) > 0, "--dataset is missing: name a file, a folder or a hub dataset.")
-        require(self.folds >= 2, f"--folds {self.folds}: must be at least 2.")
-        require(self.bootstrap >= 0, f"--bootstrap {self.bootstrap}: must be at least 0.")
-        require(self.micro_token_budget >= 16, f"--micro-token-budget {self.micro_token_budget}: must be at least 16.")
+        require_seed(self.seed)
+        require_between(self, folds=(2, 1_000_000), bootstrap=(0, 1_000_000), micro_token_budget=BUDGETS)
 
 
 @settings
@@ -429,4 +432,11 @@ class EvalConfig(ComputeConfig):
             self.limit is None or self.limit > 0,
             f"--limit {self.limit}: must be at least 1; leave it out to use every row.",
         )
-        require(self.micro_token_budget >= 16, f"--micro-token-budget {self.micro_token_budget}: must be at least 16.")
+        DataConfig(  # which checks what both have
+            max_drop_fraction=self.max_drop_fraction,
+            max_replies=self.max_replies,
+            margin_column=self.margin_column,
+            strength_as=self.strength_as,
+        )
+        require_seed(self.seed)
+        require_between(self, micro_token_budget=BUDGETS)

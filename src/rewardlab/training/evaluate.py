@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 
@@ -15,10 +15,13 @@ from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.artifact.load import load
 from rewardlab.core.config import to_mapping
+from rewardlab.core.errors import DataError
 from rewardlab.core.files import (
     jsonable,
     provenance,
+    read_json,
     read_jsonl,
+    sha256_file,
     write_json,
     write_jsonl,
 )
@@ -31,9 +34,12 @@ from rewardlab.model.reward import RewardModel
 from rewardlab.score import ALONE, Scorer, Together, score_groups, score_rows
 from rewardlab.training.config import EvalConfig
 from rewardlab.training.precision import CARD_FILE, judge_precisions, write_card
+from rewardlab.training.ranks import Ranks
 from rewardlab.training.run_folder import claim_evaluation, only_writer
 
 logger = logging.getLogger("rewardlab")
+SCORES_SUM: Final = "scores_sha256"
+"""Entry of the metrics of an evaluation: the SHA-256 of the file with its scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,22 +95,35 @@ def score_spread(rows: Sequence[ScoreRow]) -> dict[str, float]:
 
 
 def write_evaluation(folder: Path, name: str, result: EvalResult) -> None:
-    """`<name>.scores.jsonl` and `<name>.metrics.json`."""
+    """`<name>.scores.jsonl` and `<name>.metrics.json`, which holds the checksum of the scores."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_jsonl(folder / f"{name}.scores.jsonl", (row.as_dict() for row in result.rows))
-    write_json(folder / f"{name}.metrics.json", summary(result))
+    scores = folder / f"{name}.scores.jsonl"
+    write_jsonl(scores, (row.as_dict() for row in result.rows))
+    write_json(folder / f"{name}.metrics.json", summary(result) | {SCORES_SUM: sha256_file(scores)})
 
 
-def read_evaluation(folder: Path, name: str, *, beta: float) -> EvalResult | None:
-    """What `write_evaluation` wrote, judged again; None if it is not there."""
-    rows = read_scores(folder, name)
+def read_evaluation(folder: Path, name: str, *, beta: float, ranks: Ranks) -> EvalResult | None:
+    """What `write_evaluation` wrote, judged again; None if it is not there, or no longer what was written.
+
+    The first rank reads it for all of them, which call this together.
+    """
+    rows = ranks.by_first(lambda: read_scores(folder, name))
     return None if rows is None else judge(rows, beta=beta)
 
 
 def read_scores(folder: Path, name: str) -> list[ScoreRow] | None:
-    """The scores that `write_evaluation` wrote; None if they are not there."""
-    path = folder / f"{name}.scores.jsonl"
-    return [ScoreRow.from_dict(row) for _, row in read_jsonl(path)] if path.is_file() else None
+    """The scores that `write_evaluation` wrote; None if they are not there, or, with a warning, no longer that."""
+    scores, metrics = folder / f"{name}.scores.jsonl", folder / f"{name}.metrics.json"
+    if not scores.is_file():
+        return None
+    try:
+        values = read_json(metrics) if metrics.is_file() else None
+    except (OSError, DataError):
+        values = None
+    if not isinstance(values, dict) or values.get(SCORES_SUM) != sha256_file(scores):
+        logger.warning("%s is not what was written, by the checksum in %s, and is not used", scores, metrics.name)
+        return None
+    return [ScoreRow.from_dict(row) for _, row in read_jsonl(scores)]
 
 
 def summary(result: EvalResult) -> dict[str, object]:

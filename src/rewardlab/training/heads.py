@@ -23,7 +23,6 @@ from rewardlab.analysis.linear import (
     nested_subsets,
     nll_of,
 )
-from rewardlab.analysis.metrics import at_least_zero
 from rewardlab.core.types import Estimate, TokenGroup
 from rewardlab.data.groups import num_replies
 from rewardlab.score import score_rows
@@ -206,7 +205,7 @@ def _curve_point(
         share=share,
         comparisons=float(comparisons),
         accuracy=stats.mean_share(right_C[decided], [key for key, kept in zip(keys, decided, strict=True) if kept]),
-        loss=at_least_zero(stats.mean(losses_C, keys)),
+        loss=stats.mean_loss(losses_C, keys),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import sys
 import threading
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Final, TypeVar
 
 import torch
 
-from rewardlab.core.libc import give_back_freed_memory
+from rewardlab.core.libc import give_back_freed_memory, resident
 
 Result = TypeVar("Result")
 _REFUSALS: Final = (
@@ -25,13 +24,17 @@ _REFUSALS: Final = (
     "CUDNN_STATUS_ALLOC_FAILED",
 )
 """What the RuntimeErrors of torch say where memory is meant but the type is not its own."""
+_ONEDNN_REFUSALS: Final = ("could not create a primitive", "could not create a memory object")
+"""All that oneDNN says, as in bf16 on the CPU; of what it cannot compute it speaks as of `a primitive descriptor`."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error says that the device or the machine has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _REFUSALS)
+    if not isinstance(error, RuntimeError):
+        return False
+    return str(error) in _ONEDNN_REFUSALS or any(text in str(error) for text in _REFUSALS)
 
 
 def unless_out_of_memory(compute: Callable[[], Result]) -> Result | None:
@@ -128,14 +131,6 @@ def _left_in_groups(proc: Path, cgroups: Path) -> list[int]:
             except (OSError, ValueError):  # no such group here, or `max`
                 continue
     return left
-
-
-def resident() -> int | None:
-    """Bytes of the machine that the process has now; None off Linux."""
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return None
 
 
 def process_peak(process: int | str = "self", proc: Path = Path("/proc")) -> int | None:

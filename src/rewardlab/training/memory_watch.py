@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import torch
 
-from rewardlab.training.memory import peak_memory, resident, take_peak
+from rewardlab.core.libc import resident
+from rewardlab.training.memory import peak_memory, take_peak
 from rewardlab.training.observers import Cadence, Observer
 
 logger = logging.getLogger("rewardlab")

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rewardlab.core.errors import ConfigError, RankError, RunInterrupted
+from rewardlab.core.terminal import visible_message
 from rewardlab.model.half import HalfWeights, RoundedParts
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.parts import drop_gathered
@@ -121,7 +122,7 @@ def _end_with_others(rank: int, ended: threading.Event) -> None:
     except dist.DistError:
         text = "the first rank is gone"
     if not ended.wait(GRACE_S):
-        sys.stderr.write(f"error: rank {rank} ended, because {text}\n")
+        sys.stderr.write(f"error: rank {rank} ended, because {visible_message(text)}\n")
         sys.stderr.flush()
         os._exit(1)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,26 +16,32 @@ import numpy.typing as npt
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.save import choose_pad
 from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.spec import CUT_FEWEST, SPEC_FILE, read_spec
 from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, SelectionConfig
 from rewardlab.data.formats import Rules
 from rewardlab.data.groups import Groups, Part
-from rewardlab.data.loader import TokenReport, report_of, require_enough
+from rewardlab.data.loader import TokenReport, report_of, require_enough, tell_typed
+from rewardlab.data.named import all_named, require_sources
 from rewardlab.data.pipeline import write_store
-from rewardlab.data.readers import Source, find_sources, fingerprint, has_lines
-from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, first_rows, held_out_mask, open_units
+from rewardlab.data.readers import Source, find_sources, fingerprint
+from rewardlab.data.roots import RULES, HeldOut, count_shared, hold_out
+from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit
 from rewardlab.data.store import TokenStore
 from rewardlab.data.workers import Crew, available_cores
-from rewardlab.model.builtin import cache_folder, resolve_model_name
+from rewardlab.model.builtin import BUILTIN_NAMES, cache_folder, resolve_model_name
 from rewardlab.model.config import BackboneConfig
+from rewardlab.model.files import require_same_sizes, require_whole_files
 from rewardlab.model.load import disk_class_of, read_config
-from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.config import ProbeConfig, RewardTrainerConfig
 from rewardlab.training.reward_trainer import Datasets
 
 logger = logging.getLogger("rewardlab")
 FEW_EVALUATIONS = 50
 """Below this, an accuracy is uncertain by ±14 points or more."""
+FAR = 0.1
+"""A share held out that misses what was asked for by more than this share of it is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,79 +66,85 @@ class Base:
     renderer: Renderer
 
 
-def open_base(model: BackboneConfig, data: DataConfig) -> Base:
-    """Find the model and build its renderer.
+Settings = TypeVar("Settings", RewardTrainerConfig, ProbeConfig)
+
+
+def settle_length(config: Settings) -> Settings:
+    """With a number in place of `--max-seq-len model`; ConfigError for a model that has no number of positions."""
+    if config.max_seq_len != "model":
+        return config
+    path = resolve_model_name(config.model, logger.info)
+    positions = _positions(read_config(path, trust_remote_code=config.trust_remote_code))
+    if positions is None:
+        raise ConfigError("--max-seq-len model: this model has no number of positions. Give a number of tokens.")
+    logger.info("length: up to %d tokens, the positions of the model", positions)
+    return replace(config, max_seq_len=positions)
+
+
+def _positions(config: Any) -> int | None:
+    """Of a model, by its configuration; None if it counts none."""
+    found: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return found
+
+
+def open_base(model: BackboneConfig, data: DataConfig, *, truncation: str = CUT_FEWEST) -> Base:
+    """Find the model and build its renderer, which cuts by the rule `truncation`.
 
     Raises ModelError, RenderError or ArtifactError for a model that could not be saved as a reward model, ConfigError
     for a limit beyond its positions.
     """
     path = resolve_model_name(model.model, logger.info)
+    folder = Path(path) if Path(path).is_dir() else None
+    if folder is not None:
+        require_whole_files(folder)
     config = read_config(path, trust_remote_code=model.trust_remote_code)
     disk_class = disk_class_of(config)
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and data.max_seq_len > positions:
+    if folder is not None:
+        require_same_sizes(folder, config, disk_class)
+    positions = _positions(config)
+    if positions is not None and data.length_limit > positions:
         raise ConfigError(
             f"--max-seq-len {data.max_seq_len} is above the {positions} positions of this model. Use at most "
             f"{positions}."
         )
+    if data.special_tokens_in_text == "auto" and (Path(path) / SPEC_FILE).is_file():  # what goes on keeps its reading
+        data = replace(data, special_tokens_in_text=read_spec(Path(path)).renderer.special_tokens_in_text)
     renderer = build_renderer(load_tokenizer(path, trust_remote_code=model.trust_remote_code), data)
+    renderer = Renderer(renderer.tokenizer, replace(renderer.spec, truncation=truncation))
     render_canaries(renderer)
-    choose_pad(renderer, config.get_text_config().vocab_size)
+    renderer.pad_token_id = choose_pad(renderer, config.get_text_config().vocab_size)
     return Base(path=path, config=config, disk_class=disk_class, renderer=renderer)
 
 
-def first_rows_of(config: SelectionConfig) -> Sequence[tuple[str, Mapping[str, object]]]:
-    """(dataset, its first row) of all data that are named."""
-    named = (
-        (config.dataset, config.hf_split),
-        (config.eval_dataset, config.eval_split or "test"),
-        (config.test_dataset, config.test_split or "test"),
-    )
-    return [row for names, split in named if names for row in first_rows(names, split)]
+def require_inputs(model: BackboneConfig, data: DataConfig) -> None:
+    """Raise ModelError, DataError or ConfigError for a model or data that are not there: said before a folder is
+    claimed for what is made of them.
+    """
+    if model.model.lower() not in BUILTIN_NAMES:
+        read_config(model.model, trust_remote_code=model.trust_remote_code)
+    require_sources(data)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Wanted:
-    """Datasets to read for one purpose."""
-
-    purpose: str
-    """`train`, `eval` or `test`."""
-    names: Sequence[str]
-    split: str
-    limit: int | None
-
-
-def _all_wanted(config: DataConfig) -> list[_Wanted]:
-    """What the configuration names. ConfigError for a split of a lone file."""
-    wanted = [_Wanted(purpose="train", names=config.dataset, split=config.hf_split, limit=config.limit)]
-    named = [("test", config.test_dataset, config.test_split)]
-    if isinstance(config, SelectionConfig):
-        named.append(("eval", config.eval_dataset, config.eval_split))
-    for purpose, names, split in named:
-        if names or split:
-            found = names or _with_splits(config.dataset, purpose)
-            wanted.append(_Wanted(purpose=purpose, names=found, split=split or "test", limit=config.eval_limit))
-    return wanted
-
-
-def require_sources(config: DataConfig) -> None:
-    """Raise DataError or ConfigError for what shows at once: a dataset that is not there or has no known layout."""
-    for wanted in _all_wanted(config):
-        for source in find_sources(wanted.names, wanted.split):
-            if has_lines(source):
-                open_units(source)
-
-
-def load_data(config: DataConfig, renderer: Renderer, *, seed: int, kwise_loss: str = "pairs") -> Prepared:
+def load_data(
+    config: DataConfig,
+    renderer: Renderer,
+    *,
+    seed: int,
+    kwise_loss: str = "pairs",
+    held_out_by: Sequence[str] = RULES,
+) -> Prepared:
     """Read and tokenise what the configuration names; `eval` stays empty unless it says how a checkpoint is chosen.
 
-    Raises DataError or ConfigError for what cannot be used. Prompts shared with the training data are warned about.
+    Without evaluation data a share of the training prompts is held out by the first of the rules that can (see
+    `roots.hold_out`). What two kinds of data have in common is counted and warned about.
+
+    Raises DataError or ConfigError for what cannot be used.
     """
     parts: dict[str, Part] = {}
     reports: dict[str, Any] = {"preparation": []}
     sources: list[SourceReport] = []
     with Crew(available_cores() if config.num_workers is None else config.num_workers) as crew:
-        for wanted in _all_wanted(config):
+        for wanted in all_named(config):
             prepared = [
                 _prepare(
                     source,
@@ -150,11 +162,13 @@ def load_data(config: DataConfig, renderer: Renderer, *, seed: int, kwise_loss: 
     train = parts["train"]
     evaluation, test = (parts.get(purpose, train.take(np.empty(0, np.int64))) for purpose in ("eval", "test"))
     if isinstance(config, SelectionConfig) and "eval" not in parts and config.eval_fraction > 0:
-        mask = held_out_mask(train.prompt_keys(), fraction=config.eval_fraction, seed=seed)
-        held_out, train = train.take(mask), train.take(~mask)
+        found = hold_out(train.texts(), fraction=config.eval_fraction, seed=seed, rules=held_out_by)
+        held_out, train = train.take(found.mask_P), train.take(~found.mask_P)
         evaluation = draw(held_out, config.eval_limit, seed)
-        reports["held_out"] = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
-    reports |= _shared_prompts(train, evaluation, test)
+        used = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
+        reports["held_out"] = found.as_dict() | used
+        _log_held_out(found)
+    reports["shared"] = _count_all_shared(train, evaluation, test)
     if 0 < len(evaluation) < FEW_EVALUATIONS:
         logger.warning(
             "only %d evaluation rows: too few to choose a checkpoint by; name more with --eval-dataset or "
@@ -225,29 +239,47 @@ def _log_preparation(source: Source, made: bool, num_rows: int, num_used: int, s
         logger.info("prepared: %s: read from cache in %.1f s", name, seconds)
 
 
-def _shared_prompts(train: Part, evaluation: Part, test: Part) -> dict[str, int]:
-    """Counts, with a warning each, of prompts that two kinds of data have in common."""
+def _log_held_out(found: HeldOut) -> None:
+    """How many prompts are held out, and what of them training does not see."""
+    unseen = {
+        "reply": "training sees none of their first turns and none of their replies but for phrases",
+        "first_turn": "training sees none of their first turns, but some of their replies, which join nearly all rows",
+        "prompt": "training sees none of these prompts, but first turns and replies of theirs",
+    }
+    missed = abs(found.prompts - found.wanted) > FAR * found.wanted
+    logger.log(
+        logging.INFO if found.rule == "reply" and not missed else logging.WARNING,
+        "held out: %d prompts%s; %s",
+        found.prompts,
+        f" instead of {found.wanted}, since up to {found.largest} belong together" if missed else "",
+        unseen[found.rule],
+    )
+
+
+def _count_all_shared(train: Part, evaluation: Part, test: Part) -> dict[str, dict[str, int]]:
+    """What two kinds of data have in common (see `roots.count_shared`), with a line for those that have anything."""
     counts = {}
-    for data, other, key, what in (
-        (evaluation, train, "prompts_shared_with_evaluation", "evaluation data are also in the training data"),
-        (test, train, "prompts_shared_with_test", "test data are also in the training data"),
-        (test, evaluation, "test_prompts_shared_with_evaluation", "test data are also in the evaluation data"),
+    for (name, data), (other_name, other) in (
+        (("evaluation", evaluation), ("training", train)),
+        (("test", test), ("training", train)),
+        (("test", test), ("evaluation", evaluation)),
     ):
-        if common := len(np.intersect1d(other.prompt_keys(), data.prompt_keys())):
-            logger.warning("%d prompts of the %s; its numbers flatter the model", common, what)
-            counts[key] = common
+        if not len(data) or not len(other):
+            continue
+        found = counts[f"{name}_with_{other_name}"] = count_shared(data.texts(), other.texts())
+        what = {"prompts": "prompt", "first_turns": "first turn", "replies": "reply"}
+        if listed := ", ".join(_number_of(found[key], noun) for key, noun in what.items() if found[key]):
+            line = "the %s data share %s with the %s data (%d of %d rows); numbers on them flatter the model"
+            logger.warning(line, name, listed, other_name, found["rows"], len(data))
+        if found["phrases"]:
+            phrases = _number_of(found["phrases"], "phrase")
+            logger.info("the %s data share %s as replies with the %s data", name, phrases, other_name)
     return counts
 
 
-def _with_splits(names: Sequence[str], kind: str) -> Sequence[str]:
-    """The training datasets, to be read with another split; ConfigError for a lone file, which has none."""
-    for name in names:
-        if Path(name).is_file():
-            raise ConfigError(
-                f"--{kind}-split: {name} is one file and has no splits, so it would be read again. Name the data with "
-                f"--{kind}-dataset."
-            )
-    return names
+def _number_of(count: int, noun: str) -> str:
+    plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
 
 
 Rows = TypeVar("Rows", Part, Groups)
@@ -270,6 +302,15 @@ def _log_source(report: Any) -> None:
         report.kept,
         dropped,
     )
+    if report.labelled:
+        logger.log(
+            logging.WARNING if report.swapped else logging.INFO,
+            "data: %s[%s]: 'label' of %d rows is read as the probability that chosen is preferred%s",
+            report.name,
+            report.split,
+            report.labelled,
+            f"; in {report.swapped} it is below 1/2, so that rejected is preferred" if report.swapped else "",
+        )
 
 
 def token_groups(part: Part, renderer: Renderer, config: DataConfig, name: str) -> tuple[Groups, TokenReport]:
@@ -288,6 +329,7 @@ def token_groups(part: Part, renderer: Renderer, config: DataConfig, name: str) 
         report.longest,
         report.truncated_replies,
     )
+    tell_typed(report.special_tokens_in_text, report.replies, renderer, name)
     if report.dropped:
         causes = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items())
         logger.info("tokens: %s: %d preferences left out: %s", name, report.preferences - report.kept, causes)

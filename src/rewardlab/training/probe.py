@@ -47,7 +47,7 @@ from rewardlab.training.heads import (
     learning_curve,
     uncertainty,
 )
-from rewardlab.training.prepare import Base, Prepared, load_data, open_base, require_sources, token_groups
+from rewardlab.training.prepare import Base, Prepared, load_data, open_base, require_inputs, settle_length, token_groups
 from rewardlab.training.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
 from rewardlab.training.states import states_of
 
@@ -82,6 +82,7 @@ def probe(config: ProbeConfig) -> ProbeResult:
 
     Raises RewardlabError for anything the user can mend.
     """
+    require_inputs(config, config)
     with only_writer(config.output_dir):
         return _probe(config)
 
@@ -89,13 +90,13 @@ def probe(config: ProbeConfig) -> ProbeResult:
 def _probe(config: ProbeConfig) -> ProbeResult:
     started = time.perf_counter()
     claim_folder(config.output_dir, (config.model, *config.dataset, *config.test_dataset), overwrite=config.overwrite)
-    require_sources(config)
+    config = settle_length(config)
     base = open_base(config, config)
     prepared = load_data(config, base.renderer, seed=config.seed)
     groups, tokens = _tokenize(config, prepared, base)
     layers = resolve_layers(config.layers, base.config.get_text_config().num_hidden_layers)
     layout = choose_layout(
-        base.config, base.disk_class, config, max_length=config.max_seq_len, share=True, log=logger.info
+        base.config, base.disk_class, config, max_length=config.length_limit, share=True, log=logger.info
     )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = _resolve(config, base, device=device, layout=layout)
@@ -207,6 +208,7 @@ def _resolve(config: ProbeConfig, base: Base, *, device: torch.device, layout: L
         "precision": precision,
         "attention": "padded" if layout == "padded" else "shared",
         "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
+        "special_tokens_in_text": base.renderer.spec.special_tokens_in_text,
     }
     return replace(config, **decided)
 

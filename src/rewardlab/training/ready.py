@@ -17,10 +17,12 @@ import torch
 
 from rewardlab.artifact.save import saved_dtype
 from rewardlab.core.config import config_hash, fields_of, to_mapping
-from rewardlab.core.files import provenance, write_json, write_text
+from rewardlab.core.files import provenance, write_json, write_summed_json, write_text
+from rewardlab.core.terminal import visible
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
 from rewardlab.data.loader import TokenReport, steps_per_epoch
+from rewardlab.data.named import first_rows_of
 from rewardlab.data.pack import require_fit
 from rewardlab.model.compute import choose_compute
 from rewardlab.model.load import PRECISION, choose_layout
@@ -36,15 +38,17 @@ from rewardlab.training.evaluate import EvalResult, write_evaluation
 from rewardlab.training.monitor import require_monitoring
 from rewardlab.training.optimizer import require_optimizer
 from rewardlab.training.parallel import device_of_rank, require_sharding
-from rewardlab.training.prepare import Base, first_rows_of, load_data, open_base, require_sources, to_groups
+from rewardlab.training.prepare import Base, load_data, open_base, require_inputs, settle_length, to_groups
 from rewardlab.training.ranks import Ranks
 from rewardlab.training.resume import (
     Interrupted,
     find_interrupted,
+    held_out_by,
     require_same_base,
     require_same_data,
     require_same_run,
     resumed_manifest,
+    truncation_of,
     with_decisions,
 )
 from rewardlab.training.reward_trainer import Datasets, selection_of
@@ -91,10 +95,16 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
         config = settle_reading(config, first_rows_of(config))
     if interrupted is not None:
         config = with_decisions(config, interrupted.config)
-    require_sources(config)
-    base = open_base(config, config)
+    config = settle_length(config)
+    base = open_base(config, config, truncation=truncation_of(interrupted))
     require_layers(config, base.config.get_text_config())
-    prepared = load_data(config, base.renderer, seed=config.seed, kwise_loss=config.kwise_loss)
+    prepared = load_data(
+        config,
+        base.renderer,
+        seed=config.seed,
+        kwise_loss=config.kwise_loss,
+        held_out_by=held_out_by(interrupted),
+    )
     data, test, tokens = to_groups(config, prepared, base.renderer)
     device = device_of_rank()
     layout = ranks.from_first(  # by a test that is measured, like the kernels below
@@ -102,8 +112,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
             base.config,
             base.disk_class,
             config,
-            max_length=config.max_seq_len,
-            share=config.shares_prompts,
+            max_length=config.length_limit,
+            share=True,
             log=logger.info,
         )
     )
@@ -116,6 +126,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
         "data": prepared.reports,
         "tokens": {name: report.as_dict() for name, report in tokens.items()},
         "template_hash": base.renderer.spec.template_hash,
+        "truncation": base.renderer.spec.truncation,
         "ranks": ranks.size,
     }
     changes: Sequence[str] = ()
@@ -142,6 +153,7 @@ def _claim(config: RewardTrainerConfig, held: ExitStack) -> Interrupted | None:
     selection_of(config)
     require_optimizer(config.optimizer)
     require_quantization(config.quantization)
+    require_inputs(config, config)
     require_monitoring(config)
     held.enter_context(only_writer(config.output_dir, wait_s=LOCK_WAIT_S if config.resume is not None else 0.0))
     interrupted = find_interrupted(config) if config.resume is not None else None
@@ -201,6 +213,7 @@ def _resolve(
         "attention": "padded" if layout == "padded" else "shared",
         "eval_every": config.interval(steps),
         "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
+        "special_tokens_in_text": base.renderer.spec.special_tokens_in_text,
     }
     return replace(config, **decided)
 
@@ -220,21 +233,22 @@ def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
     else:
         require_same_base(fingerprint, interrupted.manifest)
         manifest = resumed_manifest(manifest, interrupted, ready.changes)
-    write_json(folder / MANIFEST, manifest)  # before all else: by it the folder holds a run
+    write_summed_json(folder / MANIFEST, manifest)  # before all else: by it the folder holds a run
     write_json(folder / "config.json", to_mapping(config))
     if interrupted is None:
         write_text(folder / "samples.txt", _samples(ready.data.train[: config.log_samples], ready.base.renderer))
     for name, results in ready.baselines.items():
         for on, judged in results.items():
             write_evaluation(folder / "evals", f"{on}_{name.replace(' ', '_')}", judged)
-    logger.info(configuration_block(config, width=min(100, shutil.get_terminal_size((100, 24)).columns)))
+    for line in configuration_block(config, width=min(100, shutil.get_terminal_size((100, 24)).columns)).splitlines():
+        logger.info("%s", line)
 
 
 def configuration_block(config: RewardTrainerConfig, *, width: int) -> str:
     """Hash and settings, but for those that are off or nothing, and are so by default."""
     defaults = {field.name: field.default for field in fields_of(config)}
     shown = ", ".join(
-        f"{name}={value}"
+        f"{name}={visible(str(value))}"
         for name, value in to_mapping(config).items()
         if value or (value != [] and value != defaults[name])
     )
@@ -247,17 +261,18 @@ def configuration_block(config: RewardTrainerConfig, *, width: int) -> str:
 
 
 def _samples(groups: Sequence[TokenGroup], renderer: Renderer) -> str:
-    """Rendered replies as decoded tokens, the borders between tokens visible."""
+    """Rendered replies as decoded tokens, the borders between tokens visible, and what a terminal would obey."""
     lines = []
     for group in groups:
         for reply in range(group.num_replies):
             pieces = [renderer.tokenizer.decode([int(token)]) for token in group.conversation(reply)]
             boundary = group.prompt_tokens[reply]
+            name = visible(group.preference_id)
             lines += [
-                f"=== {group.preference_id}  reply {reply}  {len(pieces)} tokens, {boundary} before the reply, "
+                f"=== {name}  reply {reply}  {len(pieces)} tokens, {boundary} before the reply, "
                 f"{len(group.shared)} shared, {group.truncated_tokens[reply]} cut ===",
                 "|".join(pieces[:boundary]) + "⟦reply⟧" + "|".join(pieces[boundary:]) + "⟦score read here⟧",
                 "",
             ]
         lines += [f"judged: {[(c.first, c.second, c.label) for c in group.comparisons]}", ""]
-    return "\n".join(lines)
+    return visible("\n".join(lines), lines=True)

@@ -27,7 +27,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rewardlab.core.files import append_text, finite_or_none, read_json, remove, to_json, write_json, write_text
+from rewardlab.core.files import append_text, finite_or_none, remove, to_json, write_json, write_text
 
 COLUMNS = (
     "step",
@@ -103,17 +103,15 @@ class Records:
         self._write(rows, whole=not is_last)
 
     def rewind(self, rows: Iterable[Mapping[str, float | None]], step: int) -> None:
-        """Take up the record of a run as it was after `step`: `rows` is all of it, and what came later is removed."""
+        """Take up the record of a run as it was after `step`: `rows` is all of it, and what came later is removed.
+
+        Reward distributions are taken up by whoever has the scores (`restore_distributions`).
+        """
         self.rows = {int(row["step"] or 0): dict(row) for row in rows}
         if not self.writes:
             return
         if self.rows:
             self._write([self.rows[number] for number in sorted(self.rows)], whole=True)
-        path = self.folder / "reward_distributions.json"
-        earlier = read_json(path) if path.is_file() else {}
-        assert isinstance(earlier, dict)
-        self.distributions = {number: scores for number, scores in earlier.items() if int(number) <= step}
-        write_json(path, self.distributions)
         for found in (self.folder / "evals").glob("step_*"):
             if (match := re.match(r"step_(\d+)\.", found.name)) and int(match[1]) > step:
                 remove(found)
@@ -127,11 +125,21 @@ class Records:
 
     def add_distribution(self, step: int, scores: Mapping[str, list[float]]) -> None:
         """Scores of preferred (`chosen`) and other (`rejected`) replies at an evaluation."""
-        self.distributions[str(step)] = {
-            name: [finite_or_none(score) for score in values] for name, values in scores.items()
-        }
+        self.distributions[str(step)] = _finite(scores)
+        self._write_distributions()
+
+    def restore_distributions(self, found: Mapping[int, Mapping[str, list[float]]]) -> None:
+        """Begin with those of earlier evaluations, by their steps."""
+        self.distributions = {str(step): _finite(found[step]) for step in sorted(found)}
+        self._write_distributions()
+
+    def _write_distributions(self) -> None:
         if self.writes:
             write_json(self.folder / "reward_distributions.json", self.distributions)
+
+
+def _finite(scores: Mapping[str, list[float]]) -> dict[str, list[float | None]]:
+    return {name: [finite_or_none(score) for score in values] for name, values in scores.items()}
 
 
 def _to_csv(rows: list[dict[str, float | None]], *, header: bool) -> str:

@@ -12,20 +12,25 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from rewardlab.core.config import from_mapping, to_mapping
-from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import read_json
+from rewardlab.core.config import HASH_DIGITS, from_mapping, to_mapping
+from rewardlab.core.errors import ArtifactError, ConfigError, DataError
+from rewardlab.core.files import SUM, read_json, read_summed_json, sha256_json
+from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST
+from rewardlab.data.roots import RULES
 from rewardlab.model.parts import whole_of
 from rewardlab.training.checkpoint import Checkpoint, checkpoint_at, newest_checkpoint
 from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.run_folder import CHECKPOINTS, holds_models, holds_run, run_of, sweep
+from rewardlab.training.run_folder import CHECKPOINTS, MANIFEST, holds_models, holds_run, run_of, sweep
 
 logger = logging.getLogger("rewardlab")
 AUTO: Final = "auto"
+DRAWN_BY_CONVERSATION: Final = 2
+"""Format of checkpoints since dropout does not depend on micro-batches."""
 
 PERMISSIONS: Final = ("overwrite", "resume", "reschedule")
 """About one start of the program, not about what the run is."""
 PROBED: Final = (
+    "special_tokens_in_text",
     "precision",
     "attention",
     "micro_token_budget",
@@ -34,6 +39,8 @@ PROBED: Final = (
     "allocator",
 )
 """Measured or found out when the run began; a resumed run takes what was decided then."""
+EARLIER: Final = {"special_tokens_in_text": "keep"}
+"""What held in runs that began before there was such a setting, where that is not today's default."""
 BY_CONTENT: Final = (
     "model",
     "dataset",
@@ -90,6 +97,8 @@ LENGTH: Final = ("steps", "epochs", "warmup_steps", "warmup_ratio", "lr_schedule
 """They move the learning rate; allowed with `--reschedule`."""
 SOURCE_FACTS: Final = ("name", "rows_read", "kept", "dropped", "unused_by_limit", "sha256")
 """What says of a dataset that it is still the same; file names with folders do not."""
+TOLD: Final = ("dropped_ids", "special_tokens_in_text")
+"""What a report on tokens says beside what they are."""
 LEVEL: Final = ("constant", "constant_with_warmup")
 """Schedules in which the number of steps moves no learning rate."""
 
@@ -101,6 +110,8 @@ class Interrupted:
     checkpoint: Checkpoint
     config: RewardTrainerConfig
     """The settings it ran with, every default decided."""
+    config_hash: str
+    """Of the settings as they are in config.json."""
     manifest: Mapping[str, Any]
 
 
@@ -130,15 +141,36 @@ def find_interrupted(config: RewardTrainerConfig) -> Interrupted | None:
             )
         logger.warning("RESUME: the run in %s had not come to a checkpoint; it begins again from the start", run)
         return None
-    values = read_json(run / "config.json")
-    manifest = read_json(run / "manifest.json")
-    assert isinstance(values, dict)
-    assert isinstance(manifest, dict)
+    values, manifest = _read_object(run / "config.json"), _read_object(run / MANIFEST)
+    entries, settings_hash = [{}, *manifest.get("resumed", [])], sha256_json(values)[:HASH_DIGITS]
+    # The manifest is written first, so a process that is killed in between leaves the settings before it.
+    if settings_hash not in (manifest.get("config_hash"), entries[-1].get("config_hash_before")):
+        raise ArtifactError(
+            f"{run / 'config.json'} is not what the run wrote, by the hash in {MANIFEST}. Restore both from a copy, or "
+            f"begin again with --overwrite."
+        )
     return Interrupted(
         checkpoint=checkpoint,
-        config=from_mapping(RewardTrainerConfig, values, where=str(run / "config.json")),
+        config=from_mapping(RewardTrainerConfig, {**EARLIER, **values}, where=str(run / "config.json")),
+        config_hash=settings_hash,
         manifest=manifest,
     )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object in the folder of a run. Raises ArtifactError if it is none, or not what was written."""
+    remedy = "A run cannot go on without it: restore it from a copy, or begin again with --overwrite."
+    if not path.is_file():
+        raise ArtifactError(f"{path} is no file. {remedy}")
+    try:
+        values = read_json(path)
+        if isinstance(values, dict) and SUM in values:  # since a later version
+            values = read_summed_json(path)
+    except DataError as error:
+        raise ArtifactError(f"{error} {remedy}") from error
+    if not isinstance(values, dict):
+        raise ArtifactError(f"{path} holds no JSON object. {remedy}")
+    return values
 
 
 def with_decisions(config: RewardTrainerConfig, run: RewardTrainerConfig) -> RewardTrainerConfig:
@@ -149,6 +181,24 @@ def with_decisions(config: RewardTrainerConfig, run: RewardTrainerConfig) -> Rew
     if config.warmup_steps is None and config.warmup_ratio is None:
         taken["warmup_steps"] = run.warmup_steps
     return replace(config, **taken)
+
+
+def held_out_by(run: Interrupted | None) -> Sequence[str]:
+    """The rules by which evaluation rows are held out: of a run that goes on, the one that it began with."""
+    found = run.manifest["data"].get("held_out") if run is not None else None
+    if found is None:
+        return RULES
+    if "rule" not in found:
+        logger.warning(
+            "RESUME: evaluation rows are held out by whole prompts alone, which is how this run began; a new run keeps "
+            "first turns and replies together too"
+        )
+    return (found.get("rule", "prompt"),)
+
+
+def truncation_of(run: Interrupted | None) -> str:
+    """The rule by which long conversations are cut: of a run that goes on, the one that it began with."""
+    return CUT_FEWEST if run is None else str(run.manifest.get("truncation", CUT_BY_STEPS))
 
 
 def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedule: bool) -> list[str]:
@@ -188,7 +238,7 @@ def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedul
 
 def require_same_data(facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
     """Raise DataError unless data and template are those that the manifest of the run describes."""
-    now, then = (_facts(json.loads(json.dumps(found))) for found in (facts, manifest))
+    now, then = (_facts(json.loads(json.dumps(found)), manifest) for found in (facts, manifest))
     for what in now:
         if now[what] != then[what]:
             raise DataError(
@@ -230,14 +280,21 @@ def resumed_manifest(now: Mapping[str, Any], run: Interrupted, changes: Sequence
     for what in ("packages", "platform", "python"):
         if before.get(what) != after.get(what):
             logger.warning("RESUME: %s: %s, it was %s; equal up to rounding", what, after.get(what), before.get(what))
+    if run.checkpoint.format < DRAWN_BY_CONVERSATION and run.config.lora and run.config.lora_dropout:
+        logger.warning("RESUME: the version that began this run drew the dropout of adapters otherwise, by micro-batch")
     if run.manifest.get("ranks") != now["ranks"]:
         logger.warning("RESUME: %s ranks, it was %s; equal up to rounding", now["ranks"], run.manifest.get("ranks"))
-    entry = {"step": run.checkpoint.step, "changed": list(changes), "provenance": after}
+    entry = {
+        "step": run.checkpoint.step,
+        "changed": list(changes),
+        "config_hash_before": run.config_hash,
+        "provenance": after,
+    }
     return {**run.manifest, "config_hash": now["config_hash"], "resumed": [*run.manifest.get("resumed", []), entry]}
 
 
-def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """What the data and the template of a run are, without names that may have moved."""
+def _facts(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
+    """What the data and the template of a run are, without names that may have moved, and as far as `told` says it."""
 
     def content(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         # By its name a limit draws the rows; otherwise it may change as files move.
@@ -247,12 +304,14 @@ def _facts(manifest: Mapping[str, Any]) -> dict[str, Any]:
         ]
 
     data = manifest["data"]
+    # What is held out was once told in fewer numbers.
+    held_out = data.get("held_out") and {key: data["held_out"].get(key) for key in told["data"].get("held_out", ())}
     return {
         "the training data are": content(data["train"]),
-        "the evaluation data are": [content(data.get("eval", [])), data.get("held_out")],
+        "the evaluation data are": [content(data.get("eval", [])), held_out],
         "the test data are": content(data.get("test", [])),
         "the tokens are": {
-            name: {key: value for key, value in report.items() if key != "dropped_ids"}
+            name: {key: value for key, value in report.items() if key not in TOLD}
             for name, report in manifest["tokens"].items()
         },
         "the chat template is": manifest["template_hash"],

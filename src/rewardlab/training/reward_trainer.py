@@ -32,6 +32,7 @@ from rewardlab.training.evaluate import (
     distributions,
     evaluate_groups,
     read_evaluation,
+    read_scores,
     score_spread,
     write_evaluation,
 )
@@ -344,11 +345,30 @@ class RewardJudge:
         """What was selected so far."""
         return {"selection": self.selection.state()}
 
+    def take_up_baseline(self, budget: int) -> None:
+        """In a run that goes on, before `restore`: the evaluation of the untrained model, as the run wrote it, or made
+        again if that is gone or damaged, computing at most `budget` tokens at a time.
+        """
+        if not self.data.eval:
+            return
+        folder, beta = self.folder / "evals", self.config.beta
+        self.baseline = read_evaluation(folder, "step_0", beta=beta, ranks=self._ranks)
+        if self.baseline is None:
+            self.baseline = self._judge(self.data.eval, budget, "evaluating the untrained model")
+            if self._ranks.is_first:
+                write_evaluation(folder, "step_0", self.baseline)
+
     def restore(self, state: Mapping[str, Any], step: int) -> None:
         """Take the selection up again, and remove models that lie ahead."""
         asked = {name: getattr(self.selection, name) for name in ("metric", "mode", "min_delta")}
         self.selection = Selection(**{**state["selection"], **asked})
-        self.baseline = read_evaluation(self.folder / "evals", "step_0", beta=self.config.beta)
+        if self.records.writes:
+            folder, rows = self.folder / "evals", self.records.rows
+            evaluated = [number for number in rows if rows[number].get("eval_pairs") is not None]
+            found = {number: read_scores(folder, f"step_{number}") for number in evaluated}
+            self.records.restore_distributions(
+                {number: distributions(scores) for number, scores in found.items() if scores is not None}
+            )
         self._best_on_disk, saved = saved_step(self.folder / "best"), saved_steps(self.folder)
         self._ranks.wait()  # until all have looked: below, the first removes what lies ahead
         if self._best_on_disk is not None and self._best_on_disk > step:

@@ -145,6 +145,7 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
     with watch.observers, stops:
         test_baseline = _judge_untrained(config, model, ready, ranks)
         if ready.interrupted is not None:
+            trainer.judge.take_up_baseline(config.token_budget)
             trainer.restore(ready.interrupted.checkpoint)
             watch.resume(trainer.records.rows)
         trainer.fit()
@@ -166,8 +167,10 @@ def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Rea
     folder, name = config.output_dir / "evals", "test_before_training"
     if not ready.test:
         return None
-    if ready.interrupted is not None and (earlier := read_evaluation(folder, name, beta=config.beta)) is not None:
-        return earlier
+    if ready.interrupted is not None:
+        earlier = read_evaluation(folder, name, beta=config.beta, ranks=ranks)
+        if earlier is not None:
+            return earlier
     result = evaluate_groups(
         model,
         ready.test,

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
-from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.errors import ArtifactError, ConfigError, DataError
 from rewardlab.core.files import read_json, remove, require_writable_folder
 from rewardlab.core.lock import only_process
-from rewardlab.core.spec import SPEC_FILE, read_spec
+from rewardlab.core.spec import SPEC_FILE, part_digests, read_spec
 from rewardlab.training.presets import SAME_THING
 
 logger = logging.getLogger("rewardlab")
@@ -138,9 +139,9 @@ def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool, replac
     on in its folder replaces nothing.
     """
     for name in inputs:
-        path = Path(name)
-        if path.exists() and any(
-            (folder / own).resolve() in (path.resolve(), *path.resolve().parents)
+        real = Path(os.path.realpath(name))  # not `resolve`, which links that lead to themselves make raise
+        if Path(name).exists() and any(
+            Path(os.path.realpath(folder / own)) in (real, *real.parents)
             for own in (*OWN, *(p.name for p in folder.glob("step_*")))
         ):
             raise ConfigError(
@@ -165,6 +166,12 @@ def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool, replac
             f"{folder / foreign[0]} is no reward model that a run saved, and would be replaced. Move it away, or "
             f"choose another --output-dir."
         )
+    for name in ("best", *steps):
+        if (folder / name).exists() and (added := _added_to_model(folder / name)):
+            raise ConfigError(
+                f"{folder / name} holds {', '.join(added[:4])}{' …' if len(added) > 4 else ''}, which no run wrote, and "
+                f"would be removed with it. Move what you need away, or choose another --output-dir."
+            )
 
 
 def holds_run(folder: Path) -> bool:
@@ -182,7 +189,7 @@ def _manifest_keys(folder: Path) -> set[str]:
 def _keys(path: Path) -> set[str]:
     """Those of a JSON object; none if there is none."""
     try:
-        found = read_json(path)
+        found = read_json(path) if path.is_file() else None
     except (OSError, DataError):
         return set()
     return set(found) if isinstance(found, dict) else set()
@@ -190,7 +197,8 @@ def _keys(path: Path) -> set[str]:
 
 def clear_folder(folder: Path) -> None:
     """Remove an earlier run that `holds_run`, but for its manifest, and what an interrupted save left. Other files
-    stay, also those in folders of the run that no run wrote; `best/` and `step_N/` go as a whole.
+    stay, also those in folders of the run that no run wrote; `best/` and `step_N/` go as a whole: `claim_folder` has seen
+    that nothing else is in them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not holds_run(folder):
@@ -216,6 +224,18 @@ def _clear_inside(folder: Path) -> None:
 
 def _is_model(folder: Path) -> bool:
     return (folder / SPEC_FILE).is_file()
+
+
+def _added_to_model(folder: Path) -> list[str]:
+    """Files in a reward-model folder that were not saved with the model: those that its spec does not list."""
+    try:
+        known = {SPEC_FILE, *read_spec(folder).files}
+    except (ArtifactError, DataError) as error:
+        raise ConfigError(
+            f"{error} So it cannot be told what in {folder} is the run's. Move it away, or choose another --output-dir."
+        ) from error
+    found = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    return [name for path in found if (name := path.relative_to(folder).as_posix()) not in known]
 
 
 def saved_steps(folder: Path) -> list[tuple[int, Path]]:
@@ -244,8 +264,17 @@ def holds_models(folder: Path) -> bool:
 
 
 def saved_step(folder: Path) -> int | None:
-    """The step at which a reward-model folder of a run was saved; None if it is not there or does not say."""
+    """The step at which a reward-model folder of a run was saved; None if it is not there or does not say.
+
+    Raises ArtifactError if what it says changed after it was saved.
+    """
     if not (folder / SPEC_FILE).is_file():
         return None
-    step = read_spec(folder).provenance.get("step")
+    spec = read_spec(folder)
+    if spec.digests and spec.digests.get("provenance") != part_digests(spec)["provenance"]:
+        raise ArtifactError(
+            f"{folder / SPEC_FILE}: provenance changed after the model was saved. Restore {folder} from a copy, or go "
+            f"back to a checkpoint before it with --resume RUN/{CHECKPOINTS}/step_N, once {folder} is moved away."
+        )
+    step = spec.provenance.get("step")
     return step if isinstance(step, int) else None

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import visible
 from rewardlab.training.config import Viewer
 from rewardlab.training.observers import Observer, Observers
 
@@ -31,13 +32,20 @@ MOST_PARAMETERS: Final = 100
 
 
 def require_viewers(asked: Sequence[Viewer]) -> None:
-    """Raise ConfigError for a package that is not installed."""
+    """Raise ConfigError for a package that is not installed, or a service that lets nobody in: before there is a run
+    folder, and before anything is computed.
+    """
     for viewer in asked:
         if viewer not in ("auto", "none") and not _installed(viewer):
             raise ConfigError(
                 f"--report-to {viewer}: the package is not installed. Install it with `pip install {viewer}`, or leave "
                 f"it out; the values are in metrics.csv and metrics.jsonl in any case."
             )
+        if viewer in SIGN_IN:
+            try:
+                SIGN_IN[viewer]()
+            except Exception as error:
+                raise _not_started(viewer, error) from error
 
 
 def choose_viewers(asked: Sequence[Viewer]) -> tuple[Viewer, ...]:
@@ -67,12 +75,16 @@ def open_sinks(
             opened.append(OPEN[viewer](folder, settings, resumed_at))
         except Exception as error:  # every package has errors of its own
             with Observers(opened):
-                first = (str(error).splitlines() or [""])[0]
-            raise ConfigError(
-                f"--report-to {viewer}: cannot be started ({type(error).__name__}: {first}). See to its login and "
-                f"settings, or leave it out."
-            ) from error
+                raise _not_started(viewer, error) from error
     return opened
+
+
+def _not_started(viewer: Viewer, error: Exception) -> ConfigError:
+    first = (str(error).splitlines() or [""])[0]
+    return ConfigError(
+        f"--report-to {viewer}: cannot be started ({type(error).__name__}: {first}). See to its login and settings, or "
+        f"leave it out."
+    )
 
 
 def tag(column: str) -> str:
@@ -91,9 +103,9 @@ def scalars(values: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _plain(settings: Mapping[str, object]) -> dict[str, bool | int | float | str]:
-    """Settings as viewers take them: lists as words, nothing for what is not set."""
+    """Settings as viewers take them: lists as words, nothing for what is not set, text that any file can hold."""
     return {
-        name: value if isinstance(value, (bool, int, float, str)) else _words(value)
+        name: value if isinstance(value, (bool, int, float)) else visible(_words(value))
         for name, value in settings.items()
         if value is not None
     }
@@ -131,9 +143,14 @@ def _open_tensorboard(folder: Path, settings: Mapping[str, object], resumed_at: 
     return Observer(name="TensorBoard", row=row, close=lambda failed: writer.close())
 
 
+def _sign_in_to_wandb() -> None:
+    wandb: Any = importlib.import_module("wandb")
+    wandb.login()  # asks on a terminal, and raises where nobody can be asked; of no account if it is used offline
+
+
 def _open_wandb(folder: Path, settings: Mapping[str, object], _resumed_at: int | None) -> Observer:
     wandb: Any = importlib.import_module("wandb")
-    run = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=folder.name, config=dict(settings))
+    run = wandb.init(project=os.environ.get("WANDB_PROJECT", PROJECT), name=visible(folder.name), config=dict(settings))
     return Observer(
         name="wandb",
         row=lambda step, values: run.log(scalars(values), step=step),
@@ -143,7 +160,7 @@ def _open_wandb(folder: Path, settings: Mapping[str, object], _resumed_at: int |
 
 def _open_trackio(folder: Path, settings: Mapping[str, object], _resumed_at: int | None) -> Observer:
     trackio: Any = importlib.import_module("trackio")
-    run = trackio.init(project=PROJECT, name=folder.name, config=dict(settings), embed=False)
+    run = trackio.init(project=PROJECT, name=visible(folder.name), config=dict(settings), embed=False)
     return Observer(
         name="trackio",
         row=lambda step, values: run.log(scalars(values), step=step),
@@ -151,11 +168,18 @@ def _open_trackio(folder: Path, settings: Mapping[str, object], _resumed_at: int
     )
 
 
+def _find_mlflow() -> None:
+    """Ask its server for the experiment, which the runs of this process then belong to."""
+    mlflow: Any = importlib.import_module("mlflow")
+    if (number := os.environ.get("MLFLOW_EXPERIMENT_ID")) is not None:
+        mlflow.set_experiment(experiment_id=number)
+    else:
+        mlflow.set_experiment(os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT))
+
+
 def _open_mlflow(folder: Path, settings: Mapping[str, object], _resumed_at: int | None) -> Observer:
     mlflow: Any = importlib.import_module("mlflow")
-    if not {"MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"} & set(os.environ):
-        mlflow.set_experiment(PROJECT)
-    mlflow.start_run(run_name=folder.name)
+    mlflow.start_run(run_name=visible(folder.name))
     parameters = list(_plain(settings).items())
     for start in range(0, len(parameters), MOST_PARAMETERS):
         mlflow.log_params(dict(parameters[start : start + MOST_PARAMETERS]))
@@ -166,6 +190,8 @@ def _open_mlflow(folder: Path, settings: Mapping[str, object], _resumed_at: int 
     )
 
 
+SIGN_IN: Final[Mapping[str, Callable[[], None]]] = {"wandb": _sign_in_to_wandb, "mlflow": _find_mlflow}
+"""Services that can say whether they let anybody in before there is a run. Any error is one."""
 OPEN: Final[Mapping[str, Callable[[Path, Mapping[str, object], int | None], Observer]]] = {
     "tensorboard": _open_tensorboard,
     "wandb": _open_wandb,

@@ -1,7 +1,8 @@
 """What the head would read, computed once and kept on disk.
 
 The states of a reply depend on its tokens, on the weights of the backbone and on the arithmetic, so these name the
-folder: another model, template or limit gets another one, and nothing can be taken for something it is not.
+folder: another model, template or limit gets another one, and nothing can be taken for something it is not. Beside each
+file lies its checksum, and what does not fit it is computed again.
 
 Legend: R replies, W hidden width.
 """
@@ -22,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 from rewardlab.core.errors import DataError
+from rewardlab.core.files import read_summed_json, remove, sha256_file, write_summed_json
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import num_replies
 from rewardlab.model.layers import layer_states
@@ -124,7 +126,12 @@ def _compute(
             row += len(found)
         for layer in layers:
             arrays[layer].flush()
-            unfinished[layer].replace(_file(folder, layer))
+            target = _file(folder, layer)
+            for path in (target, _sum_of(target)):
+                if path.is_dir():
+                    remove(path)  # nothing else could take its name
+            write_summed_json(_sum_of(target), {"states": sha256_file(unfinished[layer])})
+            unfinished[layer].replace(target)
     finally:
         for path in unfinished.values():
             path.unlink(missing_ok=True)
@@ -140,17 +147,26 @@ def _new_array(path: Path, shape: tuple[int, int]) -> np.memmap:
 
 
 def _is_whole(path: Path, shape: tuple[int, int]) -> bool:
-    """Whether the file holds states of this shape; one that does not is said to be computed again."""
-    if not path.is_file():
+    """Whether the file holds the states that were written, in this shape; one that does not is said to be computed
+    again.
+    """
+    if not os.path.lexists(path):
         return False
-    try:
-        array = np.load(path, mmap_mode="r")
-    except (ValueError, EOFError, OSError):
-        array = None
-    if array is not None and array.shape == shape and array.dtype == np.float32:
-        return True
-    logger.warning("%s is damaged; its states are computed again", path)
-    return False
+    damage = "it is no file"
+    if path.is_file():
+        try:
+            if not _sum_of(path).is_file():
+                damage = "it has no checksum"
+            elif read_summed_json(_sum_of(path)) != {"states": sha256_file(path)}:
+                damage = "it is not what was written"
+            else:
+                array = np.load(path, mmap_mode="r")
+                damage = "" if array.shape == shape and array.dtype == np.float32 else "it is of another shape"
+        except (DataError, ValueError, EOFError, OSError) as error:
+            damage = str(error)
+    if damage:
+        logger.warning("%s is damaged (%s); its states are computed again", path, damage)
+    return not damage
 
 
 def _remove_left_over(folder: Path) -> None:
@@ -163,3 +179,7 @@ def _remove_left_over(folder: Path) -> None:
 
 def _file(folder: Path, layer: int) -> Path:
     return folder / f"layer_{layer}.npy"
+
+
+def _sum_of(file: Path) -> Path:
+    return file.with_suffix(".json")

@@ -16,8 +16,8 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
+from rewardlab.core.bars import steps_bar
 from rewardlab.core.errors import DataError, DeviceMemoryError, NonFiniteError
 from rewardlab.training import failures
 from rewardlab.training.checkpoint import Checkpoint
@@ -184,7 +184,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         Raises NonFiniteError before the update of a step whose loss or gradient is not finite, and RunInterrupted
         between two steps if that was asked for.
         """
-        with tqdm(total=self.num_steps, initial=self.step, desc="training", disable=None, leave=False) as bar:
+        with steps_bar(self.num_steps, self.step) as bar:
             ended = self._finish_step()
             while not ended:
                 self.log.progress.add(self.train_step(self._planned(self.step)))
@@ -353,15 +353,12 @@ class Trainer(Generic[MicroBatch, JudgeT]):
             raise self._no_memory()
         if norms is None:
             return None
-        (losses_B, statistics_S), (grad_norm, head_grad_norm) = summed, norms
-        return Accumulated(
-            losses_B=losses_B, statistics_S=statistics_S, grad_norm=grad_norm, head_grad_norm=head_grad_norm
-        )
+        return Accumulated(losses_B=summed[0], statistics_S=summed[1], grad_norm=norms[0], head_grad_norm=norms[1])
 
     def _backward(self, batches: Sequence[MicroBatch], total_weight: float) -> tuple[Tensor, Tensor]:
         """(the loss of each micro-batch, their summed statistics); gradients of this rank are added up on the way."""
         self.observers.step_begins(self.step + 1)
-        # What is drawn in a step (adapter dropout) is a function of the step, so a resumed run draws the same.
+        # What a model draws in a step is a function of the step, so a resumed run draws the same.
         torch.manual_seed(seed_of_step(self.config.seed, self.step, self.ranks.rank))
         losses, statistics = [], []
         for number, batch in enumerate(ahead(batches, self.steps.move), start=1):

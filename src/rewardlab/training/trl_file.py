@@ -5,12 +5,17 @@ A key becomes a setting, needs nothing, or is named with what to do instead. Nee
 
 from __future__ import annotations
 
+import math
+import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, get_args
 
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import quoted
 from rewardlab.training.config import OptimizerName, SchedulerName, Viewer
 from rewardlab.training.trl_keys import KEYS, OLDER_NAMES, REMARKS, RENAMED
 
@@ -47,7 +52,8 @@ def flag(setting: str, value: object) -> str:
     name = setting.replace("_", "-")
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
-    return f"--{name} {show(value)}"
+    words = value if isinstance(value, (list, tuple)) else [value]
+    return " ".join([f"--{name}", *(quoted(show(word)) for word in words)])
 
 
 def show(value: object) -> str:
@@ -115,11 +121,20 @@ def _batch(file: Values, made: Translation, where: str) -> None:
     keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
     if all(file.get(key) is None for key in keys):
         return
-    size, times = _whole(file, keys[0], 8, where), _whole(file, keys[1], 1, where)
+    factors = [_whole(file, keys[0], 8, where), _whole(file, keys[1], 1, where)]
+    names, remark = list(keys), "with several devices in TRL: times their number"
+    if (ranks := num_ranks()) > 1:
+        factors, names, remark = [*factors, ranks], [*names, "WORLD_SIZE"], "of all processes together, as in TRL"
     made.set(
-        *("batch_size", size * times, " x ".join(keys), f"{size} x {times}"),
-        remark="with several devices in TRL: times their number; memory is --micro-token-budget's business",
+        *("batch_size", math.prod(factors), " x ".join(names), " x ".join(map(str, factors))),
+        remark=f"{remark}; memory is --micro-token-budget's business",
     )
+
+
+def num_ranks() -> int:
+    """Processes that torchrun started for this run, each of which TRL gives a batch of its own."""
+    size = os.environ.get("WORLD_SIZE", "")
+    return int(size) if re.fullmatch("[1-9][0-9]{0,5}", size) else 1
 
 
 def _length_of_run(file: Values, made: Translation, where: str) -> None:
@@ -127,7 +142,8 @@ def _length_of_run(file: Values, made: Translation, where: str) -> None:
         made.set("steps", steps, "max_steps", steps)
     if "max_length" in file:
         if file["max_length"] is None:
-            made.say("max_length", None, "there is always a limit; --max-seq-len can be the model's positions")
+            remark = "as many tokens as the model has positions; longer rows are left out"
+            made.set("max_seq_len", "model", "max_length", None, remark)
         else:
             made.set("max_seq_len", file["max_length"], "max_length", file["max_length"], "longer rows are left out")
 
@@ -220,8 +236,11 @@ def _evaluation(file: Values, made: Translation, where: str) -> None:
     if strategy == "no" and share is None:
         made.set("eval_fraction", 0.0, "eval_strategy", "no", "nothing is evaluated; the last step is the model")
     elif strategy in ("steps", "epoch"):
-        if share is None and not file.get("datasets"):
-            split = file.get("dataset_test_split") or "test"
+        split = str(file.get("dataset_test_split") or "test")
+        if share is None and not file.get("datasets") and _is_one_file(file.get("dataset_name")):
+            remark = "the data are one file, without splits; a share of its prompts is held out (--eval-fraction)"
+            made.say("dataset_test_split", split, remark)
+        elif share is None and not file.get("datasets"):
             made.set("eval_split", split, "dataset_test_split", split)
         if strategy == "epoch":
             made.say(
@@ -233,6 +252,10 @@ def _evaluation(file: Values, made: Translation, where: str) -> None:
     if {"eval_fraction", "eval_split"} & made.settings.keys():
         made.settled.add("evaluation")
     _best(file, made)
+
+
+def _is_one_file(name: object) -> bool:
+    return isinstance(name, str) and "\0" not in name and Path(name).expanduser().is_file()
 
 
 def _best(file: Values, made: Translation) -> None:

@@ -1,0 +1,59 @@
+"""Files of settings: YAML, TOML or JSON to a flat mapping, or one error that says where and what."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Final
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import UTF8, parse_json
+from rewardlab.core.terminal import brief
+
+MOST_BYTES: Final = 1 << 20
+"""Of a file; the longest that anyone writes by hand is a thousandth of it."""
+
+
+def read_config_file(path: Path) -> dict[str, object]:
+    """The flat mapping in a YAML, TOML or JSON file.
+
+    Raises ConfigError if the file is missing, unreadable, not a mapping, or names a key twice.
+    """
+    if not path.is_file():
+        raise ConfigError(f"--config {path}: no such file. Give a YAML or TOML file with the names of the flags.")
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise ConfigError(
+            f"--config {path}: has {size:,} bytes, and settings at most {MOST_BYTES:,}. Is it the right file?"
+        )
+    try:
+        values = _read(path.suffix, path.read_text(encoding=UTF8))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"--config {path}: not UTF-8 text ({error}). Save it as UTF-8.") from error
+    except RecursionError as error:
+        raise ConfigError(f"--config {path}: nested too deep. Settings are `name: value` lines.") from error
+    except ValueError as error:
+        raise ConfigError(f"--config {path}: {error}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"--config {path}: expected `name: value` lines, got a {type(values).__name__}.")
+    names = [name if isinstance(name, str) else brief(name) for name in values]
+    return dict(zip(names, values.values(), strict=True))
+
+
+def _read(suffix: str, text: str) -> object:
+    """The value in a text; ValueError says what is wrong with it."""
+    if suffix == ".json":
+        try:
+            return parse_json(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"not valid JSON: {error}") from error
+    if suffix == ".toml":
+        try:
+            return tomllib.loads(text)
+        except ValueError as error:  # of tomllib, or of Python about thousands of digits
+            raise ValueError(f"not valid TOML: {error}") from error
+    from rewardlab.core.config_yaml import parse_yaml
+
+    return parse_yaml(text)

@@ -1,0 +1,227 @@
+"""No value of any flag, in any file, ends in a traceback, and none hangs: it is taken, or refused in plain words."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from conftest import write_pairs
+from rewardlab import cli
+from rewardlab.core.config import fields_of, from_mapping, hints_of, read_settings
+from rewardlab.core.errors import ConfigError, RewardlabError
+from rewardlab.core.terminal import visible, visible_message
+from rewardlab.flags import _read
+from rewardlab.training.config import EvalConfig, ProbeConfig, RewardTrainerConfig
+
+SETTINGS: dict[str, tuple[type, dict[str, object]]] = {
+    "train": (RewardTrainerConfig, {"model": "m", "dataset": "d"}),
+    "probe": (ProbeConfig, {"model": "m", "dataset": "d"}),
+    "eval": (EvalConfig, {"model": "m", "dataset": "d"}),
+    "score": (cli.ScoreArguments, {"model": "m", "input": "i", "output": "o"}),
+    "verify": (cli.VerifyArguments, {"folder": "f"}),
+    "export": (cli.ExportArguments, {"folder": "f", "output_dir": "o"}),
+    "quickstart": (cli.QuickstartArguments, {}),
+}
+WORDS = (
+    *("", " ", "-1", "0", "-0", "1", "None", "none", "auto", "true", "[]", "{}", "%s%n", "a b", "a,b", ","),
+    *("nan", "inf", "-inf", "Infinity", "1e308", "-1e308", "1e309", "1e-320", "1e18", "1e12", "0x10", "1_000", "٣"),
+    *map(str, (2**31, 2**32, 10**12, 10**18, 2**63 - 1, 2**63, 2**64, -(2**63), 10**400, -(10**400))),
+    *("9" * 5000, "x" * 10_000, "a\0b", "a\udcff", "\ud800", "\x1b[2J", "\u202e", "a\nb", "💥" * 100, "2001-99-99"),
+    *("/", "..", "/dev/null", "/proc/self/mem", "~", "nosuch/../..", "y" * 300, "*", "$(x)", "--lr", "-"),
+)
+DEEP: object = [1]
+WIDE: object = ["lol"]
+for _ in range(900):
+    DEEP = [DEEP]
+for _ in range(30):
+    WIDE = [WIDE] * 10
+VALUES = (
+    *(None, True, False, -1, 0, 1, 2**63, 2**64, 10**18, -(10**18), 10**400, 1 << 40_000),
+    *(1e308, -1e308, 5e-324, float("nan"), float("inf"), 0.5, -0.0, b"x", datetime.date(2001, 1, 1), {}, {"a": 1}),
+    *([], [[]], [None], [1, "a"], ["a", "a"], [""], DEEP, WIDE, {1, 2}, (), "", "\0", "\ud800", "x" * 10_000),
+)
+
+
+def require_plain(error: Exception) -> None:
+    """An error is of our tree, short, and can be printed."""
+    message = visible_message(str(error))
+    assert len(message) < 1500 or isinstance(error, OSError)
+    assert visible(message, lines=True) == message
+    message.encode()
+
+
+def tell(capsys: pytest.CaptureFixture[str], line: str) -> None:
+    """What was tried, for whoever reads along."""
+    with capsys.disabled():
+        sys.stdout.write(f"\n{line}\n")
+
+
+def some(values: Sequence[object], field: int, step: int) -> Sequence[object]:
+    """One in `step` of the values, others for other fields."""
+    return values[field % step :: step]
+
+
+def try_words(command: str, step: int) -> tuple[int, int]:
+    """Words as the flags of a command: (how many were taken, refused)."""
+    kind, required = SETTINGS[command]
+    hints = hints_of(kind)
+    taken = refused = 0
+    for number, field in enumerate(fields_of(kind)):
+        for word in some(WORDS, number, step) if hints[field.name] is not bool else ():
+            try:
+                value = _read(((word,),), hints[field.name], f"--{field.name}")
+                from_mapping(kind, {**required, field.name: value}, where="the test")
+                taken += 1
+            except (RewardlabError, OSError) as error:
+                require_plain(error)
+                refused += 1
+    return taken, refused
+
+
+def try_values(command: str, step: int) -> tuple[int, int]:
+    """Values in a file, and given by Python where that makes the settings of a command: (taken, refused)."""
+    kind, required = SETTINGS[command]
+    taken = refused = 0
+    for number, field in enumerate(fields_of(kind)):
+        for value in some(VALUES, number, step):
+            values = {**required, field.name: value}
+            builders: list[Any] = [lambda values: from_mapping(kind, values, where="the test")]
+            for build in builders if kind.__module__ == cli.__name__ else [*builders, lambda values: kind(**values)]:
+                try:
+                    build(values)
+                    taken += 1
+                except (RewardlabError, OSError) as error:
+                    require_plain(error)
+                    refused += 1
+    return taken, refused
+
+
+@pytest.mark.parametrize("attempt", [try_words, try_values])
+def test_any_value_is_taken_or_refused(attempt):
+    """A sample of `test_every_value_is_taken_or_refused`."""
+    taken, refused = map(sum, zip(*(attempt(command, 12) for command in SETTINGS), strict=True))
+    assert min(taken, refused) > 20
+
+
+@pytest.mark.soak
+def test_every_value_is_taken_or_refused(capsys):
+    started = time.perf_counter()
+    counts = [attempt(command, 1) for command in SETTINGS for attempt in (try_words, try_values)]
+    taken, refused = map(sum, zip(*counts, strict=True))
+    tell(capsys, f"settings: {taken} values taken and {refused} refused in {time.perf_counter() - started:.0f} s")
+
+
+class NoModel(RewardlabError):
+    """Where a model would be loaded."""
+
+
+@pytest.fixture
+def without_a_model(monkeypatch, tmp_path):
+    """A folder with data, in which every command ends where it would load a model."""
+
+    def end(*_: object, **__: object) -> None:
+        raise NoModel("no model here")
+
+    for place in (
+        "training.ready.open_base",
+        "training.probe.open_base",
+        "training.evaluate.load",
+        "serve.score_file.load",
+        "serve.verify.assemble",
+        "quickstart.write_dataset",
+    ):
+        monkeypatch.setattr(f"rewardlab.{place}", end)
+    monkeypatch.chdir(tmp_path)
+    write_pairs(tmp_path / "pairs.jsonl", 4)
+    return tmp_path
+
+
+LINES = {
+    "train": "--model m --dataset pairs.jsonl",
+    "probe": "--model m --dataset pairs.jsonl",
+    "eval": "--model m --dataset pairs.jsonl",
+    "score": "--model m --input pairs.jsonl --output o",
+    "verify": "",
+    "export": "f --output-dir o",
+    "quickstart": "--test-pairs 1 --steps 1",
+}
+
+
+def lines_of(command: str) -> Iterator[list[str]]:
+    """The command with each of its flags at each of the values."""
+    for field in fields_of(SETTINGS[command][0]):
+        for word in WORDS:
+            own = [word] if field.name == "folder" else [f"--{field.name.replace('_', '-')}={word}"]
+            yield [command, *LINES[command].split(), *own]
+
+
+def run_plainly(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    """A command ends with status 0, or with 2 and words that a terminal only shows."""
+    try:
+        cli.main(words)
+        status: Any = 0
+    except SystemExit as end:
+        status = end.code
+    said = capsys.readouterr()
+    assert status in (0, 2), words
+    assert "Traceback" not in said.err, words
+    for text in said:
+        assert visible(text, lines=True) == text, words
+        assert len(text) < 20_000 + 3 * max(map(len, words)), words
+    assert said.err.startswith("error: ") == (status == 2), (words, said.err)
+
+
+@pytest.mark.parametrize("command", SETTINGS)
+def test_a_command_with_any_value_ends_in_plain_words(command, without_a_model, capsys):
+    """A sample of `test_every_flag_with_every_value`: another value for each flag."""
+    every = list(lines_of(command))
+    for words in every[:: len(WORDS) * max(1, len(every) // len(WORDS) // 8) + 7]:
+        run_plainly(capsys, words)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("command", SETTINGS)
+def test_every_flag_with_every_value(command, without_a_model, capsys):
+    count, slowest = 0, 0.0
+    for words in lines_of(command):
+        started = time.perf_counter()
+        run_plainly(capsys, words)
+        count, slowest = count + 1, max(slowest, time.perf_counter() - started)
+        assert slowest < 20, words
+    flags = count // len(WORDS)
+    tell(capsys, f"{command}: {count} command lines ({flags} flags x {len(WORDS)} values), slowest {slowest:.1f} s")
+
+
+names = st.sampled_from([field.name for field in fields_of(RewardTrainerConfig)]) | st.text(max_size=8)
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(WORDS)
+values = st.recursive(
+    plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=2), max_leaves=5
+)
+
+
+def require_file_is_plain(path: Path, text: str) -> None:
+    """A file of settings is taken or refused."""
+    path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    try:
+        from_mapping(RewardTrainerConfig, {**SETTINGS["train"][1], **read_settings(path)}, where=f"--config {path}")
+    except ConfigError as error:
+        require_plain(error)
+
+
+@given(settings=st.dictionaries(names, values, max_size=4), kind=st.sampled_from(["json", "yaml", "toml"]))
+def test_a_file_with_any_settings_is_taken_or_refused(settings, kind, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / f"settings.{kind}"
+    lines = [
+        f"{json.dumps(name)}{' = ' if kind == 'toml' else ': '}{json.dumps(value)}" for name, value in settings.items()
+    ]
+    require_file_is_plain(path, json.dumps(settings) if kind == "json" else "\n".join(lines))

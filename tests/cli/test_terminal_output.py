@@ -1,0 +1,186 @@
+"""No name, text or error from elsewhere gives orders to a terminal, or to the shell in which a suggestion is tried."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+
+from command_line import refusal, short_run, write_rows
+from conftest import write_pairs
+from rewardlab import cli
+from rewardlab.analysis.metrics import evaluate
+from rewardlab.cli import main
+from rewardlab.core.bars import bar
+from rewardlab.core.errors import RewardlabError, RunInterrupted
+from rewardlab.core.types import Comparison, ScoreRow
+from rewardlab.report.run import comparison_table
+
+NASTY = "p\x1b[2J\r\x07\x9b1m\u202etxt\u2028\x7fq\nerror: all is lost"
+SHOWN = r"p\x1b[2J\r\x07\x9b1m\u202etxt\u2028\x7fq\nerror: all is lost"
+
+
+def harmless(text: str) -> bool:
+    """Whether a terminal only shows it, in lines that are ours."""
+    hidden = {letter for letter in text if unicodedata.category(letter) in ("Cc", "Cf", "Cs", "Zl", "Zp")}
+    return hidden <= {"\n"} and not re.search(r"^error: all is lost", text, re.MULTILINE)
+
+
+def test_a_run_on_nasty_names_and_texts_only_shows_them(base_model, tmp_path, monkeypatch, capsys, verified_here):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {"prompt": f"How {n}? {NASTY}", "chosen": f"Yes {n} \x1b]0;owned\x07.", "rejected": f"no \x1b[8m{n}"}
+        for n in range(12)
+    ]
+    data = write_rows(tmp_path / f"{NASTY}.jsonl", *rows)
+    run = Path(f"$(touch owned) it's \"{NASTY}")
+    main([*map(str, short_run(base_model, run)), "--dataset", data.name, "--test-dataset", data.name])
+    said = capsys.readouterr()
+    kept = [(run / name).read_text() for name in ("samples.txt", "report.txt")]
+    assert all(map(harmless, (said.out, said.err, *kept)))
+    assert f"data: {SHOWN}[train]: 12 rows read" in said.out
+    assert r"\x1b[8m" in kept[0].replace("|", "")
+    assert json.loads((run / "config.json").read_text())["output_dir"] == str(run)
+
+    (suggested,) = re.findall(r"^Next: rewardlab (.*)$", said.out, re.MULTILINE)
+    words = subprocess.run(["bash", "-c", f"printf '%s\\0' {suggested}"], capture_output=True, check=True)
+    eval_, flag, model, *_ = words.stdout.decode().split("\0")
+    assert (eval_, flag) == ("eval", "--model")
+    assert Path(model).is_dir()
+    assert not Path("owned").exists()
+
+    main([eval_, flag, model, "--dataset", data.name])
+    said = capsys.readouterr()
+    assert harmless(said.out + said.err)
+    assert f"{SHOWN}[test]: 12 rows read" in said.out
+
+
+def test_a_table_shows_names_and_its_foot_too():
+    rows = [
+        ScoreRow(
+            preference_id=f"{n}",
+            source=NASTY,
+            prompt_key=f"{n}",
+            reply=reply,
+            score=1.0,
+            num_tokens=1,
+            prompt_tokens=0,
+            truncated_tokens=0,
+            comparisons=(Comparison(first=0, second=1),) if reply == 0 else (),
+        )
+        for n in range(2)
+        for reply in range(2)
+    ]
+    table = comparison_table({NASTY: evaluate(rows, beta=1.0)}, first="source")
+    assert harmless(table)
+    assert f"{SHOWN}: 2 scores tied (counted one half)" in " ".join(table.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", f"--{NASTY}"],
+        [NASTY],
+        ["train", "--config", f"{NASTY}.yaml"],
+        ["train", "--model", NASTY, "--dataset", "pairs.jsonl"],
+        ["train", "--precision", NASTY],
+        ["train", NASTY],
+        ["verify", NASTY],
+        ["eval", "--model", NASTY, "--dataset", NASTY],
+        ["score", "--model", "m", "--input", NASTY, "--output", "o"],
+        ["train", "--resume", NASTY],
+    ],
+    ids=lambda words: "-".join(words).replace(NASTY, "nasty"),
+)
+def test_an_error_shows_what_was_typed(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_pairs(tmp_path / "pairs.jsonl", 4)
+    said = refusal(capsys, *words)
+    assert harmless(f"error: {said}")
+    assert r"\x1b[2J" in said
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (RewardlabError(NASTY), 2),
+        (OSError(28, "No space left on device", NASTY), 2),
+        (RunInterrupted(NASTY, exit_status=75), 75),
+    ],
+    ids=["ours", "the system's", "interrupted"],
+)
+def test_every_end_of_a_command_is_shown_alike(error, status, monkeypatch, capsys):
+    def end(_):
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "end", (end, "ends"))
+    with pytest.raises(SystemExit) as stopped:
+        main(["end"])
+    assert stopped.value.code == status
+    said = capsys.readouterr().err
+    assert harmless(said)
+    assert r"\x1b[2J" in said
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("could not create a primitive")])
+def test_a_command_that_runs_out_of_memory_says_so(error, monkeypatch, capsys):
+    def end(_):
+        raise error
+
+    monkeypatch.setitem(cli.COMMANDS, "end", (end, "ends"))
+    assert refusal(capsys, "end").startswith("out of memory. Lower --micro-token-budget")
+
+
+def test_the_help_shows_the_defaults_of_a_file(tmp_path, capsys):
+    (tmp_path / "run.json").write_text(json.dumps({"dataset": [NASTY], "system_prompt": NASTY}))
+    with pytest.raises(SystemExit):
+        main(["train", "--config", str(tmp_path / "run.json"), "--help"])
+    said = capsys.readouterr().out
+    assert harmless(said)
+    assert r"\x1b[2J" in said
+
+
+def test_a_row_that_cannot_be_used_is_shown(base_model, tmp_path, capsys):
+    data = write_rows(tmp_path / "data.jsonl", *([{"prompt": "a", "chosen": [NASTY], "rejected": 3}] * 3))
+    said = refusal(capsys, *short_run(base_model, tmp_path / "run"), "--dataset", data)
+    assert harmless(f"error: {said}")
+    data = write_rows(tmp_path / "data.jsonl", {NASTY: "a"})
+    assert harmless(refusal(capsys, *short_run(base_model, tmp_path / "run"), "--dataset", data))
+
+
+def test_a_bar_shows_its_title(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for items in (range(2), None):
+        with bar(items, title=NASTY) as shown:
+            shown.refresh()
+    drawn = terminal.getvalue()
+    assert SHOWN in drawn
+    assert harmless(drawn.replace("\r", ""))
+
+
+def test_a_name_in_another_encoding_is_used_and_written_down(base_model, tmp_path, monkeypatch, capsys, verified_here):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"How {n}?", "chosen": f"Yes {n}.", "rejected": f"no {n}"} for n in range(12)]
+    data = write_rows(tmp_path / "caf\udce9.jsonl", *rows)
+    main([*map(str, short_run(base_model, Path("run"))), "--dataset", data.name])
+    said = capsys.readouterr()
+    assert harmless(said.out + said.err)
+    assert json.loads(Path("run/config.json").read_text())["dataset"] == [data.name]
+    assert r"data: caf\xe9[train]: 12 rows read" in said.out
+    moved = shutil.move(base_model, tmp_path / "mod\udce8le")  # which the tokenizers' own code cannot open
+    said = refusal(capsys, *short_run(moved, Path("other")), "--dataset", data.name)
+    assert re.match(r"no tokenizer for '.*/mod\\udce8le': ", said)
+    said = refusal(capsys, *short_run(moved, Path("r\udce9sultat")), "--dataset", data.name)
+    assert said == "cannot write to r\\udce9sultat: this name is not UTF-8. Choose another place with --output-dir.\n"

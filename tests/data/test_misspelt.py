@@ -1,0 +1,85 @@
+"""What is nearly right is named with what it was probably meant to be; labels that turn rows around are counted."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from conftest import make_tokenizer
+from loading import load, pair, write
+from rewardlab.core.errors import DataError
+from rewardlab.data.chat import build_renderer
+from rewardlab.data.formats import meant_column
+from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.prepare import load_data
+
+
+@pytest.mark.parametrize(
+    ("columns", "hint"),
+    [
+        (("prompt", "choosen", "rejected"), "'choosen' as 'chosen'"),
+        (("Prompt", "Chosen", "Rejected"), "'Prompt' as 'prompt', 'Chosen' as 'chosen', 'Rejected' as 'rejected'"),
+        (("pair_id", "role", "repsonse"), "'repsonse' as 'response'"),
+        (("promt", " responses ", "scores"), "'promt' as 'prompt', ' responses ' as 'responses'"),
+        (("history", "human_ref_a", "human_ref_B", "label"), "'human_ref_a' as 'human_ref_A', 'label' as 'labels'"),
+    ],
+)
+def test_misspelt_columns_are_named_with_those_that_they_look_like(tmp_path: Path, columns, hint) -> None:
+    path = write(tmp_path / "a.jsonl", [dict.fromkeys(columns, "x")])
+    with pytest.raises(DataError) as caught:
+        load(path)
+    assert f"are no known layout of preferences. Perhaps {hint} is meant. Rename them" in str(caught.value)
+
+
+def test_columns_that_look_like_nothing_get_no_hint(tmp_path: Path) -> None:
+    assert [meant_column(name, ["prompt"]) for name in ("prompt", "question", "id", "promptt", "")] == [None] * 5
+    with pytest.raises(DataError, match=r"are no known layout of preferences. Rename them"):
+        load(write(tmp_path / "a.jsonl", [{"question": "x", "id": 1}]))
+
+
+def test_plain_texts_whose_prompt_column_is_misspelt_are_told_so(tmp_path: Path) -> None:
+    rows = [{"Prompt": "Why?", "chosen": "a", "rejected": "b"}]
+    with pytest.raises(DataError, match=r"no_prompt: 1 .*is the column 'Prompt' the 'prompt'\?"):
+        load(write(tmp_path / "a.jsonl", rows))
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")])
+def test_another_separator_is_named(tmp_path: Path, mark: str, name: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(mark.join(["prompt", "chosen", "rejected"]) + "\n" + mark.join(["Why, so?", "a", "b"]) + "\n")
+    with pytest.raises(
+        DataError, match=rf"a.csv:1: the header .* is separated by {name}, wanted commas. Save the file"
+    ):
+        load(path)
+
+
+def test_a_misspelt_name_brings_every_file_like_it(tmp_path: Path) -> None:
+    for name in ("pairs.jsonl", "pairs.parquet", "other.jsonl"):
+        write(tmp_path / name, [pair(0)])
+    with pytest.raises(DataError) as caught:
+        load(tmp_path / "pairss.jsonl")
+    assert str(caught.value).endswith(f"There is: {tmp_path / 'pairs.jsonl'}, {tmp_path / 'pairs.parquet'}.")
+
+
+@pytest.mark.parametrize(("labels", "swapped"), [([1, 1, 0.5], 0), ([1, 0, 0.3], 2), ([None] * 3, 0)])
+def test_labels_are_counted_and_those_that_swap_the_preferred_reply(tmp_path: Path, caplog, labels, swapped) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(pair(n) | {"label": label}) + "\n" for n, label in enumerate(labels)))
+    labelled = sum(label is not None for label in labels)
+    (report,) = load(path).reports
+    assert (report.labelled, report.swapped) == (labelled, swapped)
+    config = RewardTrainerConfig(model="m", dataset=(str(path),), eval_fraction=0.0, cache_dir="none", num_workers=1)
+    with caplog.at_level(logging.INFO, logger="rewardlab"):
+        prepared = load_data(config, build_renderer(make_tokenizer(), config), seed=0)
+    (told,) = prepared.reports["train"]
+    assert (told["labelled"], told["swapped"]) == (labelled, swapped)
+    line = f"'label' of {labelled} rows is read as the probability that chosen is preferred"
+    said = [record for record in caplog.records if "'label' of" in record.getMessage()]
+    assert len(said) == (labelled > 0)
+    if labelled:
+        assert line in said[0].getMessage()
+        assert (said[0].levelno == logging.WARNING) == (swapped > 0)
+        assert (f"in {swapped} it is below 1/2, so that rejected is preferred" in said[0].getMessage()) == (swapped > 0)

@@ -1,0 +1,75 @@
+"""A chat template that does not end, or makes too much of a conversation, is stopped in words."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from conftest import CHATML, make_tokenizer
+from rewardlab.core.errors import RenderError
+from rewardlab.core.types import Message
+from rewardlab.data import limits
+from rewardlab.data.chat import build_renderer
+from rewardlab.data.config import DataConfig
+
+NESTED = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}"
+ENDLESS = {
+    "loops without output": f"{NESTED}{{% endfor %}}{{% endfor %}}{{% endfor %}}",
+    "loops with output": f"{NESTED}{{{{ i }}}}{{% endfor %}}{{% endfor %}}{{% endfor %}}",
+    "a macro that calls itself twice": (
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}"
+    ),
+    "a text that doubles": (
+        "{% set s = namespace(x='a' * 9999) %}{% for i in range(99) %}{% set s.x = s.x + s.x %}{% endfor %}"
+    ),
+}
+UNLIKELY = {
+    "{{ 9**9 }}": "of the chat template takes a power",
+    "\n{{ 'a' * 10000000000 }}": "of the chat template names 10000000000, which is above 1000000",
+    "{% for i in range(1_000_001) %}{% endfor %}": "names 1_000_001, which is above",
+    "{{ 'a' * 999999 * 9 }}": "characters of a conversation of 9. Use another",
+    "x" * (limits.MAX_TEMPLATE + 1): "and at most 1048576 are read",
+}
+
+
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Templates are stopped after less than they are given elsewhere."""
+    monkeypatch.setattr(limits, "MAX_SECONDS", 0.3)
+    monkeypatch.setattr(limits, "MAX_GROWTH", 64 << 20)
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("case", ENDLESS)
+def test_a_template_without_an_end_is_stopped(case):
+    with pytest.raises(RenderError, match=r"the chat template refuses .* it was stopped after .* seconds of processor"):
+        build_renderer(make_tokenizer(CHATML + ENDLESS[case]), DataConfig())
+    # Nothing is raised afterwards.
+    renderer = build_renderer(make_tokenizer(), DataConfig())
+    assert len({renderer.text((Message("user", "Hi"), Message("assistant", "So."))) for _ in range(50)}) == 1
+
+
+@pytest.mark.parametrize("template", UNLIKELY)
+def test_what_could_not_be_interrupted_is_not_begun(template):
+    with pytest.raises(RenderError) as refused:
+        build_renderer(make_tokenizer(CHATML + template), DataConfig())
+    assert UNLIKELY[template] in str(refused.value)
+
+
+def test_an_interruption_that_comes_too_late_is_taken_back():
+    watch = limits._Watch(0.0)
+    limits._raise_in(threading.get_ident(), None)
+    with watch._lock:  # as if the other thread were about to
+        watch._over.set()
+    watch.start()
+    watch.stop()
+    watch.join()
+    assert sum(range(10_000)) == 49_995_000, "nothing interrupts this"
+
+
+def test_long_conversations_and_many_are_within_the_limits():
+    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=64))
+    turns = tuple(Message("user" if n % 2 == 0 else "assistant", "word " * 50) for n in range(2_000))
+    assert len(renderer.text(turns)) > 2_000 * 250
+    assert len(renderer.texts([turns[:2]] * 500)) == 500

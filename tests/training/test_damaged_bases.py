@@ -1,0 +1,173 @@
+"""A base model whose files are damaged is refused in words, with what to do, before anything is trained."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from conftest import write_base_model, write_pairs
+from rewardlab.cli import main
+from rewardlab.core.errors import ModelError
+from rewardlab.model.files import require_whole_files, weight_files
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 437951328\n".format("a" * 64)
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model and pairs."""
+    folder = tmp_path_factory.mktemp("bases")
+    write_base_model(folder / "base")
+    write_pairs(folder / "pairs.jsonl", 8)
+    return folder
+
+
+@pytest.fixture
+def base(sound: Path, tmp_path: Path) -> Path:
+    """A copy of the base, to be damaged."""
+    return Path(shutil.copytree(sound / "base", tmp_path / "base"))
+
+
+def cut_off(base: Path) -> None:
+    path = base / WEIGHTS
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def cut_in_the_header(base: Path) -> None:
+    path = base / WEIGHTS
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def empty(base: Path) -> None:
+    (base / WEIGHTS).write_bytes(b"")
+
+
+def pointer(name: str) -> Callable[[Path], None]:
+    return lambda base: (base / name).write_text(POINTER) and None
+
+
+def edited(**changes: object) -> Callable[[Path], None]:
+    def edit(base: Path) -> None:
+        values = json.loads((base / "config.json").read_text()) | changes
+        (base / "config.json").write_text(json.dumps(values))
+
+    return edit
+
+
+def text(name: str, content: str) -> Callable[[Path], None]:
+    return lambda base: (base / name).write_text(content) and None
+
+
+class Bomb:
+    """What runs code when it is unpickled."""
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return exec, ("raise SystemExit('the pickle was run')",)
+
+
+def refused_pickle(base: Path) -> None:
+    (base / WEIGHTS).unlink()
+    (base / "pytorch_model.bin").write_bytes(pickle.dumps({"a": Bomb()}, protocol=2))
+
+
+def no_pickle(base: Path) -> None:
+    (base / WEIGHTS).unlink()
+    (base / "pytorch_model.bin").write_bytes(b"nothing of the kind" * 100)
+
+
+def shard_missing(base: Path) -> None:
+    (base / WEIGHTS).unlink()
+    index = {"weight_map": {"model.norm.weight": "model-00001-of-00002.safetensors"}}
+    (base / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def broken_index(base: Path) -> None:
+    (base / WEIGHTS).unlink()
+    (base / "model.safetensors.index.json").write_text('{"weight_map": [1]}')
+
+
+def no_weights(base: Path) -> None:
+    (base / WEIGHTS).unlink()
+
+
+def narrower(base: Path) -> None:
+    weights = load_file(base / WEIGHTS)
+    weights["model.layers.1.mlp.up_proj.weight"] = torch.zeros(40, 32)
+    save_file(weights, base / WEIGHTS, metadata={"format": "pt"})
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "cut off": (cut_off, "model.safetensors: damaged, or cut off"),
+    "cut in the header": (cut_in_the_header, "model.safetensors: damaged, or cut off: 100 bytes are no whole"),
+    "empty": (empty, "model.safetensors: damaged, or cut off: 0 bytes"),
+    "a pointer for weights": (pointer(WEIGHTS), "a pointer of git-lfs lies in place of the file. Run `git lfs pull`"),
+    "a pointer for a tokenizer": (pointer("tokenizer.json"), "tokenizer.json: a pointer of git-lfs lies in place"),
+    "a shard that is missing": (shard_missing, "model-00001-of-00002.safetensors is missing, which model.safe"),
+    "an index that is none": (broken_index, "model.safetensors.index.json: weight_map: expected an object"),
+    "a pickle that runs code": (refused_pickle, "a damaged pickle, or one that would run code, which is never done."),
+    "what is no pickle": (no_pickle, "a damaged pickle, or one that would run code, which is never done."),
+    "no weights": (no_weights, "cannot be loaded as LlamaForSequenceClassification"),
+    "a missing package": (edited(quantization_config={"quant_method": "gptq", "bits": 4}), "Install what is missing"),
+    "config.json cut off": (text("config.json", '{"model_type": "lla'), "config.json: not valid JSON"),
+    "config.json a list": (text("config.json", "[]"), "config.json: expected an object, found a list"),
+    "a wrong type": (edited(num_attention_heads="four"), "its config.json cannot be read (Strict"),
+    "a wrong size": (edited(hidden_size=64), "by config.json model.embed_tokens.weight has the shape [384, 64]"),
+    "a size without end": (edited(hidden_size=4 * 10**12), "by config.json model.embed_tokens.weight has the shape"),
+    "layers without end": (edited(num_hidden_layers=10**9), "num_hidden_layers: expected at most 100000, found 1e+09"),
+    "many layers": (edited(num_hidden_layers=90_000), "describes a model of more than"),
+    "labels without end": (edited(num_labels=10**9), "num_labels: expected at most 100000"),
+    "a narrower weight": (narrower, "mlp.up_proj.weight has the shape [48, 32], and in model.safetensors [40, 32]"),
+    "a tokenizer that is none": (text("tokenizer.json", "[]"), "no tokenizer for"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_a_damaged_base_is_refused_in_words(sound, base, tmp_path, capsys, case):
+    damage, said = DAMAGES[case]
+    damage(base)
+    line = f"train --model {base} --dataset {sound / 'pairs.jsonl'} --output-dir {tmp_path / 'run'} --max-seq-len 128"
+    with pytest.raises(SystemExit) as stop:
+        main(
+            [
+                *line.split(),
+                "--precision",
+                "fp32",
+                "--steps",
+                "1",
+                "--batch-size",
+                "4",
+                "--eval-fraction",
+                "0",
+                "--no-baselines",
+            ]
+        )
+    assert stop.value.code == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("error: ")
+    assert said in errors
+    assert "Traceback" not in errors
+
+
+def test_sound_bases_pass_whole_and_in_shards(base):
+    require_whole_files(base)
+    weights = load_file(base / WEIGHTS)
+    names = sorted(weights)
+    index = {}
+    for number, part in enumerate((names[:5], names[5:])):
+        save_file({name: weights[name] for name in part}, base / f"{number}.safetensors", metadata={"format": "pt"})
+        index |= dict.fromkeys(part, f"{number}.safetensors")
+    (base / WEIGHTS).unlink()
+    (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+    require_whole_files(base)
+    assert [path.name for path in weight_files(base)] == ["0.safetensors", "1.safetensors"]
+    (base / "1.safetensors").write_text(POINTER)
+    with pytest.raises(ModelError, match=r"1.safetensors: a pointer of git-lfs"):
+        require_whole_files(base)
