@@ -194,8 +194,8 @@ def _require_removable(folder: Path, models: Sequence[str]) -> None:
     for path in there:
         if added := _added_to_model(path):
             raise ConfigError(
-                f"{path} holds {', '.join(added[:4])}{' …' if len(added) > 4 else ''}, which no run wrote, and would be "
-                f"removed with it. Move what you need away, or choose another --output-dir."
+                f"{path} holds {', '.join(added[:4])}{' …' if len(added) > 4 else ''}, which no run wrote, and would "
+                f"be removed with it. Move what you need away, or choose another --output-dir."
             )
 
 
