@@ -148,7 +148,8 @@ def test_what_others_make_of_the_weights_is_a_note_on_the_card_and_no_sign_of_th
     assert advice not in " ".join(card_block(card_of(exact, bf16=far, nearest_bf16=near)).split())
 
 
-def test_the_card_as_text_says_what_was_compared_on_which_rows(exact):
+def test_the_card_as_text_says_what_was_compared_on_which_rows(exact, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     text = card_block(card_of(exact, bf16=exact + 0.01, nearest_bf16=exact * 0.5))
     lines = text.splitlines()
     assert "(300 of 900 preferences, drawn with seed 3)" in " ".join(lines)
