@@ -101,13 +101,13 @@ def test_few_prompts_have_no_interval_and_no_sign(exact):
     assert Health(RunFacts(num_steps=1)).judge_precisions(card) == []
 
 
-@pytest.mark.parametrize("prompts", [24, 25])
-def test_a_ratio_of_spreads_has_an_interval_from_25_prompts_on(exact, prompts):
+@pytest.mark.parametrize("prompts", [39, 40])
+def test_a_ratio_of_spreads_has_an_interval_from_40_prompts_on(exact, prompts):
     moved = exact + np.random.default_rng(1).normal(0, 0.5, exact.shape)
     found = card_of(exact[:prompts], bf16=moved[:prompts]).measures["bf16"]
     for measure in ("score spread", "margin error"):
-        assert math.isnan(found[measure].low) == math.isnan(found[measure].high) == (prompts < 25)
-        assert found[measure].method == f"too few prompts ({prompts})" if prompts < 25 else found[measure].low > 0
+        assert math.isnan(found[measure].low) == math.isnan(found[measure].high) == (prompts < 40)
+        assert found[measure].method == f"too few prompts ({prompts})" if prompts < 40 else found[measure].low > 0
 
 
 def test_scores_that_are_not_finite_are_left_out_of_what_is_compared(exact):

@@ -21,8 +21,8 @@ from rewardlab.core.types import Estimate, ScoreRow, join_comparisons
 CANONICAL: Final = "float32"
 NEAREST: Final = "nearest "
 """Before the name of a precision: of weights rounded to the nearest, as other engines round them."""
-FEWEST_PROMPTS: Final = 25
-"""Below this many the interval of a ratio of two spreads is too narrow (91 % at ten), and there is none."""
+FEWEST_PROMPTS: Final = 40
+"""Below this many the interval of a ratio of two spreads is too narrow (91 % at 10 and 25), and there is none."""
 MEASURES: Final = {
     "accuracy": "share of comparisons ranked as labelled",
     "accuracy − float32's": "paired",
