@@ -266,7 +266,7 @@ def null_bands(draws: int, generator: np.random.Generator) -> Cells:
 
 def precisions(draws: int, generator: np.random.Generator) -> Cells:
     """Root mean square of the differences of margins, in standard deviations of a margin."""
-    for n in (10, 25, 60, 200):
+    for n in (40, 60, 200):
         for each in (1, 4):
             keys = [f"{row // each}" for row in range(n * each)]
             for name, freedom in (("normal", np.inf), ("heavy-tailed", 6.0)):

@@ -101,6 +101,15 @@ def test_few_prompts_have_no_interval_and_no_sign(exact):
     assert Health(RunFacts(num_steps=1)).judge_precisions(card) == []
 
 
+@pytest.mark.parametrize("prompts", [39, 40])
+def test_a_ratio_of_spreads_has_an_interval_from_40_prompts_on(exact, prompts):
+    moved = exact + np.random.default_rng(1).normal(0, 0.5, exact.shape)
+    found = card_of(exact[:prompts], bf16=moved[:prompts]).measures["bf16"]
+    for measure in ("score spread", "margin error"):
+        assert math.isnan(found[measure].low) == math.isnan(found[measure].high) == (prompts < 40)
+        assert found[measure].method == f"too few prompts ({prompts})" if prompts < 40 else found[measure].low > 0
+
+
 def test_scores_that_are_not_finite_are_left_out_of_what_is_compared(exact):
     broken = exact.copy()
     broken[0, 1] = math.nan
@@ -139,7 +148,8 @@ def test_what_others_make_of_the_weights_is_a_note_on_the_card_and_no_sign_of_th
     assert advice not in " ".join(card_block(card_of(exact, bf16=far, nearest_bf16=near)).split())
 
 
-def test_the_card_as_text_says_what_was_compared_on_which_rows(exact):
+def test_the_card_as_text_says_what_was_compared_on_which_rows(exact, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
     text = card_block(card_of(exact, bf16=exact + 0.01, nearest_bf16=exact * 0.5))
     lines = text.splitlines()
     assert "(300 of 900 preferences, drawn with seed 3)" in " ".join(lines)

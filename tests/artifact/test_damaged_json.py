@@ -224,7 +224,7 @@ def test_a_damaged_tokenizer_whose_hashes_fit_is_no_traceback(copy, file, case, 
         (lambda spec: spec.update(affine=[1.0]), "expected a list of 2: a number, a number or null, found a list"),
         (lambda spec: spec["renderer"].update(max_length=HUGE), "max_length: expected a whole number, found"),
         (lambda spec: spec["renderer"].update(final_token_id="2"), "a whole number or null, found a text, '2'"),
-        (lambda spec: spec["renderer"].update(truncation="newest"), "truncation: expected oldest_turns_first, found"),
+        (lambda spec: spec["renderer"].update(truncation="newest"), "truncation: expected one of oldest_turns_first, "),
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_told_with_what_was_found_and_what_was_expected(copy, change, said):

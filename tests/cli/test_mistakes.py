@@ -8,7 +8,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from torch.distributed.checkpoint.api import CheckpointException
 
 from command_line import BASE, ROW, in_process, only_message, refusal, short_run, write_rows
 from conftest import write_pairs
@@ -181,10 +180,9 @@ def test_a_run_whose_folder_is_deleted_says_that(flags, pairs_file, tmp_path, mo
 
 def test_a_checkpoint_for_which_there_is_no_room_says_that(flags, pairs_file, tmp_path, monkeypatch, capsys):
     def full(*_, **__):
-        short = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
-        raise CheckpointException("write", {0: (short, None)})
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("rewardlab.training.checkpoint.save", full)
+    monkeypatch.setattr("rewardlab.training.shards._write", full)
     said = refusal(capsys, *flags, "--dataset", pairs_file, "--eval-fraction", "0", "--report-to", "none")
     assert said == (
         f"{tmp_path / 'run/checkpoints/step_2'}: No space left on device. Make room there, or write to another disk. "

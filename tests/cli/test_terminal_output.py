@@ -170,17 +170,15 @@ def test_a_bar_shows_its_title(monkeypatch):
     assert harmless(drawn.replace("\r", ""))
 
 
-def test_a_name_in_another_encoding_is_used_and_written_down(base_model, tmp_path, monkeypatch, capsys, verified_here):
+def test_a_name_in_another_encoding_is_refused_and_written_out(base_model, pairs_file, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    rows = [{"prompt": f"How {n}?", "chosen": f"Yes {n}.", "rejected": f"no {n}"} for n in range(12)]
-    data = write_rows(tmp_path / "caf\udce9.jsonl", *rows)
-    main([*map(str, short_run(base_model, Path("run"))), "--dataset", data.name])
-    said = capsys.readouterr()
-    assert harmless(said.out + said.err)
-    assert json.loads(Path("run/config.json").read_text())["dataset"] == [data.name]
-    assert r"data: caf\xe9[train]: 12 rows read" in said.out
+    data = Path(shutil.copy(pairs_file, tmp_path / "caf\udce9.jsonl"))
+    said = refusal(capsys, *short_run(base_model, Path("run")), "--dataset", data.name)
+    assert said == "dataset caf\\xe9.jsonl: its name is not UTF-8. Rename the file, or link to it.\n"
+    data = Path(shutil.move(data, tmp_path / "pairs.jsonl"))
     moved = shutil.move(base_model, tmp_path / "mod\udce8le")  # which the tokenizers' own code cannot open
     said = refusal(capsys, *short_run(moved, Path("other")), "--dataset", data.name)
-    assert re.match(r"no tokenizer for '.*/mod\\udce8le': ", said)
+    assert "mod\\udce8le" in said
+    assert harmless(said)
     said = refusal(capsys, *short_run(moved, Path("r\udce9sultat")), "--dataset", data.name)
     assert said == "cannot write to r\\udce9sultat: this name is not UTF-8. Choose another place with --output-dir.\n"

@@ -169,7 +169,7 @@ def test_what_is_encoded_grows_with_the_limit_and_not_with_the_conversation(rule
 
 def spec_with(truncation: str) -> RewardSpec:
     renderer = replace(RENDERERS["plain"].spec, truncation=truncation)
-    canary = Canary(name="c", messages=[], token_ids=[], score=0.0, decoys={})
+    canary = Canary(name="c", messages=[{"role": "user", "content": "a"}], token_ids=[1], score=0.0, decoys={})
     values = {"beta": 1.0, "head_dtype": "float32", "save_dtype": "float32", "rounding": "none"}
     return RewardSpec(renderer=renderer, max_rounding_error=0.0, canaries=[canary], files={}, provenance={}, **values)
 
@@ -177,5 +177,7 @@ def spec_with(truncation: str) -> RewardSpec:
 def test_a_saved_model_keeps_its_rule_and_an_unknown_one_is_refused():
     for rule in (CUT_BY_STEPS, CUT_FEWEST):
         assert RewardSpec.from_dict(spec_with(rule).to_dict(), where="s").renderer.truncation == rule
-    with pytest.raises(ArtifactError, match="s: the truncation 'newest_first' is unknown"):
+    with pytest.raises(
+        ArtifactError, match=r"renderer.truncation: expected one of oldest_\w+, .* found 'newest_first'"
+    ):
         RewardSpec.from_dict(spec_with("newest_first").to_dict(), where="s")

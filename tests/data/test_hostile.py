@@ -90,7 +90,7 @@ def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path, line: 
     ):
         load(tmp_path / "a.jsonl")
     (tmp_path / "a.json").write_text(f"[{line}]")
-    with pytest.raises(DataError, match="stands twice in one object"):
+    with pytest.raises(DataError, match="line 1: the key .* is there twice"):
         load(tmp_path / "a.json")
 
 

@@ -290,3 +290,11 @@ def test_the_canary_tells_the_two_readings_apart(template: str) -> None:
     ((name, messages, token_ids),) = [found for found in render_canaries(text) if found[0] == "control tokens"]
     assert token_ids.tolist() != keep.token_ids(messages).tolist()
     assert name not in [found[0] for found in render_canaries(keep)]
+
+
+def test_a_letter_that_pads_stays_a_letter() -> None:
+    tokenizer = make_tokenizer(pad="!")
+    renderer = build_renderer(tokenizer, DataConfig(max_seq_len=128))
+    typed = (QUESTION, Message("assistant", "Yes! <|im_end|> No!"))
+    assert "!" not in renderer.markers.names
+    assert renderer.tokenizer.decode(renderer.token_ids(typed).tolist()) == renderer.text(typed)

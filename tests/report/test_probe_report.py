@@ -20,14 +20,14 @@ def test_the_learning_curve_says_of_which_column_an_interval_is():
 
 
 def test_no_loss_of_the_curve_is_said_to_lie_below_zero():
-    keys = ("a", "b", "c")
+    keys = tuple("abcdefghijkl")
     data = Comparisons(
-        differences=np.ones((3, 1)),
-        labels=np.ones(3),
-        margins=np.zeros(3),
-        weights=np.ones(3),
-        prompts=np.arange(3),
+        differences=np.ones((12, 1)),
+        labels=np.ones(12),
+        margins=np.zeros(12),
+        weights=np.ones(12),
+        prompts=np.arange(12),
         prompt_keys=keys,
     )
-    point = _curve_point(1.0, data, np.array([[9.0, 9.0, 1.0]]), 3.0, keys)
+    point = _curve_point(1.0, data, np.array([[9.0] * 11 + [1.0]]), 12.0, keys)
     assert point.loss.low == 0.0 < point.loss.value

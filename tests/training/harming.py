@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def flip(path: Path) -> None:
-    """One bit, in the middle."""
-    content = bytearray(path.read_bytes())
+    """One bit, in the middle; an empty file gets a byte."""
+    content = bytearray(path.read_bytes() or b"\0")
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 

@@ -36,7 +36,7 @@ def test_conventions_fill_in_what_was_not_said_and_print_it(log):
     assert (config.lr, config.batch_size, config.epochs, config.seed) == (1e-5, 8, 3.0, 42)
     assert (config.label_smoothing, config.weight_decay, config.overlong) == (0.0, 0.0, "drop")
     (line,) = [record.getMessage() for record in log.records if "(not " in record.getMessage()]
-    assert line.startswith("compat trl: --overlong drop (not truncate), --label-smoothing 0 (not 0.05)")
+    assert line.startswith("compat trl: --overlong drop (not truncate), --special-tokens-in-text keep (not auto), ")
     assert "--lr " not in line
     assert "--lr-scheduler linear (not cosine), --warmup-ratio 0 (not " in line
     assert "--lora-rank" not in line, "without --lora there are no adapters to speak of"
@@ -189,6 +189,7 @@ def test_the_conventions_are_the_defaults_of_trl():
     assert set(TRL) - set(names) == {
         *("overlong", "lora_dropout", "lora_target_modules", "label_smoothing", "lr_scheduler", "warmup_ratio"),
         "half_rounding",  # what autocast does
+        "special_tokens_in_text",  # what tokenizers do with a rendered text
     }
     assert theirs["lora_target_modules"] is None
     assert theirs["disable_dropout"] is True

@@ -31,7 +31,7 @@ from rewardlab.core.types import Estimate
 NUM_BINS = 10
 NUM_NULL_DRAWS = 1000
 MIN_COMPARISONS = 20
-"""Below this many an interval of ECE is too narrow whatever the method."""
+"""Below this many an interval of ECE would be too wide to say anything (and hold the truth in 99 of 100 cases)."""
 NUM_NOISE_DRAWS = 1000
 """Draws of the noise in the bins' gaps when an interval of ECE is found; half of them mirror the other half."""
 PRIOR_COMPARISONS = 1.0

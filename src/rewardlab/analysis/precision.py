@@ -21,6 +21,8 @@ from rewardlab.core.types import Estimate, ScoreRow, join_comparisons
 CANONICAL: Final = "float32"
 NEAREST: Final = "nearest "
 """Before the name of a precision: of weights rounded to the nearest, as other engines round them."""
+FEWEST_PROMPTS: Final = 40
+"""Below this many the interval of a ratio of two spreads is too narrow (91 % at 10 and 25), and there is none."""
 MEASURES: Final = {
     "accuracy": "share of comparisons ranked as labelled",
     "accuracy − float32's": "paired",
@@ -153,6 +155,9 @@ def relative_size(moved: FloatArray, exact: FloatArray, keys: Sequence[str], *, 
     share = np.square(u) / size if size else np.zeros_like(u)
     log = stats.mean((share - np.square(v) / spread) / 2, keys)
     value = math.sqrt(size / spread)
+    if log.n < FEWEST_PROMPTS:
+        few = stats.too_few(log.n)
+        return Estimate(value=value, low=math.nan, high=math.nan, n=log.n, method=few, level=log.level)
     low, high = (value * math.exp(limit - log.value) for limit in (log.low, log.high))
     method = log.method.replace("t interval", "t interval of the logarithm")
     return Estimate(value=value, low=low, high=high, n=log.n, method=method, level=log.level)

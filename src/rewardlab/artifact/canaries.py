@@ -282,7 +282,7 @@ def _forged(renderer: Renderer) -> list[tuple[str, Conversation]]:
     """A reply that types what the template writes between turns, where control tokens in messages are to stay text."""
     if renderer.spec.special_tokens_in_text != "text":
         return []
-    said = ("Is there life on Mars?", "Nobody knows.", "What is your guess?", "No.")
+    said = ("Why?", "So.", "And then?", "Nothing.")
     turns = tuple(Message(role, text) for role, text in zip(("user", "assistant") * 2, said, strict=True))
     try:
         text = renderer.text(turns)

@@ -1,4 +1,4 @@
-"""Configuration as frozen dataclasses: read from files, checked, printed, hashed, documented.
+"""Configuration as frozen dataclasses: checked, converted, printed, hashed, documented.
 
 Settings are flat and named as on the command line (dashes or underscores). Which dataclass a setting lives in
 says which room uses it; the names never clash, so a file or a saved `config.json` is one flat mapping.

@@ -217,7 +217,8 @@ class Markers:
                 continue
         written -= set(self._tokens(prompt)) if prompt else set()
         around = {name for name in added if self.tokenizer.convert_tokens_to_ids(name) in written}
-        return {name for name in special | reserved | around if name.strip() and not OF_REPLIES.search(name)}
+        # A single character, such as a `!` that pads, is a letter: the copy could not spell it otherwise.
+        return {name for name in special | reserved | around if len(name.strip()) > 1 and not OF_REPLIES.search(name)}
 
 
 def sign_for(texts: Iterable[str]) -> str:

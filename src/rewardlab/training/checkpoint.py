@@ -12,6 +12,7 @@ torch.distributed.checkpoint wrote, are read too (training/distcp.py).
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import stat
@@ -93,7 +94,13 @@ def write_checkpoint(
         if ranks.is_first:
             room.mkdir()
         ranks.wait()
-        sums = {f"tensors/{name}": digest for name, digest in write_shards(room, tensors, ranks).items()}
+        try:
+            written = write_shards(room, tensors, ranks)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:  # of the folder that people know
+                raise OSError(errno.ENOSPC, error.strerror, str(target)) from error
+            raise
+        sums = {f"tensors/{name}": digest for name, digest in written.items()}
         if ranks.is_first:
             # Not `to_json`: a bar that no evaluation has set yet is NaN, and nobody else reads this file.
             write_text(temporary / "state.json", json.dumps({"format": FORMAT, "step": step, **state}))

@@ -120,9 +120,9 @@ def require_inputs(model: BackboneConfig, data: DataConfig) -> None:
     """Raise ModelError, DataError or ConfigError for a model or data that are not there: said before a folder is
     claimed for what is made of them.
     """
+    require_sources(data)
     if model.model.lower() not in BUILTIN_NAMES:
         read_config(model.model, trust_remote_code=model.trust_remote_code)
-    require_sources(data)
 
 
 def load_data(

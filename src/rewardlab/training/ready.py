@@ -153,8 +153,8 @@ def _claim(config: RewardTrainerConfig, held: ExitStack) -> Interrupted | None:
     selection_of(config)
     require_optimizer(config.optimizer)
     require_quantization(config.quantization)
-    require_inputs(config, config)
     require_monitoring(config)
+    require_inputs(config, config)
     held.enter_context(only_writer(config.output_dir, wait_s=LOCK_WAIT_S if config.resume is not None else 0.0))
     interrupted = find_interrupted(config) if config.resume is not None else None
     # What a process left that was killed while it began is in nobody's way.

@@ -39,6 +39,8 @@ RUN_FILES = (
     CHECKPOINTS,
 )
 """What a training run writes, beside its `step_N/` folders."""
+FOLDERS = ("tensorboard", "profile", "evals", "best", CHECKPOINTS)
+"""Those of them that are folders."""
 PROBE_FILES = ("probe.json", "heads.npz")
 """What only a probe writes."""
 INSIDE: Mapping[str, str] = {
@@ -158,19 +160,42 @@ def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool, replac
         )
     if not overwrite:
         raise ConfigError(f"{folder} already holds a run. Choose another --output-dir, or replace it with --overwrite.")
-    if not replaces:
-        return
-    foreign = [name for name in ("best", *steps) if (folder / name).exists() and not _is_model(folder / name)]
-    if foreign:
-        raise ConfigError(
-            f"{folder / foreign[0]} is no reward model that a run saved, and would be replaced. Move it away, or "
-            f"choose another --output-dir."
-        )
-    for name in ("best", *steps):
-        if (folder / name).exists() and (added := _added_to_model(folder / name)):
+    _require_own_names(folder)
+    if replaces:
+        _require_removable(folder, ["best", *steps])
+
+
+def _require_own_names(folder: Path) -> None:
+    """Raise ConfigError if a folder has the name of a file of a run."""
+    rooms = [room for room in INSIDE if room != CHECKPOINTS and (folder / room).is_dir()]
+    names = [name for name in OWN if name not in FOLDERS] + [
+        f"{room}/{path.name}"
+        for room in rooms
+        for path in sorted((folder / room).iterdir())
+        if re.fullmatch(INSIDE[room], path.name)
+    ]
+    for name in names:
+        if (folder / name).is_dir():
             raise ConfigError(
-                f"{folder / name} holds {', '.join(added[:4])}{' …' if len(added) > 4 else ''}, which no run wrote, and "
-                f"would be removed with it. Move what you need away, or choose another --output-dir."
+                f"{folder / name} is a folder, and has the name of a file that a run writes. Move it away, or choose "
+                f"another --output-dir."
+            )
+
+
+def _require_removable(folder: Path, models: Sequence[str]) -> None:
+    """Raise ConfigError unless the folders of models that are there are nothing but what a run saved."""
+    there = [folder / name for name in models if (folder / name).exists()]
+    for path in there:
+        if not (path / SPEC_FILE).is_file():
+            raise ConfigError(
+                f"{path} is no reward model that a run saved, and would be replaced. Move it away, or choose another "
+                f"--output-dir."
+            )
+    for path in there:
+        if added := _added_to_model(path):
+            raise ConfigError(
+                f"{path} holds {', '.join(added[:4])}{' …' if len(added) > 4 else ''}, which no run wrote, and would "
+                f"be removed with it. Move what you need away, or choose another --output-dir."
             )
 
 
@@ -197,8 +222,8 @@ def _keys(path: Path) -> set[str]:
 
 def clear_folder(folder: Path) -> None:
     """Remove an earlier run that `holds_run`, but for its manifest, and what an interrupted save left. Other files
-    stay, also those in folders of the run that no run wrote; `best/` and `step_N/` go as a whole: `claim_folder` has seen
-    that nothing else is in them.
+    stay, also those in folders of the run that no run wrote; `best/` and `step_N/` go as a whole: `claim_folder` has
+    seen that nothing else is in them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not holds_run(folder):
@@ -220,10 +245,6 @@ def _clear_inside(folder: Path) -> None:
         logger.warning("%s: left as they are, since no run wrote them: %s", folder, ", ".join(left[:5]))
     else:
         folder.rmdir()
-
-
-def _is_model(folder: Path) -> bool:
-    return (folder / SPEC_FILE).is_file()
 
 
 def _added_to_model(folder: Path) -> list[str]:

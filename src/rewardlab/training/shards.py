@@ -85,7 +85,8 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> d
     for found, _, _ in told:
         if found is not None:
             number, text = found
-            raise OSError(number, os.strerror(number), str(folder)) if number == errno.ENOSPC else OSError(text)
+            alone = ranks.size == 1 and number == errno.ENOSPC
+            raise OSError(number, os.strerror(errno.ENOSPC), str(folder)) if alone else OSError(text)
     index: dict[str, dict[str, Any]] = {
         name: {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "pieces": []}
         for name, tensor in sorted(tensors.items())
