@@ -37,12 +37,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rewardlab.core.files import write_json
-from rewardlab.training.memory import process_peak, resident
+from rewardlab.training.cost.memory import process_peak, resident
 
 if TYPE_CHECKING:
     from rewardlab.core.types import TokenGroup
-    from rewardlab.training.config import RewardTrainerConfig
-    from rewardlab.training.reward_trainer import Datasets
+    from rewardlab.data.groups import Datasets
+    from rewardlab.training.settings.config import RewardTrainerConfig
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TEXT = """how do I keep basil alive when the soil is dry and cold in a small garden with little light what should we
@@ -78,8 +78,9 @@ def write_pairs(path: Path, num_pairs: int) -> None:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """What preparing one file takes; runs in a process of its own."""
     from rewardlab.data.chat import build_renderer, load_tokenizer
-    from rewardlab.training.config import RewardTrainerConfig
-    from rewardlab.training.prepare import load_data, to_groups
+    from rewardlab.data.prepare import load_data
+    from rewardlab.training.settings.config import RewardTrainerConfig
+    from rewardlab.training.setup import to_groups
 
     logging.getLogger("rewardlab").setLevel(logging.WARNING)
     config = RewardTrainerConfig(
@@ -128,8 +129,8 @@ def start_run(
 
     from harness import ours
     from harness.random_model import config_folder, random_weights
-    from rewardlab.training import ready
     from rewardlab.training import run as training_run
+    from rewardlab.training import setup
 
     shape = SMALL_MODEL | {"vocab_size": vocabulary, "max_position_embeddings": config.max_seq_len}
     config = replace(
@@ -139,7 +140,7 @@ def start_run(
         precision="fp32",
         micro_token_budget="auto",
     )
-    ready.fit_all_baselines(config, data, test)
+    setup.fit_all_baselines(config, data, test)
     cpu = torch.device("cpu")
     with random_weights(seed=0, device=cpu):
         model = ours.build_model(config, sharing=True, device=cpu)

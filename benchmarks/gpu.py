@@ -18,10 +18,10 @@ from harness.gpu_runs import DATA, MODELS, PAIRS, scaled
 from harness.random_model import build, config_folder, random_weights
 from rewardlab.model.load import disk_class_of, read_config, resolve_precision
 from rewardlab.model.reward import disk_name
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.peak import makers_peak
-from rewardlab.training.reward_trainer import RewardTrainer
-from rewardlab.training.throughput import Peak
+from rewardlab.training.cost.peak_flops import makers_peak
+from rewardlab.training.cost.throughput import Peak
+from rewardlab.training.loop.reward_trainer import RewardTrainer
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 VARIANTS: Mapping[str, str] = {
     "ours": "rewardlab: packed rows, each prompt once",

@@ -12,8 +12,8 @@ from typing import Any
 from harness import gpu_runs, memory_formula, ours, results
 from rewardlab.core.types import TokenGroup
 from rewardlab.model.layers import decoder_layers
-from rewardlab.training.memory import HighWater, in_use
-from rewardlab.training.observers import Observer, Observers
+from rewardlab.training.cost.memory import HighWater, in_use
+from rewardlab.training.monitoring.observers import Observer, Observers
 
 CASES = (
     "3b lora none",

@@ -27,13 +27,13 @@ from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.types import Estimate, ScoreRow, TokenGroup, join_comparisons
 from rewardlab.data.chat import Renderer
+from rewardlab.evaluation.evaluate import evaluate_groups
 from rewardlab.model.lora import bare_name
 from rewardlab.model.reward import RewardModel
 from rewardlab.score import score_rows
 from rewardlab.serve.export import export
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.evaluate import evaluate_groups
-from rewardlab.training.reward_trainer import RewardTrainer
+from rewardlab.training.loop.reward_trainer import RewardTrainer
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 CPU = torch.device("cpu")
 EXACT = "float32"

@@ -23,13 +23,14 @@ import torch
 from growth import SIZES
 from harness import machine, ours, results, timing, workload
 from harness.random_model import config_folder, random_weights
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.monitor import watch_run
-from rewardlab.training.observers import Observers
-from rewardlab.training.pending import Pending
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, reward_trainer
-from rewardlab.training.sinks import choose_viewers
+from rewardlab.data.groups import Datasets
+from rewardlab.training.loop.prefetch import Pending
+from rewardlab.training.loop.reward_trainer import reward_trainer
+from rewardlab.training.monitoring.monitor import watch_run
+from rewardlab.training.monitoring.observers import Observers
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.monitoring.sinks import choose_viewers
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 CPU = torch.device("cpu")
 VARIANTS: Mapping[str, str] = {

@@ -33,15 +33,16 @@ from rewardlab.artifact.save import choose_pad
 from rewardlab.core.files import write_json
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.chat import build_renderer, load_tokenizer
+from rewardlab.data.groups import Datasets
 from rewardlab.data.loader import macro_batch, tokenize, weigh
 from rewardlab.data.synthetic import generate
 from rewardlab.model import lora
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config
 from rewardlab.model.reward import RewardModel, disk_state
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, reward_trainer
+from rewardlab.training.loop.reward_trainer import reward_trainer
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 PAIRS_A_STEP = 16
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -18,7 +18,7 @@ from harness import flops, machine, ours, peers, results, timing, workload
 from harness.lockstep import Session, Worker
 from rewardlab.core.types import TokenGroup
 from rewardlab.score import score_groups
-from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 CPU = torch.device("cpu")
 PEAK_ROWS = 4096

@@ -17,8 +17,8 @@ import torch
 from harness import flops, machine, ours, peers, results, timing, workload
 from harness.lockstep import Session, Worker
 from rewardlab.core.types import TokenGroup
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.memory import resident
+from rewardlab.training.cost.memory import resident
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 CPU = torch.device("cpu")
 PEAK_ROWS = 4096

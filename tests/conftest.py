@@ -335,7 +335,7 @@ def forks() -> Iterator[subprocess.Popen[str]]:
     here = Path(__file__).parent
     known = [str(here), str(here.parent / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     with subprocess.Popen(
-        [sys.executable, str(here / "training/many_ranks.py")],
+        [sys.executable, str(here / "helpers/many_ranks.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

@@ -24,28 +24,28 @@ from rewardlab import cli, flags
 from rewardlab.analysis.health import ADVICE
 from rewardlab.analysis.metrics import METRICS
 from rewardlab.artifact.canaries import FAULTS
+from rewardlab.core.run_folder import PROBE_FILES, RUN_FILES
 from rewardlab.core.spec import SCORE_TOLERANCE, Canary, RendererSpec, RewardSpec
 from rewardlab.data.config import DataConfig
 from rewardlab.data.formats import LAYOUTS
 from rewardlab.data.readers import EXTENSIONS
 from rewardlab.data.rows import CAUSES
 from rewardlab.data.sources import load_preferences
+from rewardlab.evaluation.config import EvalConfig
 from rewardlab.model.config import BackboneConfig, ComputeConfig
-from rewardlab.training import gpu, memory_watch
-from rewardlab.training.config import (
+from rewardlab.probing.config import ProbeConfig
+from rewardlab.training.monitoring import gpu, memory_watch
+from rewardlab.training.monitoring.records import COLUMNS
+from rewardlab.training.monitoring.sinks import OPEN
+from rewardlab.training.settings.config import (
     BACKBONE_LR_MULT,
     FULL_LR,
     HEAD_LR,
     LORA_LR,
-    EvalConfig,
     OptimizerName,
-    ProbeConfig,
     RewardTrainerConfig,
 )
-from rewardlab.training.presets import PRESETS
-from rewardlab.training.records import COLUMNS
-from rewardlab.training.run_folder import PROBE_FILES, RUN_FILES
-from rewardlab.training.sinks import OPEN
+from rewardlab.training.settings.presets import PRESETS
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

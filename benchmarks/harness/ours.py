@@ -16,13 +16,14 @@ from harness import workload
 from harness.flops import Work, layout_work
 from rewardlab.core.config import from_mapping
 from rewardlab.core.types import TokenGroup
+from rewardlab.data.groups import Datasets
 from rewardlab.data.loader import weigh
 from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config
 from rewardlab.model.reward import RewardModel
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer, reward_trainer
-from rewardlab.training.trainer import Machine
+from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
+from rewardlab.training.loop.trainer import Machine
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, object]:

@@ -22,7 +22,7 @@ from transformers import AutoModelForSequenceClassification
 from harness.flops import Work, padded_work
 from harness.lockstep import Session
 from rewardlab.core.types import TokenGroup
-from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 Order = Callable[[int, Sequence[TokenGroup]], list[list[int]]]
 """(step, pairs) -> which pairs each micro-batch holds."""

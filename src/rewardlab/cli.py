@@ -19,22 +19,15 @@ from rewardlab.core.bars import over_bars
 from rewardlab.core.config import did_you_mean, require, require_between, require_seed
 from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted, words_of
 from rewardlab.core.files import require_rows, require_writable_folder, write_text
+from rewardlab.core.run_folder import claim_evaluation, with_settings_of_run
 from rewardlab.core.terminal import brief, short, visible, visible_message
 from rewardlab.data.config import SelectionConfig
+from rewardlab.evaluation.config import EvalConfig
 from rewardlab.flags import Settings, parse
-from rewardlab.model.config import ComputeConfig, ModelConfig, TrainComputeConfig
-from rewardlab.training.compat import Conventions
-from rewardlab.training.config import (
-    BUDGETS,
-    EvalConfig,
-    LossConfig,
-    MonitorConfig,
-    ProbeConfig,
-    RewardTrainerConfig,
-    ScoringPrecision,
-    TrainerConfig,
-)
-from rewardlab.training.run_folder import claim_evaluation, with_settings_of_run
+from rewardlab.model.config import BUDGETS, ComputeConfig, ModelConfig, ScoringPrecision, TrainComputeConfig
+from rewardlab.probing.config import ProbeConfig
+from rewardlab.training.settings.config import LossConfig, MonitorConfig, RewardTrainerConfig, TrainerConfig
+from rewardlab.training.settings.conventions import Conventions
 
 ROOMS: dict[str, type] = {
     "data": SelectionConfig,
@@ -136,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _complain(f"error: {who}{said}")
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
-        from rewardlab.training.memory import is_out_of_memory
+        from rewardlab.training.cost.memory import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
@@ -200,8 +193,8 @@ def _is_first_process() -> bool:
 
 def _train(arguments: Sequence[str]) -> None:
     config = parse_train(arguments)
+    from rewardlab.core.signals import ending_with_status
     from rewardlab.data.named import require_sources
-    from rewardlab.training.interrupt import ending_with_status
 
     with ending_with_status():
         require_sources(config)  # what is wrong with names is told before torch is imported
@@ -230,9 +223,9 @@ def _eval(arguments: Sequence[str]) -> None:
 
     claim_evaluation(config.output_dir, config.dataset, overwrite=config.overwrite)
     require_readable(config.dataset, config.hf_split)
+    from rewardlab.evaluation.evaluate import evaluate_folder
     from rewardlab.report.precision import card_block
     from rewardlab.report.run import evaluation_report
-    from rewardlab.training.evaluate import evaluate_folder
 
     result, reports, _ = evaluate_folder(config)
     for report in reports:
@@ -252,8 +245,8 @@ def _probe(arguments: Sequence[str]) -> None:
     from rewardlab.data.named import require_sources
 
     require_sources(config)
+    from rewardlab.probing.run import probe
     from rewardlab.report.probe import probe_report
-    from rewardlab.training.probe import probe
 
     result = probe(config)
     report = probe_report(

@@ -22,7 +22,7 @@ from rewardlab.core.config import did_you_mean, field_texts, fields_of, fits, fr
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.other_names import ALSO_CALLED
 from rewardlab.core.terminal import brief, short, visible
-from rewardlab.training.compat import Conventions
+from rewardlab.training.settings.conventions import Conventions
 
 Settings = TypeVar("Settings")
 

@@ -16,7 +16,7 @@ from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.config import DataConfig
-from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 BASE = ["--model", "base", "--dataset", "pairs.jsonl"]
 DEFAULTS = RewardTrainerConfig(model="base", dataset=("pairs.jsonl",))

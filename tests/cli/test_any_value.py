@@ -19,8 +19,10 @@ from rewardlab import cli
 from rewardlab.core.config import fields_of, from_mapping, hints_of, read_settings
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.terminal import visible, visible_message
+from rewardlab.evaluation.config import EvalConfig
 from rewardlab.flags import _read
-from rewardlab.training.config import EvalConfig, ProbeConfig, RewardTrainerConfig
+from rewardlab.probing.config import ProbeConfig
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 SETTINGS: dict[str, tuple[type, dict[str, object]]] = {
     "train": (RewardTrainerConfig, {"model": "m", "dataset": "d"}),

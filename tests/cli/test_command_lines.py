@@ -13,7 +13,7 @@ import yaml
 from command_line import DEFAULTS
 from rewardlab.cli import parse_train
 from rewardlab.core.config import to_mapping
-from rewardlab.training.presets import PRESETS
+from rewardlab.training.settings.presets import PRESETS
 
 SHP = "--hf-dataset stanfordnlp/SHP"
 JUDGED = "--eval-split test --eval-limit 1000 --eval-every 100"

@@ -22,10 +22,10 @@ from rewardlab.cli import main
 from rewardlab.core.files import write_json
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Message
+from rewardlab.evaluation.config import EvalConfig
 from rewardlab.model import compute
 from rewardlab.model.config import ComputeConfig
 from rewardlab.serve.verify import verify
-from rewardlab.training.config import EvalConfig
 
 
 @pytest.fixture(scope="module")

@@ -15,9 +15,9 @@ from command_line import BASE, DEFAULTS, refusal
 from rewardlab.cli import parse_train
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import write_json
-from rewardlab.training.compat import TRL
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.presets import PRESETS
+from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.settings.conventions import TRL
+from rewardlab.training.settings.presets import PRESETS
 
 
 def not_default(settings: Mapping[str, object]) -> dict[str, object]:

@@ -11,7 +11,9 @@ import pytest
 from rewardlab.core.config import fields_of, from_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.other_names import ALSO_CALLED
-from rewardlab.training.config import EvalConfig, ProbeConfig, RewardTrainerConfig
+from rewardlab.evaluation.config import EvalConfig
+from rewardlab.probing.config import ProbeConfig
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 
 @pytest.mark.parametrize(

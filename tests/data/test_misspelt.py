@@ -13,8 +13,8 @@ from loading import load, pair, write
 from rewardlab.core.errors import DataError
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.formats import meant_column
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.prepare import load_data
+from rewardlab.data.prepare import load_data
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from conftest import make_groups, make_model, make_tokenizer, set_layout
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack
+from rewardlab.data.groups import Datasets
 from rewardlab.model.attention_backends import unavailable
 from rewardlab.model.compute import (
     checkpoint_activations,
@@ -22,12 +23,12 @@ from rewardlab.model.compute import (
 )
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.selftest import leak
-from rewardlab.training.compiled import compiled_programs
-from rewardlab.training.config import LossConfig, RewardTrainerConfig
-from rewardlab.training.losses import preference_loss, total_weight
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, reward_trainer
+from rewardlab.training.loop.losses import preference_loss, total_weight
+from rewardlab.training.loop.reward_trainer import reward_trainer
+from rewardlab.training.monitoring.progress import compiled_programs
+from rewardlab.training.monitoring.records import Records
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import LossConfig, RewardTrainerConfig
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = torch.device("cuda")

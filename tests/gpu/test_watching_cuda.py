@@ -11,14 +11,15 @@ import pytest
 import torch
 
 from conftest import make_groups, make_model
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.gpu import watch_gpu
-from rewardlab.training.memory import peak_memory
-from rewardlab.training.memory_watch import MemoryWatch
-from rewardlab.training.observers import Cadence, Observers
-from rewardlab.training.profiler import StepProfiler
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer, reward_trainer
+from rewardlab.data.groups import Datasets
+from rewardlab.training.cost.memory import peak_memory
+from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
+from rewardlab.training.monitoring.gpu import watch_gpu
+from rewardlab.training.monitoring.memory_watch import MemoryWatch
+from rewardlab.training.monitoring.observers import Cadence, Observers
+from rewardlab.training.monitoring.profiler import StepProfiler
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CADENCE = Cadence(num_steps=4, every=2)

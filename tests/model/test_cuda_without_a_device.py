@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from conftest import make_groups, make_model
 from fake_cuda import DEVICE, fake_cuda, run_backward
 from rewardlab.batch import PackedBatch, pack
+from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import plan_replies
 from rewardlab.model import attention_backends
 from rewardlab.model.attention_backends import PromptLayout, Ragged
@@ -25,10 +26,10 @@ from rewardlab.model.compute import apply_compute, unavailable
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.trainable import choose_trainable, half_frozen
 from rewardlab.score import score_groups
-from rewardlab.training.config import LossConfig, RewardTrainerConfig
-from rewardlab.training.losses import preference_loss, total_weight
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer, reward_trainer
+from rewardlab.training.loop.losses import preference_loss, total_weight
+from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import LossConfig, RewardTrainerConfig
 
 IN_HALF = ["segments", "mask", "varlen", "flash"]
 IN_FLOAT32 = ["segments", "mask"]

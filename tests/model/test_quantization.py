@@ -28,9 +28,9 @@ from rewardlab.model.quantization import (
     weight_shape,
 )
 from rewardlab.model.selftest import leak
-from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.cost.flops import linear_shapes, shape_of
 from rewardlab.training.run import train
-from rewardlab.training.work import linear_shapes, shape_of
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 CPU = torch.device("cpu")
 KINDS = ["nf4", "int8"]

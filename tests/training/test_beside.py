@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-import rewardlab.training.ready as ready_module
+import rewardlab.training.setup as setup_module
 from conftest import write_pairs
 from rewardlab.analysis.stats import difference
 from rewardlab.cli import main
 from rewardlab.core.types import ScoreRow
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.evaluate import judge
+from rewardlab.evaluation.evaluate import judge
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 
@@ -51,13 +51,13 @@ def test_baselines_are_judged_on_the_same_rows_as_the_model(config):
 
 def test_baselines_are_fitted_on_training_rows_alone(config, monkeypatch):
     seen = {}
-    original = ready_module.fit_baselines
+    original = setup_module.fit_baselines
 
     def watch(groups, judged, *, seed):
         seen["train"], seen["judged"] = {group.preference_id for group in groups}, judged
         return original(groups, judged, seed=seed)
 
-    monkeypatch.setattr(ready_module, "fit_baselines", watch)
+    monkeypatch.setattr(setup_module, "fit_baselines", watch)
     train(config)
     assert len(seen["train"]) == 28
     for groups in seen["judged"].values():

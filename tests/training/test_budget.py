@@ -19,14 +19,15 @@ from conftest import make_groups, make_model, stored
 from rewardlab.cli import main, parse_train
 from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import ConfigError, DeviceMemoryError
+from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import cost
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.lora import add_adapters
 from rewardlab.training.budget import CEILING, Choice, Trial, choose_budget, fill, search
-from rewardlab.training.config import LossConfig, RewardTrainerConfig
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, reward_trainer
+from rewardlab.training.loop.reward_trainer import reward_trainer
+from rewardlab.training.monitoring.records import Records
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import LossConfig, RewardTrainerConfig
 from runs import config_for
 
 

@@ -21,8 +21,8 @@ from transformers import (
 from conftest import make_tokenizer, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.core.spec import read_spec
-from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 TOKENS: dict[str, Any] = {"vocab_size": 384, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 WITHOUT_SDPA: dict[str, Callable[[], Any]] = {

@@ -9,8 +9,8 @@ import pytest
 
 from conftest import write_pairs
 from rewardlab.core.errors import DataError
-from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 

@@ -14,12 +14,12 @@ import rewardlab.training.run as run_module
 import runs
 from resuming import config_for, stop_after
 from rewardlab.cli import main
+from rewardlab.core import signals as interrupt
 from rewardlab.core.errors import RunInterrupted
-from rewardlab.training import interrupt
-from rewardlab.training.interrupt import StopRequests
-from rewardlab.training.reward_trainer import RewardJudge
+from rewardlab.core.signals import StopRequests
+from rewardlab.training.loop.reward_trainer import RewardJudge
+from rewardlab.training.loop.trainer import Trainer
 from rewardlab.training.run import train
-from rewardlab.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 

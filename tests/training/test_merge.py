@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 import rewardlab.model.load as load_module
 from rewardlab.core.errors import ModelError
 from rewardlab.model.lora import merged_state
-from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 

@@ -22,13 +22,13 @@ from conftest import SIZES, make_groups, make_model, make_tokenizer, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack
 from rewardlab.data.loader import macro_batch
+from rewardlab.evaluation.config import EvalConfig
+from rewardlab.evaluation.evaluate import evaluate_folder
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.load import load_reward_model
 from rewardlab.score import score_groups
-from rewardlab.training.config import EvalConfig
-from rewardlab.training.evaluate import evaluate_folder
+from rewardlab.training.loop.selection import Selection
 from rewardlab.training.run import train
-from rewardlab.training.selection import Selection
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 config_for = partial(runs.config_for, steps=4, log_every=1)

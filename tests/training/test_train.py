@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 import runs
 from conftest import make_groups, make_model, write_base_model, write_pairs
 from rewardlab.artifact.load import load
+from rewardlab.data.groups import Datasets
+from rewardlab.evaluation.evaluate import judge
 from rewardlab.score import score_groups
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.evaluate import judge
-from rewardlab.training.records import COLUMNS, Records
-from rewardlab.training.reward_trainer import Datasets, reward_trainer
+from rewardlab.training.loop.reward_trainer import reward_trainer
+from rewardlab.training.monitoring.records import COLUMNS, Records
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import RewardTrainerConfig
 from runs import rows_of
 
 pytestmark = pytest.mark.usefixtures("verified_here")

@@ -16,27 +16,28 @@ from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.precision import CANONICAL, PrecisionCard
 from rewardlab.artifact.load import Where, assemble
 from rewardlab.artifact.save import verify_in_clean_process
+from rewardlab.core.signals import StopRequests
 from rewardlab.core.spec import read_spec
+from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import largest_cost
+from rewardlab.distributed.ranks import Ranks
+from rewardlab.distributed.sharding import Parts, joined_ranks, parts_of, share
+from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, read_evaluation, read_scores, write_evaluation
+from rewardlab.evaluation.precision import LIVE_FILE, judge_live, judge_precisions, require_range, write_card
 from rewardlab.model.load import load_reward_model
 from rewardlab.model.reward import RewardModel
 from rewardlab.score import Scorer
 from rewardlab.training.budget import choose_budget
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.evaluate import EvalResult, evaluate_groups, read_evaluation, read_scores, write_evaluation
-from rewardlab.training.interrupt import StopRequests
-from rewardlab.training.monitor import Watch, watch_run
-from rewardlab.training.parallel import Parts, joined_ranks, parts_of, share
-from rewardlab.training.peak import peak_of
-from rewardlab.training.precision import LIVE_FILE, judge_live, judge_precisions, require_range, write_card
-from rewardlab.training.ranks import Ranks
-from rewardlab.training.ready import Ready, make_ready, write_run_start
-from rewardlab.training.records import Records
-from rewardlab.training.resume import frozen_fingerprint
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer, reward_trainer
-from rewardlab.training.saving import Saver
-from rewardlab.training.trainer import Machine
-from rewardlab.training.work import linear_shapes
+from rewardlab.training.checkpoints.resume import frozen_fingerprint
+from rewardlab.training.checkpoints.saving import Saver
+from rewardlab.training.cost.flops import linear_shapes
+from rewardlab.training.cost.peak_flops import peak_of
+from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
+from rewardlab.training.loop.trainer import Machine
+from rewardlab.training.monitoring.monitor import Watch, watch_run
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.setup import Ready, make_ready, write_run_start
 
 logger = logging.getLogger("rewardlab")
 AS_TRAINED: Final = ", as it trains"
