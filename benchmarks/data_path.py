@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from rewardlab.training.setup import to_groups
 
     logging.getLogger("rewardlab").setLevel(logging.WARNING)
-    config = RewardTrainerConfig(
+    config = RewardTrainerConfig.of(
         model=options.model[0],
         dataset=(options.measure,),
         limit=options.limit,
@@ -91,12 +91,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         num_workers=options.num_workers,
         cache_dir=options.cache_dir,
     )
-    renderer = build_renderer(load_tokenizer(config.model), config)
+    renderer = build_renderer(load_tokenizer(config.model.model), config.data.rendering)
     before, cpu = round((resident() or 0) / MIB, 1), _cpu_seconds()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew: importing takes more than it leaves
     started = time.perf_counter()
     with Watch(_largest_worker_mib, every=0.2) as workers:
-        data, test, reports = to_groups(config, load_data(config, renderer, seed=0), renderer)
+        data, test, reports = to_groups(config, load_data(config.data, renderer, seed=0), renderer)
     seconds = time.perf_counter() - started
     found = {
         "seconds": seconds,
@@ -132,9 +132,8 @@ def start_run(
     from rewardlab.training import run as training_run
     from rewardlab.training import setup
 
-    shape = SMALL_MODEL | {"vocab_size": vocabulary, "max_position_embeddings": config.max_seq_len}
-    config = replace(
-        config,
+    shape = SMALL_MODEL | {"vocab_size": vocabulary, "max_position_embeddings": config.data.rendering.max_seq_len}
+    config = config.replace(
         model=config_folder(folder / "model", shape),
         output_dir=folder,
         precision="fp32",

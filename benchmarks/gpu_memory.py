@@ -82,7 +82,7 @@ def measure(name: str, options: argparse.Namespace, work: Path, until: float) ->
             multiplied=sum(p.numel() for p in in_layers if p.requires_grad and p.ndim > 1),
             tokens=tokens,
             keys=keys,
-            lora_rank=config.lora_rank if config.lora else 0,
+            lora_rank=config.model.lora_rank if config.model.lora else 0,
             checkpointing=checkpointing,
         )
     return {

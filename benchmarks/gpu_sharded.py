@@ -55,7 +55,7 @@ class Variant:
         config, model = gpu_runs.build(
             model_name, kind, options, work, groups, micro_token_budget=options.budget, **chosen
         )
-        self.precision = config.precision
+        self.precision = config.model.precision
         shared = None
         if name == "sharded":
             shared = Machine(parallel=share(model, parts_of("full", ranks), ranks))

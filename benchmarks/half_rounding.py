@@ -87,7 +87,7 @@ def train_arm(rows: Rows, settings: Mapping[str, object], steps: int, *, work: P
 
 def judge(model: RewardModel, test: Sequence[TokenGroup], config: RewardTrainerConfig) -> Sequence[ScoreRow]:
     """A row for every reply."""
-    return evaluate_groups(model, test, beta=1.0, budget=config.token_budget, progress="judging").rows
+    return evaluate_groups(model, test, beta=1.0, budget=config.run.token_budget, progress="judging").rows
 
 
 def in_float32(trainer: RewardTrainer) -> RewardModel:
@@ -142,7 +142,7 @@ def train_trl(rows: Rows, settings: Mapping[str, object], steps: int, work: Path
         work=work,
     )
     losses = list(parity_trl.train_trl(trainer, num_steps=steps).losses)
-    model: Any = trainer.model.merge_and_unload() if config.lora else trainer.model
+    model: Any = trainer.model.merge_and_unload() if config.model.lora else trainer.model
     model.save_pretrained(work / "trl")
     rows.renderer.tokenizer.save_pretrained(str(work / "trl"))
     del trainer, model

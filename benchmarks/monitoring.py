@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +59,16 @@ class Variant:
     def __init__(self, name: str, config: RewardTrainerConfig, model: Any, groups: Sequence[Any], folder: Path) -> None:
         self.observers = Timed()
         folder.mkdir(parents=True)
-        config = replace(config, output_dir=folder, profile_memory=name == "memory")
+        config = config.replace(output_dir=folder, profile_memory=name == "memory")
         if name in ("default", "memory"):
             made = watch_run(config, CPU, {})
             self.observers._told = made.observers._told
-        assert config.steps is not None
+        assert config.run.steps is not None
         self.trainer = reward_trainer(
             config,
             model,
             Datasets(train=groups),
-            num_steps=config.steps,
+            num_steps=config.run.steps,
             records=Records(folder),
             save=lambda folder, step: None,
             observers=self.observers,
@@ -168,7 +168,7 @@ def write(found: timing.Interleaved, config: RewardTrainerConfig, options: argpa
     page = [
         f"# Watching a run: {options.size}, {options.layers} layers, {options.batch_size} pairs a step\n",
         f"{found.rounds} interleaved rounds of {options.steps} steps and a row of metrics; medians. Viewers: "
-        f"{' '.join(config.report_to)}.\n",
+        f"{' '.join(config.monitor.report_to)}.\n",
         results.table(
             ["times longer", "wall (median)", "rounds, low to high", "CPU seconds"],
             [

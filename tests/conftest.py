@@ -60,7 +60,7 @@ from transformers import (
 from harness.tiny import CHATML, GROUPED, SIZES, byte_tokenizer
 from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
 from rewardlab.data.chat import Renderer, build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.data.groups import Groups, Part
 from rewardlab.data.store import TokenStore, encode
 from rewardlab.model import attention
@@ -163,7 +163,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture
 def renderer(tokenizer: PreTrainedTokenizerFast) -> Renderer:
     """ChatML, at most 128 tokens."""
-    return build_renderer(tokenizer, DataConfig(max_seq_len=128))
+    return build_renderer(tokenizer, RenderingConfig(max_seq_len=128))
 
 
 CONFIGS: dict[str, Callable[[], Any]] = {

@@ -26,7 +26,7 @@ from rewardlab.analysis.metrics import METRICS
 from rewardlab.artifact.canaries import FAULTS
 from rewardlab.core.run_folder import PROBE_FILES, RUN_FILES
 from rewardlab.core.spec import SCORE_TOLERANCE, Canary, RendererSpec, RewardSpec
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import DataConfig, ReadingConfig
 from rewardlab.data.formats import LAYOUTS
 from rewardlab.data.readers import EXTENSIONS
 from rewardlab.data.rows import CAUSES
@@ -144,7 +144,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A base model and a reward-model folder with adapters."""
     folder = tmp_path_factory.mktemp("adapted")
     base = write_base_model(folder / "base")
-    config = RewardTrainerConfig(
+    config = RewardTrainerConfig.of(
         model=str(base),
         dataset=(str(write_pairs(folder / "pairs.jsonl", 20)),),
         output_dir=folder / "run",
@@ -413,8 +413,9 @@ def test_every_row_on_the_data_page_becomes_a_preference_and_no_layout_is_missin
     for number, text in enumerate(examples):
         path = tmp_path / f"{number}.jsonl"
         path.write_text(text, encoding="utf-8")
-        config = DataConfig(max_drop_fraction=0.0)
-        loaded = load_preferences([str(path)], split="train", config=config, seed=0, limit=None)
+        loaded = load_preferences(
+            [str(path)], split="train", reading=ReadingConfig(max_drop_fraction=0.0), seed=0, limit=None
+        )
         assert len(loaded.preferences) == 1, text
         columns = json.loads(text.splitlines()[0])
         layouts.add(next(layout.name for layout in LAYOUTS if layout.fits(columns)))

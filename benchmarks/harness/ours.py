@@ -70,19 +70,19 @@ def build_model(config: RewardTrainerConfig, *, sharing: bool, device: torch.dev
     quiet()
     wanted = "shared" if sharing else "unshared"
     said: list[str] = []
-    model_config = read_config(config.model)
+    model_config = read_config(config.model.model)
     layout = choose_layout(
         model_config,
         disk_class_of(model_config),
-        config,
-        max_length=config.max_seq_len,
+        config.model,
+        max_length=config.data.rendering.max_seq_len,
         share=sharing,
         log=said.append,
     )
     if layout != wanted:
         raise SystemExit(f"this model's layout is {layout}, not {wanted}: {'; '.join(said) or '--set attention'}")
     return load_reward_model(
-        config.model, config, config, seed=config.seed, layout=layout, device=device, log=said.append
+        config.model.model, config.model, config.compute, seed=config.run.seed, layout=layout, device=device, log=said.append
     )
 
 
@@ -100,9 +100,9 @@ def trainer_of(
     return reward_trainer(
         config,
         model,
-        Datasets(train=weigh(groups, by=config.kwise_weight)),
+        Datasets(train=weigh(groups, by=config.loss.kwise_weight)),
         num_steps=1_000_000,
-        records=Records(config.output_dir),
+        records=Records(config.run.output_dir),
         save=lambda folder, step: None,
         machine=machine,
     )

@@ -81,9 +81,9 @@ def adapter(config: RewardTrainerConfig) -> LoraConfig:
     """The same adapters in PEFT's words; the head trains."""
     return LoraConfig(
         task_type=TaskType.SEQ_CLS,
-        r=config.lora_rank,
-        lora_alpha=config.lora_alpha,
-        lora_dropout=config.lora_dropout,
+        r=config.model.lora_rank,
+        lora_alpha=config.model.lora_alpha,
+        lora_dropout=config.model.lora_dropout,
         target_modules="all-linear",
     )
 
@@ -120,10 +120,10 @@ class PaddedLoop:
         self.order = order
         self.half = half
         self.pad = pad
-        self.max_grad_norm = config.max_grad_norm
+        self.max_grad_norm = config.optimizer.max_grad_norm
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = optimizer or torch.optim.AdamW(
-            self.parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
+            self.parameters, lr=config.learning_rate, weight_decay=config.optimizer.weight_decay, fused=True
         )
         self.number = 0
 

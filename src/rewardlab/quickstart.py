@@ -55,7 +55,7 @@ def quickstart_config(
     folder: Path, data: Path, *, steps: int, num_train: int, seed: int, overwrite: bool
 ) -> RewardTrainerConfig:
     """What the quickstart trains with; `rewardlab train --config` of its config.json repeats it."""
-    return RewardTrainerConfig(
+    return RewardTrainerConfig.of(
         model=MODEL,
         dataset=(str(data),),
         test_dataset=(str(data),),

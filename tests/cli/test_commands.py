@@ -111,7 +111,7 @@ def test_eval_has_the_flags_of_its_configuration():
         "--max-replies 3 --margin-column gap --strength-as soft --seed 7 --attention-backend mask "
         "--linear-backend onednn --allocator system --compile --precision-card --overwrite"
     )
-    wanted = EvalConfig(
+    wanted = EvalConfig.of(
         model="m",
         dataset=("a.jsonl", "b.jsonl"),
         hf_split="dev",

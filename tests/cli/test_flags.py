@@ -6,7 +6,6 @@ import dataclasses
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,7 +162,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
 
 @pytest.mark.parametrize(("line", "changes"), FLAGS, ids=[line for line, _ in FLAGS])
 def test_a_flag_sets_its_setting_and_no_other(line, changes):
-    wanted = replace(DEFAULTS, **changes)
+    wanted = DEFAULTS.replace(**changes)
     assert all(getattr(wanted, name) != getattr(DEFAULTS, name) for name in changes)
     # Datasets add up, so the one of BASE is left out where a line names its own.
     assert parse_train([*(BASE[:2] if "dataset" in changes else BASE), *shlex.split(line)]) == wanted
@@ -276,6 +275,6 @@ def test_a_saved_configuration_gives_itself(tmp_path):
     together = {"strength_as": "none", "kwise_loss": "pairs", "warmup_ratio": None, "compat": "none"}
     together |= {"train_head_only": False, "freeze_layers": 0}  # which go with no adapters
     together |= {"resume": None, "reschedule": False}  # which go with no --overwrite
-    config = replace(DEFAULTS, **changes | together)
+    config = DEFAULTS.replace(**changes | together)
     write_json(tmp_path / "config.json", to_mapping(config))
     assert parse_train(["--config", str(tmp_path / "config.json")]) == config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import pickle
 
@@ -28,7 +27,7 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 def test_an_unknown_keyword_names_the_nearest_setting(name, near):
     message = rf"RewardTrainerConfig: unknown setting '{name}'\. Did you mean '{near}'\?"
     with pytest.raises(ConfigError, match=message):
-        RewardTrainerConfig(model="m", dataset=("d",), **{name: 1})
+        RewardTrainerConfig.of(model="m", dataset=("d",), **{name: 1})
     with pytest.raises(ConfigError, match=rf"run\.yaml: unknown setting '{name}'\. Did you mean '{near}'\?"):
         from_mapping(RewardTrainerConfig, {name: 1}, where="run.yaml")
 
@@ -51,7 +50,7 @@ def test_every_other_name_is_one_of_a_setting_and_not_itself_one():
 
 
 def test_a_configuration_is_still_a_plain_dataclass():
-    config = RewardTrainerConfig(model="m", dataset=("d",))
-    assert dataclasses.replace(config, lr=1e-3).lr == 1e-3
+    config = RewardTrainerConfig.of(model="m", dataset=("d",))
+    assert config.replace(lr=1e-3).optimizer.lr == 1e-3
     assert pickle.loads(pickle.dumps(config)) == config
     assert "label_smoothing" in inspect.signature(RewardTrainerConfig.__init__).parameters

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,11 +36,11 @@ def write_dialogues(path: Path, count: int, *, opening: str = "Tell me about top
 
 def config_for(*paths: Path, **changes) -> RewardTrainerConfig:
     settings = {"model": "m", "eval_fraction": 0.2, "max_seq_len": 256, "num_workers": 1, "cache_dir": "none"}
-    return RewardTrainerConfig(**{**settings, "dataset": tuple(map(str, paths)), **changes})
+    return RewardTrainerConfig.of(**{**settings, "dataset": tuple(map(str, paths)), **changes})
 
 
 def prepare(config: RewardTrainerConfig, **how) -> Prepared:
-    return load_data(config, build_renderer(make_tokenizer(), config), seed=config.seed, **how)
+    return load_data(config.data, build_renderer(make_tokenizer(), config.data.rendering), seed=config.run.seed, **how)
 
 
 @pytest.mark.parametrize("limit", [None, 11])
@@ -67,7 +66,7 @@ def test_no_conversation_of_one_or_two_files_is_on_both_sides(tmp_path, caplog, 
 
 def test_of_what_is_held_out_a_limit_takes_away_and_brings_nothing_back(tmp_path):
     config = config_for(write_dialogues(tmp_path / "a.jsonl", 20))
-    whole, limited = prepare(config), prepare(replace(config, eval_limit=4))
+    whole, limited = prepare(config), prepare(config.replace(eval_limit=4))
     assert len(limited.eval) == limited.reports["held_out"]["evaluated"] == 4
     assert limited.reports["held_out"]["not_used"] == len(whole.eval) - 4
     assert limited.train.numbers_P.tolist() == whole.train.numbers_P.tolist()
@@ -90,7 +89,7 @@ def test_what_named_evaluation_and_test_data_share_is_counted(tmp_path, caplog):
     later.write_text("".join(both.read_text().splitlines(keepends=True)[1:3]))  # goes on where training began
     config = config_for(train_file, eval_dataset=(str(later),), test_dataset=(str(both),))
     with caplog.at_level(logging.INFO, logger="rewardlab"):
-        shared = prepare(replace(config, dataset=(str(write_first(train_file, tmp_path)),))).reports["shared"]
+        shared = prepare(config.replace(dataset=(str(write_first(train_file, tmp_path)),))).reports["shared"]
     own = {"prompts": 0, "first_turns": 1, "replies": 0, "phrases": 0}
     assert shared["evaluation_with_training"] == {"rows": 2, **own}
     assert shared["test_with_training"] == {"rows": 6, "prompts": 2, "first_turns": 2, "replies": 2, "phrases": 2}

@@ -71,9 +71,9 @@ def test_labels_are_counted_and_those_that_swap_the_preferred_reply(tmp_path: Pa
     labelled = sum(label is not None for label in labels)
     (report,) = load(path).reports
     assert (report.labelled, report.swapped) == (labelled, swapped)
-    config = RewardTrainerConfig(model="m", dataset=(str(path),), eval_fraction=0.0, cache_dir="none", num_workers=1)
+    config = RewardTrainerConfig.of(model="m", dataset=(str(path),), eval_fraction=0.0, cache_dir="none", num_workers=1)
     with caplog.at_level(logging.INFO, logger="rewardlab"):
-        prepared = load_data(config, build_renderer(make_tokenizer(), config), seed=0)
+        prepared = load_data(config.data, build_renderer(make_tokenizer(), config.data.rendering), seed=0)
     (told,) = prepared.reports["train"]
     assert (told["labelled"], told["swapped"]) == (labelled, swapped)
     line = f"'label' of {labelled} rows is read as the probability that chosen is preferred"

@@ -63,7 +63,7 @@ def write_rows(path: Path, count: int, seed: int) -> Path:
 @pytest.fixture
 def config(tmp_path: Path) -> RewardTrainerConfig:
     """Two training files, in one process, kept nowhere."""
-    return RewardTrainerConfig(
+    return RewardTrainerConfig.of(
         model="m",
         dataset=(str(write_rows(tmp_path / "a.jsonl", 90, 0)), str(write_rows(tmp_path / "b.jsonl", 40, 1))),
         max_drop_fraction=0.5,
@@ -77,7 +77,7 @@ def config(tmp_path: Path) -> RewardTrainerConfig:
 
 def renderer_of(config: RewardTrainerConfig) -> Renderer:
     """The tiny tokenizer's."""
-    return build_renderer(make_tokenizer(), config)
+    return build_renderer(make_tokenizer(), config.data.rendering)
 
 
 def plain(group: TokenGroup) -> tuple[object, ...]:
@@ -94,18 +94,18 @@ class Oracle:
 
     def __init__(self, config: RewardTrainerConfig) -> None:
         self.config, self.renderer = config, renderer_of(config)
-        loaded = load_preferences(config.dataset, split="train", config=config, seed=config.seed, limit=config.limit)
+        loaded = load_preferences(config.data.dataset, split="train", reading=config.data.reading, seed=config.run.seed, limit=config.data.limit)
         self.reports = [report.as_dict() for report in loaded.reports]
-        train, held_out = split_by_root(loaded.preferences, fraction=config.eval_fraction, seed=config.seed)
+        train, held_out = split_by_root(loaded.preferences, fraction=config.data.selection.eval_fraction, seed=config.run.seed)
         self.train = self.tokens(list(train))
-        self.eval = self.tokens(self.draw(list(held_out), config.eval_limit))
-        self.train_eval = self.draw(self.train[0], config.train_eval_limit)
+        self.eval = self.tokens(self.draw(list(held_out), config.data.eval_limit))
+        self.train_eval = self.draw(self.train[0], config.data.selection.train_eval_limit)
 
     def draw(self, rows: list[Any], limit: int | None) -> list[Any]:
         """At most `limit` of the rows, by the seed."""
         if limit is None or limit >= len(rows):
             return rows
-        order = np.random.default_rng((self.config.seed, len(rows))).permutation(len(rows))
+        order = np.random.default_rng((self.config.run.seed, len(rows))).permutation(len(rows))
         return [rows[n] for n in sorted(order[:limit])]
 
     def tokens(self, preferences: list[Preference]) -> tuple[list[TokenGroup], dict[str, int]]:
@@ -133,13 +133,13 @@ class Oracle:
 def test_the_data_are_those_of_a_plain_loop(
     config: RewardTrainerConfig, changed: dict[str, Any], how: str, tmp_path: Path
 ) -> None:
-    config = replace(config, **changed, num_workers=2 if how == "workers" else 1)
+    config = config.replace(**changed, num_workers=2 if how == "workers" else 1)
     renderer = renderer_of(config)
     if how.startswith("from"):
-        config = replace(config, cache_dir=str(tmp_path / "cache"))
-        load_data(replace(config, limit=None) if "whole" in how else config, renderer, seed=config.seed)
+        config = config.replace(cache_dir=str(tmp_path / "cache"))
+        load_data((config.replace(limit=None) if "whole" in how else config).data, renderer, seed=config.run.seed)
     wanted = Oracle(config)
-    prepared = load_data(config, renderer, seed=config.seed)
+    prepared = load_data(config.data, renderer, seed=config.run.seed)
     data, test, reports = to_groups(config, prepared, renderer)
     assert [done["from_cache"] for done in prepared.reports["preparation"]] == [how.startswith("from")] * 2
     assert [plain(group) for group in data.train] == [plain(group) for group in wanted.train[0]]
@@ -158,15 +158,15 @@ def test_the_data_are_those_of_a_plain_loop(
 def test_the_second_start_reads_the_cache_and_says_so(
     config: RewardTrainerConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config, renderer = replace(config, cache_dir=str(tmp_path / "cache")), renderer_of(config)
+    config, renderer = config.replace(cache_dir=str(tmp_path / "cache")), renderer_of(config)
     with caplog.at_level(logging.INFO, logger="rewardlab"):
-        load_data(config, renderer, seed=0)
+        load_data(config.data, renderer, seed=0)
         assert "prepared: a[all rows]: 90 rows in" in caplog.text
         assert "preferences/s" in caplog.text
         assert "cache" not in caplog.text
         monkeypatch.setattr(prepare, "write_store", lambda *_, **__: pytest.fail("prepared again"))
-        other = replace(config, eval_fraction=0.5, kwise_weight="comparison", batch_size=3, seed=5)
-        load_data(other, renderer, seed=5)
+        other = config.replace(eval_fraction=0.5, kwise_weight="comparison", batch_size=3, seed=5)
+        load_data(other.data, renderer, seed=5)
         assert "prepared: a[all rows]: read from cache in" in caplog.text
         assert "prepared: b[all rows]: read from cache in" in caplog.text
 
@@ -180,13 +180,13 @@ def test_a_limit_tokenises_no_more_than_it_keeps(config: RewardTrainerConfig, mo
         return render_all(preferences, *arguments, **named)
 
     monkeypatch.setattr(pipeline, "render_all", count)
-    load_data(replace(config, limit=11), renderer_of(config), seed=0)
+    load_data(config.replace(limit=11).data, renderer_of(config), seed=0)
     assert sum(counted) == 2 * 11
 
 
 def test_no_row_stays_in_memory_as_an_object(config: RewardTrainerConfig) -> None:
     renderer = renderer_of(config)
-    prepared = load_data(config, renderer, seed=0)
+    prepared = load_data(config.data, renderer, seed=0)
     data, _, _ = to_groups(config, prepared, renderer)
     held = {type(value) for value in vars(data.train).values()} | {
         type(value) for value in vars(prepared.train).values()
@@ -201,19 +201,19 @@ def test_no_row_stays_in_memory_as_an_object(config: RewardTrainerConfig) -> Non
 def test_a_broken_line_deep_in_a_file_is_named(config: RewardTrainerConfig, num_workers: int, tmp_path: Path) -> None:
     path = tmp_path / "broken.jsonl"
     path.write_text((tmp_path / "a.jsonl").read_text() + "{torn\n" + "\x00\n")
-    config = replace(config, dataset=(str(path),), num_workers=num_workers)
+    config = config.replace(dataset=(str(path),), num_workers=num_workers)
     with pytest.raises(DataError, match=r"broken.jsonl:91: not valid JSON"):
-        load_data(config, renderer_of(config), seed=0)
+        load_data(config.data, renderer_of(config), seed=0)
 
 
 @pytest.mark.parametrize("limit", [None, 5])
 def test_too_many_dropped_rows_are_an_error_also_from_the_cache(
     config: RewardTrainerConfig, tmp_path: Path, limit: int | None
 ) -> None:
-    config = replace(config, max_drop_fraction=0.01, limit=limit, cache_dir=str(tmp_path / "cache"))
+    config = config.replace(max_drop_fraction=0.01, limit=limit, cache_dir=str(tmp_path / "cache"))
     for _ in range(2):
         with pytest.raises(DataError, match=r"a.jsonl: 7 of 90 rows cannot be used(.*\n)*.*--max-drop-fraction 0.08"):
-            load_data(config, renderer_of(config), seed=0)
+            load_data(config.data, renderer_of(config), seed=0)
 
 
 def test_a_file_that_changes_while_it_is_read_is_an_error(
@@ -227,9 +227,9 @@ def test_a_file_that_changes_while_it_is_read_is_an_error(
             file.write(" \n")
 
     monkeypatch.setattr(prepare, "write_store", write)
-    config = replace(config, cache_dir=str(tmp_path / "cache"))
+    config = config.replace(cache_dir=str(tmp_path / "cache"))
     with pytest.raises(DataError, match="a.jsonl changed while it was read"):
-        load_data(config, renderer_of(config), seed=0)
+        load_data(config.data, renderer_of(config), seed=0)
     assert not [path for path in (tmp_path / "cache").iterdir() if path.suffix != ".lock"]
 
 
@@ -245,9 +245,9 @@ def test_a_file_that_changes_between_the_two_readings_of_a_limit_is_an_error(
         return chosen_by_limit(*arguments)
 
     monkeypatch.setattr(pipeline, "chosen_by_limit", choose)
-    config = replace(config, dataset=(str(path),), limit=11)
+    config = config.replace(dataset=(str(path),), limit=11)
     with pytest.raises(DataError, match="a.jsonl changed while it was read. Start again when it is complete"):
-        load_data(config, renderer_of(config), seed=0)
+        load_data(config.data, renderer_of(config), seed=0)
 
 
 def test_what_is_missing_shows_before_anything_is_prepared(config: RewardTrainerConfig, tmp_path: Path) -> None:
@@ -258,5 +258,5 @@ def test_what_is_missing_shows_before_anything_is_prepared(config: RewardTrainer
         ({"eval_split": "test"}, ConfigError, "is one file and has no splits"),
     ):
         with pytest.raises(error, match=words):
-            require_sources(replace(config, **changed))
-    require_sources(config)
+            require_sources(config.replace(**changed))
+    require_sources(config.data)

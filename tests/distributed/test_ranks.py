@@ -145,7 +145,7 @@ def test_a_run_on_two_ranks_leaves_what_a_run_on_one_leaves(
     test = write_pairs(tmp_path / "test.jsonl", 12, offset=500)
     config = config_for(base_model, pairs_file, tmp_path / "alone", test_dataset=(str(test),), lr=1e-3, **changes)
     result = train(config)
-    many = settings_of(replace(config, output_dir=tmp_path / "many", sharding=sharding))
+    many = settings_of(config.replace(output_dir=tmp_path / "many", sharding=sharding))
     ends, said, _ = on_ranks("whole_run", 2, tmp_path, config=many)
     assert set(ends.values()) == {0}, said[-3000:]
     require_like_one(tmp_path / "many", tmp_path / "alone")
@@ -162,10 +162,10 @@ def test_a_run_on_two_ranks_leaves_what_a_run_on_one_leaves(
 def test_a_run_goes_on_with_another_number_of_ranks(base_model, pairs_file, tmp_path, on_ranks):
     config = config_for(base_model, pairs_file, tmp_path / "alone", lr=1e-3)
     train(config)
-    many = replace(config, output_dir=tmp_path / "many")
+    many = config.replace(output_dir=tmp_path / "many")
     ends, said, _ = on_ranks("whole_run", 2, tmp_path, config=settings_of(many), stop_after=2)
     assert set(ends.values()) == {75}, said[-3000:]
-    many = replace(many, resume="auto")
+    many = many.replace(resume="auto")
     ends, said, _ = on_ranks("whole_run", 3, tmp_path, config=settings_of(many), stop_after=4)
     assert set(ends.values()) == {75}, said[-3000:]
     train(many)

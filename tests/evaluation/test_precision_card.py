@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.core.files import read_jsonl
 from rewardlab.data.chat import build_renderer, load_tokenizer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.evaluation import precision as precision_module
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.evaluate import evaluate_folder
@@ -97,7 +96,7 @@ def test_the_report_says_the_precision_of_every_number(base_model, pairs_file, h
 def test_eval_draws_a_sample_for_its_card_with_its_seed(base_model, tmp_path, monkeypatch, capsys):
     from conftest import make_model
 
-    renderer = build_renderer(load_tokenizer(str(base_model)), DataConfig(max_seq_len=128))
+    renderer = build_renderer(load_tokenizer(str(base_model)), RenderingConfig(max_seq_len=128))
     save_reward_model(tmp_path / "rm", make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
     many = write_pairs(tmp_path / "many.jsonl", 40)
     monkeypatch.setattr(precision_module, "MOST", 12)
@@ -109,7 +108,7 @@ def test_eval_draws_a_sample_for_its_card_with_its_seed(base_model, tmp_path, mo
     first = json.loads((tmp_path / "out/precision.json").read_text())
     assert set(first["measures"]["nearest bf16"]) == set(MEASURES)
     for seed, same in ((5, True), (6, False)):
-        config = EvalConfig(
+        config = EvalConfig.of(
             model=str(tmp_path / "rm"), dataset=(str(many),), output_dir=tmp_path / "again", precision_card=True,
             precision="bf16", seed=seed, overwrite=True,
         )  # fmt: skip
@@ -174,7 +173,7 @@ def test_the_report_shows_the_live_numbers_beside_the_saved_models(base_model, p
 def test_the_dtype_is_that_of_the_chosen_folder_whatever_the_run_was_told_later(base_model, pairs_file, tmp_path):
     config = config_for(base_model, pairs_file, tmp_path / "run", eval_fraction=0.3, save_dtype="bfloat16")
     assert train(config).live is not None
-    again = train(replace(config, save_dtype="float32", resume="auto"))  # a finished run is judged again
+    again = train(config.replace(save_dtype="float32", resume="auto"))  # a finished run is judged again
     assert again.live is not None
     assert again.computed_in["after"] == "float32 by the saved bfloat16 weights"
     assert (tmp_path / "run/evals/live.json").is_file()

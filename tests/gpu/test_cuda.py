@@ -127,7 +127,7 @@ def test_a_run_in_float16_learns_and_saves_what_it_learnt(lora, tmp_path, pairs_
     losses = {}
     for precision in ("fp32", "fp16"):
         result = train(
-            RewardTrainerConfig(
+            RewardTrainerConfig.of(
                 **{"model": str(tmp_path / "base"), "dataset": (str(pairs_file),), "output_dir": tmp_path / precision},
                 **{"steps": 8, "batch_size": 8, "lr": 1e-3, "max_seq_len": 128, "precision": precision, "lora": lora},
                 **{"eval_fraction": 0.2, "log_every": 1},
@@ -147,7 +147,7 @@ def test_a_step_makes_the_host_wait_for_nothing_but_its_result(backend, tmp_path
     model = make_model(config=wide_config()).to(CUDA).train()
     model.compute_dtype, model.attention_backend = torch.bfloat16, backend
     trainer = reward_trainer(
-        RewardTrainerConfig(model="x", dataset=("y",), batch_size=24, micro_token_budget=512),
+        RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=24, micro_token_budget=512),
         model,
         Datasets(train=groups),
         num_steps=3,
@@ -205,7 +205,7 @@ def test_a_run_with_quantised_weights_saves_whole_ones(kind, tmp_path, pairs_fil
     make_tokenizer().save_pretrained(tmp_path / "base")
     base = load_file(tmp_path / "base/model.safetensors")
     result = train(
-        RewardTrainerConfig(
+        RewardTrainerConfig.of(
             **{"model": str(tmp_path / "base"), "dataset": (str(pairs_file),), "output_dir": tmp_path / "run"},
             **{"steps": 4, "batch_size": 8, "lr": 1e-3, "max_seq_len": 128, "precision": "bf16"},
             **{"lora": True, "dora": True, "lora_rank": 2, "lora_alpha": 4.0, "lora_modules_to_save": ("norm",)},

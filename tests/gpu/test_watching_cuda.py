@@ -27,7 +27,9 @@ CADENCE = Cadence(num_steps=4, every=2)
 
 def trainer_on(folder: Path, observers: Observers) -> RewardTrainer:
     return reward_trainer(
-        RewardTrainerConfig(model="x", dataset=("y",), batch_size=8, micro_token_budget=128, log_every=2, eval_every=2),
+        RewardTrainerConfig.of(
+            model="x", dataset=("y",), batch_size=8, micro_token_budget=128, log_every=2, eval_every=2
+        ),
         make_model().to("cuda").train(),
         Datasets(train=make_groups(16)),
         num_steps=4,

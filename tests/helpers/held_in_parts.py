@@ -23,7 +23,7 @@ from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.config import from_mapping
 from rewardlab.core.spec import read_spec
 from rewardlab.data.chat import build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import Parts, joined_ranks, parts_of
 from rewardlab.model.config import ModelConfig
@@ -65,7 +65,7 @@ def save_it(folder: Path, model: RewardModel, how: Mapping[str, Any], parts: Par
     save_reward_model(
         folder,
         model,
-        build_renderer(make_tokenizer(), DataConfig(max_seq_len=128)),
+        build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=128)),
         beta=1.0,
         save_dtype=getattr(torch, how.get("save_dtype", "float32")),
         provenance={},

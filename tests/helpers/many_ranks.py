@@ -61,7 +61,7 @@ def trainer_for(folder: Path, how: Mapping[str, Any], alone: Parallel | None = N
             half_frozen(model.backbone, half)  # as a run holds them
             model.half_weights = HalfWeights(model.backbone, "backbone", half, "stochastic")
     model.train()
-    config = RewardTrainerConfig(
+    config = RewardTrainerConfig.of(
         model="tiny",
         dataset=("none",),
         output_dir=folder,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -57,4 +56,4 @@ def interrupted(base_model, pairs_file, folder, monkeypatch, *, step=5, **change
         stop_after(patched, step)
         with pytest.raises(RunInterrupted):
             train(config)
-    return replace(config, resume="auto")
+    return config.replace(resume="auto")

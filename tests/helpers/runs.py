@@ -25,7 +25,7 @@ def config_for(base_model: Path, data: Path, folder: Path, **changes) -> RewardT
         "micro_token_budget": 256,
         "report_to": ("none",),
     }
-    return RewardTrainerConfig(**{**settings, **changes})
+    return RewardTrainerConfig.of(**{**settings, **changes})
 
 
 CLOCK = ("tokens_per_second", "pairs_per_second", "model_tflops_per_second", "mfu", "peak_memory_gib", "seconds")

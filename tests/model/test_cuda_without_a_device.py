@@ -95,7 +95,7 @@ def model_on(device, backend="varlen", dtype=torch.bfloat16, *, family="qwen2", 
 
 def trainer_on(device, folder, backend="varlen", dtype=torch.bfloat16, *, budget=128, **more) -> RewardTrainer:
     return reward_trainer(
-        RewardTrainerConfig(model="x", dataset=("y",), batch_size=8, micro_token_budget=budget, **more),
+        RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=8, micro_token_budget=budget, **more),
         model_on(device, backend, dtype),
         Datasets(train=MANY),
         num_steps=3,

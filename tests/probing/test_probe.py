@@ -47,7 +47,7 @@ def config_for(base_model: Path, pairs: Path, folder: Path, **changes) -> ProbeC
         "bootstrap": 50,
         "micro_token_budget": 512,
     }
-    return ProbeConfig(**{**settings, **changes})
+    return ProbeConfig.of(**{**settings, **changes})
 
 
 def planted(count: int, *, width: int = 12, seed: int = 0, noise: float = 0.5, replies: int = 2):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("verified_here")
 @pytest.fixture
 def config(base_model, pairs_file, tmp_path) -> RewardTrainerConfig:
     """A short run with evaluation and test data."""
-    return RewardTrainerConfig(
+    return RewardTrainerConfig.of(
         model=str(base_model),
         dataset=(str(pairs_file),),
         test_dataset=(str(write_pairs(tmp_path / "test.jsonl", 20, offset=100)),),
@@ -79,7 +78,7 @@ def test_they_can_be_turned_off_and_are_in_the_report(config, capsys):
 
 
 def test_the_gap_is_the_difference_of_two_evaluations(config, caplog):
-    config = replace(config, eval_every=1)
+    config = config.replace(eval_every=1)
     with caplog.at_level("INFO", logger="rewardlab"):
         train(config)
     with (config.output_dir / "metrics.csv").open() as file:

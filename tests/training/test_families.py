@@ -70,7 +70,7 @@ def test_families_without_sdpa_train_and_load_back(tmp_path: Path, caplog, famil
     data = write_pairs(tmp_path / "pairs.jsonl", 12)
     with caplog.at_level("INFO", logger="rewardlab"):
         result = train(
-            RewardTrainerConfig(
+            RewardTrainerConfig.of(
                 model=str(tmp_path / "base"),
                 dataset=(str(data),),
                 output_dir=tmp_path / "run",

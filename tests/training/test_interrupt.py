@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -165,7 +164,7 @@ def test_a_model_is_saved_only_where_the_run_can_go_on(base_model, pairs_file, t
         with pytest.raises(KeyboardInterrupt):
             train(config)
     assert (tmp_path / "run/step_2").exists()
-    train(replace(config, resume="auto"))
+    train(config.replace(resume="auto"))
     assert (tmp_path / "run/step_8").exists()
 
 

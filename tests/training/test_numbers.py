@@ -179,7 +179,7 @@ def test_the_head_depends_on_the_seed(base_model, pairs_file, tmp_path):
     heads = []
     for seed in (0, 1):
         config = config_for(base_model, pairs_file, tmp_path / str(seed), seed=seed, steps=1, lr=1e-12, batch_size=64)
-        result = train(replace(config, eval_fraction=0.0))
+        result = train(config.replace(eval_fraction=0.0))
         heads.append(load_file(result.last / "model.safetensors")["score.weight"])
     assert (heads[0] - heads[1]).norm() > 0.5 * heads[0].norm()
 
@@ -207,7 +207,7 @@ def test_any_token_budget_gives_the_same_evaluation(base_model, pairs_file, tmp_
     folder = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1)).last
     results = {}
     for budget in (16, 100, 333, 8192):
-        config = EvalConfig(
+        config = EvalConfig.of(
             model=str(folder),
             dataset=(str(pairs_file),),
             output_dir=tmp_path / f"eval{budget}",

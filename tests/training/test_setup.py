@@ -12,7 +12,7 @@ from rewardlab.training.setup import configuration_block
 
 
 def shown(width=100, **changes):
-    config = RewardTrainerConfig(model="m", dataset=("d",), **changes)
+    config = RewardTrainerConfig.of(model="m", dataset=("d",), **changes)
     return configuration_block(config, width=width)
 
 
@@ -35,8 +35,8 @@ def test_the_block_fits_the_terminal(width):
 
 @pytest.mark.parametrize(("steps", "every"), [(1, 5), (5, 5), (20, 5), (50, 5), (51, 5), (1000, 100)])
 def test_a_short_trial_does_not_evaluate_at_every_step(steps, every):
-    assert RewardTrainerConfig(model="m", dataset=("d",)).interval(steps) == every
-    assert RewardTrainerConfig(model="m", dataset=("d",), eval_every=1).interval(steps) == 1
+    assert RewardTrainerConfig.of(model="m", dataset=("d",)).run.interval(steps) == every
+    assert RewardTrainerConfig.of(model="m", dataset=("d",), eval_every=1).run.interval(steps) == 1
 
 
 def test_a_name_that_looks_local_is_not_sought_on_the_hub(tmp_path, monkeypatch):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.save import choose_pad
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import CUT_FEWEST, SPEC_FILE, read_spec
 from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import DataConfig, RenderingConfig
 from rewardlab.data.named import require_sources
 from rewardlab.model.builtin import BUILTIN_NAMES, resolve_model_name
 from rewardlab.model.config import BackboneConfig
@@ -34,19 +34,16 @@ class Base:
     renderer: Renderer
 
 
-Settings = TypeVar("Settings", bound=Any)
-
-
-def settle_length(config: Settings) -> Settings:
-    """With a number in place of `--max-seq-len model`; ConfigError for a model that has no number of positions."""
-    if config.max_seq_len != "model":
-        return config
-    path = resolve_model_name(config.model, logger.info)
-    positions = _positions(read_config(path, trust_remote_code=config.trust_remote_code))
+def settle_length(model: BackboneConfig, rendering: RenderingConfig) -> int:
+    """The number of tokens that `--max-seq-len` means; ConfigError for `model` where it has no number of positions."""
+    if rendering.max_seq_len != "model":
+        return rendering.max_seq_len
+    path = resolve_model_name(model.model, logger.info)
+    positions = _positions(read_config(path, trust_remote_code=model.trust_remote_code))
     if positions is None:
         raise ConfigError("--max-seq-len model: this model has no number of positions. Give a number of tokens.")
     logger.info("length: up to %d tokens, the positions of the model", positions)
-    return replace(config, max_seq_len=positions)
+    return positions
 
 
 def _positions(config: Any) -> int | None:
@@ -55,7 +52,7 @@ def _positions(config: Any) -> int | None:
     return found
 
 
-def open_base(model: BackboneConfig, data: DataConfig, *, truncation: str = CUT_FEWEST) -> Base:
+def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: str = CUT_FEWEST) -> Base:
     """Find the model and build its renderer, which cuts by the rule `truncation`.
 
     Raises ModelError, RenderError or ArtifactError for a model that could not be saved as a reward model, ConfigError
@@ -70,14 +67,16 @@ def open_base(model: BackboneConfig, data: DataConfig, *, truncation: str = CUT_
     if folder is not None:
         require_same_sizes(folder, config, disk_class)
     positions = _positions(config)
-    if positions is not None and data.length_limit > positions:
+    if positions is not None and rendering.length_limit > positions:
         raise ConfigError(
-            f"--max-seq-len {data.max_seq_len} is above the {positions} positions of this model. Use at most "
+            f"--max-seq-len {rendering.max_seq_len} is above the {positions} positions of this model. Use at most "
             f"{positions}."
         )
-    if data.special_tokens_in_text == "auto" and (Path(path) / SPEC_FILE).is_file():  # what goes on keeps its reading
-        data = replace(data, special_tokens_in_text=read_spec(Path(path)).renderer.special_tokens_in_text)
-    renderer = build_renderer(load_tokenizer(path, trust_remote_code=model.trust_remote_code), data)
+    if (
+        rendering.special_tokens_in_text == "auto" and (Path(path) / SPEC_FILE).is_file()
+    ):  # what goes on keeps its reading
+        rendering = replace(rendering, special_tokens_in_text=read_spec(Path(path)).renderer.special_tokens_in_text)
+    renderer = build_renderer(load_tokenizer(path, trust_remote_code=model.trust_remote_code), rendering)
     renderer = Renderer(renderer.tokenizer, replace(renderer.spec, truncation=truncation))
     render_canaries(renderer)
     renderer.pad_token_id = choose_pad(renderer, config.get_text_config().vocab_size)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,11 +17,11 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.files import cache_folder
 from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer
-from rewardlab.data.config import DataConfig, SelectionConfig
+from rewardlab.data.config import DataConfig, ReadingConfig, TrainingDataConfig
 from rewardlab.data.formats import Rules
 from rewardlab.data.groups import Groups, Part
 from rewardlab.data.loader import TokenReport, report_of, require_enough, tell_typed
-from rewardlab.data.named import all_named
+from rewardlab.data.named import Named, all_named
 from rewardlab.data.pipeline import write_store
 from rewardlab.data.readers import Source, find_sources, fingerprint
 from rewardlab.data.roots import RULES, HeldOut, count_shared, hold_out
@@ -46,6 +46,54 @@ class Prepared:
     reports: dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """Datasets read and tokenised, by what they are for."""
+
+    parts: Mapping[str, Part]
+    """Purpose -> its preferences."""
+    sources: Mapping[str, Sequence[SourceReport]]
+    """Purpose -> what became of the rows, one report a dataset."""
+    preparation: Sequence[dict[str, object]]
+    """What each dataset took, and whether it came from the cache."""
+
+
+def read_named(
+    named: Sequence[Named],
+    reading: ReadingConfig,
+    renderer: Renderer,
+    *,
+    seed: int,
+    kwise_loss: str = "pairs",
+    overlong: str = "truncate",
+    bare: bool = False,
+) -> Read:
+    """Read and tokenise datasets, from the cache where they were prepared before: the one way from rows to tokens.
+
+    `bare` takes texts as they are, without turns. Raises DataError for what cannot be read or used.
+    """
+    parts: dict[str, Part] = {}
+    sources: dict[str, Sequence[SourceReport]] = {}
+    preparation: list[dict[str, object]] = []
+    with Crew(available_cores() if reading.num_workers is None else reading.num_workers) as crew:
+        for wanted in named:
+            prepared = [
+                _prepare(
+                    source,
+                    Rules(source=source.name, reading=reading, seed=seed, kwise_loss=kwise_loss, bare=bare),
+                    wanted.limit,
+                    renderer,
+                    overlong,
+                    crew,
+                )
+                for source in find_sources(wanted.names, wanted.split)
+            ]
+            parts[wanted.purpose] = Part.join([(done.store, done.numbers) for done in prepared])
+            sources[wanted.purpose] = [done.report for done in prepared]
+            preparation += [done.preparation for done in prepared]
+    return Read(parts=parts, sources=sources, preparation=preparation)
+
+
 def load_data(
     config: DataConfig,
     renderer: Renderer,
@@ -61,29 +109,23 @@ def load_data(
 
     Raises DataError or ConfigError for what cannot be used.
     """
-    parts: dict[str, Part] = {}
-    reports: dict[str, Any] = {"preparation": []}
-    sources: list[SourceReport] = []
-    with Crew(available_cores() if config.num_workers is None else config.num_workers) as crew:
-        for wanted in all_named(config):
-            prepared = [
-                _prepare(
-                    source,
-                    Rules(source=source.name, config=config, seed=seed, kwise_loss=kwise_loss),
-                    wanted.limit,
-                    renderer,
-                    crew,
-                )
-                for source in find_sources(wanted.names, wanted.split)
-            ]
-            parts[wanted.purpose] = Part.join([(done.store, done.numbers) for done in prepared])
-            reports[wanted.purpose] = [done.report.as_dict() for done in prepared]
-            reports["preparation"] += [done.preparation for done in prepared]
-            sources += [done.report for done in prepared]
+    rendering = config.rendering
+    read = read_named(
+        all_named(config),
+        config.reading,
+        renderer,
+        seed=seed,
+        kwise_loss=kwise_loss,
+        overlong=rendering.overlong,
+        bare=rendering.joins_texts,
+    )
+    parts = read.parts
+    reports: dict[str, Any] = {"preparation": list(read.preparation)}
+    reports |= {purpose: [report.as_dict() for report in found] for purpose, found in read.sources.items()}
     train = parts["train"]
     evaluation, test = (parts.get(purpose, train.take(np.empty(0, np.int64))) for purpose in ("eval", "test"))
-    if isinstance(config, SelectionConfig) and "eval" not in parts and config.eval_fraction > 0:
-        found = hold_out(train.texts(), fraction=config.eval_fraction, seed=seed, rules=held_out_by)
+    if isinstance(config, TrainingDataConfig) and "eval" not in parts and config.selection.eval_fraction > 0:
+        found = hold_out(train.texts(), fraction=config.selection.eval_fraction, seed=seed, rules=held_out_by)
         held_out, train = train.take(found.mask_P), train.take(~found.mask_P)
         evaluation = draw(held_out, config.eval_limit, seed)
         used = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
@@ -96,8 +138,9 @@ def load_data(
             "--eval-fraction",
             len(evaluation),
         )
-    for report in sources:
-        _log_source(report)
+    for found_reports in read.sources.values():
+        for report in found_reports:
+            log_source(report)
     return Prepared(train=train, eval=evaluation, test=test, reports=reports)
 
 
@@ -112,14 +155,14 @@ class _Done:
     preparation: dict[str, object]
 
 
-def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer, crew: Crew) -> _Done:
+def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer, overlong: str, crew: Crew) -> _Done:
     """A dataset from the cache, or read, tokenised and kept there; says how long it took.
 
     Raises DataError for what cannot be read, and where too many rows would be dropped.
     """
     started = time.perf_counter()
-    content, overlong = fingerprint(source), rules.config.overlong
-    cache = Cache(_cache_folder(rules.config.cache_dir) if content else None)
+    content = fingerprint(source)
+    cache = Cache(_cache_folder(rules.reading.cache_dir) if content else None)
 
     def key(of_limit: int | None) -> str:
         return key_of(source, content or "", rules=rules, limit=of_limit, renderer=renderer, overlong=overlong)
@@ -139,7 +182,7 @@ def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer
     sha256 = content if source.path else None
     report = tally.report(source, used=len(chosen), sha256=sha256)
     _log_preparation(source, made, report.rows_read, len(chosen), seconds)
-    report.require_usable(source.label, rules.config.max_drop_fraction)
+    report.require_usable(source.label, rules.reading.max_drop_fraction)
     preparation = {"name": source.name, "from_cache": not made, "seconds": round(seconds, 3)}
     return _Done(store=store, numbers=numbers, report=report, preparation=preparation)
 
@@ -213,7 +256,7 @@ def draw(rows: Rows, limit: int | None, seed: int) -> Rows:
     return rows.take(np.sort(np.random.default_rng((seed, len(rows))).permutation(len(rows))[:limit]))
 
 
-def _log_source(report: Any) -> None:
+def log_source(report: Any) -> None:
     dropped = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items()) or "none"
     logger.info(
         "data: %s[%s]: %d rows read, %d kept, dropped: %s",
@@ -234,13 +277,16 @@ def _log_source(report: Any) -> None:
         )
 
 
-def token_groups(part: Part, renderer: Renderer, config: DataConfig, name: str) -> tuple[Groups, TokenReport]:
-    """The groups of a part of the data, and in one line what came of it.
+def token_groups(
+    part: Part, renderer: Renderer, max_drop_fraction: float, name: str, *, own_limit: bool = False
+) -> tuple[Groups, TokenReport]:
+    """The groups of a part of the data, and in one line what came of it. `own_limit` says that the length limit came
+    with a model and no flag can raise it.
 
     Raises DataError if too many rows cannot be used.
     """
     report = report_of(part)
-    require_enough(report, config.max_drop_fraction, f"{name} data", renderer.spec.max_length)
+    require_enough(report, max_drop_fraction, f"{name} data", renderer.spec.max_length, own_limit=own_limit)
     logger.info(
         "tokens: %s: %d preferences, %d tokens, %.2f times fewer than unshared; longest %d, cut %d",
         name,

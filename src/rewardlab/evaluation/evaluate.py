@@ -26,11 +26,12 @@ from rewardlab.core.files import (
     write_jsonl,
 )
 from rewardlab.core.run_folder import claim_evaluation, only_writer
-from rewardlab.core.spec import SPEC_FILE, read_spec
+from rewardlab.core.spec import read_spec
 from rewardlab.core.types import ScoreRow, TokenGroup, join_comparisons
-from rewardlab.data.config import DataConfig
-from rewardlab.data.loader import TokenReport, tokenize
-from rewardlab.data.sources import SourceReport, load_preferences
+from rewardlab.data.loader import TokenReport
+from rewardlab.data.named import Named
+from rewardlab.data.prepare import read_named, token_groups
+from rewardlab.data.sources import SourceReport
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.precision import CARD_FILE, judge_precisions, write_card
@@ -137,16 +138,11 @@ def summary(result: EvalResult) -> dict[str, object]:
     }
 
 
-def _joins_texts(folder: Path) -> bool:
-    """Whether transcripts stay the texts they are; a folder without a spec is refused when it is loaded."""
-    return (folder / SPEC_FILE).is_file() and read_spec(folder).renderer.joins_texts
-
-
 def _resolve(config: EvalConfig, scorer: Scorer) -> EvalConfig:
     """The configuration with every default decided: what is written down."""
     assert scorer.compute is not None
     attention: Literal["shared", "padded"] = "padded" if scorer.model.layout == "padded" else "shared"
-    return replace(config, **asdict(scorer.compute), attention=attention, overwrite=False)
+    return config.replace(**asdict(scorer.compute), attention=attention, overwrite=False)
 
 
 def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
@@ -156,59 +152,48 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
     an earlier evaluation that is not to be replaced.
     """
     config.require_complete()
-    with only_writer(config.output_dir):
-        claim_evaluation(config.output_dir, config.dataset, overwrite=config.overwrite)
+    with only_writer(config.run.output_dir):
+        claim_evaluation(config.run.output_dir, config.data.dataset, overwrite=config.run.overwrite)
         return _evaluate_folder(config)
 
 
 def _evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
-    data = DataConfig(
-        dataset=config.dataset,
-        chat_template="concat" if _joins_texts(Path(config.model)) else "auto",
-        max_drop_fraction=config.max_drop_fraction,
-        incomplete_pairs=config.incomplete_pairs,
-        ties=config.ties,
-        max_replies=config.max_replies,
-        margin_column=config.margin_column,
-        strength_as=config.strength_as,
-    )
-    loaded = load_preferences(config.dataset, split=config.hf_split, config=data, seed=config.seed, limit=config.limit)
-    scorer = load(config.model, precision=config.precision, attention=config.attention, compute=config, log=logger.info)
-    groups, report = tokenize(
-        loaded.preferences,
-        scorer.renderer,
-        max_drop_fraction=config.max_drop_fraction,
-        name="evaluation data",
-        own_limit=True,
+    run, data = config.run, config.data
+    scorer = load(run.model, precision=run.precision, attention=run.attention, compute=config.compute, log=logger.info)
+    named = Named(purpose="evaluation", names=data.dataset, split=data.hf_split, limit=data.limit)
+    read = read_named([named], data.reading, scorer.renderer, seed=run.seed, bare=scorer.renderer.spec.joins_texts)
+    sources = read.sources["evaluation"]
+    groups, report = token_groups(
+        read.parts["evaluation"], scorer.renderer, data.reading.max_drop_fraction, "evaluation", own_limit=True
     )
     result = evaluate_groups(
-        scorer.model, groups, beta=scorer.beta, budget=config.micro_token_budget, progress="scoring"
+        scorer.model, groups, beta=scorer.beta, budget=config.run.micro_token_budget, progress="scoring"
     )
     write_json(
-        config.output_dir / "manifest.json",
+        config.run.output_dir / "manifest.json",
         {
             "config": to_mapping(_resolve(config, scorer)),
-            "data": [source.as_dict() for source in loaded.reports],
+            "data": [source.as_dict() for source in sources],
             "tokens": report.as_dict(),
             "provenance": provenance(),
         },
     )
-    write_evaluation(config.output_dir, "eval", result)
-    if config.precision_card:
-        exact = result.rows if config.precision == "fp32" else None
+    write_evaluation(config.run.output_dir, "eval", result)
+    if config.run.precision_card:
+        exact = result.rows if config.run.precision == "fp32" else None
         if exact is None:
-            scorer = load(config.model, attention=config.attention, check=False)
+            scorer = load(config.run.model, attention=config.run.attention, check=False)
         card = judge_precisions(
             scorer,
             groups,
             exact=exact,
-            save_dtype=read_spec(Path(config.model)).save_dtype,
-            precision="fp16" if config.precision == "fp16" else "bf16",
-            budget=config.micro_token_budget,
-            seed=config.seed,
+            save_dtype=read_spec(Path(config.run.model)).save_dtype,
+            precision="fp16" if config.run.precision == "fp16" else "bf16",
+            budget=config.run.micro_token_budget,
+            seed=config.run.seed,
         )
-        write_card(config.output_dir, card)
+        write_card(config.run.output_dir, card)
         result = replace(result, card=card)
     else:
-        (config.output_dir / CARD_FILE).unlink(missing_ok=True)  # that of an evaluation which this one replaces
-    return result, loaded.reports, report
+        (config.run.output_dir / CARD_FILE).unlink(missing_ok=True)  # that of an evaluation which this one replaces
+    return result, sources, report

@@ -6,15 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rewardlab.core.config import convert_fields, require, require_between, require_seed, settings
-from rewardlab.data.config import DataConfig
+from rewardlab.core.config import Composed, composed, require_between, require_seed
+from rewardlab.data.config import DataConfig, require_named
 from rewardlab.model.config import BUDGETS, BackboneConfig, ComputeConfig
 
 
-@settings
 @dataclass(frozen=True, kw_only=True)
-class ProbeConfig(ComputeConfig, BackboneConfig, DataConfig):
-    """Every setting of `rewardlab probe`, by the names of its flags."""
+class ProbeRunConfig:
+    """Which heads are fitted and how they are judged, and where the results go."""
 
     output_dir: Path = Path("runs/probe")
     """Run folder: configuration, score rows, bootstrap heads and the saved model."""
@@ -39,9 +38,19 @@ class ProbeConfig(ComputeConfig, BackboneConfig, DataConfig):
     """Decides folds, bootstrap samples and which rows a limit keeps."""
 
     def __post_init__(self) -> None:
-        convert_fields(self, where="ProbeConfig")
-        DataConfig.__post_init__(self)
-        require(self.model != "", "--model is missing: name a hub model, a folder, or smollm2-135m-instruct.")
-        require(len(self.dataset) > 0, "--dataset is missing: name a file, a folder or a hub dataset.")
         require_seed(self.seed)
         require_between(self, folds=(2, 1_000_000), bootstrap=(0, 1_000_000), micro_token_budget=BUDGETS)
+
+
+@composed
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig(Composed):
+    """Every setting of `rewardlab probe`, by the names of its flags."""
+
+    data: DataConfig = DataConfig()
+    model: BackboneConfig = BackboneConfig()
+    compute: ComputeConfig = ComputeConfig()
+    run: ProbeRunConfig = ProbeRunConfig()
+
+    def __post_init__(self) -> None:
+        require_named(self.model.model, self.data.dataset, model_is="a hub model, a folder, or smollm2-135m-instruct")

@@ -10,7 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,38 +82,47 @@ def probe(config: ProbeConfig) -> ProbeResult:
 
     Raises RewardlabError for anything the user can mend.
     """
-    require_inputs(config, config)
-    with only_writer(config.output_dir):
+    require_inputs(config.model, config.data)
+    with only_writer(config.run.output_dir):
         return _probe(config)
 
 
 def _probe(config: ProbeConfig) -> ProbeResult:
     started = time.perf_counter()
-    claim_folder(config.output_dir, (config.model, *config.dataset, *config.test_dataset), overwrite=config.overwrite)
-    config = settle_length(config)
-    base = open_base(config, config)
-    prepared = load_data(config, base.renderer, seed=config.seed)
+    claim_folder(
+        config.run.output_dir,
+        (config.model.model, *config.data.dataset, *config.data.test_dataset),
+        overwrite=config.run.overwrite,
+    )
+    config = config.replace(max_seq_len=settle_length(config.model, config.data.rendering))
+    base = open_base(config.model, config.data.rendering)
+    prepared = load_data(config.data, base.renderer, seed=config.run.seed)
     groups, tokens = _tokenize(config, prepared, base)
-    layers = resolve_layers(config.layers, base.config.get_text_config().num_hidden_layers)
+    layers = resolve_layers(config.run.layers, base.config.get_text_config().num_hidden_layers)
     layout = choose_layout(
-        base.config, base.disk_class, config, max_length=config.length_limit, share=True, log=logger.info
+        base.config,
+        base.disk_class,
+        config.model,
+        max_length=config.data.rendering.length_limit,
+        share=True,
+        log=logger.info,
     )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = _resolve(config, base, device=device, layout=layout)
     model = _load(config, base, device=device, layout=layout)
     if layers != [model.config.num_hidden_layers]:
         require_readable(model)
-    cache = cache_folder(os.environ) if config.cache else None
+    cache = cache_folder(os.environ) if config.run.cache else None
     states = {
-        name: states_of(model, part, layers, budget=config.micro_token_budget, cache=cache, name=name)
+        name: states_of(model, part, layers, budget=config.run.micro_token_budget, cache=cache, name=name)
         for name, part in groups.items()
     }
     fitted = _fit(config, groups, states)
-    clear_folder(config.output_dir)  # nothing but disk and memory can fail from here on
+    clear_folder(config.run.output_dir)  # nothing but disk and memory can fail from here on
     _write_start(config, prepared, tokens)
     folder = _save(config, model, base, fitted)
     result = ProbeResult(
-        output_dir=config.output_dir,
+        output_dir=config.run.output_dir,
         model=folder,
         layers=fitted.layers,
         chosen=fitted.chosen,
@@ -149,22 +158,22 @@ def _fit(
     best: tuple[LayerFit, Features] | None = None
     for layer, of in states["training"].items():
         features = Features.of(train, of)
-        fits.append(fit_layer(features, layer=layer, num_folds=config.folds, seed=config.seed))
+        fits.append(fit_layer(features, layer=layer, num_folds=config.run.folds, seed=config.run.seed))
         if best is None or fits[-1].result.overall.sums.mean_nll < best[0].result.overall.sums.mean_nll:
             best = fits[-1], features
     assert best is not None, "at least one layer was asked for"
     chosen, features = best
-    heads = fit_heads(features, chosen, num_draws=config.bootstrap, seed=config.seed)
-    logger.info("fitted: %d layers, %d bootstrap heads", len(fits), config.bootstrap)
+    heads = fit_heads(features, chosen, num_draws=config.run.bootstrap, seed=config.run.seed)
+    logger.info("fitted: %d layers, %d bootstrap heads", len(fits), config.run.bootstrap)
     final = {name: np.asarray(of[chosen.layer], dtype=np.float64) for name, of in states.items()}
-    baselines = fit_baselines(train, {"test": test}, seed=config.seed) if test else {}
+    baselines = fit_baselines(train, {"test": test}, seed=config.run.seed) if test else {}
     return _Fitted(
         layers=fits,
         chosen=chosen,
         heads=heads,
-        curve=learning_curve(features, chosen, seed=config.seed),
+        curve=learning_curve(features, chosen, seed=config.run.seed),
         scores={name: of @ heads.head_W for name, of in final.items()},
-        uncertainty=uncertainty(test, final["test"], heads) if test and config.bootstrap else None,
+        uncertainty=uncertainty(test, final["test"], heads) if test and config.run.bootstrap else None,
         baselines={name: results["test"] for name, results in baselines.items()},
     )
 
@@ -174,9 +183,9 @@ def _tokenize(config: ProbeConfig, prepared: Prepared, base: Base) -> tuple[dict
     tokens: dict[str, object] = {}
     for name, part in (("training", prepared.train), ("test", prepared.test)):
         if len(part):
-            groups[name], report = token_groups(part, base.renderer, config, name)
+            groups[name], report = token_groups(part, base.renderer, config.data.reading.max_drop_fraction, name)
             tokens[name] = report.as_dict()
-    if config.kwise_weight == "prompt":
+    if config.run.kwise_weight == "prompt":
         groups["training"] = groups["training"].weighed()
     if len(np.unique(groups["training"].prompt_keys())) < 2:
         raise DataError("the training data have one prompt; cross-validation needs at least two. Name more data.")
@@ -186,17 +195,17 @@ def _tokenize(config: ProbeConfig, prepared: Prepared, base: Base) -> tuple[dict
 def _resolve(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layout) -> ProbeConfig:
     """The configuration with every default decided: what is hashed and saved, and what another probe can repeat."""
     precision = choose_precision(
-        config.precision,
+        config.model.precision,
         base.config,
         base.disk_class,
-        config,
+        config.compute,
         layout=layout,
         device=device,
         train=False,
         log=logger.info,
     )
     compute = choose_compute(
-        config,
+        config.compute,
         base.config.get_text_config(),
         device=device,
         dtype=PRECISION[precision],
@@ -207,24 +216,24 @@ def _resolve(config: ProbeConfig, base: Base, *, device: torch.device, layout: L
         "overwrite": False,  # a permission for this run, not part of what it is
         "precision": precision,
         "attention": "padded" if layout == "padded" else "shared",
-        "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
+        "save_dtype": str(saved_dtype(config.run.save_dtype)).removeprefix("torch."),
         "special_tokens_in_text": base.renderer.spec.special_tokens_in_text,
     }
-    return replace(config, **decided)
+    return config.replace(**decided)
 
 
 def _load(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layout) -> RewardModel:
     return load_reward_model(
         base.path,
         ModelConfig(
-            model=config.model,
-            attention=config.attention,
-            precision=config.precision,
-            trust_remote_code=config.trust_remote_code,
+            model=config.model.model,
+            attention=config.model.attention,
+            precision=config.model.precision,
+            trust_remote_code=config.model.trust_remote_code,
             new_head=True,
         ),
-        config,
-        seed=config.seed,
+        config.compute,
+        seed=config.run.seed,
         layout=layout,
         device=device,
         log=lambda line: None if line.startswith(("head:", "parameters:")) else logger.info(line),
@@ -233,10 +242,10 @@ def _load(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layo
 
 def _write_start(config: ProbeConfig, prepared: Prepared, tokens: Mapping[str, object]) -> None:
     write_json(
-        config.output_dir / MANIFEST,
+        config.run.output_dir / MANIFEST,
         {"config_hash": config_hash(config), "data": prepared.reports, "tokens": tokens, "provenance": provenance()},
     )
-    write_json(config.output_dir / "config.json", to_mapping(config))
+    write_json(config.run.output_dir / "config.json", to_mapping(config))
 
 
 def _save(config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) -> Path:
@@ -247,14 +256,14 @@ def _save(config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) 
         model.head.weight.copy_(torch.from_numpy(head_W)[None])
         if model.head.bias is not None:
             model.head.bias.zero_()  # differences of scores say nothing about it
-    folder = config.output_dir / "best"
+    folder = config.run.output_dir / "best"
     facts = {"config": to_mapping(config), "config_hash": config_hash(config), "layer": layer, **provenance()}
     save_reward_model(
-        folder, model, base.renderer, beta=1.0, save_dtype=saved_dtype(config.save_dtype), provenance=facts
+        folder, model, base.renderer, beta=1.0, save_dtype=saved_dtype(config.run.save_dtype), provenance=facts
     )
     verify_in_clean_process(folder)
     logger.info("saved %s and verified it in a clean process", folder)
-    np.savez(config.output_dir / "heads.npz", head=head_W, bootstrap=fitted.heads.bootstrap_WB.T, layer=layer)
+    np.savez(config.run.output_dir / "heads.npz", head=head_W, bootstrap=fitted.heads.bootstrap_WB.T, layer=layer)
     return folder
 
 
@@ -265,14 +274,14 @@ def _judge_folder(
 
     Raises ArtifactError if the folder does not give the fitted scores though nothing was rounded.
     """
-    scorer = load(folder, check=False, trust_remote_code=config.trust_remote_code)
+    scorer = load(folder, check=False, trust_remote_code=config.model.trust_remote_code)
     some = groups["training"][:CHECKED]
-    saved = np.concatenate(score_groups(scorer.model, some, budget=config.micro_token_budget)).astype(np.float64)
+    saved = np.concatenate(score_groups(scorer.model, some, budget=config.run.micro_token_budget)).astype(np.float64)
     wanted = fitted.scores["training"][: len(saved)]
     # Scores may lie far from zero together, and only their differences mean anything.
     distance = float(np.abs((saved - saved.mean()) - (wanted - wanted.mean())).max() / max(wanted.std(), TINY))
     logger.info("one score: the saved folder is %.0e of a standard deviation away from the fitted scores", distance)
-    rounded = config.save_dtype != "float32" or config.precision != "fp32"  # a folder's scores are float32
+    rounded = config.run.save_dtype != "float32" or config.model.precision != "fp32"  # a folder's scores are float32
     if distance > CLOSE and not rounded:
         raise ArtifactError(
             f"{folder} scores {distance:.1e} standard deviations away from the head on the states it was fitted to. "
@@ -284,7 +293,7 @@ def _judge_folder(
     if not rounded:
         return judge_scores(test, fitted.scores["test"])
     return evaluate_groups(
-        scorer.model, test, beta=1.0, budget=config.micro_token_budget, progress="judging the saved folder"
+        scorer.model, test, beta=1.0, budget=config.run.micro_token_budget, progress="judging the saved folder"
     )
 
 

@@ -100,7 +100,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     Raises RewardlabError for anything the user can mend, RunInterrupted if a signal or `max_hours` ended it early;
     nothing of an earlier run is overwritten unless asked.
     """
-    stops = StopRequests(max_hours=config.max_hours)
+    stops = StopRequests(max_hours=config.run.max_hours)
     with joined_ranks() as ranks, ExitStack() as held:
         return _train(config, ranks, stops, held)
 
@@ -108,14 +108,14 @@ def train(config: RewardTrainerConfig) -> TrainResult:
 def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held: ExitStack) -> TrainResult:
     ready = make_ready(config, ranks, held)
     config = ready.config
-    torch.manual_seed(config.seed)
-    parts = parts_of(config.sharding, ranks)
+    torch.manual_seed(config.run.seed)
+    parts = parts_of(config.run.sharding, ranks)
     division = parts if ranks.size > 1 else None
     model = load_reward_model(
         ready.base.path,
-        config,
-        config,
-        seed=config.seed,
+        config.model,
+        config.compute,
+        seed=config.run.seed,
         layout=ready.layout,
         device=ready.device,
         log=logger.info,
@@ -128,16 +128,16 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
     fingerprint = frozen_fingerprint(model)
     ranks.by_first(lambda: write_run_start(replace(ready, config=config), fingerprint, peak))
     saver = Saver(config, ready.base, model, ranks, division)
-    parallel = share(model, parts, ranks, defer_sync=config.defer_gradient_sync)
-    assert config.steps is not None
+    parallel = share(model, parts, ranks, defer_sync=config.run.defer_gradient_sync)
+    assert config.run.steps is not None
     resumed_at = None if ready.interrupted is None else ready.interrupted.checkpoint.step
     watch = watch_run(config, ready.device, ready.tokens, resumed_at=resumed_at) if ranks.is_first else Watch()
     trainer = reward_trainer(
         config,
         model,
         ready.data,
-        num_steps=config.steps,
-        records=Records(config.output_dir, writes=ranks.is_first),
+        num_steps=config.run.steps,
+        records=Records(config.run.output_dir, writes=ranks.is_first),
         save=saver.save,
         machine=Machine(peak=peak, parallel=parallel, stops=stops),
         observers=watch.observers,
@@ -146,7 +146,7 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
     with watch.observers, stops:
         test_baseline = _judge_untrained(config, model, ready, ranks)
         if ready.interrupted is not None:
-            trainer.judge.take_up_baseline(config.token_budget)
+            trainer.judge.take_up_baseline(config.run.token_budget)
             trainer.restore(ready.interrupted.checkpoint)
             watch.resume(trainer.records.rows)
         trainer.fit()
@@ -165,18 +165,18 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
 
 def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Ready, ranks: Ranks) -> EvalResult | None:
     """The test data before training, which choose nothing: the other half of a before-and-after."""
-    folder, name = config.output_dir / "evals", "test_before_training"
+    folder, name = config.run.output_dir / "evals", "test_before_training"
     if not ready.test:
         return None
     if ready.interrupted is not None:
-        earlier = read_evaluation(folder, name, beta=config.beta, ranks=ranks)
+        earlier = read_evaluation(folder, name, beta=config.loss.beta, ranks=ranks)
         if earlier is not None:
             return earlier
     result = evaluate_groups(
         model,
         ready.test,
-        beta=config.beta,
-        budget=config.token_budget,
+        beta=config.loss.beta,
+        budget=config.run.token_budget,
         progress="test data before training",
         ranks=ranks,
     )
@@ -187,14 +187,19 @@ def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Rea
 
 def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datasets) -> RewardTrainerConfig:
     """With a number in place of `--micro-token-budget auto`."""
-    if config.micro_token_budget != "auto":
+    if config.run.micro_token_budget != "auto":
         return config
     largest = largest_cost([data.train], model.layout)
     choice = choose_budget(
-        model, data.train, config, batch_size=config.batch_size, floor=largest, optimizer=config.optimizer
+        model,
+        data.train,
+        config.loss,
+        batch_size=config.run.batch_size,
+        floor=largest,
+        optimizer=config.optimizer.optimizer,
     )
     logger.info("micro-token budget: %d by trial (%s)", choice.budget, choice.reason)
-    return replace(config, micro_token_budget=choice.budget)
+    return config.replace(micro_token_budget=choice.budget)
 
 
 def _finish(
@@ -206,8 +211,8 @@ def _finish(
     parts: Parts | None,
 ) -> TrainResult:
     """Verify the chosen model in a clean process and read the test data, once, with it."""
-    last = config.output_dir / f"step_{trainer.step}"
-    best = config.output_dir / "best" if trainer.judge.best_step is not None else None
+    last = config.run.output_dir / f"step_{trainer.step}"
+    best = config.run.output_dir / "best" if trainer.judge.best_step is not None else None
     if trainer.judge.baseline is not None and best is None:
         logger.warning(
             "no checkpoint beat the untrained model on the evaluation data, so there is no best/; the last one is %s",
@@ -226,34 +231,34 @@ def _finish(
                 result = evaluate_groups(
                     scorer.model,
                     groups,
-                    beta=config.beta,
-                    budget=config.token_budget,
+                    beta=config.loss.beta,
+                    budget=config.run.token_budget,
                     progress=f"judging on {name} data",
                     ranks=ranks,
                 )
                 if ranks.is_first:
-                    write_evaluation(config.output_dir / "evals", name, result)
+                    write_evaluation(config.run.output_dir / "evals", name, result)
                 selected, test_result = (result, test_result) if name == "selection" else (selected, result)
         live = _live_card(config, trainer, selected, saved_as)
         if ranks.is_first:
-            (config.output_dir / "evals" / LIVE_FILE).unlink(missing_ok=True)  # of a run that was shorter
+            (config.run.output_dir / "evals" / LIVE_FILE).unlink(missing_ok=True)  # of a run that was shorter
         if live is not None and ranks.is_first:
-            write_card(config.output_dir / "evals", live, LIVE_FILE)
-        if config.precision != "fp32":  # `result` is of the last data judged, the test data if there are any
+            write_card(config.run.output_dir / "evals", live, LIVE_FILE)
+        if config.model.precision != "fp32":  # `result` is of the last data judged, the test data if there are any
             card = judge_precisions(
                 scorer,
                 test or trainer.judge.data.eval,
                 exact=result.rows,
                 save_dtype=saved_as,
-                precision=config.precision,
-                budget=config.token_budget,
-                seed=config.seed,
+                precision=config.model.precision,
+                budget=config.run.token_budget,
+                seed=config.run.seed,
                 ranks=ranks,
             )
             if ranks.is_first:
-                write_card(config.output_dir / "evals", card)
+                write_card(config.run.output_dir / "evals", card)
     return TrainResult(
-        output_dir=config.output_dir,
+        output_dir=config.run.output_dir,
         best=best,
         best_step=trainer.judge.best_step,
         last=last,
@@ -280,10 +285,10 @@ def _live_card(
     live = _live_arithmetic(config)
     if selected is None or (live == CANONICAL and saved_as == "float32"):
         return None
-    if (seen := read_scores(config.output_dir / "evals", f"step_{step}")) is None:
+    if (seen := read_scores(config.run.output_dir / "evals", f"step_{step}")) is None:
         return None
     name = f"{live.removesuffix(AS_TRAINED)}{AS_TRAINED}"
-    return judge_live(seen, selected.rows, name=name, beta=config.beta, seed=config.seed)
+    return judge_live(seen, selected.rows, name=name, beta=config.loss.beta, seed=config.run.seed)
 
 
 def _reload(folder: Path, device: torch.device, parts: Parts | None) -> Scorer:
@@ -301,6 +306,6 @@ def _computed_in(config: RewardTrainerConfig, saved_as: str) -> dict[str, str]:
 
 def _live_arithmetic(config: RewardTrainerConfig) -> str:
     """In which arithmetic, and by which weights, the model computes while it trains."""
-    held = "" if config.quantization == "none" else f" on {config.quantization} weights"
-    arithmetic = CANONICAL if config.precision == "fp32" else config.precision
+    held = "" if config.model.quantization == "none" else f" on {config.model.quantization} weights"
+    arithmetic = CANONICAL if config.model.precision == "fp32" else config.model.precision
     return arithmetic if arithmetic == CANONICAL and not held else f"{arithmetic}{held}{AS_TRAINED}"

@@ -10,7 +10,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ import torch
 
 from rewardlab.artifact.base import Base, open_base, require_inputs, settle_length
 from rewardlab.artifact.save import saved_dtype
-from rewardlab.core.config import config_hash, fields_of, to_mapping
+from rewardlab.core.config import config_hash, settings_of, to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import provenance, write_json, write_summed_json, write_text
 from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, holds_models, only_writer
@@ -95,18 +95,18 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
     """
     interrupted = ranks.by_first(lambda: _claim(config, held))
     require_sharding(config, ranks, goes_on=interrupted is not None)
-    if config.compat != "none":
-        config = settle_reading(config, first_rows_of(config))
+    if config.run.compat != "none":
+        config = settle_reading(config, first_rows_of(config.data))
     if interrupted is not None:
         config = with_decisions(config, interrupted.config)
-    config = settle_length(config)
-    base = open_base(config, config, truncation=truncation_of(interrupted))
-    require_layers(config, base.config.get_text_config())
+    config = config.replace(max_seq_len=settle_length(config.model, config.data.rendering))
+    base = open_base(config.model, config.data.rendering, truncation=truncation_of(interrupted))
+    require_layers(config.model, base.config.get_text_config())
     prepared = load_data(
-        config,
+        config.data,
         base.renderer,
-        seed=config.seed,
-        kwise_loss=config.kwise_loss,
+        seed=config.run.seed,
+        kwise_loss=config.loss.kwise_loss,
         held_out_by=held_out_by(interrupted),
     )
     data, test, tokens = to_groups(config, prepared, base.renderer)
@@ -115,14 +115,14 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
         choose_layout(
             base.config,
             base.disk_class,
-            config,
-            max_length=config.length_limit,
+            config.model,
+            max_length=config.data.rendering.length_limit,
             share=True,
             log=logger.info,
         )
     )
-    if config.micro_token_budget != "auto":
-        require_fit([data.train], config.token_budget, layout=layout)
+    if config.run.micro_token_budget != "auto":
+        require_fit([data.train], config.run.token_budget, layout=layout)
     baselines = fit_all_baselines(config, data, test)
     # What the first rank found fastest, all take.
     resolved = ranks.from_first(_resolve(config, base, num_groups=len(data.train), device=device, layout=layout))
@@ -135,7 +135,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
     }
     changes: Sequence[str] = ()
     if interrupted is not None:
-        changes = require_same_run(resolved, interrupted, reschedule=config.reschedule)
+        changes = require_same_run(resolved, interrupted, reschedule=config.run.reschedule)
         require_same_data(facts, interrupted.manifest)
     return Ready(
         config=resolved,
@@ -155,18 +155,18 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
 def _claim(config: RewardTrainerConfig, held: ExitStack) -> Interrupted | None:
     """Take the run folder, once what can be told without data and model is right; the run in it to go on with."""
     selection_of(config)
-    require_optimizer(config.optimizer)
-    require_quantization(config.quantization)
+    require_optimizer(config.optimizer.optimizer)
+    require_quantization(config.model.quantization)
     require_monitoring(config)
-    require_inputs(config, config)
-    held.enter_context(only_writer(config.output_dir, wait_s=LOCK_WAIT_S if config.resume is not None else 0.0))
-    interrupted = find_interrupted(config) if config.resume is not None else None
+    require_inputs(config.model, config.data)
+    held.enter_context(only_writer(config.run.output_dir, wait_s=LOCK_WAIT_S if config.run.resume is not None else 0.0))
+    interrupted = find_interrupted(config) if config.run.resume is not None else None
     # What a process left that was killed while it began is in nobody's way.
-    may_begin = config.resume is not None and not holds_models(config.output_dir)
+    may_begin = config.run.resume is not None and not holds_models(config.run.output_dir)
     claim_folder(
-        config.output_dir,
-        (config.model, *config.dataset, *config.eval_dataset, *config.test_dataset),
-        overwrite=config.overwrite or interrupted is not None or may_begin,
+        config.run.output_dir,
+        (config.model.model, *config.data.dataset, *config.data.selection.eval_dataset, *config.data.test_dataset),
+        overwrite=config.run.overwrite or interrupted is not None or may_begin,
         replaces=interrupted is None,
     )
     return interrupted
@@ -176,13 +176,15 @@ def require_sharding(config: RewardTrainerConfig, ranks: Ranks, *, goes_on: bool
     """Raise ConfigError for what several ranks cannot do together; a run that goes on has found its budget."""
     if ranks.size == 1:
         return
-    if config.micro_token_budget == "auto" and not goes_on:
+    if config.run.micro_token_budget == "auto" and not goes_on:
         raise ConfigError(
             "--micro-token-budget auto is for one device. Give a number: what auto finds on one of these devices, or "
             "more, since weights and optimiser are shared."
         )
-    if config.sharding != "none" and (config.quantization != "none" or config.optimizer in ("adafactor", "adamw8bit")):
-        what = "--quantization" if config.quantization != "none" else f"--optimizer {config.optimizer}"
+    if config.run.sharding != "none" and (
+        config.model.quantization != "none" or config.optimizer.optimizer in ("adafactor", "adamw8bit")
+    ):
+        what = "--quantization" if config.model.quantization != "none" else f"--optimizer {config.optimizer.optimizer}"
         raise ConfigError(f"{what} cannot be divided among devices. Use --sharding none, or leave it out.")
 
 
@@ -195,15 +197,15 @@ def to_groups(
     parts = {"training": prepared.train, "evaluation": prepared.eval, "test": prepared.test}
     for name, part in parts.items():
         if len(part):
-            groups[name], reports[name] = token_groups(part, renderer, config, name)
+            groups[name], reports[name] = token_groups(part, renderer, config.data.reading.max_drop_fraction, name)
     train = groups["training"]
-    if config.kwise_weight == "prompt":
+    if config.loss.kwise_weight == "prompt":
         train = train.weighed()
     nothing = train.take(np.empty(0, np.int64))
     data = Datasets(
         train=train,
         eval=groups.get("evaluation", nothing),
-        train_eval=draw(train, config.train_eval_limit, config.seed),
+        train_eval=draw(train, config.data.selection.train_eval_limit, config.run.seed),
     )
     return data, groups.get("test", nothing), reports
 
@@ -213,9 +215,9 @@ def fit_all_baselines(
 ) -> dict[str, dict[str, EvalResult]]:
     """What is to be beaten, by name and by what it was judged on (`selection`, `test`)."""
     judged = {"selection": data.eval, "test": test}
-    if not config.baselines or not any(judged.values()):
+    if not config.data.selection.baselines or not any(judged.values()):
         return {}
-    found = fit_baselines(data.train, judged, seed=config.seed)
+    found = fit_baselines(data.train, judged, seed=config.run.seed)
     for name, results in found.items():
         for on, result in results.items():
             logger.info(
@@ -231,14 +233,20 @@ def _resolve(
     config: RewardTrainerConfig, base: Base, *, num_groups: int, device: torch.device, layout: Layout
 ) -> RewardTrainerConfig:
     """The configuration with every default decided: what is printed, hashed, saved and, on resuming, reused."""
-    steps = config.steps
+    steps = config.run.steps
     if steps is None:
-        steps = max(1, round(config.epochs * steps_per_epoch(num_groups, config.batch_size)))
+        steps = max(1, round(config.run.epochs * steps_per_epoch(num_groups, config.run.batch_size)))
     precision = choose_precision(
-        config.precision, base.config, base.disk_class, config, layout=layout, device=device, log=logger.info
+        config.model.precision,
+        base.config,
+        base.disk_class,
+        config.compute,
+        layout=layout,
+        device=device,
+        log=logger.info,
     )
     compute = choose_compute(
-        config, base.config.get_text_config(), device=device, dtype=PRECISION[precision], log=logger.info
+        config.compute, base.config.get_text_config(), device=device, dtype=PRECISION[precision], log=logger.info
     )
     decided: dict[str, Any] = compute | {
         "overwrite": False,  # permissions for this start, not part of what the run is
@@ -246,21 +254,21 @@ def _resolve(
         "reschedule": False,
         "steps": steps,
         "lr": config.learning_rate,
-        "backbone_lr_mult": config.backbone_share if config.differential_lr else None,
-        "warmup_steps": warmup_steps(config, steps),
+        "backbone_lr_mult": config.optimizer.backbone_share if config.optimizer.differential_lr else None,
+        "warmup_steps": warmup_steps(config.schedule, steps),
         "warmup_ratio": None,
         "precision": precision,
         "attention": "padded" if layout == "padded" else "shared",
-        "eval_every": config.interval(steps),
-        "save_dtype": str(saved_dtype(config.save_dtype)).removeprefix("torch."),
+        "eval_every": config.run.interval(steps),
+        "save_dtype": str(saved_dtype(config.run.save_dtype)).removeprefix("torch."),
         "special_tokens_in_text": base.renderer.spec.special_tokens_in_text,
     }
-    return replace(config, **decided)
+    return config.replace(**decided)
 
 
 def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
     """Settings and manifest; of a run that goes on, what is different from now on."""
-    config, folder, interrupted = ready.config, ready.config.output_dir, ready.interrupted
+    config, folder, interrupted = ready.config, ready.config.run.output_dir, ready.interrupted
     manifest = {
         "config_hash": config_hash(config),
         **ready.facts,
@@ -276,7 +284,7 @@ def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
     write_summed_json(folder / MANIFEST, manifest)  # before all else: by it the folder holds a run
     write_json(folder / "config.json", to_mapping(config))
     if interrupted is None:
-        write_text(folder / "samples.txt", _samples(ready.data.train[: config.log_samples], ready.base.renderer))
+        write_text(folder / "samples.txt", _samples(ready.data.train[: config.run.log_samples], ready.base.renderer))
     for name, results in ready.baselines.items():
         for on, judged in results.items():
             write_evaluation(folder / "evals", f"{on}_{name.replace(' ', '_')}", judged)
@@ -286,11 +294,11 @@ def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
 
 def configuration_block(config: RewardTrainerConfig, *, width: int) -> str:
     """Hash and settings, but for those that are off or nothing, and are so by default."""
-    defaults = {field.name: field.default for field in fields_of(config)}
+    settings = settings_of(RewardTrainerConfig)
     shown = ", ".join(
         f"{name}={visible(str(value))}"
         for name, value in to_mapping(config).items()
-        if value or (value != [] and value != defaults[name])
+        if value or (value != [] and value != settings[name].default)
     )
     return textwrap.fill(
         f"configuration {config_hash(config)}: {shown}",

@@ -43,7 +43,7 @@ def stopped(tmp_path_factory) -> RewardTrainerConfig:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("rewardlab.training.run.verify_in_clean_process", lambda _: None)
         config = interrupted(base, pairs, folder / "run", patched, test_dataset=(str(test),))
-        train(replace(config, resume=None, output_dir=folder / "whole"))
+        train(config.replace(resume=None, output_dir=folder / "whole"))
     return config
 
 
@@ -55,7 +55,7 @@ def copied(stopped, tmp_path) -> RewardTrainerConfig:
 
 
 def whole_of(config: RewardTrainerConfig) -> Path:
-    return Path(config.dataset[0]).with_name("whole")
+    return Path(config.data.dataset[0]).with_name("whole")
 
 
 def as_earlier_version(run: Path, step: int) -> Path:

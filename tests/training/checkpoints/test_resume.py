@@ -46,7 +46,7 @@ def run_in_parts(config, stops, monkeypatch, **changes):
             stop_after(patched, step)
             with pytest.raises(RunInterrupted, match=f"stopped by SIGUSR1 after step {step} of 8. .*--resume auto"):
                 train(config)
-        config = replace(config, resume="auto", **changes)
+        config = config.replace(resume="auto", **changes)
     return train(config)
 
 
@@ -76,7 +76,7 @@ def require_same_runs(first: Path, second: Path) -> None:
 def test_a_run_in_parts_is_the_run_in_one_piece(kind, base_model, pairs_file, tmp_path, monkeypatch):
     config = config_for(base_model, pairs_file, tmp_path / "whole", train_eval_limit=4, **KINDS[kind])
     train(config)
-    run_in_parts(replace(config, output_dir=tmp_path / "parts"), [1, 3, 4], monkeypatch)
+    run_in_parts(config.replace(output_dir=tmp_path / "parts"), [1, 3, 4], monkeypatch)
     require_same_runs(tmp_path / "whole", tmp_path / "parts")
     manifest = json.loads((tmp_path / "parts/manifest.json").read_text())
     assert [entry["step"] for entry in manifest["resumed"]] == [1, 3, 4]
@@ -88,7 +88,7 @@ def test_the_loss_scale_of_float16_is_taken_up(base_model, pairs_file, tmp_path,
     train(config)
     told = log.text.count("LOSS SCALE")
     assert told >= 2
-    run_in_parts(replace(config, output_dir=tmp_path / "parts"), [1, 3], monkeypatch)
+    run_in_parts(config.replace(output_dir=tmp_path / "parts"), [1, 3], monkeypatch)
     assert log.text.count("LOSS SCALE") == 2 * told, "the same steps were computed again"
     require_same_runs(tmp_path / "whole", tmp_path / "parts")
     whole, parts = (newest_checkpoint(tmp_path / name).state["loss_scale"] for name in ("whole", "parts"))
@@ -100,22 +100,22 @@ def test_dropout_would_tell_a_run_that_draws_anew(base_model, pairs_file, tmp_pa
     train(config)
     draws, begin = iter(range(1000)), Draws.begin
     monkeypatch.setattr(Draws, "begin", lambda self, batch, _, **how: begin(self, batch, (next(draws),), **how))
-    train(replace(config, output_dir=tmp_path / "other"))
+    train(config.replace(output_dir=tmp_path / "other"))
     assert history_of(tmp_path / "whole") != history_of(tmp_path / "other")
 
 
 def test_a_process_that_is_killed_anywhere_loses_nothing(base_model, pairs_file, tmp_path):
     """Processes kill themselves at random points, many while they write; the next one always goes on."""
     config = config_for(base_model, pairs_file, tmp_path / "whole", steps=20, checkpoint_every=1)
-    lora = replace(config, lora=True, lora_rank=2, output_dir=tmp_path / "whole-lora", max_grad_norm=0.5)
+    lora = config.replace(lora=True, lora_rank=2, output_dir=tmp_path / "whole-lora", max_grad_norm=0.5)
     soak = Path(runs.__file__).with_name("soak.py")
     for whole in (config, lora):
         train(whole)
-        folder = tmp_path / f"parts-{whole.lora}"
+        folder = tmp_path / f"parts-{whole.model.lora}"
         settings = tmp_path / "settings.json"
-        settings.write_text(json.dumps(runs.settings_of(replace(whole, output_dir=folder, resume="auto"))))
+        settings.write_text(json.dumps(runs.settings_of(whole.replace(output_dir=folder, resume="auto"))))
         answer = subprocess.run(
-            [sys.executable, str(soak), str(settings), str(int(whole.lora))],
+            [sys.executable, str(soak), str(settings), str(int(whole.model.lora))],
             capture_output=True,
             text=True,
             check=False,
@@ -129,9 +129,9 @@ def test_a_process_that_is_killed_anywhere_loses_nothing(base_model, pairs_file,
         resumed = [entry["step"] for entry in json.loads((folder / "manifest.json").read_text())["resumed"]]
         assert resumed == sorted(resumed)
         assert len(set(resumed)) >= 8, "all along the run"
-        assert history_of(whole.output_dir) == history_of(folder)
+        assert history_of(whole.run.output_dir) == history_of(folder)
         for name in ("best", "step_20", "step_4"):
-            ours, theirs = weights_of(whole.output_dir / name), weights_of(folder / name)
+            ours, theirs = weights_of(whole.run.output_dir / name), weights_of(folder / name)
             assert all(torch.equal(ours[key], theirs[key]) for key in ours)
         assert not [path for path in folder.rglob("*") if ".tmp-" in path.name or ".old-" in path.name]
 
@@ -143,7 +143,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(base_model, pa
     train(config)
     assert "step_5 is damaged (tensors/rank_0.safetensors is not what was written)" in log.text
     assert "checkpoints/step_4, after step 4" in log.text
-    whole = replace(config, resume=None, output_dir=tmp_path / "whole")
+    whole = config.replace(resume=None, output_dir=tmp_path / "whole")
     train(whole)
     assert history_of(tmp_path / "run") == history_of(tmp_path / "whole")
 
@@ -164,14 +164,14 @@ def test_what_was_still_to_be_written_after_the_checkpoint_is_written(
     config = config_for(base_model, pairs_file, tmp_path / "whole", lr=1e-3)
     result = train(config)
     assert result.best_step is not None
-    parts = replace(config, output_dir=tmp_path / "parts")
+    parts = config.replace(output_dir=tmp_path / "parts")
     with monkeypatch.context() as patched:
         stop_after(patched, 4 if missing == "step_4" else result.best_step)
         with pytest.raises(RunInterrupted):
             train(parts)
     path = tmp_path / "parts" / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-    train(replace(parts, resume="auto"))
+    train(parts.replace(resume="auto"))
     require_same_runs(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -179,7 +179,7 @@ def test_a_finished_run_is_judged_again_and_stays_as_it_was(base_model, pairs_fi
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=4)
     train(config)
     before = history_of(tmp_path / "run"), weights_of(tmp_path / "run/step_4")
-    train(replace(config, resume="auto"))
+    train(config.replace(resume="auto"))
     after = history_of(tmp_path / "run"), weights_of(tmp_path / "run/step_4")
     assert before[0] == after[0]
     assert all(torch.equal(before[1][name], after[1][name]) for name in before[1])
@@ -191,7 +191,7 @@ def test_a_run_that_stopped_early_stays_stopped(base_model, pairs_file, tmp_path
     stopped = len(rows_of(tmp_path / "run"))
     assert stopped < 9
     log.clear()
-    train(replace(config, resume="auto"))
+    train(config.replace(resume="auto"))
     assert len(rows_of(tmp_path / "run")) == stopped
     assert "STOP" in log.text
 
@@ -216,10 +216,10 @@ def test_auto_does_not_replace_a_run_that_has_models_but_no_checkpoints(base_mod
     train(config)
     assert not (tmp_path / "run/checkpoints").exists()
     with pytest.raises(ConfigError, match="a run without checkpoints, so it cannot be resumed"):
-        train(replace(config, resume="auto"))
+        train(config.replace(resume="auto"))
     (tmp_path / "run/config.json").unlink()
     with pytest.raises(ConfigError, match="already holds a run"):
-        train(replace(config, resume="auto"))
+        train(config.replace(resume="auto"))
     assert load(tmp_path / "run/step_2")
 
 
@@ -227,7 +227,7 @@ def test_auto_does_not_replace_a_run_that_has_models_but_no_checkpoints(base_mod
 def test_a_named_run_brings_its_settings(where, base_model, pairs_file, tmp_path, monkeypatch):
     interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
     config = parse_train(["--resume", str(tmp_path / where), "--log-every", "1"])
-    assert (config.batch_size, config.log_every, config.output_dir) == (8, 1, tmp_path / "run")
+    assert (config.run.batch_size, config.run.log_every, config.run.output_dir) == (8, 1, tmp_path / "run")
     train(config)
     assert (tmp_path / "run/step_8").exists()
 
@@ -237,11 +237,11 @@ def test_an_earlier_checkpoint_can_be_gone_back_to(base_model, pairs_file, tmp_p
     with monkeypatch.context() as patched:
         stop_after(patched, 5)
         with pytest.raises(RunInterrupted):
-            train(replace(config, resume=str(tmp_path / "run/checkpoints/step_4")))
+            train(config.replace(resume=str(tmp_path / "run/checkpoints/step_4")))
     assert "checkpoints/step_4, after step 4" in log.text
     assert newest_checkpoint(tmp_path / "run").step == 5
     train(config)
-    train(replace(config, resume=None, output_dir=tmp_path / "whole"))
+    train(config.replace(resume=None, output_dir=tmp_path / "whole"))
     assert history_of(tmp_path / "run") == history_of(tmp_path / "whole")
 
 
@@ -252,7 +252,7 @@ def test_a_course_that_is_given_up_leaves_no_checkpoint_and_no_best(base_model, 
     checkpoints = tmp_path / "run/checkpoints"
     (last,) = checkpoints.iterdir()
     assert last.name == "step_8"
-    short = replace(config, output_dir=tmp_path / "short", checkpoint_every=1)
+    short = config.replace(output_dir=tmp_path / "short", checkpoint_every=1)
     with pytest.MonkeyPatch.context() as patched:
         stop_after(patched, 2)
         with pytest.raises(RunInterrupted):
@@ -261,11 +261,11 @@ def test_a_course_that_is_given_up_leaves_no_checkpoint_and_no_best(base_model, 
     with pytest.MonkeyPatch.context() as patched:
         stop_after(patched, 3)
         with pytest.raises(RunInterrupted):
-            train(replace(config, resume=str(checkpoints / "step_2")))
+            train(config.replace(resume=str(checkpoints / "step_2")))
     assert f"best/ is of step {best}, which lies ahead; it is removed" in log.text
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_2", "step_3"]
     assert not (tmp_path / "run/step_8").exists()
-    train(replace(config, resume="auto"))
+    train(config.replace(resume="auto"))
     assert saved_step(tmp_path / "run/best") == best
 
 
@@ -281,7 +281,7 @@ def test_a_course_that_is_given_up_leaves_no_checkpoint_and_no_best(base_model, 
 )
 def test_settings_that_make_no_sense(changes, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
-        RewardTrainerConfig(model="m", dataset=("d",), **changes)
+        RewardTrainerConfig.of(model="m", dataset=("d",), **changes)
 
 
 def test_a_name_that_is_no_run(tmp_path):
@@ -292,17 +292,17 @@ def test_a_name_that_is_no_run(tmp_path):
 def test_a_run_goes_on_in_its_own_folder(base_model, pairs_file, tmp_path, monkeypatch):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
     with pytest.raises(ConfigError, match="a run goes on in its own folder, .*run, not in --output-dir"):
-        train(replace(config, resume=str(tmp_path / "run"), output_dir=tmp_path / "elsewhere"))
+        train(config.replace(resume=str(tmp_path / "run"), output_dir=tmp_path / "elsewhere"))
 
 
 @pytest.mark.parametrize("name", ["cosine", "linear", "constant", "constant_with_warmup", "cosine_with_min_lr"])
 def test_a_rate_is_a_function_of_the_step(name):
-    config = RewardTrainerConfig(model="m", dataset=("d",), lr_scheduler=name)
+    config = RewardTrainerConfig.of(model="m", dataset=("d",), lr_scheduler=name)
 
     def fresh():
         parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
         optimizer = torch.optim.SGD([{"params": [p], "lr": 0.1 * (n + 1)} for n, p in enumerate(parameters)])
-        return optimizer, build_schedule(optimizer, config, 20)
+        return optimizer, build_schedule(optimizer, config.schedule, 20)
 
     optimizer, schedule = fresh()
     for step in range(20):

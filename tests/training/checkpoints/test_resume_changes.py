@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
@@ -42,14 +41,14 @@ def test_what_would_be_another_run_is_refused_by_name(change, base_model, pairs_
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
     changes, message = REFUSED[change]
     with pytest.raises(ConfigError, match=message):
-        train(replace(config, **changes))
+        train(config.replace(**changes))
     assert newest_checkpoint(tmp_path / "run").step == 5
 
 
 def test_what_moves_no_weight_may_change_and_is_told(base_model, pairs_file, tmp_path, monkeypatch, log):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
     log.clear()
-    train(replace(config, log_every=1, micro_token_budget=300, early_stopping_patience=50, checkpoint_limit=1))
+    train(config.replace(log_every=1, micro_token_budget=300, early_stopping_patience=50, checkpoint_limit=1))
     assert "--log-every 1, it was 3" in log.text
     assert "--micro-token-budget 300, it was 256 (equal up to rounding from here on)" in log.text
     assert "--early-stopping-patience 50, it was None (which model is chosen may change)" in log.text
@@ -58,9 +57,9 @@ def test_what_moves_no_weight_may_change_and_is_told(base_model, pairs_file, tmp
 
 def test_a_longer_run_takes_a_new_course_when_asked(base_model, pairs_file, tmp_path, monkeypatch):
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
-    train(replace(config, steps=12, reschedule=True))
+    train(config.replace(steps=12, reschedule=True))
     rates = {int(row["step"]): float(row["lr"]) for row in rows_of(tmp_path / "run") if row["lr"]}
-    train(replace(config, steps=12, resume=None, output_dir=tmp_path / "long", warmup_steps=0))
+    train(config.replace(steps=12, resume=None, output_dir=tmp_path / "long", warmup_steps=0))
     wanted = {int(row["step"]): float(row["lr"]) for row in rows_of(tmp_path / "long") if row["lr"]}
     assert {step: rates[step] for step in rates if step > 5} == {step: wanted[step] for step in wanted if step > 5}
 
@@ -85,8 +84,8 @@ def test_what_is_given_goes_before_what_the_run_says_in_other_units(
 def test_a_level_rate_needs_no_new_course(base_model, pairs_file, tmp_path, monkeypatch):
     level = {"lr_scheduler": "constant", "eval_every": 4}
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, **level)
-    train(replace(config, steps=12))
-    train(replace(config, steps=12, resume=None, output_dir=tmp_path / "long"))
+    train(config.replace(steps=12))
+    train(config.replace(steps=12, resume=None, output_dir=tmp_path / "long"))
     ours, theirs = weights_of(tmp_path / "run/step_12"), weights_of(tmp_path / "long/step_12")
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
@@ -106,10 +105,10 @@ def test_a_run_of_an_earlier_version_reads_typed_control_tokens_as_it_did(base_m
     for report in manifest["tokens"].values():
         assert report.pop("special_tokens_in_text") == 2 * report["kept"]
     (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
-    train(replace(asked, special_tokens_in_text="auto"))
+    train(asked.replace(special_tokens_in_text="auto"))
     assert json.loads(written.read_text())["special_tokens_in_text"] == "keep"
     with pytest.raises(ConfigError, match="--special-tokens-in-text text, it was keep"):
-        train(replace(asked, special_tokens_in_text="text"))
+        train(asked.replace(special_tokens_in_text="text"))
 
 
 def test_other_data_are_another_run(base_model, pairs_file, tmp_path, monkeypatch):
@@ -121,7 +120,7 @@ def test_other_data_are_another_run(base_model, pairs_file, tmp_path, monkeypatc
     pairs_file.write_text("".join([*lines[1:], lines[0]]))
     with pytest.raises(DataError, match="the training data are not what the run began with"):
         train(config)
-    train(replace(config, dataset=(str(moved),)))
+    train(config.replace(dataset=(str(moved),)))
 
 
 def test_another_base_model_under_the_same_name_is_noticed(base_model, pairs_file, tmp_path, monkeypatch):
@@ -138,7 +137,7 @@ def test_a_model_of_another_size_does_not_fit(base_model, pairs_file, tmp_path, 
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
     other = write_base_model(tmp_path / "other", family="qwen2")
     with pytest.raises((ArtifactError, DataError), match=r"step_5 |not what the run began with"):
-        train(replace(config, model=str(other)))
+        train(config.replace(model=str(other)))
 
 
 def test_every_setting_is_of_one_kind():

@@ -164,7 +164,7 @@ def trainer_on(folder: Path, groups=None, **changes) -> RewardTrainer:
     settings = {"batch_size": 8, "lr": 1e-3, "micro_token_budget": 80, "log_every": 1, **changes}
     folder.mkdir(exist_ok=True)
     return reward_trainer(
-        RewardTrainerConfig(model="x", dataset=("y",), **settings),
+        RewardTrainerConfig.of(model="x", dataset=("y",), **settings),
         make_model("llama", dtype=torch.float64).train(),
         Datasets(train=groups or make_groups(16)),
         num_steps=2,

@@ -72,7 +72,7 @@ from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 def trainer(compiled):
     torch.manual_seed(0)
     return reward_trainer(
-        RewardTrainerConfig(model="x", dataset=("y",), batch_size=6, micro_token_budget=120, compile=compiled),
+        RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=6, micro_token_budget=120, compile=compiled),
         make_model("llama", dtype=torch.float64).train(),
         Datasets(train=make_groups(30, replies=3)),
         num_steps=5,

@@ -12,7 +12,7 @@ import torch
 from conftest import make_groups, make_model, make_tokenizer, set_layout
 from rewardlab.core.errors import ModelError, NonFiniteError
 from rewardlab.data.chat import build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.data.groups import Datasets
 from rewardlab.evaluation.precision import require_range
 from rewardlab.model.half import HalfWeights
@@ -28,7 +28,7 @@ def trainer_in(dtype, folder, *, groups=None, seed=0):
     model.compute_dtype = dtype
     if dtype is not torch.float32:
         model.half_weights = HalfWeights(model.backbone, "backbone", dtype, "stochastic")
-    config = RewardTrainerConfig(
+    config = RewardTrainerConfig.of(
         model="x",
         dataset=("y",),
         batch_size=8,
@@ -216,7 +216,7 @@ def test_a_model_beyond_float16s_range_is_refused_at_the_start():
     model.compute_dtype = torch.float16
     with pytest.raises(ModelError, match=r"no finite scores in float16, .* Use --precision bf16 or fp32"):
         require_sound_layout(model, lambda line: None)
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=128))
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=128))
     for layout in ("shared", "padded"):
         with pytest.raises(ModelError, match=r"no finite scores in float16, .* Use --precision bf16 or fp32"):
             require_range(set_layout(model, layout), renderer)

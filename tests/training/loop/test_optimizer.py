@@ -29,7 +29,7 @@ from rewardlab.training.settings.config import FULL_LR, HEAD_LR, LORA_LR, Optimi
 def config_of(**settings) -> RewardTrainerConfig:
     """Batches of eight; the schedule is level, so that the first step has the full rate."""
     plain = {"model": "x", "dataset": ("y",), "batch_size": 8, "lr": 1e-2, "lr_scheduler": "constant"}
-    return RewardTrainerConfig(**{**plain, **settings})
+    return RewardTrainerConfig.of(**{**plain, **settings})
 
 
 def trainer_for(config: RewardTrainerConfig, folder, model: RewardModel, num_groups: int = 8) -> RewardTrainer:
@@ -46,7 +46,7 @@ def trainer_for(config: RewardTrainerConfig, folder, model: RewardModel, num_gro
 def moved(config: RewardTrainerConfig, folder, *, steps: int = 2) -> dict[str, float]:
     """How far each tensor moves in some steps, as L2."""
     model = make_model()
-    choose_trainable(model, config, seed=0)
+    choose_trainable(model, config.model, seed=0)
     trainer = trainer_for(config, folder, model)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for step in range(steps):
@@ -223,12 +223,12 @@ def test_the_backbones_share_is_written_down_and_the_record_has_the_heads_rate(
 )
 def test_choices_without_a_meaning_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
-        RewardTrainerConfig(model="m", dataset=("d",), **settings)
+        RewardTrainerConfig.of(model="m", dataset=("d",), **settings)
 
 
 def test_the_default_rate_goes_by_what_trains():
     def rate(**settings) -> float:
-        return RewardTrainerConfig(model="m", dataset=("d",), **settings).learning_rate
+        return RewardTrainerConfig.of(model="m", dataset=("d",), **settings).learning_rate
 
     assert (rate(), rate(lora=True), rate(train_head_only=True)) == (FULL_LR, LORA_LR, HEAD_LR)
     assert rate(train_head_only=True, lr=1e-4) == 1e-4
@@ -241,7 +241,7 @@ def test_the_default_rate_goes_by_what_trains():
 def test_the_bytes_of_the_state_are_those_that_the_optimiser_keeps(tmp_path, name):
     config = config_of(optimizer=name, freeze_layers=1)
     model = make_model()
-    choose_trainable(model, config, seed=0)
+    choose_trainable(model, config.model, seed=0)
     trainer = trainer_for(config, tmp_path, model)
     trainer.train_step(trainer.steps.plan(0, trainer.token_budget))
     kept = sum(

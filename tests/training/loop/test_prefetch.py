@@ -49,7 +49,7 @@ class Stalling(Sequence[TokenGroup]):
 def trainer_on(folder: Path, groups: Sequence[TokenGroup], **changes) -> RewardTrainer:
     settings = {"batch_size": 4, "lr": 1e-3, "micro_token_budget": 80, **changes}
     return reward_trainer(
-        RewardTrainerConfig(model="x", dataset=("y",), **settings),
+        RewardTrainerConfig.of(model="x", dataset=("y",), **settings),
         make_model("llama").train(),
         Datasets(train=groups),
         num_steps=3,

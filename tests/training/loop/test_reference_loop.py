@@ -117,7 +117,7 @@ def five_steps(family: str, dtype: torch.dtype, folder: Path) -> tuple[Track, Tr
     before = {name: tensor.clone() for name, tensor in disk_state(model.state_dict(), model.disk_class).items()}
     classifier.load_state_dict(before)
     trainer = reward_trainer(
-        RewardTrainerConfig(**settings(batch_size=4, micro_token_budget=60, seed=3)),
+        RewardTrainerConfig.of(**settings(batch_size=4, micro_token_budget=60, seed=3)),
         model,
         Datasets(train=weigh(groups, by="prompt")),
         num_steps=5,
@@ -185,7 +185,7 @@ def test_a_run_from_rows_to_folder_equals_a_plain_loop_over_the_same_rows(tmp_pa
     ]
     kwise.write_text("".join(json.dumps(row) + "\n" for row in ranked), encoding="utf-8")
     result = train(
-        RewardTrainerConfig(
+        RewardTrainerConfig.of(
             **settings(
                 model=str(base),
                 dataset=(str(pairs), str(kwise)),

@@ -16,13 +16,13 @@ from runs import config_for, rows_of
 
 
 def config_of(**settings) -> RewardTrainerConfig:
-    return RewardTrainerConfig(model="m", dataset=("d",), **settings)
+    return RewardTrainerConfig.of(model="m", dataset=("d",), **settings)
 
 
 def rates(config: RewardTrainerConfig, num_steps: int) -> list[float]:
     """Share of the learning rate in every step."""
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule = build_schedule(optimizer, config, num_steps)
+    schedule = build_schedule(optimizer, config.schedule, num_steps)
     found = []
     for _ in range(num_steps):
         found.append(schedule.get_last_lr()[0])
@@ -66,14 +66,14 @@ def test_every_schedule_runs_its_course(settings, expected):
     ],
 )
 def test_the_length_of_the_warm_up(settings, num_steps, expected):
-    assert warmup_steps(config_of(**settings), num_steps) == expected
+    assert warmup_steps(config_of(**settings).schedule, num_steps) == expected
 
 
 @pytest.mark.parametrize("ratio", [0.03, 0.05, 0.1, 0.07])
 @pytest.mark.parametrize("num_steps", [100, 130, 1000])
 def test_a_share_is_as_many_steps_as_in_transformers(ratio, num_steps):
     arguments = transformers.TrainingArguments(output_dir="unused", warmup_steps=ratio, use_cpu=True)
-    assert warmup_steps(config_of(warmup_ratio=ratio), num_steps) == arguments.get_warmup_steps(num_steps)
+    assert warmup_steps(config_of(warmup_ratio=ratio).schedule, num_steps) == arguments.get_warmup_steps(num_steps)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_others_have_to_be_said(metric):
 
 
 def test_a_metric_that_nobody_logs_is_refused_before_anything_is_loaded(tmp_path):
-    config = RewardTrainerConfig(
+    config = RewardTrainerConfig.of(
         model="nowhere", dataset=("nothing",), output_dir=tmp_path / "run", early_stopping_metric="eval_los"
     )
     with pytest.raises(ConfigError, match="--early-stopping-metric eval_los: not a column.*eval_loss"):

@@ -17,7 +17,7 @@ from rewardlab.training.settings.config import OptimizerConfig, RewardTrainerCon
 
 
 def trainer_on(groups, tmp_path, **changes):
-    config = RewardTrainerConfig(model="x", dataset=("y",), batch_size=4, lr=1e-3, micro_token_budget=40, **changes)
+    config = RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=4, lr=1e-3, micro_token_budget=40, **changes)
     model = make_model("llama").train()
     return reward_trainer(
         config, model, Datasets(train=groups), num_steps=3, records=Records(tmp_path), save=lambda folder, step: None

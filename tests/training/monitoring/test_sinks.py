@@ -10,7 +10,6 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -110,7 +109,7 @@ def test_a_resumed_run_shows_every_step_once(base_model, pairs_file, tmp_path, e
         with pytest.raises(MemoryError):
             train(config)
     assert 3 in {event.step for event in event_files(tmp_path / "run/tensorboard").Scalars("train/loss")}
-    train(replace(config, resume="auto"))
+    train(config.replace(resume="auto"))
     found = event_files(tmp_path / "run/tensorboard").Scalars("train/loss")
     assert [event.step for event in found] == [1, 2, 3, 4, 5, 6]
 

@@ -33,7 +33,7 @@ def trainer_on(folder: Path, observers: Observers | None, *, num_steps: int = 3,
     folder.mkdir(exist_ok=True)
     settings = {"batch_size": 8, "lr": 1e-3, "micro_token_budget": 80, "log_every": 2, "eval_every": 2, **changes}
     return reward_trainer(
-        RewardTrainerConfig(model="x", dataset=("y",), **settings),
+        RewardTrainerConfig.of(model="x", dataset=("y",), **settings),
         make_model("llama").train(),
         Datasets(train=make_groups(16), eval=make_groups(4, seed=1)),
         num_steps=num_steps,

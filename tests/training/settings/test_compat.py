@@ -33,8 +33,8 @@ MESSAGES = {
 
 def test_conventions_fill_in_what_was_not_said_and_print_it(log):
     config = parse_train(["--model", "m", "--dataset", "d", "--compat", "trl", "--lr", "1e-5"])
-    assert (config.lr, config.batch_size, config.epochs, config.seed) == (1e-5, 8, 3.0, 42)
-    assert (config.label_smoothing, config.weight_decay, config.overlong) == (0.0, 0.0, "drop")
+    assert (config.optimizer.lr, config.run.batch_size, config.run.epochs, config.run.seed) == (1e-5, 8, 3.0, 42)
+    assert (config.loss.label_smoothing, config.optimizer.weight_decay, config.data.rendering.overlong) == (0.0, 0.0, "drop")
     (line,) = [record.getMessage() for record in log.records if "(not " in record.getMessage()]
     assert line.startswith("compat trl: --overlong drop (not truncate), --special-tokens-in-text keep (not auto), ")
     assert "--lr " not in line
@@ -45,7 +45,7 @@ def test_conventions_fill_in_what_was_not_said_and_print_it(log):
 
 def test_without_the_flag_nothing_changes(log):
     config = parse_train(["--model", "m", "--dataset", "d"])
-    assert config == RewardTrainerConfig(model="m", dataset=("d",))
+    assert config == RewardTrainerConfig.of(model="m", dataset=("d",))
     assert log.records == []
 
 
@@ -64,14 +64,14 @@ def test_without_the_flag_nothing_changes(log):
     ],
 )
 def test_the_rows_decide_template_and_margin_as_in_trl(rows, changes, decided):
-    config = RewardTrainerConfig(**{"model": "m", "dataset": ("d",), "compat": "trl", **changes})
+    config = RewardTrainerConfig.of(**{"model": "m", "dataset": ("d",), "compat": "trl", **changes})
     settled = settle_reading(config, [(f"d{number}", row) for number, row in enumerate(rows)])
     assert {name: getattr(settled, name) for name in decided} == decided
-    assert dataclasses.replace(settled, **{name: getattr(config, name) for name in decided}) == config or rows
+    assert settled.replace(**{name: getattr(config, name) for name in decided}) == config or rows
 
 
 def test_texts_beside_messages_are_refused():
-    config = RewardTrainerConfig(model="m", dataset=("d",), compat="trl")
+    config = RewardTrainerConfig.of(model="m", dataset=("d",), compat="trl")
     with pytest.raises(ConfigError, match="a.jsonl holds texts and b.jsonl messages"):
         settle_reading(config, [("a.jsonl", TEXTS), ("b.jsonl", MESSAGES)])
 

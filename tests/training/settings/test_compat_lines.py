@@ -23,10 +23,10 @@ def _listen(caplog):
     ("rows", "said"), [(("margin", None), True), ((None, None), False), (("margin", "margin"), False)]
 )
 def test_margins_that_only_some_data_have_are_not_passed_over_in_silence(caplog, rows, said):
-    config = RewardTrainerConfig(model="m", dataset=("d",), compat="trl")
+    config = RewardTrainerConfig.of(model="m", dataset=("d",), compat="trl")
     named = [(f"d{n}.jsonl", TEXTS | ({"margin": 1.0} if kind else {})) for n, kind in enumerate(rows)]
     settled = settle_reading(config, named)
-    assert settled.margin_column == ("margin" if None not in rows else None)
+    assert settled.data.reading.margin_column == ("margin" if None not in rows else None)
     assert ("the margins are not used, since d1.jsonl has none; --margin-column margin" in caplog.text) == said
 
 

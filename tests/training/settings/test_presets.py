@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
@@ -33,7 +33,7 @@ def parsed(*words: str) -> RewardTrainerConfig:
 
 
 def given(**settings: object) -> RewardTrainerConfig:
-    return RewardTrainerConfig(**NAMED, **settings)
+    return RewardTrainerConfig.of(**NAMED, **settings)
 
 
 def said(log: pytest.LogCaptureFixture) -> list[str]:
@@ -51,16 +51,16 @@ def test_the_names_are_those_that_the_setting_takes():
 def test_a_preset_holds_settings_that_can_be_used_as_they_stand(name):
     preset = PRESETS[name]
     config = given(preset=name)
-    assert {setting: getattr(config, setting) for setting in preset.settings} == dict(preset.settings)
-    assert all(type(getattr(config, setting)) is type(value) for setting, value in preset.settings.items())
-    assert config == replace(given(), preset=name, **preset.settings)
+    assert {setting: value_of(config, setting) for setting in preset.settings} == dict(preset.settings)
+    assert all(type(value_of(config, setting)) is type(value) for setting, value in preset.settings.items())
+    assert config == given().replace(preset=name, **preset.settings)
     assert preset.purpose
     assert preset.source
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)
 def test_a_preset_says_nothing_of_model_data_and_folders_and_no_rate_without_its_kind_of_training(preset):
-    about_data = {field.name for part in (DataConfig, SelectionConfig) for field in fields(part)} - {"max_seq_len"}
+    about_data = set(settings_of(TrainingDataConfig)) - {"max_seq_len"}
     assert not about_data & set(preset.settings)
     assert not {"model", "output_dir", "overwrite", "seed", "precision", "preset", "compat"} & set(preset.settings)
     assert ("lr" in preset.settings) == ("lora" in preset.settings)
@@ -68,42 +68,42 @@ def test_a_preset_says_nothing_of_model_data_and_folders_and_no_rate_without_its
 
 def test_the_best_run_of_the_study_is_what_it_was():
     config = given(preset="3b-lora-shp")
-    assert (config.lora, config.lora_rank, config.lora_alpha, config.rslora) == (True, 4, 32.0, False)
-    assert (config.learning_rate, config.weight_decay, config.batch_size, config.steps) == (5e-5, 0.01, 16, 1000)
-    assert (config.lr_scheduler, warmup_steps(config, 1000)) == ("cosine", 50)
-    assert (config.max_seq_len, config.score_regularization_lambda, config.beta) == (1024, 0.1, 1.0)
+    assert (config.model.lora, config.model.lora_rank, config.model.lora_alpha, config.model.rslora) == (True, 4, 32.0, False)
+    assert (config.learning_rate, config.optimizer.weight_decay, config.run.batch_size, config.run.steps) == (5e-5, 0.01, 16, 1000)
+    assert (config.schedule.lr_scheduler, warmup_steps(config.schedule, 1000)) == ("cosine", 50)
+    assert (config.data.rendering.max_seq_len, config.loss.score_regularization_lambda, config.loss.beta) == (1024, 0.1, 1.0)
     labels = torch.tensor([1.0, 0.0, 0.5, 0.8], dtype=torch.float64)
     theirs = labels * 0.95 + (1 - labels) * 0.05
-    torch.testing.assert_close(smooth(labels, config.label_smoothing), theirs, rtol=0, atol=1e-12)
+    torch.testing.assert_close(smooth(labels, config.loss.label_smoothing), theirs, rtol=0, atol=1e-12)
 
 
 def test_a_7b_model_gets_what_the_study_advises_and_otherwise_the_settings_of_the_3b_one():
     small, large = given(preset="3b-lora-shp"), given(preset="7b-lora-shp")
     advice = {"lr": 1e-5, "lora_rank": 16, "weight_decay": 0.05, "early_stopping_patience": 3}
-    assert large == replace(small, preset="7b-lora-shp", **advice)
+    assert large == small.replace(preset="7b-lora-shp", **advice)
 
 
 def test_the_proxy_has_the_settings_of_its_pipeline_in_trl():
     config = given(preset="proxy-rm")
-    assert (config.lora, config.learning_rate, config.batch_size, config.epochs) == (False, 5e-6, 64, 1.0)
-    assert (config.lr_scheduler, warmup_steps(config, 300)) == ("cosine", 15)
-    assert (config.label_smoothing, config.weight_decay) == (0.0, 0.0)
+    assert (config.model.lora, config.learning_rate, config.run.batch_size, config.run.epochs) == (False, 5e-6, 64, 1.0)
+    assert (config.schedule.lr_scheduler, warmup_steps(config.schedule, 300)) == ("cosine", 15)
+    assert (config.loss.label_smoothing, config.optimizer.weight_decay) == (0.0, 0.0)
     assert "--lr 5e-5 --epochs 2" in PRESETS["proxy-rm"].advice
 
 
 def test_plain_is_bradley_terry_alone_at_a_constant_rate():
     config = given(preset="plain")
     bare = LossConfig(label_smoothing=0.0)
-    assert {field.name: getattr(config, field.name) for field in fields(LossConfig)} == dataclasses.asdict(bare)
+    assert config.loss == bare
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    schedule = build_schedule(optimizer, config, 5)
+    schedule = build_schedule(optimizer, config.schedule, 5)
     rates = []
     for _ in range(5):
         rates += schedule.get_last_lr()
         optimizer.step()
         schedule.step()
     assert rates == [1.0] * 5
-    assert (config.early_stopping_patience, config.baselines, config.lora) == (None, True, False)
+    assert (config.run.early_stopping_patience, config.data.selection.baselines, config.model.lora) == (None, True, False)
 
 
 # --- what wins -----------------------------------------------------------------------------------------------
@@ -120,17 +120,17 @@ def test_flags_win_over_the_file_the_file_over_the_preset_and_the_preset_over_th
     path = tmp_path / "run.yaml"
     path.write_text("preset: 3b-lora-shp\nlr: 2e-5\nlora_rank: 8\n")
     config = parsed("--config", str(path), "--lr", "1e-5")
-    assert (config.lr, config.lora_rank, config.score_regularization_lambda, config.log_every) == (1e-5, 8, 0.1, 10)
+    assert (config.optimizer.lr, config.model.lora_rank, config.loss.score_regularization_lambda, config.run.log_every) == (1e-5, 8, 0.1, 10)
     other = parsed("--config", str(path), "--preset", "7b-lora-shp")
-    assert (other.preset, other.lr, other.lora_rank, other.weight_decay) == ("7b-lora-shp", 2e-5, 8, 0.05)
-    assert parsed("--config", str(path), "--preset", "none").lora is False
+    assert (other.run.preset, other.optimizer.lr, other.model.lora_rank, other.optimizer.weight_decay) == ("7b-lora-shp", 2e-5, 8, 0.05)
+    assert parsed("--config", str(path), "--preset", "none").model.lora is False
 
 
 def test_a_default_that_is_given_stays():
-    assert given().label_smoothing != PRESETS["plain"].settings["label_smoothing"]
-    assert parsed("--preset", "plain", "--label-smoothing", "0.05").label_smoothing == 0.05
-    assert given(preset="plain", label_smoothing=0.05).label_smoothing == 0.05
-    assert parsed("--preset", "7b-lora-shp", "--early-stopping-patience", "None").early_stopping_patience is None
+    assert given().loss.label_smoothing != PRESETS["plain"].settings["label_smoothing"]
+    assert parsed("--preset", "plain", "--label-smoothing", "0.05").loss.label_smoothing == 0.05
+    assert given(preset="plain", label_smoothing=0.05).loss.label_smoothing == 0.05
+    assert parsed("--preset", "7b-lora-shp", "--early-stopping-patience", "None").run.early_stopping_patience is None
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_default_that_is_given_stays():
 )
 def test_what_is_said_in_other_words_counts_as_given(line, changes):
     name, *words = line.split()
-    assert parsed("--preset", name, *words) == replace(given(preset=name), **changes)
+    assert parsed("--preset", name, *words) == given(preset=name).replace(**changes)
 
 
 def test_the_rate_of_the_other_kind_of_training_is_its_default():
@@ -182,7 +182,7 @@ def test_a_preset_beside_other_conventions_is_refused_wherever_they_are_said(tmp
     with pytest.raises(ConfigError, match=wanted):
         given(compat="trl", preset="plain")
     ours_again = parse_train(["--config", str(theirs), "--preset", "plain", "--compat", "none"])
-    assert (ours_again.model, ours_again.lr_scheduler) == ("m", "constant")
+    assert (ours_again.model.model, ours_again.schedule.lr_scheduler) == ("m", "constant")
 
 
 def test_an_unknown_preset_is_refused_with_the_nearest(tmp_path):
@@ -197,7 +197,7 @@ def test_an_unknown_preset_is_refused_with_the_nearest(tmp_path):
 def test_stopping_by_patience_needs_evaluation_data():
     with pytest.raises(ConfigError, match="--early-stopping-patience 3: without evaluation data"):
         parsed("--preset", "7b-lora-shp", "--eval-fraction", "0")
-    assert parsed("--preset", "7b-lora-shp", "--eval-fraction", "0", "--eval-split", "test").eval_fraction == 0
+    assert parsed("--preset", "7b-lora-shp", "--eval-fraction", "0", "--eval-split", "test").data.selection.eval_fraction == 0
 
 
 # --- what is said and kept -----------------------------------------------------------------------------------
@@ -236,13 +236,13 @@ def test_without_a_preset_nothing_is_said(log):
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_saved_configuration_gives_itself_and_nothing_is_filled_in_twice(name, tmp_path, log):
-    first = replace(parsed("--preset", name), warmup_steps=50, warmup_ratio=None, lr_scheduler="linear", lr=3e-4)
+    first = parsed("--preset", name).replace(warmup_steps=50, warmup_ratio=None, lr_scheduler="linear", lr=3e-4)
     path = tmp_path / "config.json"
     write_json(path, to_mapping(first))
     log.clear()
     assert parse_train(["--config", str(path)]) == first
     assert said(log) == [f"preset {name}: fills in nothing, since everything is given"]
-    assert parse_train(["--config", str(path), "--preset", "none"]) == replace(first, preset="none")
+    assert parse_train(["--config", str(path), "--preset", "none"]) == first.replace(preset="none")
     other = next(preset for preset in PRESETS if preset != name)
     with pytest.raises(ConfigError, match=f"--preset {other} would change nothing: all its settings are given"):
         parse_train(["--config", str(path), "--preset", other])
@@ -270,7 +270,7 @@ def test_a_copy_of_a_configuration_is_the_configuration():
     import pickle
 
     config = given(preset="plain", lr=1e-4)
-    for other in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config)), replace(config)):
+    for other in (copy.copy(config), copy.deepcopy(config), pickle.loads(pickle.dumps(config)), config.replace()):
         assert other == config
         assert vars(other) == vars(config)
     assert set(vars(config)) == {field.name for field in fields(config)}

@@ -202,8 +202,8 @@ def test_a_mixture_of_datasets_becomes_names(tmp_path):
         {"path": "csv", "data_files": {"train": "d.csv", "test": "e.csv"}},
     ]
     config = parsed(tmp_path, {"datasets": entries, "test_split_size": 0.2, "eval_strategy": "steps"})
-    assert config.dataset == ("org/a:en", "b.jsonl", "c.jsonl", "d.csv")
-    assert (config.hf_split, config.eval_fraction, config.eval_split) == ("train", 0.2, None)
+    assert config.data.dataset == ("org/a:en", "b.jsonl", "c.jsonl", "d.csv")
+    assert (config.data.hf_split, config.data.selection.eval_fraction, config.data.selection.eval_split) == ("train", 0.2, None)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_a_mistake_in_a_file_is_named(tmp_path, keys, message):
 def test_a_file_of_ours_stays_what_it_is(tmp_path, log):
     path = tmp_path / "ours.yaml"
     path.write_text("model: base\ndataset: a.jsonl\nseed: 3\nlora_alpha: 8\nlora: true\n", encoding="utf-8")
-    wanted = RewardTrainerConfig(model="base", dataset=("a.jsonl",), seed=3, lora_alpha=8.0, lora=True)
+    wanted = RewardTrainerConfig.of(model="base", dataset=("a.jsonl",), seed=3, lora_alpha=8.0, lora=True)
     assert parse_train(["--config", str(path)]) == wanted
     assert log.records == []
     path.write_text("model: base\ndataset: a.jsonl\nlearning_rat: 3\n", encoding="utf-8")
@@ -265,16 +265,16 @@ def test_our_own_settings_may_stand_beside_those_of_trl(tmp_path):
     config = parsed(
         tmp_path, {"compat": "trl", "label_smoothing": 0.1, "chat_template": "plain", "learning_rate": 1e-5}
     )
-    assert (config.label_smoothing, config.chat_template, config.lr) == (0.1, "plain", 1e-5)
+    assert (config.loss.label_smoothing, config.data.rendering.chat_template, config.optimizer.lr) == (0.1, "plain", 1e-5)
 
 
 def test_flags_win_over_the_file_and_the_file_over_conventions(tmp_path):
     keys = {"learning_rate": 1e-5, "per_device_train_batch_size": 4, "weight_decay": 0.2}
     config = parsed(tmp_path, keys, "--lr", "3e-5", "--label-smoothing", "0.1", "--overlong", "truncate")
-    assert (config.lr, config.label_smoothing, config.overlong) == (3e-5, 0.1, "truncate")
-    assert (config.batch_size, config.weight_decay, config.epochs, config.seed) == (4, 0.2, 3.0, 42)
+    assert (config.optimizer.lr, config.loss.label_smoothing, config.data.rendering.overlong) == (3e-5, 0.1, "truncate")
+    assert (config.run.batch_size, config.optimizer.weight_decay, config.run.epochs, config.run.seed) == (4, 0.2, 3.0, 42)
     plain = parsed(tmp_path, keys, "--compat", "none")
-    assert (plain.compat, plain.lr, plain.epochs, plain.label_smoothing) == ("none", 1e-5, 1.0, 0.05)
+    assert (plain.run.compat, plain.optimizer.lr, plain.run.epochs, plain.loss.label_smoothing) == ("none", 1e-5, 1.0, 0.05)
 
 
 def test_what_a_run_saved_repeats_it_whatever_the_conventions_say(tmp_path):
@@ -297,12 +297,12 @@ def test_what_was_decided_is_not_called_unmatched(tmp_path, log):
 def test_the_batch_is_that_of_all_the_processes_that_torchrun_starts(tmp_path, monkeypatch, log):
     monkeypatch.setenv("WORLD_SIZE", "4")
     keys = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 8}
-    assert parsed(tmp_path, keys).batch_size == 64
+    assert parsed(tmp_path, keys).run.batch_size == 64
     assert "x WORLD_SIZE: 2 x 8 x 4 -> --batch-size 64" in log.text
-    assert parsed(tmp_path, {"learning_rate": 1e-4}).batch_size == 32, "TRL's default is 8 a device"
-    assert parsed(tmp_path, keys, "--batch-size", "6").batch_size == 6
+    assert parsed(tmp_path, {"learning_rate": 1e-4}).run.batch_size == 32, "TRL's default is 8 a device"
+    assert parsed(tmp_path, keys, "--batch-size", "6").run.batch_size == 6
     monkeypatch.setenv("WORLD_SIZE", "many")
-    assert parsed(tmp_path, keys).batch_size == 16
+    assert parsed(tmp_path, keys).run.batch_size == 16
 
 
 def test_a_file_that_asks_for_evaluation_trains_on_one_data_file(base_model, tmp_path, log, verified_here):

@@ -13,13 +13,13 @@ from rewardlab.core.errors import RunInterrupted
 from rewardlab.core.signals import STUCK, StopRequests
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.training.checkpoints.checkpoint import prune, prune_after, write_checkpoint
-from rewardlab.training.settings.config import TrainerConfig
+from rewardlab.training.settings.config import RunConfig
 
 
 class Keeper:
     """Keeps checkpoints in the folder of a run. Every rank has one and asks it the same, in the same order."""
 
-    def __init__(self, config: TrainerConfig, run: Path, ranks: Ranks, stops: StopRequests) -> None:
+    def __init__(self, config: RunConfig, run: Path, ranks: Ranks, stops: StopRequests) -> None:
         self._config, self._run, self._ranks = config, run, ranks
         self.stops = stops
         self.kept_step = 0

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from rewardlab.core.config import HASH_DIGITS, from_mapping, to_mapping
+from rewardlab.core.config import HASH_DIGITS, from_mapping, settings_of, to_mapping
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
 from rewardlab.core.files import SUM, read_json, read_summed_json, sha256_json
 from rewardlab.core.run_folder import CHECKPOINTS, MANIFEST, holds_models, holds_run, run_of, sweep
@@ -120,21 +120,21 @@ def find_interrupted(config: RewardTrainerConfig) -> Interrupted | None:
 
     Raises ConfigError if there is a run without anything to resume from, ArtifactError if all of it is damaged.
     """
-    assert config.resume is not None
-    run = config.output_dir
-    if config.resume != AUTO and (named := run_of(config.resume)).resolve() != run.resolve():
+    assert config.run.resume is not None
+    run = config.run.output_dir
+    if config.run.resume != AUTO and (named := run_of(config.run.resume)).resolve() != run.resolve():
         raise ConfigError(
-            f"--resume {config.resume}: a run goes on in its own folder, {named}, not in --output-dir {run}. To branch "
-            f"off, copy the folder and resume the copy."
+            f"--resume {config.run.resume}: a run goes on in its own folder, {named}, not in --output-dir {run}. To "
+            f"branch off, copy the folder and resume the copy."
         )
     if not holds_run(run) or not (run / "config.json").is_file():
         logger.info("RESUME: no run in %s yet; it begins from the start", run)
         return None
     sweep(run)
-    is_checkpoint = config.resume != AUTO and Path(config.resume).parent.name == CHECKPOINTS
-    checkpoint = checkpoint_at(Path(config.resume)) if is_checkpoint else newest_checkpoint(run)
+    is_checkpoint = config.run.resume != AUTO and Path(config.run.resume).parent.name == CHECKPOINTS
+    checkpoint = checkpoint_at(Path(config.run.resume)) if is_checkpoint else newest_checkpoint(run)
     if checkpoint is None:
-        if config.resume != AUTO or holds_models(run):
+        if config.run.resume != AUTO or holds_models(run):
             raise ConfigError(
                 f"{run} holds a run without checkpoints, so it cannot be resumed. Begin again with --overwrite, or in "
                 f"another --output-dir."
@@ -175,12 +175,13 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def with_decisions(config: RewardTrainerConfig, run: RewardTrainerConfig) -> RewardTrainerConfig:
     """Settings as asked for, with what a run found out when it began in place of `auto` and of lengths left open."""
-    taken: dict[str, Any] = {name: getattr(run, name) for name in PROBED if getattr(config, name) == "auto"}
-    if config.eval_every is None:
-        taken["eval_every"] = run.eval_every
-    if config.warmup_steps is None and config.warmup_ratio is None:
-        taken["warmup_steps"] = run.warmup_steps
-    return replace(config, **taken)
+    known = settings_of(RewardTrainerConfig)
+    taken: dict[str, Any] = {name: known[name].of(run) for name in PROBED if known[name].of(config) == "auto"}
+    if config.run.eval_every is None:
+        taken["eval_every"] = run.run.eval_every
+    if config.schedule.warmup_steps is None and config.schedule.warmup_ratio is None:
+        taken["warmup_steps"] = run.schedule.warmup_steps
+    return config.replace(**taken)
 
 
 def held_out_by(run: Interrupted | None) -> Sequence[str]:
@@ -215,7 +216,7 @@ def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedul
     may_change = {*FREE, *CADENCE, *ROUNDING}
     if reschedule:
         may_change |= set(LENGTH)
-    elif config.lr_scheduler in LEVEL:
+    elif config.schedule.lr_scheduler in LEVEL:
         may_change |= {"steps", "epochs"}
     if refused := [name for name in changed if name not in may_change]:
         remedy = "Give the settings that the run began with, or begin another run in another --output-dir."
@@ -225,9 +226,9 @@ def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedul
                 f"length as it was, or take the new course from step {step} on with --reschedule."
             )
         raise ConfigError(f"--resume: {'; '.join(lines[name] for name in refused)}. {remedy}")
-    assert config.steps is not None
-    if config.steps < step:
-        raise ConfigError(f"--resume: --steps {config.steps} is behind the checkpoint, which is at step {step}.")
+    assert config.run.steps is not None
+    if config.run.steps < step:
+        raise ConfigError(f"--resume: --steps {config.run.steps} is behind the checkpoint, which is at step {step}.")
     notes = {
         **dict.fromkeys(ROUNDING, "equal up to rounding from here on"),
         **dict.fromkeys(CADENCE, "which model is chosen may change"),
@@ -280,7 +281,7 @@ def resumed_manifest(now: Mapping[str, Any], run: Interrupted, changes: Sequence
     for what in ("packages", "platform", "python"):
         if before.get(what) != after.get(what):
             logger.warning("RESUME: %s: %s, it was %s; equal up to rounding", what, after.get(what), before.get(what))
-    if run.checkpoint.format < DRAWN_BY_CONVERSATION and run.config.lora and run.config.lora_dropout:
+    if run.checkpoint.format < DRAWN_BY_CONVERSATION and run.config.model.lora and run.config.model.lora_dropout:
         logger.warning("RESUME: the version that began this run drew the dropout of adapters otherwise, by micro-batch")
     if run.manifest.get("ranks") != now["ranks"]:
         logger.warning("RESUME: %s ranks, it was %s; equal up to rounding", now["ranks"], run.manifest.get("ranks"))

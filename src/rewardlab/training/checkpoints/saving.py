@@ -42,10 +42,10 @@ class Saver:
             folder,
             self._model,
             self._base.renderer,
-            beta=config.beta,
-            save_dtype=saved_dtype(config.save_dtype),
+            beta=config.loss.beta,
+            save_dtype=saved_dtype(config.run.save_dtype),
             provenance={"config": to_mapping(config), "config_hash": config_hash(config), **provenance(), "step": step},
-            adapter=(config, self._base.path) if config.lora else None,
+            adapter=(config.model, self._base.path) if config.model.lora else None,
             division=self._parts,
         )
         logger.info("saved %s (%s)", folder, spec.save_dtype)
@@ -55,14 +55,14 @@ class Saver:
                 "arithmetic %s); evaluations of the folder are about the saved ones%s",
                 spec.max_rounding_error,
                 spec.save_dtype,
-                config.precision,
+                config.model.precision,
                 _what_to_do(spec.save_dtype, config),
             )
 
 
 def _usual(config: RewardTrainerConfig) -> float:
     """The largest distance between live and saved scores of which nothing is said."""
-    dtype = str(PRECISION[config.precision]).removeprefix("torch.")
+    dtype = str(PRECISION[config.model.precision]).removeprefix("torch.")
     return max(NOTABLE_ROUNDING, SCORE_TOLERANCE[dtype])
 
 
@@ -70,8 +70,8 @@ def _what_to_do(save_dtype: str, config: RewardTrainerConfig) -> str:
     """So that live and saved scores are nearer to each other."""
     if save_dtype != "float32":
         return ". --save-dtype float32 saves the weights as they are"
-    if config.precision == "fp32":
+    if config.model.precision == "fp32":
         return ""
-    if config.half_rounding == "nearest":
+    if config.model.half_rounding == "nearest":
         return ". --half-rounding stochastic computes by weights that are right on average"
     return ". --precision fp32 computes by the saved weights"

@@ -37,9 +37,10 @@ from rewardlab.training.cost.flops import shape_of, work_of
 from rewardlab.training.cost.throughput import Throughput, Work
 from rewardlab.training.loop import losses
 from rewardlab.training.loop.optimizer import build_optimizer
+from rewardlab.training.loop.schedule import build_schedule
 from rewardlab.training.loop.selection import Selection, selection_of
 from rewardlab.training.loop.totals import StepTotals
-from rewardlab.training.loop.trainer import Machine, Trainer
+from rewardlab.training.loop.trainer import Machine, Trainer, Update
 from rewardlab.training.monitoring.observers import Observers
 from rewardlab.training.monitoring.progress import StepReport
 from rewardlab.training.monitoring.records import Records
@@ -62,7 +63,7 @@ class RewardSteps:
         self._device = model.device
         self._shape = shape_of(model)
         self._to_loss = self._loss_and_statistics
-        if config.compile:
+        if config.compute.compile:
             self._to_loss = torch.compile(self._loss_and_statistics, dynamic=True)
 
     @property
@@ -73,7 +74,7 @@ class RewardSteps:
     def plan(self, step: int, budget: int) -> list[PackedBatch]:
         """The rows of the step's macro-batch that are this rank's, in level micro-batches."""
         config, groups = self.config, self.train
-        chosen = macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
+        chosen = macro_batch(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
         built, layout = [groups[index] for index in chosen], self.model.layout
         plans = plan_micro_batches(built, budget, layout=layout, num_ranks=self._ranks.size)
         return [
@@ -84,7 +85,7 @@ class RewardSteps:
     def reads(self, step: int) -> str:
         """Numbers of the step's preferences, and where they lie."""
         config, groups = self.config, self.train
-        rows = macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
+        rows = macro_batch(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
         return f"preferences {_some(list(map(str, rows)))} of {origin(groups)}"
 
     def least_budget(self) -> int:
@@ -102,13 +103,13 @@ class RewardSteps:
     def forward(self, batch: PackedBatch, step: int) -> tuple[Tensor, Tensor]:
         """The preference loss, and the statistics of losses.STATISTICS."""
         # Another draw each step, the same for all its micro-batches, and on all ranks.
-        self.model.step_draw = (self.config.seed, step)
+        self.model.step_draw = (self.config.run.seed, step)
         return self._to_loss(self.model(batch), batch)
 
     def _loss_and_statistics(self, rewards: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
         return (
-            losses.preference_loss(rewards, batch, self.config),
-            losses.statistics(rewards, batch, beta=self.config.beta),
+            losses.preference_loss(rewards, batch, self.config.loss),
+            losses.statistics(rewards, batch, beta=self.config.loss.beta),
         )
 
     def require_gradients(self) -> None:
@@ -200,7 +201,7 @@ class RewardJudge:
             "eval_ece": result.overall.estimates["eval_ece"].value,
             "eval_pairs": result.overall.sums.comparisons,
             **score_spread(result.rows),
-            "epoch": step / steps_per_epoch(len(self.data.train), self.config.batch_size),
+            "epoch": step / steps_per_epoch(len(self.data.train), self.config.run.batch_size),
         } | self._evaluate_training_part(step, budget, result)
         self.records.add(step, values)
         self.records.add_distribution(step, distributions(result.rows))
@@ -222,7 +223,7 @@ class RewardJudge:
         result = evaluate_groups(
             self.model,
             groups,
-            beta=self.config.beta,
+            beta=self.config.loss.beta,
             budget=budget,
             progress=progress,
             ranks=self._ranks,
@@ -275,7 +276,7 @@ class RewardJudge:
                 "step %d/%d  %s is no number%s, so this evaluation is not the best",
                 step,
                 self._num_steps,
-                self.config.early_stopping_metric,
+                self.config.run.early_stopping_metric,
                 f" ({non_finite} pairs have no finite scores)" if non_finite else "",
             )
 
@@ -290,12 +291,13 @@ class RewardJudge:
 
     def should_stop(self) -> str:
         """That patience has come to its end."""
-        patience = self.config.early_stopping_patience
+        patience = self.config.run.early_stopping_patience
         if patience is None or self.selection.since_best < patience:
             return ""
         best = "the untrained model" if self.best_step is None else f"step {self.best_step}"
+        since = f"{self.selection.since_best} evaluations since {best}"
         return (
-            f"no better {self.config.early_stopping_metric} in {self.selection.since_best} evaluations since {best} "
+            f"no better {self.config.run.early_stopping_metric} in {since} "
             f"({self.selection.bar:.4f}; --early-stopping-patience)"
         )
 
@@ -305,7 +307,7 @@ class RewardJudge:
         if folder not in self._saved:
             self.save_to(folder, step)
             self._saved.append(folder)
-        while self.config.save_total_limit and len(self._saved) > self.config.save_total_limit:
+        while self.config.run.save_total_limit and len(self._saved) > self.config.run.save_total_limit:
             self._remove(self._saved.pop(0))
 
     def _remove(self, folder: Path) -> None:
@@ -322,7 +324,7 @@ class RewardJudge:
         """
         if not self.data.eval:
             return
-        folder, beta = self.folder / "evals", self.config.beta
+        folder, beta = self.folder / "evals", self.config.loss.beta
         self.baseline = read_evaluation(folder, "step_0", beta=beta, ranks=self._ranks)
         if self.baseline is None:
             self.baseline = self._judge(self.data.eval, budget, "evaluating the untrained model")
@@ -346,7 +348,7 @@ class RewardJudge:
             logger.warning(
                 "RESUME: best/ is of step %d, which lies ahead; it is removed, and made anew by what beats %s %.4f",
                 self._best_on_disk,
-                self.config.early_stopping_metric,
+                self.config.run.early_stopping_metric,
                 self.selection.bar,
             )
             self._remove(self.folder / "best")
@@ -378,13 +380,20 @@ def reward_trainer(
 
     `observers` are told what happens, in place of those of the machine. Raises ConfigError as `selection_of` does.
     """
-    machine = replace(machine or Machine(), batch_timeout_s=config.batch_timeout_s)
+    machine = replace(machine or Machine(), batch_timeout_s=config.monitor.batch_timeout_s)
     if observers is not None:
         machine = replace(machine, observers=observers)
     parallel = machine.parallel
+    optimizer = build_optimizer(
+        model,
+        config.optimizer,
+        lr=config.learning_rate,
+        head=[name for name, _ in model.named_parameters() if name.startswith("head.")],
+        decay_exempt=frozenset(model.decay_exempt()),
+    )
     return RewardTrainer(
         model,
-        config,
+        config.run,
         steps=RewardSteps(config, model, data.train, parallel.ranks),
         judge=RewardJudge(
             config,
@@ -396,12 +405,10 @@ def reward_trainer(
             parallel=parallel,
             observers=machine.observers,
         ),
-        optimizer=build_optimizer(
-            model,
-            config,
-            lr=config.learning_rate,
-            head=[name for name, _ in model.named_parameters() if name.startswith("head.")],
-            decay_exempt=frozenset(model.decay_exempt()),
+        update=Update(
+            optimizer=optimizer,
+            schedule=build_schedule(optimizer, config.schedule, num_steps),
+            max_grad_norm=config.optimizer.max_grad_norm,
         ),
         num_steps=num_steps,
         records=records,

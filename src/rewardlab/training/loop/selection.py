@@ -85,15 +85,15 @@ class Selection:
 
 def selection_of(config: RewardTrainerConfig) -> Selection:
     """The rule that a configuration asks for. Raises ConfigError for a metric that is not logged."""
-    metric = column(config.early_stopping_metric)
+    metric = column(config.run.early_stopping_metric)
     logged = [name for name in COLUMNS if name != "step"]
     if metric not in logged:
         raise ConfigError(
-            f"--early-stopping-metric {config.early_stopping_metric}: not a column of metrics.csv"
+            f"--early-stopping-metric {config.run.early_stopping_metric}: not a column of metrics.csv"
             f"{did_you_mean(metric, logged)}"
         )
     return Selection(
         metric=metric,
-        mode=direction(config.early_stopping_metric, config.early_stopping_mode),
-        min_delta=config.early_stopping_min_delta,
+        mode=direction(config.run.early_stopping_metric, config.run.early_stopping_mode),
+        min_delta=config.run.early_stopping_min_delta,
     )

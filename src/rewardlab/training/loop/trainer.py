@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from rewardlab.core.bars import steps_bar
 from rewardlab.core.errors import DataError, DeviceMemoryError, NonFiniteError
@@ -32,12 +33,12 @@ from rewardlab.training.loop import failures
 from rewardlab.training.loop.loss_scale import LossScale
 from rewardlab.training.loop.optimizer import create_state, optimizer_numbers, restore_numbers, training_tensors
 from rewardlab.training.loop.prefetch import Pending
-from rewardlab.training.loop.schedule import build_schedule, seek
+from rewardlab.training.loop.schedule import seek
 from rewardlab.training.loop.totals import Accumulated, Computed, Share, StepTotals
 from rewardlab.training.monitoring.observers import Observers
 from rewardlab.training.monitoring.progress import Logbook, Progress, StepReport, duration
 from rewardlab.training.monitoring.records import Records
-from rewardlab.training.settings.config import MonitorConfig, TrainerConfig
+from rewardlab.training.settings.config import MonitorConfig, RunConfig
 
 logger = logging.getLogger("rewardlab")
 MicroBatch = TypeVar("MicroBatch")
@@ -57,6 +58,17 @@ class Machine:
     """Told what happens; whoever made them closes them."""
     batch_timeout_s: float = MonitorConfig.batch_timeout_s
     """How long a step may wait for its plan, which is read from a disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """What moves the weights."""
+
+    optimizer: torch.optim.Optimizer
+    """Its first group has the learning rate that is logged."""
+    schedule: LRScheduler
+    max_grad_norm: float
+    """Gradients longer than this are scaled down to it."""
 
 
 @runtime_checkable
@@ -142,16 +154,16 @@ class Trainer(Generic[MicroBatch, JudgeT]):
     def __init__(
         self,
         model: nn.Module,
-        config: TrainerConfig,
+        config: RunConfig,
         *,
         steps: Steps[MicroBatch],
         judge: JudgeT,
-        optimizer: torch.optim.Optimizer,
+        update: Update,
         num_steps: int,
         records: Records,
         machine: Machine | None = None,
     ) -> None:
-        """The optimiser's first group has the learning rate that is logged. By default the process is alone."""
+        """By default the process is alone."""
         machine = machine or Machine()
         self.model = model
         self.config = config
@@ -174,8 +186,9 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         self.device = next(model.parameters()).device
         self.log = Logbook(records, num_steps=num_steps, peak=machine.peak, device=self.device)
         self._next: Pending[list[MicroBatch]] | None = None
-        self.optimizer = optimizer
-        self.schedule = build_schedule(self.optimizer, config, num_steps)
+        self.optimizer = update.optimizer
+        self.schedule = update.schedule
+        self.max_grad_norm = update.max_grad_norm
         self.eval_every = config.interval(num_steps)
 
     def fit(self) -> None:
@@ -382,7 +395,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         if self.loss_scale.value != 1:
             torch._foreach_mul_([p.grad for p in trainable if p.grad is not None], 1 / self.loss_scale.value)
         head_norm, grad_norm = norm_of(self.steps.head().parameters()), norm_of(trainable)
-        nn.utils.clip_grads_with_norm_(trainable, self.config.max_grad_norm, grad_norm, foreach=True)
+        nn.utils.clip_grads_with_norm_(trainable, self.max_grad_norm, grad_norm, foreach=True)
         return grad_norm.double(), head_norm.double()
 
     def _update(self) -> bool:

@@ -97,11 +97,11 @@ class Watch:
 
 def require_monitoring(config: RewardTrainerConfig) -> None:
     """Raise ConfigError for what cannot be watched here, as far as it can be told before anything runs."""
-    require_viewers(config.report_to)
-    if config.track_gpu:
+    require_viewers(config.monitor.report_to)
+    if config.monitor.track_gpu:
         require_nvml(torch.cuda.is_available())
-    if config.profile and config.steps is not None:
-        require_steps(config.profile_steps, config.steps)
+    if config.monitor.profile and config.run.steps is not None:
+        require_steps(config.monitor.profile_steps, config.run.steps)
 
 
 def watch_run(
@@ -117,21 +117,23 @@ def watch_run(
 
     Raises ConfigError for a viewer or a GPU that cannot be had.
     """
-    assert config.steps is not None
-    assert config.eval_every is not None
-    folder, cadence = config.output_dir, Cadence(num_steps=config.steps, every=config.eval_every)
+    assert config.run.steps is not None
+    assert config.run.eval_every is not None
+    folder, cadence = config.run.output_dir, Cadence(num_steps=config.run.steps, every=config.run.eval_every)
     found: list[Observer] = []
-    if config.profile:
-        require_steps(config.profile_steps, config.steps)
-        found.append(StepProfiler(device, folder / "profile", num_traced=config.profile_steps).observer())
-    if config.profile_memory:
+    if config.monitor.profile:
+        require_steps(config.monitor.profile_steps, config.run.steps)
+        found.append(StepProfiler(device, folder / "profile", num_traced=config.monitor.profile_steps).observer())
+    if config.monitor.profile_memory:
         found.append(MemoryWatch(device, folder / "memory.csv", cadence).observer())
-    if config.track_gpu:
+    if config.monitor.track_gpu:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        found.append(watch_gpu(device, visible, folder / "gpu.csv", cadence, interval_ms=config.gpu_sample_interval_ms))
+        found.append(
+            watch_gpu(device, visible, folder / "gpu.csv", cadence, interval_ms=config.monitor.gpu_sample_interval_ms)
+        )
     # Not settled in the configuration: it repeats elsewhere, with or without TensorBoard, as the same run.
-    found += open_sinks(choose_viewers(config.report_to), folder, to_mapping(config), resumed_at=resumed_at)
-    facts = RunFacts(num_steps=config.steps, warmup_steps=config.warmup_steps or 0, beta=config.beta)
+    found += open_sinks(choose_viewers(config.monitor.report_to), folder, to_mapping(config), resumed_at=resumed_at)
+    facts = RunFacts(num_steps=config.run.steps, warmup_steps=config.schedule.warmup_steps or 0, beta=config.loss.beta)
     health = HealthWatch(folder, Health(facts), cadence)
     health.start({name: (report.truncated_replies, report.replies) for name, report in tokens.items()})
     return Watch(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, Self
 
-from rewardlab.core.config import convert_fields, require, require_between, require_seed, settings
+from rewardlab.core.config import Composed, composed, require, require_between, require_seed
 from rewardlab.core.errors import ConfigError
-from rewardlab.data.config import SelectionConfig
+from rewardlab.data.config import TrainingDataConfig, require_named
 from rewardlab.model.config import BUDGETS, ModelConfig, TrainComputeConfig
 from rewardlab.training.settings.presets import fill
 
@@ -146,7 +146,7 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerConfig(OptimizerConfig, ScheduleConfig):
+class RunConfig:
     """Steps, cadence and output; knows nothing of rewards."""
 
     compat: Literal["none", "trl"] = "none"
@@ -214,8 +214,6 @@ class TrainerConfig(OptimizerConfig, ScheduleConfig):
     """By how much an evaluation must be better to count as better."""
 
     def __post_init__(self) -> None:
-        ScheduleConfig.__post_init__(self)
-        OptimizerConfig.__post_init__(self)
         require(self.epochs > 0, f"--epochs {self.epochs}: must be above 0.")
         for name in ("checkpoint_minutes", "max_hours"):
             value = getattr(self, name)
@@ -296,48 +294,56 @@ class MonitorConfig:
         )
 
 
-@settings
+@composed
 @dataclass(frozen=True, kw_only=True)
-class RewardTrainerConfig(TrainerConfig, MonitorConfig, LossConfig, TrainComputeConfig, ModelConfig, SelectionConfig):
-    """Every setting of `rewardlab train`, by the names of its flags.
+class RewardTrainerConfig(Composed):
+    """Every setting of `rewardlab train`, in sections; `of` takes them by the names of their flags."""
 
-    A `preset` fills in what is not given, as the flag does; what `dataclasses.replace` makes has everything given.
-    """
+    data: TrainingDataConfig = TrainingDataConfig()
+    model: ModelConfig = ModelConfig()
+    compute: TrainComputeConfig = TrainComputeConfig()
+    loss: LossConfig = LossConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    run: RunConfig = RunConfig()
 
-    def __new__(cls, **given: object) -> RewardTrainerConfig:
-        """Notes what is given, which a value that equals its default does not tell."""
-        config = super().__new__(cls)
-        if given:
-            vars(config)["_given"] = given
-        return config
+    @classmethod
+    def of(cls, **settings: Any) -> Self:
+        """The configuration with these settings by their flat names; a `preset` fills in what is not given, as the flag
+        does. Raises ConfigError as `Composed.of` does.
+        """
+        return super().of(**settings, **fill(settings))
 
     def __post_init__(self) -> None:
-        vars(self).update(fill(vars(self).pop("_given", {})))
-        convert_fields(self, where="RewardTrainerConfig")
-        for room in (TrainerConfig, MonitorConfig, LossConfig, TrainComputeConfig, ModelConfig, SelectionConfig):
-            room.__post_init__(self)
-        require(self.model != "", "--model is missing: name a hub model, a folder, or smollm2-135m-instruct.")
-        require(len(self.dataset) > 0, "--dataset is missing: name a file, a folder or a hub dataset.")
-        require(
-            self.early_stopping_patience is None
-            or self.eval_fraction > 0
-            or bool(self.eval_dataset or self.eval_split),
-            f"--early-stopping-patience {self.early_stopping_patience}: without evaluation data nothing stops the run. "
-            f"Name some (--eval-split, --eval-dataset, --eval-fraction), or set it to None.",
+        data, selection, reading, loss, model = (
+            self.data,
+            self.data.selection,
+            self.data.reading,
+            self.loss,
+            self.model,
         )
-        if self.kwise_loss == "plackett-luce":
-            if self.ties == "half":
+        require_named(model.model, data.dataset, model_is="a hub model, a folder, or smollm2-135m-instruct")
+        require(
+            self.run.early_stopping_patience is None
+            or selection.eval_fraction > 0
+            or bool(selection.eval_dataset or selection.eval_split),
+            f"--early-stopping-patience {self.run.early_stopping_patience}: without evaluation data nothing stops the "
+            f"run. Name some (--eval-split, --eval-dataset, --eval-fraction), or set it to None.",
+        )
+        if loss.kwise_loss == "plackett-luce":
+            if reading.ties == "half":
                 raise ConfigError("--ties half has no meaning for a ranking; use --ties skip or --kwise-loss pairs.")
-            if self.strength_as in ("margin", "soft") or self.margin_column:
+            if reading.strength_as in ("margin", "soft") or reading.margin_column:
                 raise ConfigError("a margin or a soft label has no meaning for a ranking; use --kwise-loss pairs.")
         require(
-            not (self.train_head_only and self.differential_lr),
+            not (model.train_head_only and self.optimizer.differential_lr),
             "--differential-lr: with --train-head-only the backbone does not train. Leave one of the two out.",
         )
 
     @property
     def learning_rate(self) -> float:
         """`lr`, or the default for the kind of training."""
-        if self.lr is not None:
-            return self.lr
-        return HEAD_LR if self.train_head_only else LORA_LR if self.lora else FULL_LR
+        if self.optimizer.lr is not None:
+            return self.optimizer.lr
+        return HEAD_LR if self.model.train_head_only else LORA_LR if self.model.lora else FULL_LR

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
 from typing import Any, Final
 
+from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.training.settings.config import FULL_LR, HEAD_LR, LORA_LR, RewardTrainerConfig
 from rewardlab.training.settings.presets import fill, preset_of
@@ -56,7 +56,7 @@ NOT_MATCHED: Final[Mapping[str, str]] = {
 """Topic -> where a run with TRL's defaults still differs from TRL's own."""
 
 DECIDES_EVALUATION: Final = ("eval_dataset", "eval_split", "eval_fraction")
-OURS: Final = tuple(field.name for field in fields(RewardTrainerConfig))
+OURS: Final = tuple(settings_of(RewardTrainerConfig))
 
 
 class Conventions:
@@ -104,7 +104,7 @@ class Conventions:
             )
         if values.get("compat") != "trl":
             return {**values, **self.from_preset}
-        default: dict[str, object] = {field.name: field.default for field in fields(RewardTrainerConfig)}
+        default = {name: setting.default for name, setting in settings_of(RewardTrainerConfig).items()}
         default["lr"] = HEAD_LR if values.get("train_head_only") else LORA_LR if values.get("lora") else FULL_LR
         theirs = TRL | {"batch_size": BATCH_SIZE * num_ranks()}
         filled = {name: value for name, value in theirs.items() if name not in values}
@@ -123,19 +123,20 @@ class Conventions:
 
     def tell(self, config: RewardTrainerConfig) -> None:
         """Print what the preset set, and what was given instead."""
-        preset = preset_of(vars(config))
+        preset = preset_of({"preset": config.run.preset})
         if preset is None:
             return
         if not self.from_preset:
             logger.info("preset %s: fills in nothing, since everything is given", preset.name)
             return
         logger.info("preset %s: %s", preset.name, preset.purpose)
-        inert = () if config.lora else [name for name in preset.settings if name.startswith("lora_")]
+        inert = () if config.model.lora else [name for name in preset.settings if name.startswith("lora_")]
         sets = [_flag(name, value) for name, value in self.from_preset.items() if name not in inert]
+        held = {name: setting.of(config) for name, setting in settings_of(RewardTrainerConfig).items()}
         yours = [
-            f"{_flag(name, getattr(config, name))} (not {_flag(name, value)})"
+            f"{_flag(name, held[name])} (not {_flag(name, value)})"
             for name, value in preset.settings.items()
-            if name not in inert and getattr(config, name) != value
+            if name not in inert and held[name] != value
         ]
         logger.info("preset %s: sets %s", preset.name, ", ".join(sets))
         if yours:
@@ -157,10 +158,10 @@ def settle_reading(
 
     Raises ConfigError if some datasets hold texts and others messages.
     """
-    if config.compat != "trl" or not rows:
+    if config.run.compat != "trl" or not rows:
         return config
     decided: dict[str, Any] = {}
-    if config.chat_template == "auto":
+    if config.data.rendering.chat_template == "auto":
         kinds = {"template" if _has_messages(row) else "concat": name for name, row in rows}
         if len(kinds) > 1:
             raise ConfigError(
@@ -169,7 +170,11 @@ def settle_reading(
             )
         decided["chat_template"] = next(iter(kinds))
     without = [name for name, row in rows if not isinstance(row.get("margin"), (int, float))]
-    if len(without) < len(rows) and config.margin_column is None and config.strength_as != "margin":
+    if (
+        len(without) < len(rows)
+        and config.data.reading.margin_column is None
+        and config.data.reading.strength_as != "margin"
+    ):
         if without:
             logger.warning(
                 "compat trl: the margins are not used, since %s has none; --margin-column margin uses them and leaves "
@@ -180,7 +185,7 @@ def settle_reading(
             decided["margin_column"] = "margin"
     for name, value in decided.items():
         logger.info("compat trl: by the rows: %s", flag(name, value))
-    return replace(config, **decided)
+    return config.replace(**decided)
 
 
 def _has_messages(row: Mapping[str, object]) -> bool:
