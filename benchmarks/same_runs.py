@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ KINDS: Final[Mapping[str, Sequence[str]]] = {
     "LoRA": (*TRAIN, "--precision", "fp32", "--lora", "--lora-rank", "4", "--lora-dropout", "0.1"),
     "K-wise": (*TRAIN, "--precision", "fp32", "--kwise-loss", "plackett-luce", "--center-lambda", "0.01"),
 }
+LONG: Final = ("--steps", "200", "--eval-every", "50", "--log-every", "10", "--checkpoint-limit", "50")
+"""For a run that is to be stopped on its way."""
 PROBE: Final = ("--max-seq-len", "160", "--test-split", "test", "--layers", "1", "last", "--precision", "fp32")
 
 
@@ -55,20 +58,28 @@ class Code:
     name: str
     folder: Path
 
-    def run(self, *words: str, cwd: Path, status: int = 0) -> None:
-        """`rewardlab` of this checkout. RuntimeError unless it ends with this status."""
+    def start(self, *words: str, cwd: Path) -> subprocess.Popen[str]:
+        """`rewardlab` of this checkout, begun."""
         path = os.pathsep.join([str(self.folder / "src"), str(ROOT / "benchmarks")])
-        answer = subprocess.run(
+        return subprocess.Popen(
             [sys.executable, "-m", "rewardlab", *words],
             cwd=cwd,
             env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
-            capture_output=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
-            check=False,
         )
-        if answer.returncode != status:
+
+    def run(self, *words: str, cwd: Path) -> None:
+        """The same, to its end. RuntimeError unless that is a good one."""
+        self.finish(self.start(*words, cwd=cwd), words, status=0)
+
+    def finish(self, process: subprocess.Popen[str], words: Sequence[str], *, status: int) -> None:
+        """Wait for a process. RuntimeError unless it ends with this status."""
+        _, said = process.communicate()
+        if process.returncode != status:
             command = f"rewardlab {' '.join(words)}"
-            raise RuntimeError(f"{self.name}: {command} ended with {answer.returncode}:\n{answer.stderr}")
+            raise RuntimeError(f"{self.name}: {command} ended with {process.returncode}:\n{said}")
 
 
 @contextmanager
@@ -166,10 +177,15 @@ def compare(before: Code, after: Code, work: Path) -> dict[str, list[str]]:
 
 
 def resumed(before: Code, after: Code, model: str, work: Path) -> list[str]:
-    """A run that the code before began and stopped after a step, taken up by both."""
+    """A run that the code before began, and that was stopped on its way, taken up by both."""
     run = work / "stopped"
-    words = ("train", "--model", model, "--dataset", str(work / "pairs"), *KINDS["LoRA"])
-    before.run(*words, "--max-hours", "1e-6", "--output-dir", str(run), cwd=work, status=STOPPED)
+    words = ("train", "--model", model, "--dataset", str(work / "pairs"), *KINDS["LoRA"], *LONG)
+    begun = (*words, "--output-dir", str(run))
+    process = before.start(*begun, cwd=work)
+    while process.poll() is None and not (run / "checkpoints" / "step_2").is_dir():
+        time.sleep(0.05)
+    process.terminate()
+    before.finish(process, begun, status=STOPPED)
     for code in (before, after):
         target = work / code.name / "resumed"
         shutil.copytree(run, target)

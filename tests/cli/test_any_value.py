@@ -134,9 +134,9 @@ def without_a_model(monkeypatch, tmp_path):
         raise NoModel("no model here")
 
     for place in (
-        "training.ready.open_base",
-        "training.probe.open_base",
-        "training.evaluate.load",
+        "training.setup.open_base",
+        "probing.run.open_base",
+        "evaluation.evaluate.load",
         "serve.score_file.load",
         "serve.verify.assemble",
         "quickstart.write_dataset",
