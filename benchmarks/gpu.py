@@ -55,7 +55,9 @@ class Bench:
         } | ours.parse_settings(options.set)
         self.config = ours.settings(folder, self.fixed)
         self.half = self.config.model.precision == "bf16"
-        self.shape = flops.shape_of(ours.config_of(folder), lora_rank=self.config.model.lora_rank if self.config.model.lora else 0)
+        self.shape = flops.shape_of(
+            ours.config_of(folder), lora_rank=self.config.model.lora_rank if self.config.model.lora else 0
+        )
         self.trainer = self._trainer(self.config)
         self.resident: dict[str, nn.Module] = {}
         self.own: dict[str, torch.optim.Optimizer] = {}

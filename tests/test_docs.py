@@ -24,16 +24,16 @@ from rewardlab import cli, flags
 from rewardlab.analysis.health import ADVICE
 from rewardlab.analysis.metrics import METRICS
 from rewardlab.artifact.canaries import FAULTS
+from rewardlab.core.config import settings_of
 from rewardlab.core.run_folder import PROBE_FILES, RUN_FILES
 from rewardlab.core.spec import SCORE_TOLERANCE, Canary, RendererSpec, RewardSpec
-from rewardlab.data.config import DataConfig, ReadingConfig
+from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats import LAYOUTS
 from rewardlab.data.readers import EXTENSIONS
 from rewardlab.data.rows import CAUSES
 from rewardlab.data.sources import load_preferences
 from rewardlab.evaluation.config import EvalConfig
-from rewardlab.model.config import BackboneConfig, ComputeConfig
-from rewardlab.probing.config import ProbeConfig
+from rewardlab.probing.config import ProbeConfig, ProbeRunConfig
 from rewardlab.training.monitoring import gpu, memory_watch
 from rewardlab.training.monitoring.records import COLUMNS
 from rewardlab.training.monitoring.sinks import OPEN
@@ -209,11 +209,12 @@ def flag(name: str) -> str:
 def known_flags() -> set[str]:
     """Every flag of every command."""
     others = [item for item in vars(cli).values() if isinstance(item, type) and dataclasses.is_dataclass(item)]
-    fields = [
-        field for part in [RewardTrainerConfig, EvalConfig, ProbeConfig, *others] for field in dataclasses.fields(part)
-    ]
-    switches = {f"--no-{flag(field.name)[2:]}" for field in fields if isinstance(field.default, bool)}
-    return {flag(field.name) for field in fields} | switches | {*flags.SHORTHANDS, "--config", "--help", "--version"}
+    parts = [RewardTrainerConfig, EvalConfig, ProbeConfig, *others]
+    settings = [setting for part in parts for setting in settings_of(part).values()]
+    switches = {f"--no-{flag(setting.name)[2:]}" for setting in settings if isinstance(setting.default, bool)}
+    return (
+        {flag(setting.name) for setting in settings} | switches | {*flags.SHORTHANDS, "--config", "--help", "--version"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -316,18 +317,13 @@ def test_the_training_page_has_every_setting_once_by_room_with_its_default() -> 
     rows = table_rows(read("training.md").partition("## Settings")[2].partition("\n## ")[0])
     printed = {cells[0].strip("`"): cells[1].strip("`") for cells in rows}
     assert len(printed) == len(rows), "a flag has two rows"
-    assert printed == {flag(field.name): shown(field.default) for field in dataclasses.fields(RewardTrainerConfig)}
-    in_order = [flag(field.name) for part in cli.ROOMS.values() for field in dataclasses.fields(part)]
-    assert list(printed) == in_order, "the rooms and their fields, in the order of the code"
+    assert printed == {flag(name): shown(setting.default) for name, setting in settings_of(RewardTrainerConfig).items()}
 
 
 def test_the_probe_page_has_every_setting_of_its_own_with_its_default() -> None:
     printed = {cells[0].strip("`"): cells[1].strip("`") for cells in table_rows(read("probe.md"))}
-    elsewhere = {
-        field.name for part in (DataConfig, BackboneConfig, ComputeConfig) for field in dataclasses.fields(part)
-    }
-    own = [field for field in dataclasses.fields(ProbeConfig) if field.name not in elsewhere]
-    assert printed == {flag(field.name): shown(field.default) for field in own}
+    own = settings_of(ProbeRunConfig)
+    assert printed == {flag(name): shown(setting.default) for name, setting in own.items()}
     assert [name for name in PROBE_FILES if name not in first_cells(read("probe.md"), "The run folder")] == []
 
 

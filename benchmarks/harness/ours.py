@@ -82,7 +82,13 @@ def build_model(config: RewardTrainerConfig, *, sharing: bool, device: torch.dev
     if layout != wanted:
         raise SystemExit(f"this model's layout is {layout}, not {wanted}: {'; '.join(said) or '--set attention'}")
     return load_reward_model(
-        config.model.model, config.model, config.compute, seed=config.run.seed, layout=layout, device=device, log=said.append
+        config.model.model,
+        config.model,
+        config.compute,
+        seed=config.run.seed,
+        layout=layout,
+        device=device,
+        log=said.append,
     )
 
 

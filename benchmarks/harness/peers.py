@@ -162,7 +162,7 @@ def pair_loss(rewards: Tensor) -> Tensor:
 def run_sorted(session: Session, job: Any) -> None:
     """A variant of lockstep: the length-sorted loop."""
     model = load_classifier(job.folder, pad=job.pad)
-    if job.config.lora:
+    if job.config.model.lora:
         model = with_adapters(model, job.config, half=job.half)
     loop = PaddedLoop(model, job.groups, job.config, order=sorted_order(job.sorted_budget), half=job.half, pad=job.pad)
     session.optimizer = loop.optimizer
@@ -239,7 +239,7 @@ def run_trl(session: Session, job: Any) -> None:
             ),
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
-            peft_config=adapter(job.config) if job.config.lora else None,
+            peft_config=adapter(job.config) if job.config.model.lora else None,
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.add_callback(Turns())

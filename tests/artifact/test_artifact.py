@@ -350,9 +350,13 @@ def test_a_tokenizer_that_pads_left_is_saved_to_pad_right(tmp_path):
     make_tokenizer().save_pretrained(tmp_path / "base")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base", padding_side="left")
     spec = save_reward_model(
-        tmp_path / "rm", make_model(config=config), build_renderer(tokenizer, RenderingConfig(max_seq_len=256)), beta=1.0,
-        save_dtype=torch.float32, provenance={},
-    )  # fmt: skip
+        tmp_path / "rm",
+        make_model(config=config),
+        build_renderer(tokenizer, RenderingConfig(max_seq_len=256)),
+        beta=1.0,
+        save_dtype=torch.float32,
+        provenance={},
+    )
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
     saved = AutoTokenizer.from_pretrained(tmp_path / "rm")
     wanted = [canary.score for canary in spec.canaries]

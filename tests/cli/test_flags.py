@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 from collections.abc import Mapping
@@ -12,16 +11,17 @@ import pytest
 
 from command_line import BASE, DEFAULTS, refusal
 from rewardlab.cli import parse_train
-from rewardlab.core.config import to_mapping
+from rewardlab.core.config import settings_of, to_mapping
 from rewardlab.core.files import write_json
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.settings.conventions import TRL
 from rewardlab.training.settings.presets import PRESETS
+from runs import values_of
 
 
 def not_default(settings: Mapping[str, object]) -> dict[str, object]:
     """The settings that differ from the defaults."""
-    return {name: value for name, value in settings.items() if value != getattr(DEFAULTS, name)}
+    return {name: value for name, value in settings.items() if values_of(DEFAULTS, [name]) != {name: value}}
 
 
 FLAGS: list[tuple[str, dict[str, object]]] = [
@@ -163,7 +163,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
 @pytest.mark.parametrize(("line", "changes"), FLAGS, ids=[line for line, _ in FLAGS])
 def test_a_flag_sets_its_setting_and_no_other(line, changes):
     wanted = DEFAULTS.replace(**changes)
-    assert all(getattr(wanted, name) != getattr(DEFAULTS, name) for name in changes)
+    assert all(values_of(wanted, [name]) != values_of(DEFAULTS, [name]) for name in changes)
     # Datasets add up, so the one of BASE is left out where a line names its own.
     assert parse_train([*(BASE[:2] if "dataset" in changes else BASE), *shlex.split(line)]) == wanted
 
@@ -173,7 +173,7 @@ def test_a_run_without_flags_has_the_defaults_of_the_configuration():
 
 
 def test_every_setting_has_a_flag_in_the_table():
-    settings = {field.name for field in dataclasses.fields(RewardTrainerConfig)}
+    settings = set(settings_of(RewardTrainerConfig))
     assert {name for _, changes in FLAGS for name in changes} == settings
 
 

@@ -94,9 +94,17 @@ class Oracle:
 
     def __init__(self, config: RewardTrainerConfig) -> None:
         self.config, self.renderer = config, renderer_of(config)
-        loaded = load_preferences(config.data.dataset, split="train", reading=config.data.reading, seed=config.run.seed, limit=config.data.limit)
+        loaded = load_preferences(
+            config.data.dataset,
+            split="train",
+            reading=config.data.reading,
+            seed=config.run.seed,
+            limit=config.data.limit,
+        )
         self.reports = [report.as_dict() for report in loaded.reports]
-        train, held_out = split_by_root(loaded.preferences, fraction=config.data.selection.eval_fraction, seed=config.run.seed)
+        train, held_out = split_by_root(
+            loaded.preferences, fraction=config.data.selection.eval_fraction, seed=config.run.seed
+        )
         self.train = self.tokens(list(train))
         self.eval = self.tokens(self.draw(list(held_out), config.data.eval_limit))
         self.train_eval = self.draw(self.train[0], config.data.selection.train_eval_limit)
@@ -258,5 +266,5 @@ def test_what_is_missing_shows_before_anything_is_prepared(config: RewardTrainer
         ({"eval_split": "test"}, ConfigError, "is one file and has no splits"),
     ):
         with pytest.raises(error, match=words):
-            require_sources(config.replace(**changed))
+            require_sources(config.replace(**changed).data)
     require_sources(config.data)

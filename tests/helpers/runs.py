@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
-from rewardlab.core.config import to_mapping
+from rewardlab.core.config import Composed, to_mapping
+from rewardlab.core.config import settings_of as known_settings
 from rewardlab.training.settings.config import RewardTrainerConfig
 
 
@@ -37,14 +38,20 @@ def settings_of(config: RewardTrainerConfig) -> dict[str, object]:
     return to_mapping(config)
 
 
+def values_of(config: Composed, names: Iterable[str]) -> dict[str, object]:
+    """Settings by their flat names."""
+    known = known_settings(type(config))
+    return {name: known[name].of(config) for name in names}
+
+
 def words_of(config: RewardTrainerConfig) -> list[str]:
     """The flags of the settings that are not defaults."""
     words: list[str] = []
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if value == field.default or value is None:
+    for name, setting in known_settings(RewardTrainerConfig).items():
+        value = setting.of(config)
+        if value == setting.default or value is None:
             continue
-        flag = field.name.replace("_", "-")
+        flag = name.replace("_", "-")
         if isinstance(value, bool):
             words.append(f"--{flag}" if value else f"--no-{flag}")
         else:

@@ -44,7 +44,7 @@ def test_baselines_are_judged_on_the_same_rows_as_the_model(config):
     assert all(found == identities[0] for found in identities)
     assert compared["bag of words"].overall.sums.accuracy > 0.9, "polite words are what is preferred"
     assert list(result.compared("selection")) == list(compared)
-    written = json.loads((config.output_dir / "evals" / "test_bag_of_words.metrics.json").read_text())
+    written = json.loads((config.run.output_dir / "evals" / "test_bag_of_words.metrics.json").read_text())
     assert written["all"]["estimates"]["eval_accuracy"]["value"] == compared["bag of words"].overall.sums.accuracy
 
 
@@ -65,23 +65,30 @@ def test_baselines_are_fitted_on_training_rows_alone(config, monkeypatch):
 
 def test_they_can_be_turned_off_and_are_in_the_report(config, capsys):
     flags = [
-        *("--model", config.model, "--dataset", *config.dataset, "--test-dataset", *config.test_dataset),
+        *(
+            "--model",
+            config.model.model,
+            "--dataset",
+            *config.data.dataset,
+            "--test-dataset",
+            *config.data.test_dataset,
+        ),
         *("--steps", "1", "--max-seq-len", "128"),
     ]
-    main(["train", *flags, "--output-dir", str(config.output_dir)])
+    main(["train", *flags, "--output-dir", str(config.run.output_dir)])
     text = capsys.readouterr().out
     assert "baseline: bag of words: accuracy" in text
     assert text.count("\nlength only ") == 2, "evaluation and test data"
-    main(["train", *flags, "--no-baselines", "--output-dir", str(config.output_dir), "--overwrite"])
+    main(["train", *flags, "--no-baselines", "--output-dir", str(config.run.output_dir), "--overwrite"])
     assert "length only" not in capsys.readouterr().out
-    assert not list((config.output_dir / "evals").glob("*words*"))
+    assert not list((config.run.output_dir / "evals").glob("*words*"))
 
 
 def test_the_gap_is_the_difference_of_two_evaluations(config, caplog):
     config = config.replace(eval_every=1)
     with caplog.at_level("INFO", logger="rewardlab"):
         train(config)
-    with (config.output_dir / "metrics.csv").open() as file:
+    with (config.run.output_dir / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["eval_acc"]]
     assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
     for row in rows:
@@ -89,7 +96,7 @@ def test_the_gap_is_the_difference_of_two_evaluations(config, caplog):
         assert float(row["gap_loss"]) == pytest.approx(float(row["eval_loss"]) - float(row["train_eval_loss"]))
         for name in ("gap_acc", "gap_loss"):
             assert float(row[f"{name}_low"]) < float(row[name]) < float(row[f"{name}_high"])
-    held_out = judge(_rows(config.output_dir / "evals" / "step_3.scores.jsonl"), beta=1.0).overall
+    held_out = judge(_rows(config.run.output_dir / "evals" / "step_3.scores.jsonl"), beta=1.0).overall
     loss = held_out.estimates["eval_loss"]
     low, high = (float(rows[-1][f"gap_loss_{end}"]) for end in ("low", "high"))
     assert high - low > loss.high - loss.low, "a difference is less certain than either side"

@@ -19,7 +19,7 @@ from functools import cache, wraps
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from rewardlab.core.config_file import read_config_file
 from rewardlab.core.errors import ConfigError
@@ -28,6 +28,7 @@ from rewardlab.core.other_names import ALSO_CALLED
 from rewardlab.core.terminal import brief, short
 
 Config = TypeVar("Config")
+Sections = TypeVar("Sections", bound="Composed")
 HASH_DIGITS: Final = 12
 """Hex digits by which a configuration is known."""
 HALVES: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
@@ -155,7 +156,7 @@ class Composed:
     """A configuration in sections, each a frozen dataclass with its own checks. Settings have flat names for people."""
 
     @classmethod
-    def of(cls, **settings: Any) -> Self:
+    def of(cls: type[Sections], **settings: Any) -> Sections:
         """The configuration with these settings by their flat names, as flags have them with dashes.
 
         Values are converted as those of a file are: `dataset="a.jsonl"` becomes `("a.jsonl",)`.
@@ -163,9 +164,9 @@ class Composed:
         """
         return from_mapping(cls, settings, where=cls.__name__)
 
-    def replace(self, **settings: Any) -> Self:
+    def replace(self: Sections, **settings: Any) -> Sections:
         """The same configuration but for these settings by their flat names. Raises ConfigError as `of` does."""
-        changed: Self = _build(type(self), _converted(type(self), settings, type(self).__name__), self)
+        changed: Sections = _build(type(self), _converted(type(self), settings, type(self).__name__), self)
         return changed
 
 
@@ -179,7 +180,8 @@ def did_you_mean(name: str, known: Iterable[str], *, also: Mapping[str, str] = M
 def composed(config_type: type[Config]) -> type[Config]:
     """Of a dataclass of sections: what is not a section is a ConfigError that says where settings go."""
     build: Any = config_type.__init__
-    sections = _hints(config_type)
+    changed: Any = config_type
+    sections = _hints(changed)
 
     @wraps(build)
     def build_sections(self: Any, **given: Any) -> None:
@@ -192,8 +194,22 @@ def composed(config_type: type[Config]) -> type[Config]:
                 )
         build(self, **given)
 
-    changed: Any = config_type
     changed.__init__ = build_sections
+    make: Any = changed.of.__func__
+
+    @wraps(make)
+    def of(cls: Any, **settings: Any) -> Any:
+        return make(cls, **settings)
+
+    made: Any = of
+    made.__signature__ = inspect.Signature(  # what a notebook shows and completes
+        [inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)]
+        + [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=setting.default, annotation=setting.hint)
+            for name, setting in settings_of(config_type).items()
+        ]
+    )
+    changed.of = classmethod(made)
     return config_type
 
 

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("verified_here")
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory) -> RewardTrainerConfig:
     """How to go on with a run that was stopped after step 5, of which there are checkpoints 4 and 5; `whole` lies
-    beside it, and its `config.output_dir` is to be copied.
+    beside it, and its `config.run.output_dir` is to be copied.
     """
     folder = tmp_path_factory.mktemp("stopped")
     base, pairs = write_base_model(folder / "base"), write_pairs(folder / "pairs.jsonl", 40)

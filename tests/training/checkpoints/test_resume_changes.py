@@ -19,7 +19,7 @@ from rewardlab.training.checkpoints import resume
 from rewardlab.training.checkpoints.checkpoint import newest_checkpoint
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
-from runs import rows_of
+from runs import rows_of, values_of
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 
@@ -78,7 +78,7 @@ def test_what_is_given_goes_before_what_the_run_says_in_other_units(
 ):
     interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, warmup_steps=2)
     config = parse_train(["--resume", str(tmp_path / "run"), *flags])
-    assert {name: getattr(config, name) for name in found} == found
+    assert values_of(config, found) == found
 
 
 def test_a_level_rate_needs_no_new_course(base_model, pairs_file, tmp_path, monkeypatch):

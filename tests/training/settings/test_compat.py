@@ -19,6 +19,7 @@ from rewardlab.training.run import train
 from rewardlab.training.settings import trl_keys
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.settings.conventions import NOT_MATCHED, OURS, TRL, settle_reading
+from runs import values_of
 
 TEXTS = {"prompt": "The sky is", "chosen": " blue.", "rejected": " green."}
 MESSAGES = {
@@ -34,7 +35,11 @@ MESSAGES = {
 def test_conventions_fill_in_what_was_not_said_and_print_it(log):
     config = parse_train(["--model", "m", "--dataset", "d", "--compat", "trl", "--lr", "1e-5"])
     assert (config.optimizer.lr, config.run.batch_size, config.run.epochs, config.run.seed) == (1e-5, 8, 3.0, 42)
-    assert (config.loss.label_smoothing, config.optimizer.weight_decay, config.data.rendering.overlong) == (0.0, 0.0, "drop")
+    assert (config.loss.label_smoothing, config.optimizer.weight_decay, config.data.rendering.overlong) == (
+        0.0,
+        0.0,
+        "drop",
+    )
     (line,) = [record.getMessage() for record in log.records if "(not " in record.getMessage()]
     assert line.startswith("compat trl: --overlong drop (not truncate), --special-tokens-in-text keep (not auto), ")
     assert "--lr " not in line
@@ -66,8 +71,8 @@ def test_without_the_flag_nothing_changes(log):
 def test_the_rows_decide_template_and_margin_as_in_trl(rows, changes, decided):
     config = RewardTrainerConfig.of(**{"model": "m", "dataset": ("d",), "compat": "trl", **changes})
     settled = settle_reading(config, [(f"d{number}", row) for number, row in enumerate(rows)])
-    assert {name: getattr(settled, name) for name in decided} == decided
-    assert settled.replace(**{name: getattr(config, name) for name in decided}) == config or rows
+    assert values_of(settled, decided) == decided
+    assert settled.replace(**values_of(config, decided)) == config or rows
 
 
 def test_texts_beside_messages_are_refused():

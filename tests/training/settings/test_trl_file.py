@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,12 @@ import pytest
 import yaml
 
 from rewardlab.cli import main, parse_train
+from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.training.settings import trl_keys
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.settings.conventions import NOT_MATCHED
+from runs import values_of
 
 NEEDED = {"model_name_or_path": "base", "dataset_name": "org/pairs"}
 
@@ -117,7 +118,7 @@ SETTINGS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize(("keys", "settings"), SETTINGS, ids=[str(keys)[:60] for keys, _ in SETTINGS])
 def test_a_key_becomes_the_setting_that_does_the_same(tmp_path, keys, settings):
     config = parsed(tmp_path, keys)
-    assert {name: getattr(config, name) for name in settings} == settings
+    assert values_of(config, settings) == settings
 
 
 def test_every_key_of_a_rule_has_a_case():
@@ -203,7 +204,11 @@ def test_a_mixture_of_datasets_becomes_names(tmp_path):
     ]
     config = parsed(tmp_path, {"datasets": entries, "test_split_size": 0.2, "eval_strategy": "steps"})
     assert config.data.dataset == ("org/a:en", "b.jsonl", "c.jsonl", "d.csv")
-    assert (config.data.hf_split, config.data.selection.eval_fraction, config.data.selection.eval_split) == ("train", 0.2, None)
+    assert (config.data.hf_split, config.data.selection.eval_fraction, config.data.selection.eval_split) == (
+        "train",
+        0.2,
+        None,
+    )
 
 
 @pytest.mark.parametrize(
@@ -265,22 +270,36 @@ def test_our_own_settings_may_stand_beside_those_of_trl(tmp_path):
     config = parsed(
         tmp_path, {"compat": "trl", "label_smoothing": 0.1, "chat_template": "plain", "learning_rate": 1e-5}
     )
-    assert (config.loss.label_smoothing, config.data.rendering.chat_template, config.optimizer.lr) == (0.1, "plain", 1e-5)
+    assert (config.loss.label_smoothing, config.data.rendering.chat_template, config.optimizer.lr) == (
+        0.1,
+        "plain",
+        1e-5,
+    )
 
 
 def test_flags_win_over_the_file_and_the_file_over_conventions(tmp_path):
     keys = {"learning_rate": 1e-5, "per_device_train_batch_size": 4, "weight_decay": 0.2}
     config = parsed(tmp_path, keys, "--lr", "3e-5", "--label-smoothing", "0.1", "--overlong", "truncate")
     assert (config.optimizer.lr, config.loss.label_smoothing, config.data.rendering.overlong) == (3e-5, 0.1, "truncate")
-    assert (config.run.batch_size, config.optimizer.weight_decay, config.run.epochs, config.run.seed) == (4, 0.2, 3.0, 42)
+    assert (config.run.batch_size, config.optimizer.weight_decay, config.run.epochs, config.run.seed) == (
+        4,
+        0.2,
+        3.0,
+        42,
+    )
     plain = parsed(tmp_path, keys, "--compat", "none")
-    assert (plain.run.compat, plain.optimizer.lr, plain.run.epochs, plain.loss.label_smoothing) == ("none", 1e-5, 1.0, 0.05)
+    assert (plain.run.compat, plain.optimizer.lr, plain.run.epochs, plain.loss.label_smoothing) == (
+        "none",
+        1e-5,
+        1.0,
+        0.05,
+    )
 
 
 def test_what_a_run_saved_repeats_it_whatever_the_conventions_say(tmp_path):
     first = parse_train(["--model", "m", "--dataset", "d", "--compat", "trl", "--lora", "--epochs", "2"])
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(dataclasses.asdict(first), default=str), encoding="utf-8")
+    path.write_text(json.dumps(to_mapping(first)), encoding="utf-8")
     assert parse_train(["--config", str(path)]) == first
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Any, Final, Literal, TypeVar
 
 from rewardlab.core.config import Composed, composed, require, require_between, require_seed
 from rewardlab.core.errors import ConfigError
@@ -29,6 +29,7 @@ SHORTEST_INTERVAL: Final = 5
 Viewer = Literal["auto", "tensorboard", "wandb", "trackio", "mlflow", "none"]
 SchedulerName = Literal["cosine", "linear", "constant", "constant_with_warmup", "cosine_with_min_lr"]
 PresetName = Literal["none", "0.5b-trial", "3b-lora-shp", "7b-lora-shp", "full-finetuning", "proxy-rm", "plain"]
+Trained = TypeVar("Trained", bound="RewardTrainerConfig")
 OptimizerName = Literal["adamw", "sgd", "adafactor", "adamw8bit"]
 
 
@@ -309,11 +310,12 @@ class RewardTrainerConfig(Composed):
     run: RunConfig = RunConfig()
 
     @classmethod
-    def of(cls, **settings: Any) -> Self:
+    def of(cls: type[Trained], **settings: Any) -> Trained:
         """The configuration with these settings by their flat names; a `preset` fills in what is not given, as the flag
         does. Raises ConfigError as `Composed.of` does.
         """
-        return super().of(**settings, **fill(settings))
+        made: Trained = super().of(**settings, **fill(settings))
+        return made
 
     def __post_init__(self) -> None:
         data, selection, reading, loss, model = (
