@@ -13,7 +13,7 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import CUT_FEWEST, SPEC_FILE, read_spec
 from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, RenderingConfig
-from rewardlab.data.named import require_sources
+from rewardlab.data.named import NOTHING, Given, require_sources
 from rewardlab.model.builtin import BUILTIN_NAMES, resolve_model_name
 from rewardlab.model.config import BackboneConfig
 from rewardlab.model.files import require_same_sizes, require_whole_files
@@ -83,10 +83,10 @@ def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: 
     return Base(path=path, config=config, disk_class=disk_class, renderer=renderer)
 
 
-def require_inputs(model: BackboneConfig, data: DataConfig) -> None:
+def require_inputs(model: BackboneConfig, data: DataConfig, given: Given = NOTHING) -> None:
     """Raise ModelError, DataError or ConfigError for a model or data that are not there: said before a folder is
     claimed for what is made of them.
     """
-    require_sources(data)
+    require_sources(data, given)
     if model.model.lower() not in BUILTIN_NAMES:
         read_config(model.model, trust_remote_code=model.trust_remote_code)

@@ -26,12 +26,6 @@ def require_limits(config: object, *names: str) -> None:
         )
 
 
-def require_named(model: str, dataset: tuple[str, ...], *, model_is: str) -> None:
-    """Raise ConfigError unless model and data are named; `model_is` says what to name as the model."""
-    require(model != "", f"--model is missing: name {model_is}.")
-    require(len(dataset) > 0, "--dataset is missing: name a file, a folder or a hub dataset.")
-
-
 @dataclass(frozen=True, kw_only=True)
 class ReadingConfig:
     """How rows become preferences, and where these are kept: the same for training, probing and judging."""

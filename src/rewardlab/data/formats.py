@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -222,6 +222,69 @@ def _read_long_form(row: Row, place: str, rules: Rules) -> ParsedRow:
     return (_read_implicit if is_absent(row.get("prompt")) else _read_explicit)(row, place, rules)
 
 
+def _read_judged(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """prompt + replies + comparisons, each of which names two replies: what a `Preference` is, as JSON."""
+    prompt = read_prompt(row["prompt"], bare=rules.bare)
+    replies, entries = row["replies"], row["comparisons"]
+    if not isinstance(replies, (list, tuple)) or not isinstance(entries, (list, tuple)):
+        raise UnusableRowError("bad_comparison", "replies and comparisons are lists")
+    kept = _drawn_replies(len(replies), place, rules)
+    after = rules.before_reply(row["prompt"])
+    read = [read_reply(replies[k], prompt, after=after) for k in kept]
+    texts = [text_key(reply) for reply in read]
+    judged = [_read_comparison(entry, len(replies), rules.reading) for entry in entries]
+    among = [
+        replace(one, first=kept.index(one.first), second=kept.index(one.second))
+        for one in judged
+        if one.first in kept and one.second in kept
+    ]
+    comparisons = tuple(one for one in among if texts[one.first] != texts[one.second])
+    if not comparisons:
+        cause = "identical_replies" if among else "no_comparison"
+        raise UnusableRowError(cause, f"{len(judged)} comparisons among {len(replies)} replies")
+    preference = Preference(
+        id=place,
+        source=rules.source,
+        prompt=prompt,
+        replies=tuple(read),
+        comparisons=comparisons,
+        ranking=_read_ranking(row, kept, len(replies)),
+    )
+    return ParsedRow(preference=preference, skipped_identical=len(among) - len(comparisons))
+
+
+def _read_comparison(entry: object, num_replies: int, reading: ReadingConfig) -> Comparison:
+    """One judgement of a row: `first` against `second`, with an optional label, weight, margin and strength."""
+    if not isinstance(entry, Mapping):
+        raise UnusableRowError("bad_comparison", f"a comparison is {show(entry)}, wanted first and second")
+    pair = read_integers([entry.get("first"), entry.get("second")])
+    if pair is None or pair[0] == pair[1] or not all(0 <= k < num_replies for k in pair):
+        raise UnusableRowError(
+            "bad_comparison", f"{show(entry.get('first'))} against {show(entry.get('second'))} of {num_replies} replies"
+        )
+    label = read_number(entry, "label", "bad_label", high=1.0)
+    found = _comparison(pair[0], pair[1], 1.0 if label is None else label, entry, reading)
+    weight = read_number(entry, "weight", "bad_strength")
+    margin = None if reading.margin_column else read_number(entry, "margin", "bad_margin")
+    return replace(
+        found,
+        weight=found.weight * (1.0 if weight is None else weight),
+        margin=margin if margin is not None and found.label != 0.5 and not found.margin else found.margin,
+    )
+
+
+def _read_ranking(row: Row, kept: Sequence[int], num_replies: int) -> tuple[int, ...] | None:
+    """The replies that are kept from best to worst, if the row ranks all."""
+    if is_absent(row.get("ranking")):
+        return None
+    order = read_integers(row["ranking"])
+    if order is None or sorted(order) != list(range(num_replies)):
+        raise UnusableRowError(
+            "bad_scores", f"ranking is {show(row['ranking'])}, wanted every index from 0 to {num_replies - 1} once"
+        )
+    return tuple(kept.index(k) for k in order if k in kept)
+
+
 LONG_FORM = Layout(
     name="long form, two rows a pair",
     needed=("pair_id", "role"),
@@ -231,6 +294,7 @@ LONG_FORM = Layout(
 LAYOUTS = (
     LONG_FORM,
     Layout(name="K-wise", needed=("prompt", "responses"), one_of=("scores", "ranking"), read=_read_kwise),
+    Layout(name="judged replies", needed=("prompt", "replies", "comparisons"), read=_read_judged),
     Layout(name="SHP", needed=("history", "human_ref_A", "human_ref_B", "labels"), read=_read_shp),
     Layout(name="pairs", needed=("prompt", "chosen", "rejected"), read=_read_explicit),
     Layout(name="whole conversations or HH transcripts", needed=("chosen", "rejected"), read=_read_implicit),

@@ -83,7 +83,7 @@ def write_store(
     Raises DataError for what cannot be read or used.
     """
     layout, units = open_units(source)
-    job = Job(source=source, layout=layout.name, rules=rules, renderer=renderer, overlong=overlong)
+    job = Job(source=replace(source, rows=None), layout=layout.name, rules=rules, renderer=renderer, overlong=overlong)
     tally = Tally()
     if limit is not None:
         kept = []

@@ -21,9 +21,9 @@ from rewardlab.data.config import DataConfig, ReadingConfig, TrainingDataConfig
 from rewardlab.data.formats import Rules
 from rewardlab.data.groups import Groups, Part
 from rewardlab.data.loader import TokenReport, report_of, require_enough, tell_typed
-from rewardlab.data.named import Named, all_named
+from rewardlab.data.named import NOTHING, Given, Named, all_named
 from rewardlab.data.pipeline import write_store
-from rewardlab.data.readers import Source, find_sources, fingerprint
+from rewardlab.data.readers import Source, fingerprint
 from rewardlab.data.roots import RULES, HeldOut, count_shared, hold_out
 from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit
 from rewardlab.data.store import TokenStore
@@ -86,7 +86,7 @@ def read_named(
                     overlong,
                     crew,
                 )
-                for source in find_sources(wanted.names, wanted.split)
+                for source in wanted.sources()
             ]
             parts[wanted.purpose] = Part.join([(done.store, done.numbers) for done in prepared])
             sources[wanted.purpose] = [done.report for done in prepared]
@@ -101,17 +101,19 @@ def load_data(
     seed: int,
     kwise_loss: str = "pairs",
     held_out_by: Sequence[str] = RULES,
+    given: Given = NOTHING,
 ) -> Prepared:
     """Read and tokenise what the configuration names; `eval` stays empty unless it says how a checkpoint is chosen.
 
     Without evaluation data a share of the training prompts is held out by the first of the rules that can (see
-    `roots.hold_out`). What two kinds of data have in common is counted and warned about.
+    `roots.hold_out`). `given` are rows in memory, in place of names. What two kinds of data have in common is counted
+    and warned about.
 
     Raises DataError or ConfigError for what cannot be used.
     """
     rendering = config.rendering
     read = read_named(
-        all_named(config),
+        all_named(config, given),
         config.reading,
         renderer,
         seed=seed,
@@ -179,7 +181,7 @@ def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer
     # A store that was written for a limit holds the chosen preferences alone, in the order of the file.
     numbers = np.argsort(np.argsort(chosen)) if limit is not None and whole is None else chosen
     seconds = time.perf_counter() - started
-    sha256 = content if source.path else None
+    sha256 = content if source.path or source.rows is not None else None
     report = tally.report(source, used=len(chosen), sha256=sha256)
     _log_preparation(source, made, report.rows_read, len(chosen), seconds)
     report.require_usable(source.label, rules.reading.max_drop_fraction)

@@ -8,24 +8,28 @@ from __future__ import annotations
 
 import csv
 import difflib
+import hashlib
 import importlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import parse_line, read_json, read_lines, sha256_file
+from rewardlab.core.files import parse_line, read_json, read_lines, sha256_file, to_json
+from rewardlab.core.types import Preference
 from rewardlab.data.rows import MAX_CHARACTERS, Row, UnreadRow
 
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 """Words in a file name that name its split and not its dataset."""
 ALL_ROWS = "all rows"
+IN_MEMORY = "in memory"
+"""In place of a split."""
 CSV_LISTS = ("responses", "scores", "ranking")
 """Columns whose cells are JSON lists."""
 MAX_RECORD_CHARACTERS = 4 * MAX_CHARACTERS
@@ -47,7 +51,9 @@ class Source:
     label: str
     """What the places of rows begin with: the file name or `hub-name[split]`."""
     path: Path | None
-    """None for a hub dataset."""
+    """None for a hub dataset, and for rows in memory."""
+    rows: Iterable[object] | None = field(default=None, repr=False, compare=False)
+    """Rows that a program holds; can be walked again."""
 
 
 def find_sources(names: Sequence[str], split: str) -> tuple[Source, ...]:
@@ -100,8 +106,26 @@ def fingerprint(source: Source) -> str | None:
     """
     if source.path is not None:
         return sha256_file(source.path)
+    if source.rows is not None:
+        return _fingerprint_of_rows(source)
     found = getattr(_load_hub(source.name, source.split), "_fingerprint", None)
     return f"hub {found}" if found else None
+
+
+def source_of_rows(rows: object, name: str) -> Source:
+    """Rows that a program holds, as a dataset: mappings, `Preference`s, a `datasets.Dataset`, or what gives such.
+
+    What can be walked only once is kept as a list. Raises DataError for what is no collection of rows.
+    """
+    is_one = isinstance(rows, (str, bytes, Mapping, Preference, Path))
+    if is_one or not isinstance(rows, Iterable):
+        kind = type(rows).__name__
+        raise DataError(
+            f"{name}: got a {kind}, wanted rows: mappings such as {{'prompt': …, 'chosen': …, 'rejected': …}}, "
+            f"Preferences, or a datasets.Dataset. Files and hub names go to --dataset."
+        )
+    held = list(rows) if isinstance(rows, Iterator) else rows
+    return Source(name=name, split=IN_MEMORY, label=name, path=None, rows=held)
 
 
 def has_lines(source: Source) -> bool:
@@ -114,6 +138,8 @@ def read_source(source: Source) -> Iterator[tuple[int, Row]]:
 
     Raises DataError naming file and line of what cannot be read, or the package to install.
     """
+    if source.rows is not None:
+        return _read_rows(source)
     if source.path is None:
         return _read_hub(source.name, source.split)
     return READERS.get(source.path.suffix, _read_jsonl)(source.path)
@@ -349,6 +375,31 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
                 yield number, row
     except (OSError, ValueError, OverflowError) as error:  # pyarrow's own errors are ValueErrors
         raise DataError(f"{path}: cannot be read as Parquet after row {number} ({error}). Replace the file.") from error
+
+
+def _read_rows(source: Source) -> Iterator[tuple[int, Row]]:
+    """Rows in memory, a Preference as the mapping that its layout has."""
+    for number, row in enumerate(source.rows or (), start=1):
+        if isinstance(row, Preference):
+            yield number, asdict(row)
+        elif isinstance(row, Mapping):
+            yield number, row
+        else:
+            hint = " Of a table of pandas, give .to_dict('records')." if isinstance(row, str) else ""
+            raise DataError(
+                f"{source.label}:{number}: is a {type(row).__name__}, wanted a mapping or a Preference.{hint}"
+            )
+
+
+def _fingerprint_of_rows(source: Source) -> str | None:
+    """SHA-256 of rows in memory as JSON; None if they hold what JSON has not."""
+    digest = hashlib.sha256()
+    try:
+        for _, row in _read_rows(source):
+            digest.update(to_json(dict(row), indent=None).encode() + b"\n")
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return digest.hexdigest()
 
 
 def _read_hub(name: str, split: str) -> Iterator[tuple[int, Row]]:

@@ -36,6 +36,7 @@ CAUSES: Mapping[str, str] = {
     "bad_margin": "the margin is not a finite number of at least 0",
     "bad_roles": "a turn has an unknown role or no text, or a reply does not begin and end with an assistant turn",
     "bad_unicode": "a text has half a surrogate pair, which no tokenizer can read",
+    "bad_comparison": "a comparison does not name two of the replies, or is no mapping",
     "bad_scores": "the scores or the ranking do not fit the replies",
     "not_a_transcript": "a transcript does not begin with a Human turn and end with an Assistant turn",
     "no_prompt": "chosen and rejected are plain texts and there is no prompt",

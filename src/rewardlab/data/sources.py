@@ -142,8 +142,13 @@ def first_rows(names: Sequence[str], split: str) -> list[tuple[str, Row]]:
 
     Raises DataError as `load_preferences` does for what cannot be found or read.
     """
+    return first_rows_in(find_sources(names, split))
+
+
+def first_rows_in(sources: Iterable[Source]) -> list[tuple[str, Row]]:
+    """The same of datasets that were found."""
     found = []
-    for source in find_sources(names, split):
+    for source in sources:
         rows = (row for _, row in read_source(source) if not isinstance(row, UnreadRow))
         found += [(source.label, row) for row in islice(rows, 1)]
     return found
@@ -231,7 +236,8 @@ def open_units(source: Source) -> tuple[Layout, Iterator[Unit]]:
         if not isinstance(row, UnreadRow):
             break
     if not head:
-        raise DataError(f"{source.label}: no rows. Is it the right file, and written to the end?")
+        where = "" if source.rows is not None else " Is it the right file, and written to the end?"
+        raise DataError(f"{source.label}: no rows.{where}")
     number, row = head[-1]
     if isinstance(row, UnreadRow):
         raise DataError(f"{source.label}: every row has more than {MAX_CHARACTERS:,} characters. Is it the right file?")

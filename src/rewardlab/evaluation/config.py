@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from rewardlab.core.config import Composed, composed, require_between, require_seed
-from rewardlab.data.config import ReadingConfig, require_limits, require_named
-from rewardlab.model.config import BUDGETS, ComputeConfig, ScoringPrecision
+from rewardlab.core.config import Composed, composed, require, require_between, require_seed
+from rewardlab.data.config import ReadingConfig, require_limits
+from rewardlab.model.config import BUDGETS, ComputeConfig, ScoringPrecision, require_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,4 +64,5 @@ class EvalConfig(Composed):
 
     def require_complete(self) -> None:
         """Raise ConfigError unless model and data are named."""
-        require_named(self.run.model, self.data.dataset, model_is="a reward-model folder, such as runs/…/best")
+        require_model(self.run.model, model_is="a reward-model folder, such as runs/…/best")
+        require(len(self.data.dataset) > 0, "--dataset is missing: name a file, a folder or a hub dataset.")

@@ -47,6 +47,11 @@ class TrainComputeConfig(ComputeConfig):
         )
 
 
+def require_model(model: str, *, model_is: str) -> None:
+    """Raise ConfigError unless a model is named; `model_is` says what to name."""
+    require(model != "", f"--model is missing: name {model_is}.")
+
+
 DEFAULT_COMPUTE: Final = ComputeConfig()
 LIBRARY_COMPUTE: Final = ComputeConfig(allocator="system")
 """For a model inside somebody else's process, whose allocator is not ours to change: `keep` cannot be taken back."""

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from rewardlab.core.config import Composed, composed, require_between, require_seed
-from rewardlab.data.config import DataConfig, require_named
-from rewardlab.model.config import BUDGETS, BackboneConfig, ComputeConfig
+from rewardlab.data.config import DataConfig
+from rewardlab.model.config import BUDGETS, BackboneConfig, ComputeConfig, require_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,4 +53,4 @@ class ProbeConfig(Composed):
     run: ProbeRunConfig = ProbeRunConfig()
 
     def __post_init__(self) -> None:
-        require_named(self.model.model, self.data.dataset, model_is="a hub model, a folder, or smollm2-135m-instruct")
+        require_model(self.model.model, model_is="a hub model, a folder, or smollm2-135m-instruct")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 
@@ -18,7 +18,9 @@ from rewardlab.artifact.load import Where, assemble
 from rewardlab.artifact.save import verify_in_clean_process
 from rewardlab.core.signals import StopRequests
 from rewardlab.core.spec import read_spec
+from rewardlab.core.types import Preference
 from rewardlab.data.groups import Datasets
+from rewardlab.data.named import Given, given_rows
 from rewardlab.data.pack import largest_cost
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import Parts, joined_ranks, parts_of, share
@@ -40,6 +42,7 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.setup import Ready, make_ready, write_run_start
 
 logger = logging.getLogger("rewardlab")
+Rows = Iterable[Mapping[str, Any] | Preference]
 AS_TRAINED: Final = ", as it trains"
 
 
@@ -94,19 +97,32 @@ class TrainResult:
         return {name: result for name, result in found.items() if result is not None}
 
 
-def train(config: RewardTrainerConfig) -> TrainResult:
+def train(
+    config: RewardTrainerConfig,
+    *,
+    preferences: Rows | None = None,
+    eval_preferences: Rows | None = None,
+    test_preferences: Rows | None = None,
+) -> TrainResult:
     """Train a reward model as `config` says, or go on with a run that was interrupted; see docs/api.md.
+
+    `preferences` are rows in memory to train on, in place of data that `config` names: mappings in any layout of
+    docs/data.md, `Preference`s, a `datasets.Dataset`, or what gives such. `eval_preferences` choose the checkpoint and
+    `test_preferences` are judged once, at the end. They are read, checked and counted as rows of files are.
 
     Raises RewardlabError for anything the user can mend, RunInterrupted if a signal or `max_hours` ended it early;
     nothing of an earlier run is overwritten unless asked.
     """
     stops = StopRequests(max_hours=config.run.max_hours)
+    given = given_rows(preferences=preferences, eval_preferences=eval_preferences, test_preferences=test_preferences)
     with joined_ranks() as ranks, ExitStack() as held:
-        return _train(config, ranks, stops, held)
+        return _train(config, ranks, stops, held, given)
 
 
-def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held: ExitStack) -> TrainResult:
-    ready = make_ready(config, ranks, held)
+def _train(
+    config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held: ExitStack, given: Given
+) -> TrainResult:
+    ready = make_ready(config, ranks, held, given)
     config = ready.config
     torch.manual_seed(config.run.seed)
     parts = parts_of(config.run.sharding, ranks)

@@ -19,7 +19,7 @@ import torch
 from rewardlab.artifact.base import Base, open_base, require_inputs, settle_length
 from rewardlab.artifact.save import saved_dtype
 from rewardlab.core.config import config_hash, settings_of, to_mapping
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import provenance, write_json, write_summed_json, write_text
 from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, holds_models, only_writer
 from rewardlab.core.terminal import visible
@@ -27,9 +27,10 @@ from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
 from rewardlab.data.groups import Datasets, Groups
 from rewardlab.data.loader import TokenReport, steps_per_epoch
-from rewardlab.data.named import first_rows_of
+from rewardlab.data.named import NOTHING, Given, first_rows_of
 from rewardlab.data.pack import require_fit
 from rewardlab.data.prepare import Prepared, draw, load_data, token_groups
+from rewardlab.data.readers import fingerprint
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import device_of_rank
 from rewardlab.evaluation.baselines import fit_baselines
@@ -88,15 +89,18 @@ class Ready:
     """Settings that differ from those it began with."""
 
 
-def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Ready:
+def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given: Given = NOTHING) -> Ready:
     """Data, layout and settings, with every error that can be told without the model's weights.
+
+    `given` are rows in memory, in place of data that the configuration names.
 
     The run folder is this process's own until `held` closes.
     """
-    interrupted = ranks.by_first(lambda: _claim(config, held))
+    interrupted = ranks.by_first(lambda: _claim(config, held, given))
+    _require_same_rows(ranks, given)
     require_sharding(config, ranks, goes_on=interrupted is not None)
     if config.run.compat != "none":
-        config = settle_reading(config, first_rows_of(config.data))
+        config = settle_reading(config, first_rows_of(config.data, given))
     if interrupted is not None:
         config = with_decisions(config, interrupted.config)
     config = config.replace(max_seq_len=settle_length(config.model, config.data.rendering))
@@ -108,6 +112,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
         seed=config.run.seed,
         kwise_loss=config.loss.kwise_loss,
         held_out_by=held_out_by(interrupted),
+        given=given,
     )
     data, test, tokens = to_groups(config, prepared, base.renderer)
     device = device_of_rank()
@@ -152,13 +157,21 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Re
     )
 
 
-def _claim(config: RewardTrainerConfig, held: ExitStack) -> Interrupted | None:
+def _require_same_rows(ranks: Ranks, given: Given) -> None:
+    """Raise DataError on every rank unless all were given the same rows."""
+    if given and ranks.size > 1:
+        told = ranks.gather({purpose: fingerprint(source) for purpose, source in given.items()})
+        if any(one != told[0] for one in told):
+            raise DataError("the ranks were given different rows. Every process gives all rows, in the same order.")
+
+
+def _claim(config: RewardTrainerConfig, held: ExitStack, given: Given) -> Interrupted | None:
     """Take the run folder, once what can be told without data and model is right; the run in it to go on with."""
     selection_of(config)
     require_optimizer(config.optimizer.optimizer)
     require_quantization(config.model.quantization)
     require_monitoring(config)
-    require_inputs(config.model, config.data)
+    require_inputs(config.model, config.data, given)
     held.enter_context(only_writer(config.run.output_dir, wait_s=LOCK_WAIT_S if config.run.resume is not None else 0.0))
     interrupted = find_interrupted(config) if config.run.resume is not None else None
     # What a process left that was killed while it began is in nobody's way.

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal, TypeVar
 
 from rewardlab.core.config import Composed, composed, require, require_between, require_seed
 from rewardlab.core.errors import ConfigError
-from rewardlab.data.config import TrainingDataConfig, require_named
-from rewardlab.model.config import BUDGETS, ModelConfig, TrainComputeConfig
+from rewardlab.data.config import TrainingDataConfig
+from rewardlab.model.config import BUDGETS, ModelConfig, TrainComputeConfig, require_model
 from rewardlab.training.settings.presets import fill
 
 FULL_LR = 5e-6
@@ -318,14 +318,9 @@ class RewardTrainerConfig(Composed):
         return made
 
     def __post_init__(self) -> None:
-        data, selection, reading, loss, model = (
-            self.data,
-            self.data.selection,
-            self.data.reading,
-            self.loss,
-            self.model,
-        )
-        require_named(model.model, data.dataset, model_is="a hub model, a folder, or smollm2-135m-instruct")
+        selection, reading = self.data.selection, self.data.reading
+        loss, model = self.loss, self.model
+        require_model(model.model, model_is="a hub model, a folder, or smollm2-135m-instruct")
         require(
             self.run.early_stopping_patience is None
             or selection.eval_fraction > 0
