@@ -50,7 +50,7 @@ def stopped(tmp_path_factory) -> RewardTrainerConfig:
 @pytest.fixture
 def copied(stopped, tmp_path) -> RewardTrainerConfig:
     """The same with a copy of its own."""
-    shutil.copytree(stopped.output_dir, tmp_path / "run")
+    shutil.copytree(stopped.run.output_dir, tmp_path / "run")
     return replace(stopped, output_dir=tmp_path / "run")
 
 
