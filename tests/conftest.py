@@ -87,8 +87,8 @@ def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last check of a run, made in this process, where it is quick, and not in a clean one."""
     import rewardlab
 
-    for command in ("run", "probe"):
-        monkeypatch.setattr(f"rewardlab.training.{command}.verify_in_clean_process", rewardlab.verify)
+    for command in ("training.run", "probing.run"):
+        monkeypatch.setattr(f"rewardlab.{command}.verify_in_clean_process", rewardlab.verify)
 
 
 HOLDER = """
