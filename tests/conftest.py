@@ -88,9 +88,14 @@ def _seeded() -> None:
 
 @pytest.fixture
 def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last check of a run, made in this process, where it is quick, and not in a clean one."""
-    import rewardlab
+    """The last check of a run, made in this process, where it is quick, and not in a clean one.
 
+    Models are saved with two canaries and that of typed control tokens; all of them are looked at in tests/artifact.
+    """
+    import rewardlab
+    from rewardlab.artifact import canaries
+
+    monkeypatch.setattr(canaries, "CONVERSATIONS", canaries.CONVERSATIONS[:2])
     for command in ("training.run", "probing.run"):
         monkeypatch.setattr(f"rewardlab.{command}.verify_in_clean_process", rewardlab.verify)
 

@@ -32,7 +32,11 @@ def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     known = _wrappers.get(what.__code__)
     if known is not None:
         return _around(known, what)
-    if _names_shapes(what):
+    try:
+        shapes = any(map(_is_shape, get_type_hints(what).values()))
+    except NameError:  # what cannot be looked up is not checked
+        return _with_shapes(what, typechecker=typechecker)
+    if shapes:
         return _with_shapes(typechecker(what), typechecker=None)
     checked = typechecker(what)
     if "__beartype_func" in (getattr(checked, "__kwdefaults__", None) or {}):
@@ -45,14 +49,6 @@ def _around(known: Any, function: FunctionType) -> FunctionType:
     wrapper = FunctionType(known.__code__, known.__globals__, known.__name__)
     wrapper.__kwdefaults__ = {**known.__kwdefaults__, "__beartype_func": function}
     return update_wrapper(wrapper, function)
-
-
-def _names_shapes(function: FunctionType) -> bool:
-    """Whether the signature has a shape, or says something that cannot be looked up yet."""
-    try:
-        return any(map(_is_shape, get_type_hints(function).values()))
-    except NameError:
-        return True
 
 
 def _is_shape(hint: Any) -> bool:
