@@ -26,10 +26,13 @@ def _use_own_cache() -> None:
 
 _use_own_cache()
 
-from jaxtyping import install_import_hook
+import jaxtyping
+
+import typecheck
 
 # Before anything of the package is imported, so that its annotations are enforced.
-hook = install_import_hook("rewardlab", "typecheck.beartype")
+jaxtyping.jaxtyped = typecheck.jaxtyped
+hook = jaxtyping.install_import_hook("rewardlab", "typecheck.beartype")
 
 import pytest
 
@@ -41,6 +44,7 @@ import logging
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -84,11 +88,16 @@ def _seeded() -> None:
 
 @pytest.fixture
 def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last check of a run, made in this process, where it is quick, and not in a clean one."""
-    import rewardlab
+    """The last check of a run, made in this process, where it is quick, and not in a clean one.
 
-    for room in ("training", "probing"):
-        monkeypatch.setattr(f"rewardlab.{room}.run.verify_in_clean_process", rewardlab.verify)
+    Models are saved with two canaries and that of typed control tokens; all of them are looked at in tests/artifact.
+    """
+    import rewardlab
+    from rewardlab.artifact import canaries
+
+    monkeypatch.setattr(canaries, "CONVERSATIONS", canaries.CONVERSATIONS[:2])
+    for command in ("training.run", "probing.run"):
+        monkeypatch.setattr(f"rewardlab.{command}.verify_in_clean_process", rewardlab.verify)
 
 
 HOLDER = """
@@ -257,11 +266,19 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     numbers: list[int] = []
     own = TokenStore.group
 
+    def calls(checker: FrameType, inner: FrameType) -> bool:
+        function = checker.f_locals.get("__beartype_func")  # what it calls once it has looked at the arguments
+        return getattr(function, "__code__", None) is inner.f_code
+
     def counted(store: TokenStore, index: int, **settings: bool) -> TokenGroup:
-        asker = sys._getframe(1)
-        while asker.f_code.co_filename.endswith("groups.py") or "jaxtyping" in asker.f_code.co_filename:
+        inner, asker = sys._getframe(0), sys._getframe(1)
+        while (
+            asker.f_code.co_filename.endswith("groups.py")
+            or "jaxtyping" in asker.f_code.co_filename
+            or calls(asker, inner)
+        ):
             assert asker.f_back is not None
-            asker = asker.f_back
+            inner, asker = asker, asker.f_back
         if not asker.f_code.co_filename.startswith("<@beartype"):
             numbers.append(index)
         return own(store, index, **settings)

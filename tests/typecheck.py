@@ -1,6 +1,58 @@
-"""The run-time type checker of the test suite: an int is fine where a float is wanted, as for mypy."""
+"""The run-time type checker of the test suite: an int is fine where a float is wanted, as for mypy.
 
+jaxtyping's own decorator binds the arguments of every call, to hold the shapes of one signature against each other,
+and looks at all of them twice. Done everywhere it takes as long as the code that it watches. Here only a signature
+with shapes gets it; all others are checked by beartype alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial, update_wrapper
+from types import CodeType, FunctionType
+from typing import Any, get_args, get_type_hints
+
+import jaxtyping
 from beartype import BeartypeConf
 from beartype import beartype as decorate
 
 beartype = decorate(conf=BeartypeConf(is_pep484_tower=True))
+
+_with_shapes = jaxtyping.jaxtyped
+_wrappers: dict[CodeType, Any] = {}
+"""What checks a function that is defined anew at every call of the one around it."""
+
+
+def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
+    """As `jaxtyping.jaxtyped`, for functions and classes; what a call of another type raises is beartype's own."""
+    if what is None:
+        return partial(jaxtyped, typechecker=typechecker)
+    if not isinstance(what, FunctionType):
+        return _with_shapes(what, typechecker=typechecker)
+    known = _wrappers.get(what.__code__)
+    if known is not None:
+        return _around(known, what)
+    try:
+        shapes = any(map(_is_shape, get_type_hints(what).values()))
+    except NameError:  # what cannot be looked up is not checked
+        return _with_shapes(what, typechecker=typechecker)
+    if shapes:
+        return _with_shapes(typechecker(what), typechecker=None)
+    checked = typechecker(what)
+    if "__beartype_func" in (getattr(checked, "__kwdefaults__", None) or {}):
+        _wrappers[what.__code__] = checked
+    return checked
+
+
+def _around(known: Any, function: FunctionType) -> FunctionType:
+    """The checks of another function of the same code, around this one."""
+    wrapper = FunctionType(known.__code__, known.__globals__, known.__name__)
+    wrapper.__kwdefaults__ = {**known.__kwdefaults__, "__beartype_func": function}
+    return update_wrapper(wrapper, function)
+
+
+def _is_shape(hint: Any) -> bool:
+    """Whether an annotation, or a part of it, is an array of jaxtyping."""
+    if isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray):
+        return True
+    return any(map(_is_shape, hint if isinstance(hint, list) else get_args(hint)))

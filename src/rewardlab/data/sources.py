@@ -219,7 +219,7 @@ class Tally:
         )
 
 
-Unit = tuple[int, "str | tuple[Row, ...]"]
+Unit = tuple[int, str | tuple[Row, ...]]
 """What becomes one preference: its number, and a line of JSON or its rows (two in long-form data)."""
 
 

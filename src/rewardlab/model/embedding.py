@@ -44,7 +44,7 @@ class RowEmbedding(nn.Embedding):
     kept: Tensor | None = None
     """The tensor of the last step's gradient."""
 
-    def forward(self, input: Int[Tensor, ...]) -> Float[Tensor, "... W"]:
+    def forward(self, input: Int[Tensor, " ..."]) -> Float[Tensor, "... W"]:
         """As nn.Embedding. A weight whose gradient somebody else waits for has it from autograd, as ever."""
         watched = self.weight._backward_hooks or self.weight._post_accumulate_grad_hooks
         if watched or not (torch.is_grad_enabled() and self.weight.requires_grad):

@@ -1,0 +1,84 @@
+"""The suite's type checker refuses what annotations do not allow, wherever they stand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from beartype.roar import BeartypeCallHintParamViolation, BeartypeCallHintReturnViolation
+from jaxtyping import Float, Int, TypeCheckError
+from torch import Tensor
+
+import typecheck
+from rewardlab.training.loop.losses import centering
+
+checked = typecheck.jaxtyped(typechecker=typecheck.beartype)
+
+
+@checked
+def halved(number: int, lies: bool = False) -> float:
+    return "half" if lies else number / 2
+
+
+@checked
+def added(first_C: Float[Tensor, " C"], second_C: Float[Tensor, " C"] | None = None) -> Float[Tensor, " C"]:
+    return first_C if second_C is None else (first_C + second_C)[: len(first_C)]
+
+
+@checked
+def repeated(values_C: Float[Tensor, " C"], times: int) -> Float[Tensor, " C"]:
+    return values_C.repeat(times)
+
+
+def adder(number: int):
+    @checked
+    def add(other: int) -> int:
+        return number + other
+
+    return add
+
+
+@checked
+@dataclass(frozen=True)
+class Row:
+    tokens_T: Int[Tensor, " T"]
+    mask_T: Int[Tensor, " T"]
+
+
+def test_types_are_checked():
+    assert halved(3) == 1.5
+    with pytest.raises(BeartypeCallHintParamViolation):
+        halved("3")
+    with pytest.raises(BeartypeCallHintReturnViolation):
+        halved(3, lies=True)
+
+
+def test_shapes_of_one_call_are_held_against_each_other():
+    assert torch.equal(added(torch.ones(3), torch.ones(3)), torch.full([3], 2.0))
+    assert len(added(torch.ones(2))) == 2, "another call, another C"
+    with pytest.raises(BeartypeCallHintParamViolation):
+        added(torch.ones(3), torch.ones(4))
+    with pytest.raises(BeartypeCallHintParamViolation):
+        added(torch.ones(3, dtype=torch.int64))
+    with pytest.raises(BeartypeCallHintReturnViolation):
+        repeated(torch.ones(3), 2)
+
+
+def test_a_function_inside_another_is_checked_every_time_it_is_defined():
+    assert [adder(number)(10) for number in (1, 2, 3)] == [11, 12, 13]
+    for number in (1, 2):
+        with pytest.raises(BeartypeCallHintParamViolation):
+            adder(number)("10")
+    assert adder(1).__name__ == "add"
+
+
+def test_fields_are_checked():
+    Row(torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64))
+    with pytest.raises(TypeCheckError):
+        Row(torch.ones(3, dtype=torch.int64), torch.ones(4, dtype=torch.int64))
+
+
+def test_the_package_is_checked():
+    with pytest.raises(BeartypeCallHintParamViolation):
+        centering(torch.ones(3), torch.ones(4))
