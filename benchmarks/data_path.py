@@ -79,7 +79,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     from rewardlab.data.chat import build_renderer, load_tokenizer
     from rewardlab.data.prepare import load_data
     from rewardlab.training.settings.config import RewardTrainerConfig
-    from rewardlab.training.setup import to_groups
+    from rewardlab.training.start import to_groups
 
     logging.getLogger("rewardlab").setLevel(logging.WARNING)
     config = RewardTrainerConfig.of(
@@ -129,7 +129,7 @@ def start_run(
     from harness import ours
     from harness.random_model import config_folder, random_weights
     from rewardlab.training import run as training_run
-    from rewardlab.training import setup
+    from rewardlab.training import start
 
     shape = SMALL_MODEL | {"vocab_size": vocabulary, "max_position_embeddings": config.data.rendering.max_seq_len}
     config = config.replace(
@@ -138,7 +138,7 @@ def start_run(
         precision="fp32",
         micro_token_budget="auto",
     )
-    setup.fit_all_baselines(config, data, test)
+    start.fit_all_baselines(config, data, test)
     cpu = torch.device("cpu")
     with random_weights(seed=0, device=cpu):
         model = ours.build_model(config, sharing=True, device=cpu)

@@ -13,26 +13,31 @@ from typing import TYPE_CHECKING, Any
 from rewardlab.core.terminal import OneLine
 
 if TYPE_CHECKING:
-    from rewardlab.analysis.metrics import evaluate
-    from rewardlab.artifact.load import load
-    from rewardlab.core.errors import RewardlabError
-    from rewardlab.core.types import Comparison, Estimate, Message, Preference, ScoreRow, Sums
-    from rewardlab.evaluation.config import EvalConfig
-    from rewardlab.evaluation.evaluate import evaluate_folder
-    from rewardlab.probing.config import ProbeConfig
-    from rewardlab.probing.run import ProbeResult, probe
-    from rewardlab.score import Scorer
-    from rewardlab.serve.verify import verify
-    from rewardlab.training.loop.losses import (
-        bradley_terry,
-        centering,
-        margin_regularizer,
-        plackett_luce,
-        score_regularizer,
-    )
-    from rewardlab.training.loop.reward_trainer import reward_trainer
-    from rewardlab.training.run import TrainResult, train
-    from rewardlab.training.settings.config import RewardTrainerConfig
+    from rewardlab.analysis.metrics import evaluate as evaluate
+    from rewardlab.artifact.load import load as load
+    from rewardlab.core.errors import RewardlabError as RewardlabError
+    from rewardlab.core.types import Comparison as Comparison
+    from rewardlab.core.types import Estimate as Estimate
+    from rewardlab.core.types import Message as Message
+    from rewardlab.core.types import Preference as Preference
+    from rewardlab.core.types import ScoreRow as ScoreRow
+    from rewardlab.core.types import Sums as Sums
+    from rewardlab.evaluation.config import EvalConfig as EvalConfig
+    from rewardlab.evaluation.evaluate import evaluate_folder as evaluate_folder
+    from rewardlab.probing.config import ProbeConfig as ProbeConfig
+    from rewardlab.probing.run import ProbeResult as ProbeResult
+    from rewardlab.probing.run import probe as probe
+    from rewardlab.score import Scorer as Scorer
+    from rewardlab.serve.verify import verify as verify
+    from rewardlab.training.loop.losses import bradley_terry as bradley_terry
+    from rewardlab.training.loop.losses import centering as centering
+    from rewardlab.training.loop.losses import margin_regularizer as margin_regularizer
+    from rewardlab.training.loop.losses import plackett_luce as plackett_luce
+    from rewardlab.training.loop.losses import score_regularizer as score_regularizer
+    from rewardlab.training.loop.reward_trainer import reward_trainer as reward_trainer
+    from rewardlab.training.run import TrainResult as TrainResult
+    from rewardlab.training.run import train as train
+    from rewardlab.training.settings.config import RewardTrainerConfig as RewardTrainerConfig
 
 _HOME = {
     "Comparison": "core.types",
@@ -62,39 +67,15 @@ _HOME = {
     "verify": "serve.verify",
 }
 
-__all__ = [
-    "Comparison",
-    "Estimate",
-    "EvalConfig",
-    "Message",
-    "Preference",
-    "ProbeConfig",
-    "ProbeResult",
-    "RewardTrainerConfig",
-    "RewardlabError",
-    "ScoreRow",
-    "Scorer",
-    "Sums",
-    "TrainResult",
-    "bradley_terry",
-    "centering",
-    "evaluate",
-    "evaluate_folder",
-    "load",
-    "margin_regularizer",
-    "plackett_luce",
-    "probe",
-    "reward_trainer",
-    "score_regularizer",
-    "train",
-    "verify",
-]
+__all__ = list(_HOME)
 
 
 logging.getLogger("rewardlab").addFilter(OneLine())
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("rewardlab")
     if name not in _HOME:
         raise AttributeError(f"module 'rewardlab' has no attribute {name!r}")
     return getattr(import_module(f"rewardlab.{_HOME[name]}"), name)

@@ -26,7 +26,7 @@ import train_cpu
 from harness import machine, peers
 from harness.tiny import write_tiny
 from rewardlab.batch import pack
-from rewardlab.training import setup
+from rewardlab.training import start
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 HAS_TRL = importlib.util.find_spec("trl") is not None
@@ -326,7 +326,7 @@ def test_the_start_of_a_run_is_measured_and_builds_two_steps_of_the_data(tmp_pat
         numbers.append(len(built))
 
     monkeypatch.setattr(data_path, "start_run", watched)
-    monkeypatch.setattr(setup, "fit_all_baselines", lambda *_: {})  # fitted on at most 10,000
+    monkeypatch.setattr(start, "fit_all_baselines", lambda *_: {})  # fitted on at most 10,000
     path, model = tmp_path / "pairs.jsonl", write_tiny(tmp_path / "model", "tiny-llama")
     data_path.write_pairs(path, 400)
     given = ["--model", model, "--measure", str(path), "--cache-dir", "none", "--num-workers", "1"]

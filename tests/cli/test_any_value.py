@@ -135,7 +135,7 @@ def without_a_model(monkeypatch, tmp_path):
         raise NoModel("no model here")
 
     for place in (
-        "training.setup.open_base",
+        "training.start.open_base",
         "probing.run.open_base",
         "evaluation.evaluate.load",
         "serve.score_file.load",

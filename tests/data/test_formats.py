@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
 from typing import Any
 
@@ -276,3 +278,67 @@ def test_conversations_are_immutable_tuples() -> None:
     row = preference({**PAIR, "prompt": turns(user("Why?"))})
     parts: tuple[Conversation, ...] = (row.prompt, *row.replies)
     assert all(isinstance(part, tuple) for part in parts)
+
+
+# --- judged replies ------------------------------------------------------------------------------------------
+
+JUDGED = {
+    "prompt": "Why?",
+    "replies": ["a", "b", [{"role": "assistant", "content": "c"}]],
+    "comparisons": [{"first": 0, "second": 1}, {"first": 2, "second": 1, "label": 0.25, "weight": 3, "margin": 0.5}],
+    "ranking": [0, 2, 1],
+}
+
+
+def test_judged_replies_are_read_as_they_are():
+    read_row = preference(JUDGED)
+    assert replies(read_row) == ["a", "b", "c"]
+    first, second = read_row.comparisons
+    assert (first.first, first.second, first.label, first.weight, first.margin) == (0, 1, 1.0, 1.0, 0.0)
+    assert (second.first, second.second, second.label, second.weight, second.margin) == (2, 1, 0.25, 3.0, 0.5)
+    assert read_row.ranking == (0, 2, 1)
+
+
+def test_a_preference_written_as_json_is_read_as_the_same():
+    row = json.loads(json.dumps(dataclasses.asdict(preference(JUDGED))))
+    assert preference(row) == preference(JUDGED)
+
+
+def test_of_judged_replies_that_are_drawn_the_comparisons_among_them_stay():
+    drawn = [preference(JUDGED, max_replies=2, seed=seed) for seed in range(12) if kept_two(seed)]
+    assert drawn
+    for row in drawn:
+        assert len(row.replies) == 2
+        assert {row.comparisons[0].first, row.comparisons[0].second} == {0, 1}
+        assert sorted(row.ranking) == [0, 1]
+
+
+def kept_two(seed: int) -> bool:
+    """Whether two replies that were compared are drawn."""
+    try:
+        preference(JUDGED, max_replies=2, seed=seed)
+    except UnusableRowError as unusable:
+        assert unusable.cause == "no_comparison"
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("changed", "wanted"),
+    [
+        ({"comparisons": [{"first": 0, "second": 3}]}, "bad_comparison"),
+        ({"comparisons": [{"first": 1, "second": 1}]}, "bad_comparison"),
+        ({"comparisons": [{"first": 0}]}, "bad_comparison"),
+        ({"comparisons": ["a"]}, "bad_comparison"),
+        ({"comparisons": "ab"}, "bad_comparison"),
+        ({"comparisons": []}, "no_comparison"),
+        ({"replies": "ab"}, "bad_comparison"),
+        ({"replies": ["a", "a", "c"], "comparisons": [{"first": 0, "second": 1}]}, "identical_replies"),
+        ({"comparisons": [{"first": 0, "second": 1, "label": 2}]}, "bad_label"),
+        ({"comparisons": [{"first": 0, "second": 1, "weight": -1}]}, "bad_strength"),
+        ({"comparisons": [{"first": 0, "second": 1, "margin": "x"}]}, "bad_margin"),
+        ({"ranking": [0, 1]}, "bad_scores"),
+    ],
+)
+def test_what_judged_replies_are_dropped_for(changed, wanted):
+    assert cause({**JUDGED, **changed}) == wanted

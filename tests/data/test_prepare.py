@@ -21,7 +21,7 @@ from rewardlab.data.prepare import load_data
 from rewardlab.data.roots import split_by_root
 from rewardlab.data.sources import load_preferences
 from rewardlab.training.settings.config import RewardTrainerConfig
-from rewardlab.training.setup import to_groups
+from rewardlab.training.start import to_groups
 
 WORDS = ["light", "water", "soil", "basil", "Paris", "France", "dry", "give", "keep", "alive"]
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-import rewardlab.training.setup as setup_module
+import rewardlab.training.start as start_module
 from conftest import write_pairs
 from rewardlab.analysis.stats import difference
 from rewardlab.cli import main
@@ -50,13 +50,13 @@ def test_baselines_are_judged_on_the_same_rows_as_the_model(config):
 
 def test_baselines_are_fitted_on_training_rows_alone(config, monkeypatch):
     seen = {}
-    original = setup_module.fit_baselines
+    original = start_module.fit_baselines
 
     def watch(groups, judged, *, seed):
         seen["train"], seen["judged"] = {group.preference_id for group in groups}, judged
         return original(groups, judged, seed=seed)
 
-    monkeypatch.setattr(setup_module, "fit_baselines", watch)
+    monkeypatch.setattr(start_module, "fit_baselines", watch)
     train(config)
     assert len(seen["train"]) == 28
     for groups in seen["judged"].values():

@@ -39,7 +39,7 @@ def test_an_earlier_run_is_kept_unless_overwriting_is_asked_for(base_model, pair
 
 
 def test_a_folder_belongs_to_one_process_until_it_ends(base_model, pairs_file, tmp_path, holder, monkeypatch):
-    monkeypatch.setattr("rewardlab.training.setup.LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("rewardlab.training.start.LOCK_WAIT_S", 0.1)
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
     other = holder(tmp_path / "run")
     for asked in (config, config.replace(resume="auto"), config.replace(overwrite=True)):

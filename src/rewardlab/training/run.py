@@ -39,7 +39,7 @@ from rewardlab.training.loop.trainer import Machine
 from rewardlab.training.monitoring.monitor import Watch, watch_run
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.settings.config import RewardTrainerConfig
-from rewardlab.training.setup import Ready, make_ready, write_run_start
+from rewardlab.training.start import Ready, make_ready, write_run_start
 
 logger = logging.getLogger("rewardlab")
 Rows = Iterable[Mapping[str, Any] | Preference]

@@ -7,7 +7,6 @@ import pickle
 import shutil
 import warnings
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from resuming import interrupted, weights_of
 from rewardlab.core.errors import ArtifactError, RewardlabError
 from rewardlab.core.files import read_summed_json, sha256_file, write_json, write_summed_json
 from rewardlab.distributed.ranks import ALONE
-from rewardlab.training import setup
+from rewardlab.training import start
 from rewardlab.training.checkpoints.checkpoint import checkpoint_at, newest_checkpoint
 from rewardlab.training.checkpoints.shards import open_shards, read_shards, write_shards
 from rewardlab.training.run import train
@@ -51,7 +50,7 @@ def stopped(tmp_path_factory) -> RewardTrainerConfig:
 def copied(stopped, tmp_path) -> RewardTrainerConfig:
     """The same with a copy of its own."""
     shutil.copytree(stopped.run.output_dir, tmp_path / "run")
-    return replace(stopped, output_dir=tmp_path / "run")
+    return stopped.replace(output_dir=tmp_path / "run")
 
 
 def whole_of(config: RewardTrainerConfig) -> Path:
@@ -144,28 +143,28 @@ def test_resuming_unpickles_nothing(copied, monkeypatch):
         monkeypatch.setattr(pickle, name, refuse)
     monkeypatch.setattr(torch, "load", refuse)
     train(copied)
-    assert history_of(copied.output_dir) == history_of(whole_of(copied))
+    assert history_of(copied.run.output_dir) == history_of(whole_of(copied))
 
 
 def test_a_checkpoint_of_an_earlier_version_goes_on_exactly(copied, log):
-    as_earlier_version(copied.output_dir, 5)
+    as_earlier_version(copied.run.output_dir, 5)
     train(copied)
     assert "checkpoints/step_5, after step 5" in log.text
-    assert history_of(copied.output_dir) == history_of(whole_of(copied))
+    assert history_of(copied.run.output_dir) == history_of(whole_of(copied))
 
 
 def test_a_pickle_that_calls_something_is_refused_and_calls_nothing(copied, tmp_path, log):
-    folder, trace = as_earlier_version(copied.output_dir, 5), tmp_path / "trace"
+    folder, trace = as_earlier_version(copied.run.output_dir, 5), tmp_path / "trace"
     metadata = folder / "tensors/.metadata"
     metadata.write_bytes(pickle.dumps(Payload(trace)))
     list_again(folder)
-    assert newest_checkpoint(copied.output_dir).step == 4
+    assert newest_checkpoint(copied.run.output_dir).step == 4
     assert "which no checkpoint does" in log.text
     assert not trace.exists()
 
 
 def test_a_part_that_calls_something_is_refused_and_calls_nothing(copied, tmp_path):
-    folder, trace = as_earlier_version(copied.output_dir, 5), tmp_path / "trace"
+    folder, trace = as_earlier_version(copied.run.output_dir, 5), tmp_path / "trace"
     (data,) = (folder / "tensors").glob("*.distcp")
     evil, content = pickle.dumps(Payload(trace), protocol=2), bytearray(data.read_bytes())
     content[:] = (evil * (len(content) // len(evil) + 1))[: len(content)]
@@ -208,20 +207,20 @@ def harm(checkpoint: Path, name: str, how: str) -> None:
 
 @pytest.mark.parametrize(("name", "how"), [*DAMAGE, *FOLDERS])
 def test_damage_of_any_kind_leads_to_the_checkpoint_before(name, how, copied, log):
-    folder = copied.output_dir / "checkpoints/step_5"
+    folder = copied.run.output_dir / "checkpoints/step_5"
     harm(folder, name, how)
     with pytest.raises(ArtifactError, match="is damaged"):
         checkpoint_at(folder)
-    found = newest_checkpoint(copied.output_dir)
+    found = newest_checkpoint(copied.run.output_dir)
     assert found.step == 4
     assert "step_5 is damaged (" in log.text
     assert not folder.exists()
-    assert newest_checkpoint(copied.output_dir).step == 4, "once is enough"
+    assert newest_checkpoint(copied.run.output_dir).step == 4, "once is enough"
 
 
 @pytest.mark.parametrize("name", ["state.json", "tensors/index.json"])
 def test_a_list_that_leaves_a_file_out_is_damage(name, copied):
-    folder = copied.output_dir / "checkpoints/step_5"
+    folder = copied.run.output_dir / "checkpoints/step_5"
     listed = read_summed_json(folder / "checkpoint.json")
     del listed["files"][name]
     write_summed_json(folder / "checkpoint.json", listed)
@@ -232,16 +231,16 @@ def test_a_list_that_leaves_a_file_out_is_damage(name, copied):
 @pytest.mark.parametrize("name", ["config.json", "manifest.json"])
 @pytest.mark.parametrize("how", [how for how in HARMS if how != "a link elsewhere"])
 def test_a_run_whose_settings_are_damaged_is_refused_in_words(name, how, copied):
-    HARMS[how](copied.output_dir / name)
+    HARMS[how](copied.run.output_dir / name)
     with pytest.raises(RewardlabError, match=f"{name}.* begin again with --overwrite|already holds a run"):
         train(copied)
 
 
 def test_a_digit_in_the_settings_of_a_run_is_no_other_learning_rate(copied):
-    path = copied.output_dir / "config.json"
+    path = copied.run.output_dir / "config.json"
     path.write_text(path.read_text().replace('"lr": 0.003', '"lr": 0.008'))
     with pytest.raises(ArtifactError, match="config.json is not what the run wrote, by the hash in manifest.json"):
-        train(replace(copied, lr=0.008))
+        train(copied.replace(lr=0.008))
 
 
 def test_settings_are_those_before_if_a_process_died_between_manifest_and_settings(copied, monkeypatch):
@@ -251,16 +250,16 @@ def test_settings_are_those_before_if_a_process_died_between_manifest_and_settin
 
     for _ in range(2):
         with monkeypatch.context() as patched:
-            patched.setattr(setup, "write_json", dies)
+            patched.setattr(start, "write_json", dies)
             with pytest.raises(KeyboardInterrupt):
-                train(replace(copied, log_every=1))
-    train(replace(copied, log_every=1))
-    assert (copied.output_dir / "step_8").is_dir()
+                train(copied.replace(log_every=1))
+    train(copied.replace(log_every=1))
+    assert (copied.run.output_dir / "step_8").is_dir()
 
 
 @pytest.mark.parametrize("damaged", [("step_0", "test_before_training"), ("step_4",)])
 def test_scores_that_changed_on_the_disk_are_not_taken_for_what_the_model_gave(damaged, copied, log):
-    evals, whole = copied.output_dir / "evals", whole_of(copied)
+    evals, whole = copied.run.output_dir / "evals", whole_of(copied)
     for name in damaged:
         path = evals / f"{name}.scores.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -268,18 +267,20 @@ def test_scores_that_changed_on_the_disk_are_not_taken_for_what_the_model_gave(d
     result = train(copied)
     for name in damaged:
         assert f"{name}.scores.jsonl is not what was written" in log.text
-    assert history_of(copied.output_dir) == history_of(whole)
+    assert history_of(copied.run.output_dir) == history_of(whole)
     if "step_0" in damaged:  # of the untrained model, which is at hand
         for name in damaged:
             assert (evals / f"{name}.scores.jsonl").read_text() == (whole / f"evals/{name}.scores.jsonl").read_text()
         rows = [json.loads(line)["score"] for line in (whole / "evals/step_0.scores.jsonl").read_text().splitlines()]
         assert [row.score for row in result.baseline.rows] == rows
-    drawn, wanted = (json.loads((run / "reward_distributions.json").read_text()) for run in (copied.output_dir, whole))
+    drawn, wanted = (
+        json.loads((run / "reward_distributions.json").read_text()) for run in (copied.run.output_dir, whole)
+    )
     assert drawn == {step: scores for step, scores in wanted.items() if f"step_{step}" not in {*damaged} - {"step_0"}}
 
 
 def test_a_best_that_says_another_step_is_refused(copied):
-    path = copied.output_dir / "best/reward_spec.json"
+    path = copied.run.output_dir / "best/reward_spec.json"
     spec = json.loads(path.read_text())
     spec["provenance"]["step"] += 10
     path.write_text(json.dumps(spec))
@@ -290,11 +291,11 @@ def test_a_best_that_says_another_step_is_refused(copied):
 @pytest.mark.soak
 @pytest.mark.parametrize(("name", "how"), [*DAMAGE, *FOLDERS])
 def test_a_run_goes_on_exactly_from_the_checkpoint_before_a_damaged_one(name, how, copied):
-    harm(copied.output_dir / "checkpoints/step_5", name, how)
+    harm(copied.run.output_dir / "checkpoints/step_5", name, how)
     train(copied)
-    assert history_of(copied.output_dir) == history_of(whole_of(copied))
+    assert history_of(copied.run.output_dir) == history_of(whole_of(copied))
     for model in ("best", "step_8"):
-        ours, theirs = (weights_of(run / model) for run in (copied.output_dir, whole_of(copied)))
+        ours, theirs = (weights_of(run / model) for run in (copied.run.output_dir, whole_of(copied)))
         assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
 
 
@@ -312,7 +313,7 @@ OF_A_RUN = (
 @pytest.mark.parametrize("how", HARMS)
 @pytest.mark.parametrize("name", OF_A_RUN)
 def test_a_run_with_any_other_file_damaged_goes_on_or_is_refused_in_words(name, how, copied):
-    HARMS[how](copied.output_dir / name)
+    HARMS[how](copied.run.output_dir / name)
     with suppress(RewardlabError):  # in words; anything else is a traceback
         train(copied)
-        assert history_of(copied.output_dir) == history_of(whole_of(copied))
+        assert history_of(copied.run.output_dir) == history_of(whole_of(copied))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from conftest import make_model, write_base_model, write_pairs
 from resuming import KINDS, interrupted, weights_of
 from rewardlab.cli import parse_train
-from rewardlab.core.config import HASH_DIGITS
+from rewardlab.core.config import HASH_DIGITS, settings_of
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
 from rewardlab.core.files import SUM, sha256_json
 from rewardlab.training.checkpoints import resume
@@ -145,7 +145,7 @@ def test_every_setting_is_of_one_kind():
     lists = (resume.PERMISSIONS, resume.BY_CONTENT, resume.FREE, resume.CADENCE, resume.ROUNDING, resume.LENGTH)
     names = [name for names in lists for name in names]
     assert len(names) == len(set(names))
-    assert set(names) | set(resume.PROBED) <= set(RewardTrainerConfig.__dataclass_fields__)
+    assert set(names) | set(resume.PROBED) <= set(settings_of(RewardTrainerConfig))
 
 
 def test_frozen_weights_are_known_by_every_bit():

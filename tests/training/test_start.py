@@ -8,7 +8,7 @@ from transformers import AutoConfig
 from rewardlab.core.errors import ModelError
 from rewardlab.model.load import looks_local, read_config
 from rewardlab.training.settings.config import RewardTrainerConfig
-from rewardlab.training.setup import configuration_block
+from rewardlab.training.start import configuration_block
 
 
 def shown(width=100, **changes):

@@ -1,0 +1,139 @@
+"""Training on rows that a program holds: as from files, with the same checks and counts."""
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+import rewardlab
+from conftest import write_pairs
+from resuming import config_for, stop_after
+from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
+from rewardlab.core.types import Comparison, Message, Preference
+from rewardlab.data.named import all_named, given_rows
+from rewardlab.data.readers import source_of_rows
+from rewardlab.training.run import train
+from runs import history_of
+
+pytestmark = pytest.mark.usefixtures("verified_here")
+
+
+@pytest.fixture
+def rows(tmp_path) -> list[dict[str, object]]:
+    """Of a file of pairs."""
+    path = write_pairs(tmp_path / "pairs.jsonl", 24)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def told(folder, kind="train") -> dict[str, object]:
+    """What the manifest says of the rows, without their name."""
+    (report,) = json.loads((folder / "manifest.json").read_text())["data"][kind]
+    return {key: value for key, value in report.items() if key not in ("name", "split", "sha256", "examples")}
+
+
+def test_rows_in_memory_train_as_the_same_rows_in_a_file(base_model, rows, tmp_path):
+    rows = [*rows, {"prompt": "x", "chosen": "same", "rejected": "same"}]
+    path = tmp_path / "all.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = config_for(base_model, path, tmp_path / "file", steps=4, eval_fraction=0.2, max_drop_fraction=0.5)
+    train(config)
+    held = config.replace(dataset=(), output_dir=tmp_path / "held")
+    train(held, preferences=rows)
+    train(held.replace(output_dir=tmp_path / "walked"), preferences=(row for row in rows))
+    assert told(tmp_path / "file")["dropped"] == {"identical_replies": 1}
+    for name in ("held", "walked"):
+        assert history_of(tmp_path / name) == history_of(tmp_path / "file")
+        assert told(tmp_path / name) == told(tmp_path / "file")
+        assert json.loads((tmp_path / name / "config.json").read_text())["dataset"] == []
+
+
+def test_a_dataset_of_the_hub_library_is_rows(base_model, rows, tmp_path):
+    datasets = pytest.importorskip("datasets")
+    config = config_for(base_model, "unused", tmp_path / "rows", steps=2).replace(dataset=())
+    train(config, preferences=rows)
+    train(config.replace(output_dir=tmp_path / "library"), preferences=datasets.Dataset.from_list(rows))
+    assert history_of(tmp_path / "library") == history_of(tmp_path / "rows")
+
+
+def preferences(count: int) -> Iterator[Preference]:
+    """Three replies each, judged in two ways."""
+    for k in range(count):
+        replies = tuple((Message("assistant", f"{word} {k}"),) for word in ("good", "bad", "so"))
+        yield Preference(
+            id=f"mine-{k}",
+            source="mine",
+            prompt=(Message("system", "Be brief."), Message("user", f"why {k}?")),
+            replies=replies,
+            comparisons=(
+                Comparison(first=0, second=1),
+                Comparison(first=2, second=1, label=0.7, weight=2.0, margin=0.5),
+            ),
+        )
+
+
+def test_preferences_keep_their_judgements_and_evaluation_and_test_data_their_places(base_model, tmp_path):
+    config = config_for(base_model, "unused", tmp_path / "run", steps=2).replace(dataset=())
+    result = train(
+        config, preferences=preferences(16), eval_preferences=list(preferences(12)), test_preferences=preferences(11)
+    )
+    assert result.selected is not None
+    assert result.test is not None
+    assert (result.selected.overall.sums.comparisons, result.test.overall.sums.comparisons) == (24, 22)
+    row = result.test.rows[2]
+    assert row.source == "mine"
+    judged = {(c.first, c.second): c for c in row.comparisons}
+    assert (judged[2, 1].label, judged[2, 1].weight, judged[2, 1].margin) == (0.7, 2.0, 0.5)
+
+
+def test_a_run_goes_on_with_the_same_rows_and_no_others(base_model, rows, tmp_path, monkeypatch):
+    config = config_for(base_model, "unused", tmp_path / "run", steps=4).replace(dataset=())
+    with monkeypatch.context() as patched:
+        stop_after(patched, 2)
+        with pytest.raises(RunInterrupted):
+            train(config, preferences=rows)
+    with pytest.raises(DataError, match="the training data are not what the run began with"):
+        train(config.replace(resume="auto"), preferences=[*rows[1:], rows[0]])
+    train(config.replace(resume="auto"), preferences=rows)
+    train(config.replace(output_dir=tmp_path / "whole"), preferences=rows)
+    assert history_of(tmp_path / "run") == history_of(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("pairs.jsonl", "preferences: got a str, wanted rows"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preferences: got a dict, wanted rows"),
+        (7, "preferences: got a int, wanted rows"),
+        (["prompt", "chosen"], r"preferences:1: is a str, .* give \.to_dict\('records'\)"),
+        ([], r"preferences: no rows\.$"),
+        ([{"prompt": "a", "choosen": "b", "rejected": "c"}], "Perhaps 'choosen' as 'chosen' is meant"),
+    ],
+)
+def test_what_is_no_row_is_told_before_a_folder_is_claimed(given, message, base_model, tmp_path):
+    config = config_for(base_model, "unused", tmp_path / "run").replace(dataset=())
+    with pytest.raises(DataError, match=message):
+        train(config, preferences=given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_that_are_given_twice_or_not_at_all_are_refused(rows):
+    config = rewardlab.RewardTrainerConfig.of(model="m")
+    with pytest.raises(ConfigError, match="--dataset is missing"):
+        train(config)
+    given = given_rows(preferences=rows, eval_preferences=None, test_preferences=rows)
+    assert [named.purpose for named in all_named(config.data, given)] == ["train", "test"]
+    for settings, words in (
+        ({"dataset": "a.jsonl"}, "dataset=.* preferences are given as well"),
+        ({"test_dataset": "a.jsonl"}, "test_dataset=.* test_preferences are given as well"),
+        ({"eval_split": "test"}, "training data in memory have no splits. Give eval_preferences"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            all_named(config.replace(**settings).data, given)
+
+
+def test_rows_that_json_cannot_hold_are_read_and_not_kept(base_model, rows, tmp_path):
+    odd = [{**row, "when": object()} for row in rows]
+    config = config_for(base_model, "unused", tmp_path / "run", steps=1, cache_dir=str(tmp_path / "cache"))
+    train(config.replace(dataset=()), preferences=odd)
+    assert told(tmp_path / "run")["kept"] == 24
+    assert source_of_rows(odd, "x").rows is odd
