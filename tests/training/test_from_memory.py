@@ -10,7 +10,7 @@ from conftest import write_pairs
 from resuming import config_for, stop_after
 from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
 from rewardlab.core.types import Comparison, Message, Preference
-from rewardlab.data.named import all_named, given_rows
+from rewardlab.data.named import all_named, given_rows, require_sources
 from rewardlab.data.readers import source_of_rows
 from rewardlab.training.run import train
 from runs import history_of
@@ -80,7 +80,7 @@ def test_preferences_keep_their_judgements_and_evaluation_and_test_data_their_pl
     assert result.test is not None
     assert (result.selected.overall.sums.comparisons, result.test.overall.sums.comparisons) == (24, 22)
     row = result.test.rows[2]
-    assert row.source == "mine"
+    assert row.source == "test_preferences"
     judged = {(c.first, c.second): c for c in row.comparisons}
     assert (judged[2, 1].label, judged[2, 1].weight, judged[2, 1].margin) == (0.7, 2.0, 0.5)
 
@@ -109,10 +109,16 @@ def test_a_run_goes_on_with_the_same_rows_and_no_others(base_model, rows, tmp_pa
         ([{"prompt": "a", "choosen": "b", "rejected": "c"}], "Perhaps 'choosen' as 'chosen' is meant"),
     ],
 )
-def test_what_is_no_row_is_told_before_a_folder_is_claimed(given, message, base_model, tmp_path):
-    config = config_for(base_model, "unused", tmp_path / "run").replace(dataset=())
+def test_what_is_no_row_is_told_at_once(given, message):
+    config = rewardlab.RewardTrainerConfig.of(model="m")
     with pytest.raises(DataError, match=message):
-        train(config, preferences=given)
+        require_sources(config.data, given_rows(preferences=given))
+
+
+def test_a_run_that_has_no_rows_claims_no_folder(base_model, tmp_path):
+    config = config_for(base_model, "unused", tmp_path / "run").replace(dataset=())
+    with pytest.raises(DataError, match=r"preferences: no rows\.$"):
+        train(config, preferences=[])
     assert not (tmp_path / "run").exists()
 
 

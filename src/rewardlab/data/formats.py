@@ -242,10 +242,9 @@ def _read_judged(row: Row, place: str, rules: Rules) -> ParsedRow:
     if not comparisons:
         cause = "identical_replies" if among else "no_comparison"
         raise UnusableRowError(cause, f"{len(judged)} comparisons among {len(replies)} replies")
-    source = row.get("source")
     preference = Preference(
         id=place,
-        source=source if isinstance(source, str) and source else rules.source,
+        source=rules.source,
         prompt=prompt,
         replies=tuple(read),
         comparisons=comparisons,
