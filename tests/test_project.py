@@ -1,4 +1,4 @@
-"""What the repository promises about itself: the README's tree is the disk's, files stay short, scripts can be run."""
+"""What the repository promises: the tree of the design is the disk's, files stay short, scripts can be run."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def modules() -> set[str]:
     return {str(path.relative_to(package)) for path in package.rglob("*.py") if not path.name.startswith("__")}
 
 
-def test_the_tree_in_the_readme_is_the_tree_on_the_disk() -> None:
-    listed = parse_tree((ROOT / "README.md").read_text(encoding="utf-8"))
+def test_the_tree_in_the_design_is_the_tree_on_the_disk() -> None:
+    listed = parse_tree((ROOT / "docs" / "design.md").read_text(encoding="utf-8"))
     assert len(set(listed)) == len(listed)
-    assert sorted(modules() - set(listed)) == [], "on the disk, not in the README"
-    assert [path for path in listed if not (ROOT / PACKAGE / path).exists()] == [], "in the README, not on the disk"
+    assert sorted(modules() - set(listed)) == [], "on the disk, not in docs/design.md"
+    assert [path for path in listed if not (ROOT / PACKAGE / path).exists()] == [], "in docs/design.md, not on the disk"
 
 
 TREE = """\
@@ -127,7 +127,7 @@ def test_no_source_file_is_longer_than_a_person_reads_in_one_go() -> None:
 
 def test_every_script_can_be_run() -> None:
     scripts = [path for folder in ("scripts", ".ci") for path in (ROOT / folder).iterdir() if path.is_file()]
-    assert {path.name for path in scripts} >= {"setup", "check", "test", "bench", "run"}
+    assert {path.name for path in scripts} >= {"setup", "check", "test", "bench", "docs", "run"}
     for path in scripts:
         assert os.access(path, os.X_OK), path
         assert path.read_text(encoding="utf-8").startswith("#!"), path

@@ -54,7 +54,7 @@ same dataclasses that the commands read, so it is what `rewardlab COMMAND --help
 
 - In Python a setting has the name of its flag with underscores: `--eval-every` is `eval_every`.
 - `--config FILE` reads settings from YAML, TOML or a run's `config.json`, by either spelling. Flags win over the file.
-- A switch takes no value; `--no-NAME` turns it off. The value `None` unsets what may be unset.
+- A switch takes no value: `--lora` turns it on, `--no-lora` off. The value `None` unsets what may be unset.
 - `rewardlab train` and `probe` need `--model` and `--dataset`; everything else has a default.
 - `--hf-dataset` is `--dataset`, `--use-chat-template` is `--chat-template template`, and `--no-chat-template` is
   `--chat-template plain`.
