@@ -24,7 +24,7 @@ NAMES = {
     "packed": "rewardlab, prompts not shared",
     "ours": "rewardlab",
 }
-WIDTH, LEFT, RIGHT = 860, 262, 90
+WIDTH, LEFT, RIGHT = 860, 268, 90
 BAR, STEP, GAP = 18, 27, 50
 INK, QUIET, RULE = "#1f2328", "#59636e", "#d0d7de"
 OURS, THEIRS = "#0969da", "#9aa4b0"
@@ -75,11 +75,13 @@ def draw() -> str:
     cell, rounds = records[next(iter(PANELS))]["cell"], {record["cell"]["repeats"] for record in records.values()}
     assert len(rounds) == 1, "the foot says how many rounds there were"
     foot = (
-        f"One step of full fine-tuning, SmolLM2-135M, {cell['pairs']} real HH pairs. Bars: median of {rounds.pop()} "
-        "interleaved rounds; whiskers: slowest and fastest round."
+        f"A step of full fine-tuning of SmolLM2-135M over {cell['pairs']} real HH pairs.",
+        f"Bars: median of {rounds.pop()} interleaved rounds. Whiskers: slowest and fastest round.",
     )
-    parts.append(text(24, y - 6, foot, font_size="12", fill=QUIET))
-    height = y + 14
+    for words in foot:
+        parts.append(text(24, y - 6, words, font_size="12", fill=QUIET))
+        y += 18
+    height = y
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0f}" width="{WIDTH}" '
         f'height="{height:.0f}" font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif" '
