@@ -9,9 +9,11 @@ and the text below it. A test compares the page with what this module makes of t
 from __future__ import annotations
 
 import dataclasses
+import re
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
+from html import escape
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -34,7 +36,10 @@ COMMANDS: dict[str, type] = {
 }
 TITLES = {
     "DataConfig": "Data",
+    "ReadingConfig": "Reading rows",
+    "RenderingConfig": "From messages to tokens",
     "SelectionConfig": "Data that choose the checkpoint",
+    "TrainingDataConfig": "Training data",
     "BackboneConfig": "Model",
     "ModelConfig": "What trains",
     "ComputeConfig": "Speed",
@@ -43,6 +48,7 @@ TITLES = {
     "ScheduleConfig": "Schedule",
     "OptimizerConfig": "Optimiser",
     "TrainerConfig": "Run",
+    "RunConfig": "Run",
     "MonitorConfig": "Monitoring",
 }
 """Of the tables of `rewardlab train`: the class that declares a setting -> its heading, in this order."""
@@ -120,7 +126,12 @@ class Setting:
         """The line of the table; `more` is the page that says more."""
         text = f"{self.text} ([more]({more}))" if more else self.text
         cells = (f"`{self.flag}`", kind(self.hint), shown(self.default), text)
-        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        return f"| {' | '.join(map(in_cell, cells))} |"
+
+
+def in_cell(text: str) -> str:
+    """A text whose bars, which stand in code alone, end no cell: neither on GitHub nor in MkDocs."""
+    return re.sub(r"`([^`]*\|[^`]*)`", lambda code: f"<code>{escape(code[1]).replace('|', '&#124;')}</code>", text)
 
 
 def settings_of(settings_type: type) -> Iterator[Setting]:
