@@ -1,4 +1,4 @@
-"""What the repository promises: the tree of the design is the disk's, files stay short, scripts can be run."""
+"""What the repository promises about itself: the page about the house is true, files are short, scripts can be run."""
 
 from __future__ import annotations
 
@@ -72,11 +72,11 @@ def modules() -> set[str]:
     return {str(path.relative_to(package)) for path in package.rglob("*.py") if not path.name.startswith("__")}
 
 
-def test_the_tree_in_the_design_is_the_tree_on_the_disk() -> None:
-    listed = parse_tree((ROOT / "docs" / "design.md").read_text(encoding="utf-8"))
+def test_the_tree_on_the_page_about_the_house_is_the_tree_on_the_disk() -> None:
+    listed = parse_tree((ROOT / "docs" / "house.md").read_text(encoding="utf-8"))
     assert len(set(listed)) == len(listed)
-    assert sorted(modules() - set(listed)) == [], "on the disk, not in docs/design.md"
-    assert [path for path in listed if not (ROOT / PACKAGE / path).exists()] == [], "in docs/design.md, not on the disk"
+    assert sorted(modules() - set(listed)) == [], "on the disk, not on the page"
+    assert [path for path in listed if not (ROOT / PACKAGE / path).exists()] == [], "on the page, not on the disk"
 
 
 TREE = """\

@@ -134,15 +134,15 @@ def in_cell(text: str) -> str:
     return re.sub(r"`([^`]*\|[^`]*)`", lambda code: f"<code>{escape(code[1]).replace('|', '&#124;')}</code>", text)
 
 
-def settings_of(settings_type: type) -> Iterator[Setting]:
-    """Every setting, those of a part (a field that is itself a dataclass) in its place."""
+def settings_of(settings_type: type, defaults: object = None) -> Iterator[Setting]:
+    """Every setting, those of a part (a field that is itself a dataclass) in its place, with its default there."""
     hints, texts = get_type_hints(settings_type, include_extras=True), field_texts(settings_type)
     for field in fields_of(settings_type):
         hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            yield from settings_of(hint)
+        default = field.default if defaults is None else getattr(defaults, field.name)
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            yield from settings_of(hint, default)
         elif field.init:
-            default = field.default_factory() if callable(field.default_factory) else field.default
             yield Setting(field.name, home_of(settings_type, field.name), hint, default, texts[field.name])
 
 
