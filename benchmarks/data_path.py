@@ -30,19 +30,18 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rewardlab.core.files import write_json
-from rewardlab.training.memory import process_peak, resident
+from rewardlab.training.cost.memory import process_peak, resident
 
 if TYPE_CHECKING:
     from rewardlab.core.types import TokenGroup
-    from rewardlab.training.config import RewardTrainerConfig
-    from rewardlab.training.reward_trainer import Datasets
+    from rewardlab.data.groups import Datasets
+    from rewardlab.training.settings.config import RewardTrainerConfig
 
 RESULTS = Path(__file__).resolve().parent / "results"
 TEXT = """how do I keep basil alive when the soil is dry and cold in a small garden with little light what should we
@@ -78,11 +77,12 @@ def write_pairs(path: Path, num_pairs: int) -> None:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """What preparing one file takes; runs in a process of its own."""
     from rewardlab.data.chat import build_renderer, load_tokenizer
-    from rewardlab.training.config import RewardTrainerConfig
-    from rewardlab.training.prepare import load_data, to_groups
+    from rewardlab.data.prepare import load_data
+    from rewardlab.training.settings.config import RewardTrainerConfig
+    from rewardlab.training.setup import to_groups
 
     logging.getLogger("rewardlab").setLevel(logging.WARNING)
-    config = RewardTrainerConfig(
+    config = RewardTrainerConfig.of(
         model=options.model[0],
         dataset=(options.measure,),
         limit=options.limit,
@@ -90,12 +90,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         num_workers=options.num_workers,
         cache_dir=options.cache_dir,
     )
-    renderer = build_renderer(load_tokenizer(config.model), config)
+    renderer = build_renderer(load_tokenizer(config.model.model), config.data.rendering)
     before, cpu = round((resident() or 0) / MIB, 1), _cpu_seconds()
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew: importing takes more than it leaves
     started = time.perf_counter()
     with Watch(_largest_worker_mib, every=0.2) as workers:
-        data, test, reports = to_groups(config, load_data(config, renderer, seed=0), renderer)
+        data, test, reports = to_groups(config, load_data(config.data, renderer, seed=0), renderer)
     seconds = time.perf_counter() - started
     found = {
         "seconds": seconds,
@@ -128,24 +128,23 @@ def start_run(
 
     from harness import ours
     from harness.random_model import config_folder, random_weights
-    from rewardlab.training import ready
     from rewardlab.training import run as training_run
+    from rewardlab.training import setup
 
-    shape = SMALL_MODEL | {"vocab_size": vocabulary, "max_position_embeddings": config.max_seq_len}
-    config = replace(
-        config,
+    shape = SMALL_MODEL | {"vocab_size": vocabulary, "max_position_embeddings": config.data.rendering.max_seq_len}
+    config = config.replace(
         model=config_folder(folder / "model", shape),
         output_dir=folder,
         precision="fp32",
         micro_token_budget="auto",
     )
-    ready.fit_all_baselines(config, data, test)
+    setup.fit_all_baselines(config, data, test)
     cpu = torch.device("cpu")
     with random_weights(seed=0, device=cpu):
         model = ours.build_model(config, sharing=True, device=cpu)
     settled = training_run._settle_budget(config, model, data)
     trainer = ours.trainer_of(settled, model, data.train)
-    trainer._least_budget()  # what a step asks that has run out of memory
+    trainer.steps.least_budget()  # what a step asks that has run out of memory
     trainer._planned(0)
 
 

@@ -18,10 +18,10 @@ from harness.gpu_runs import DATA, MODELS, PAIRS, scaled
 from harness.random_model import build, config_folder, random_weights
 from rewardlab.model.load import disk_class_of, read_config, resolve_precision
 from rewardlab.model.reward import disk_name
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.peak import makers_peak
-from rewardlab.training.reward_trainer import RewardTrainer
-from rewardlab.training.throughput import Peak
+from rewardlab.training.cost.peak_flops import makers_peak
+from rewardlab.training.cost.throughput import Peak
+from rewardlab.training.loop.reward_trainer import RewardTrainer
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 VARIANTS: Mapping[str, str] = {
     "ours": "rewardlab: packed rows, each prompt once",
@@ -54,8 +54,10 @@ class Bench:
             "lora": kind == "lora",
         } | ours.parse_settings(options.set)
         self.config = ours.settings(folder, self.fixed)
-        self.half = self.config.precision == "bf16"
-        self.shape = flops.shape_of(ours.config_of(folder), lora_rank=self.config.lora_rank if self.config.lora else 0)
+        self.half = self.config.model.precision == "bf16"
+        self.shape = flops.shape_of(
+            ours.config_of(folder), lora_rank=self.config.model.lora_rank if self.config.model.lora else 0
+        )
         self.trainer = self._trainer(self.config)
         self.resident: dict[str, nn.Module] = {}
         self.own: dict[str, torch.optim.Optimizer] = {}
@@ -75,9 +77,9 @@ class Bench:
                 layout = "shared" if name == "ours" else "unshared"
                 steps[name] = self._ours(name, self.trainer, layout)
         for label, *more in self.options.also:
-            config = ours.settings(self.config.model, self.fixed | ours.parse_settings(more))
+            config = ours.settings(self.config.model.model, self.fixed | ours.parse_settings(more))
             trainer = self._trainer(config)
-            if adopt(trainer.reward_model, dict(self.trainer.reward_model.named_parameters())):
+            if adopt(trainer.model, dict(self.trainer.model.named_parameters())):
                 trainer.optimizer = self.trainer.optimizer
             steps[label] = self._ours(label, trainer, "shared")
         peer_names = [name for name in wanted if name not in ("ours", "packed")]
@@ -86,7 +88,7 @@ class Bench:
             for name in peer_names:
                 order = peers.random_order(self.options.per_device)
                 if name == "sorted":
-                    self.budgets[name] = self.options.sorted_budget or self.config.token_budget
+                    self.budgets[name] = self.options.sorted_budget or self.config.run.token_budget
                     order = peers.sorted_order(self.budgets[name])
                 loop = peers.PaddedLoop(
                     peer, self.groups, self.config, order=order, half=self.half, pad=0, optimizer=optimizer
@@ -96,12 +98,12 @@ class Bench:
         return steps
 
     def _ours(self, name: str, trainer: RewardTrainer, layout: Any) -> timing.Stepper:
-        self.resident[name], self.own[name] = trainer.reward_model, trainer.optimizer
+        self.resident[name], self.own[name] = trainer.model, trainer.optimizer
         self.budgets[name] = trainer.token_budget
         step = ours.step_of(trainer)
 
         def run() -> timing.Sample:
-            trainer.reward_model.layout = layout
+            trainer.model.layout = layout
             trainer._next = None  # planned ahead for the layout before
             return self._timed(name, step)
 
@@ -109,12 +111,12 @@ class Bench:
 
     def _peer(self) -> tuple[Any, torch.optim.Optimizer | None]:
         """transformers' classifier on our weights, its optimiser ours too; on its own where they cannot be shared."""
-        config = read_config(self.config.model)
+        config = read_config(self.config.model.model)
         config.num_labels, config.pad_token_id = 1, 0
         peer = build(disk_class_of(config), config, self.options.peer_attention, seed=0, device=self.device)
-        if self.config.lora:
+        if self.config.model.lora:
             return peers.with_adapters(peer, self.config, half=self.half), None
-        model = self.trainer.reward_model
+        model = self.trainer.model
         mine = {disk_name(name, model.disk_class): parameter for name, parameter in model.named_parameters()}
         return peer, self.trainer.optimizer if adopt(peer, mine) else None
 
@@ -216,7 +218,7 @@ def run_cell(name: str, options: argparse.Namespace, work: Path, end: float) -> 
     rows = 256 if options.tiny else 8192
     peak = machine.matmul_peak(
         bench.shape.products,
-        machine.PRECISION[bench.config.precision],
+        machine.PRECISION[bench.config.model.precision],
         bench.device,
         rows=rows,
         seconds=options.peak_seconds,
@@ -228,7 +230,7 @@ def run_cell(name: str, options: argparse.Namespace, work: Path, end: float) -> 
         until=end,
         tolerate=(torch.OutOfMemoryError,),
     )
-    over = mfu_peak(options.peak_tflops, bench.device, bench.config.precision, peak)
+    over = mfu_peak(options.peak_tflops, bench.device, bench.config.model.precision, peak)
     variants = {}
     for label, samples in found.samples.items():
         summed = timing.Timing.of(samples)
@@ -251,7 +253,7 @@ def run_cell(name: str, options: argparse.Namespace, work: Path, end: float) -> 
     return {
         "cell": name,
         "pairs": bench.pairs,
-        "precision": bench.config.precision,
+        "precision": bench.config.model.precision,
         "rounds": found.rounds,
         "failed": dict(found.failed),
         "ratios": {label: asdict(value) for label, value in ratios.items()},

@@ -23,8 +23,8 @@ from rewardlab.model import attention
 from rewardlab.model.attention_backends import BACKENDS, PromptLayout, unavailable
 from rewardlab.model.compute import ROUNDING
 from rewardlab.model.reward import RewardModel
-from rewardlab.training.config import LossConfig
-from rewardlab.training.losses import preference_loss, total_weight
+from rewardlab.training.loop.losses import preference_loss, total_weight
+from rewardlab.training.settings.config import LossConfig
 
 PARTS = ("output", "dq", "dk", "dv")
 HALF = torch.bfloat16

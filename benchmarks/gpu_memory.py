@@ -12,8 +12,8 @@ from typing import Any
 from harness import gpu_runs, memory_formula, ours, results
 from rewardlab.core.types import TokenGroup
 from rewardlab.model.layers import decoder_layers
-from rewardlab.training.memory import HighWater, in_use
-from rewardlab.training.observers import Observer, Observers
+from rewardlab.training.cost.memory import HighWater, in_use
+from rewardlab.training.monitoring.observers import Observer, Observers
 
 CASES = (
     "3b lora none",
@@ -82,7 +82,7 @@ def measure(name: str, options: argparse.Namespace, work: Path, until: float) ->
             multiplied=sum(p.numel() for p in in_layers if p.requires_grad and p.ndim > 1),
             tokens=tokens,
             keys=keys,
-            lora_rank=config.lora_rank if config.lora else 0,
+            lora_rank=config.model.lora_rank if config.model.lora else 0,
             checkpointing=checkpointing,
         )
     return {

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from harness import gpu_runs, ours, results, timing
-from rewardlab.training.gpu import COLUMNS, GIB, Gpu, GpuWatch, watch_gpu
-from rewardlab.training.observers import Cadence, Observer, Observers
+from rewardlab.training.monitoring.gpu import COLUMNS, GIB, Gpu, GpuWatch, watch_gpu
+from rewardlab.training.monitoring.observers import Cadence, Observer, Observers
 
 VARIANTS: Mapping[str, str] = {
     "alone": "nobody asks",

@@ -15,10 +15,10 @@ from typing import Any
 from unittest import mock
 
 from harness import gpu_runs, ours, results, timing
-from rewardlab.training.memory import HighWater, in_use
-from rewardlab.training.parallel import joined_ranks, parts_of, share
-from rewardlab.training.ranks import Ranks
-from rewardlab.training.trainer import Machine
+from rewardlab.distributed.ranks import Ranks
+from rewardlab.distributed.sharding import joined_ranks, parts_of, share
+from rewardlab.training.cost.memory import HighWater, in_use
+from rewardlab.training.loop.trainer import Machine
 
 CASES = ("0.5b full", "3b lora", "3b full")
 """Model, what trains."""
@@ -55,7 +55,7 @@ class Variant:
         config, model = gpu_runs.build(
             model_name, kind, options, work, groups, micro_token_budget=options.budget, **chosen
         )
-        self.precision = config.precision
+        self.precision = config.model.precision
         shared = None
         if name == "sharded":
             shared = Machine(parallel=share(model, parts_of("full", ranks), ranks))

@@ -16,7 +16,7 @@ import torch
 
 from harness import flops, machine, ours, results, timing, workload
 from harness.random_model import config_folder, random_weights
-from rewardlab.training.reward_trainer import RewardTrainer
+from rewardlab.training.loop.reward_trainer import RewardTrainer
 
 CPU = torch.device("cpu")
 SIZES = {

@@ -27,13 +27,13 @@ from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.types import Estimate, ScoreRow, TokenGroup, join_comparisons
 from rewardlab.data.chat import Renderer
+from rewardlab.evaluation.evaluate import evaluate_groups
 from rewardlab.model.lora import bare_name
 from rewardlab.model.reward import RewardModel
 from rewardlab.score import score_rows
 from rewardlab.serve.export import export
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.evaluate import evaluate_groups
-from rewardlab.training.reward_trainer import RewardTrainer
+from rewardlab.training.loop.reward_trainer import RewardTrainer
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 CPU = torch.device("cpu")
 EXACT = "float32"
@@ -79,20 +79,20 @@ def train_arm(rows: Rows, settings: Mapping[str, object], steps: int, *, work: P
     trainer = ours.build_trainer(config, rows.train, sharing=True, device=CPU)
     step = ours.step_of(trainer)
     losses = [float(step()["loss"]) for _ in range(steps)]
-    live = columns(judge(trainer.reward_model, rows.test, config))
-    served = {} if work is None else serve(trainer.reward_model, rows, config, work)
+    live = columns(judge(trainer.model, rows.test, config))
+    served = {} if work is None else serve(trainer.model, rows, config, work)
     exact = columns(judge(in_float32(trainer), rows.test, config))
     return Trained(losses=losses, exact=exact, live=live, served=served)
 
 
 def judge(model: RewardModel, test: Sequence[TokenGroup], config: RewardTrainerConfig) -> Sequence[ScoreRow]:
     """A row for every reply."""
-    return evaluate_groups(model, test, beta=1.0, budget=config.token_budget, progress="judging").rows
+    return evaluate_groups(model, test, beta=1.0, budget=config.run.token_budget, progress="judging").rows
 
 
 def in_float32(trainer: RewardTrainer) -> RewardModel:
     """The model, which from now on computes by its float32 weights."""
-    model = trainer.reward_model
+    model = trainer.model
     if model.half_weights is not None:
         model.half_weights.drop()
         model.half_weights = None
@@ -142,7 +142,7 @@ def train_trl(rows: Rows, settings: Mapping[str, object], steps: int, work: Path
         work=work,
     )
     losses = list(parity_trl.train_trl(trainer, num_steps=steps).losses)
-    model: Any = trainer.model.merge_and_unload() if config.lora else trainer.model
+    model: Any = trainer.model.merge_and_unload() if config.model.lora else trainer.model
     model.save_pretrained(work / "trl")
     rows.renderer.tokenizer.save_pretrained(str(work / "trl"))
     del trainer, model

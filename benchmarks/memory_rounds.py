@@ -21,7 +21,7 @@ import torch
 from harness import machine, ours, results, workload
 from harness.lockstep import Session, Worker
 from rewardlab.core.types import TokenGroup
-from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 CPU = torch.device("cpu")
 SAME, OTHER, SYSTEM, GIVEN = "same rows", "other rows", "other rows, system", "same rows, given back"

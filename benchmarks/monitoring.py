@@ -14,7 +14,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +23,14 @@ import torch
 from growth import SIZES
 from harness import machine, ours, results, timing, workload
 from harness.random_model import config_folder, random_weights
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.monitor import watch_run
-from rewardlab.training.observers import Observers
-from rewardlab.training.pending import Pending
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
-from rewardlab.training.sinks import choose_viewers
+from rewardlab.data.groups import Datasets
+from rewardlab.training.loop.prefetch import Pending
+from rewardlab.training.loop.reward_trainer import reward_trainer
+from rewardlab.training.monitoring.monitor import watch_run
+from rewardlab.training.monitoring.observers import Observers
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.monitoring.sinks import choose_viewers
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 CPU = torch.device("cpu")
 VARIANTS: Mapping[str, str] = {
@@ -58,18 +59,18 @@ class Variant:
     def __init__(self, name: str, config: RewardTrainerConfig, model: Any, groups: Sequence[Any], folder: Path) -> None:
         self.observers = Timed()
         folder.mkdir(parents=True)
-        config = replace(config, output_dir=folder, profile_memory=name == "memory")
+        config = config.replace(output_dir=folder, profile_memory=name == "memory")
         if name in ("default", "memory"):
             made = watch_run(config, CPU, {})
             self.observers._told = made.observers._told
-        assert config.steps is not None
-        self.trainer = RewardTrainer(
+        assert config.run.steps is not None
+        self.trainer = reward_trainer(
             config,
             model,
             Datasets(train=groups),
-            num_steps=config.steps,
+            num_steps=config.run.steps,
             records=Records(folder),
-            save=lambda _: None,
+            save=lambda folder, step: None,
             observers=self.observers,
         )
         if name == "alone":
@@ -78,7 +79,7 @@ class Variant:
     def _plan_here(self, step: int) -> Pending[Any]:
         key = (step, self.trainer.token_budget)
         if self.trainer._next is None or self.trainer._next.key != key:
-            made = self.trainer._plan(step)
+            made = self.trainer.steps.plan(step, self.trainer.token_budget)
             self.trainer._next = Ready(key, made)
         return self.trainer._next
 
@@ -167,7 +168,7 @@ def write(found: timing.Interleaved, config: RewardTrainerConfig, options: argpa
     page = [
         f"# Watching a run: {options.size}, {options.layers} layers, {options.batch_size} pairs a step\n",
         f"{found.rounds} interleaved rounds of {options.steps} steps and a row of metrics; medians. Viewers: "
-        f"{' '.join(config.report_to)}.\n",
+        f"{' '.join(config.monitor.report_to)}.\n",
         results.table(
             ["times longer", "wall (median)", "rounds, low to high", "CPU seconds"],
             [

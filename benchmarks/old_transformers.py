@@ -39,7 +39,7 @@ from harness import tiny
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.spec import SCORE_TOLERANCE
 from rewardlab.data.chat import Renderer, build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.model.attention import padded_implementation
 from rewardlab.model.load import disk_class_of, wrap
 from rewardlab.model.reward import RewardModel
@@ -150,7 +150,7 @@ def tiny_model(config: Any, *, seed: int = 0) -> tuple[RewardModel, Renderer]:
     model = wrap(classifier, layout="padded", compute_dtype=torch.float32).eval()
     torch.nn.init.normal_(model.head.weight, std=0.3)
     tokenizer = tiny.byte_tokenizer([], vocab_size=260, pad="<|endoftext|>")
-    return model, build_renderer(tokenizer, DataConfig(max_seq_len=256, special_tokens_in_text="keep"))
+    return model, build_renderer(tokenizer, RenderingConfig(max_seq_len=256, special_tokens_in_text="keep"))
 
 
 if __name__ == "__main__":

@@ -33,15 +33,16 @@ from rewardlab.artifact.save import choose_pad
 from rewardlab.core.files import write_json
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.chat import build_renderer, load_tokenizer
+from rewardlab.data.groups import Datasets
 from rewardlab.data.loader import macro_batch, tokenize, weigh
 from rewardlab.data.synthetic import generate
 from rewardlab.model import lora
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config
 from rewardlab.model.reward import RewardModel, disk_state
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.loop.reward_trainer import reward_trainer
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 PAIRS_A_STEP = 16
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -77,7 +78,7 @@ def run_case(
     folder: str, *, name: str, use_lora: bool, num_steps: int, lr: float, max_tokens: int, work: Path
 ) -> Parity:
     """Train both from the model in `folder` on generated pairs of at most `max_tokens` tokens a reply."""
-    config = RewardTrainerConfig(
+    config = RewardTrainerConfig.of(
         model=folder,
         dataset=("generated",),
         output_dir=work,
@@ -93,21 +94,21 @@ def run_case(
         lora_rank=8,
         lora_alpha=16.0,
     )
-    renderer = build_renderer(load_tokenizer(folder), config)
+    renderer = build_renderer(load_tokenizer(folder), config.data.rendering)
     groups = short_groups(renderer, count=PAIRS_A_STEP * max(1, num_steps // 2), max_tokens=max_tokens)
     model_config = read_config(folder)
     pad = choose_pad(renderer, model_config.get_text_config().vocab_size)
     layout = choose_layout(
-        model_config, disk_class_of(model_config), config, max_length=512, share=True, log=lambda line: None
+        model_config, disk_class_of(model_config), config.model, max_length=512, share=True, log=lambda line: None
     )
     ours_model = load_reward_model(
-        folder, config, seed=config.seed, layout=layout, device=torch.device("cpu"), log=lambda line: None
+        folder, config.model, seed=config.run.seed, layout=layout, device=torch.device("cpu"), log=lambda line: None
     )
     trl_trainer = build_trl(folder, config, ours_model, groups, num_steps=num_steps, pad=pad, work=work)
     ours = train_ours(config, ours_model, groups, num_steps=num_steps, work=work)
     del ours_model
     trl = train_trl(trl_trainer, num_steps=num_steps)
-    return compare(name, "LoRA" if use_lora else "full", ours, trl, max_grad_norm=config.max_grad_norm)
+    return compare(name, "LoRA" if use_lora else "full", ours, trl, max_grad_norm=config.optimizer.max_grad_norm)
 
 
 def short_groups(renderer: Any, *, count: int, max_tokens: int) -> list[TokenGroup]:
@@ -124,17 +125,17 @@ def train_ours(
     config: RewardTrainerConfig, model: RewardModel, groups: Sequence[TokenGroup], *, num_steps: int, work: Path
 ) -> Track:
     """rewardlab's own trainer, step by step."""
-    trainer = RewardTrainer(
+    trainer = reward_trainer(
         config,
         model,
-        Datasets(train=weigh(groups, by=config.kwise_weight)),
+        Datasets(train=weigh(groups, by=config.loss.kwise_weight)),
         num_steps=num_steps,
         records=Records(work),
-        save=lambda folder: None,
+        save=lambda folder, step: None,
     )
     before, started, reports = trained_weights(model), time.perf_counter(), []
     while trainer.step < num_steps:
-        reports.append(trainer.train_step(trainer._plan(trainer.step)))
+        reports.append(trainer.train_step(trainer.steps.plan(trainer.step, trainer.token_budget)))
         trainer.step += 1
     return Track(
         losses=[report.sums.mean_loss for report in reports],
@@ -194,7 +195,7 @@ def build_trl(
     order = [
         index
         for step in range(num_steps)
-        for index in macro_batch(step, num_groups=len(groups), batch_size=config.batch_size, seed=config.seed)
+        for index in macro_batch(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
     ]
     rows = [
         {"chosen_ids": groups[n].conversation(0).tolist(), "rejected_ids": groups[n].conversation(1).tolist()}
@@ -206,12 +207,12 @@ def build_trl(
     tokenizer = load_tokenizer(folder)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
     adapter = None
-    if config.lora:
+    if config.model.lora:
         names = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in ours.state_dict() if ".lora_" in name}
         adapter = LoraConfig(
             task_type="SEQ_CLS",
-            r=config.lora_rank,
-            lora_alpha=config.lora_alpha,
+            r=config.model.lora_rank,
+            lora_alpha=config.model.lora_alpha,
             lora_dropout=0.0,
             target_modules=sorted(names),
         )
@@ -220,17 +221,17 @@ def build_trl(
             model=model,
             args=RewardConfig(
                 output_dir=str(work / "trl"),
-                per_device_train_batch_size=config.batch_size // 2,
+                per_device_train_batch_size=config.run.batch_size // 2,
                 gradient_accumulation_steps=2,
                 max_steps=num_steps,
                 learning_rate=config.learning_rate,
-                lr_scheduler_type=config.lr_scheduler,
-                warmup_steps=config.warmup_ratio or 0,
-                weight_decay=config.weight_decay,
-                max_grad_norm=config.max_grad_norm,
+                lr_scheduler_type=config.schedule.lr_scheduler,
+                warmup_steps=config.schedule.warmup_ratio or 0,
+                weight_decay=config.optimizer.weight_decay,
+                max_grad_norm=config.optimizer.max_grad_norm,
                 train_sampling_strategy="sequential",
                 max_length=None,
-                bf16=config.precision == "bf16",
+                bf16=config.model.precision == "bf16",
                 gradient_checkpointing=False,
                 use_cpu=True,
                 dataloader_pin_memory=False,

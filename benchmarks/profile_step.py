@@ -82,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         groups = workload.to_groups(data, folder, max_seq_len=options.max_seq_len)
         for name, changed in ((CASTS, {"attention_backend": "segments"}), (OURS, {})):
             trainer = ours.build_trainer(ours.settings(folder, fixed | changed), groups, sharing=True, device=CPU)
-            model = trainer.reward_model
+            model = trainer.model
             if name == CASTS and model.half_weights is not None:
                 model.half_weights.drop()
                 model.half_weights = None

@@ -18,7 +18,7 @@ from harness import flops, machine, ours, peers, results, timing, workload
 from harness.lockstep import Session, Worker
 from rewardlab.core.types import TokenGroup
 from rewardlab.score import score_groups
-from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 CPU = torch.device("cpu")
 PEAK_ROWS = 4096
@@ -76,7 +76,7 @@ class Job:
     @property
     def half(self) -> bool:
         """Whether the arithmetic is bf16."""
-        return self.config.precision == "bf16"
+        return self.config.model.precision == "bf16"
 
 
 def run(session: Session, job: Job) -> None:
@@ -98,7 +98,7 @@ def our_scores(job: Job) -> Any:
     work = flops.useful_work(job.groups, sharing=job.variant != "packed")
 
     def score() -> tuple[list[np.ndarray], flops.Work]:
-        return score_groups(model, job.groups, budget=job.config.micro_token_budget), work
+        return score_groups(model, job.groups, budget=job.config.run.micro_token_budget), work
 
     return score
 

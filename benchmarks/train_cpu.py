@@ -17,8 +17,8 @@ import torch
 from harness import flops, machine, ours, peers, results, timing, workload
 from harness.lockstep import Session, Worker
 from rewardlab.core.types import TokenGroup
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.memory import resident
+from rewardlab.training.cost.memory import resident
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 CPU = torch.device("cpu")
 PEAK_ROWS = 4096
@@ -121,7 +121,7 @@ class Job:
     @property
     def half(self) -> bool:
         """Whether the arithmetic is bf16."""
-        return self.config.precision == "bf16"
+        return self.config.model.precision == "bf16"
 
 
 def run_ours(session: Session, job: Job) -> None:
@@ -249,7 +249,7 @@ def jobs_of(cell: Cell, folder: str, groups: Sequence[TokenGroup], options: argp
         pad=workload.pad_token(folder),
         threads=options.threads,
         per_device=options.per_device,
-        sorted_budget=options.sorted_budget or mine.token_budget,
+        sorted_budget=options.sorted_budget or mine.run.token_budget,
         quiet=not options.in_process,
     )
     job_of_ours = replace(job, config=mine)
@@ -277,7 +277,7 @@ def budget_of(target: Callable[..., None], job: Job) -> int | None:
     """Tokens that a micro-batch of a variant may have; None where pairs are counted."""
     if target is run_trl:
         return None
-    return job.sorted_budget if target is run_peer else job.config.token_budget
+    return job.sorted_budget if target is run_peer else job.config.run.token_budget
 
 
 def start(jobs: Mapping[str, tuple], *, processes: bool) -> tuple[dict[str, Worker], dict[str, Mapping[str, float]]]:

@@ -60,7 +60,7 @@ from transformers import (
 from harness.tiny import CHATML, GROUPED, SIZES, byte_tokenizer
 from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
 from rewardlab.data.chat import Renderer, build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.data.groups import Groups, Part
 from rewardlab.data.store import TokenStore, encode
 from rewardlab.model import attention
@@ -87,8 +87,8 @@ def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last check of a run, made in this process, where it is quick, and not in a clean one."""
     import rewardlab
 
-    for command in ("run", "probe"):
-        monkeypatch.setattr(f"rewardlab.training.{command}.verify_in_clean_process", rewardlab.verify)
+    for room in ("training", "probing"):
+        monkeypatch.setattr(f"rewardlab.{room}.run.verify_in_clean_process", rewardlab.verify)
 
 
 HOLDER = """
@@ -163,7 +163,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 @pytest.fixture
 def renderer(tokenizer: PreTrainedTokenizerFast) -> Renderer:
     """ChatML, at most 128 tokens."""
-    return build_renderer(tokenizer, DataConfig(max_seq_len=128))
+    return build_renderer(tokenizer, RenderingConfig(max_seq_len=128))
 
 
 CONFIGS: dict[str, Callable[[], Any]] = {
@@ -335,7 +335,7 @@ def forks() -> Iterator[subprocess.Popen[str]]:
     here = Path(__file__).parent
     known = [str(here), str(here.parent / "benchmarks"), os.environ.get("PYTHONPATH", "")]
     with subprocess.Popen(
-        [sys.executable, str(here / "training/many_ranks.py")],
+        [sys.executable, str(here / "helpers/many_ranks.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

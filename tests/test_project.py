@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "src/rewardlab/"
-MAX_LINES = 450
+MAX_LINES = 500
 TREE_MARKS = " │├└─"
 
 

@@ -18,8 +18,8 @@ from harness.random_model import config_folder, random_weights
 from harness.workload import Lengths
 from rewardlab.core.types import TokenGroup
 from rewardlab.model.reward import RewardModel
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.memory import release_cached
+from rewardlab.training.cost.memory import release_cached
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 QWEN = {
     "model_type": "qwen2",

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from rewardlab.core.files import provenance
 from rewardlab.model.load import resolve_precision
-from rewardlab.training.memory import process_peak, resident
+from rewardlab.training.cost.memory import process_peak, resident
 
 PRECISION = {"fp32": torch.float32, "bf16": torch.bfloat16}
 

@@ -16,13 +16,14 @@ from harness import workload
 from harness.flops import Work, layout_work
 from rewardlab.core.config import from_mapping
 from rewardlab.core.types import TokenGroup
+from rewardlab.data.groups import Datasets
 from rewardlab.data.loader import weigh
 from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config
 from rewardlab.model.reward import RewardModel
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
-from rewardlab.training.trainer import Machine
+from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
+from rewardlab.training.loop.trainer import Machine
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, object]:
@@ -69,19 +70,25 @@ def build_model(config: RewardTrainerConfig, *, sharing: bool, device: torch.dev
     quiet()
     wanted = "shared" if sharing else "unshared"
     said: list[str] = []
-    model_config = read_config(config.model)
+    model_config = read_config(config.model.model)
     layout = choose_layout(
         model_config,
         disk_class_of(model_config),
-        config,
-        max_length=config.max_seq_len,
+        config.model,
+        max_length=config.data.rendering.max_seq_len,
         share=sharing,
         log=said.append,
     )
     if layout != wanted:
         raise SystemExit(f"this model's layout is {layout}, not {wanted}: {'; '.join(said) or '--set attention'}")
     return load_reward_model(
-        config.model, config, config, seed=config.seed, layout=layout, device=device, log=said.append
+        config.model.model,
+        config.model,
+        config.compute,
+        seed=config.run.seed,
+        layout=layout,
+        device=device,
+        log=said.append,
     )
 
 
@@ -96,13 +103,13 @@ def trainer_of(
     config: RewardTrainerConfig, model: RewardModel, groups: Sequence[TokenGroup], *, machine: Machine | None = None
 ) -> RewardTrainer:
     """A RewardTrainer of this model; alone in its process unless `machine` says otherwise."""
-    return RewardTrainer(
+    return reward_trainer(
         config,
         model,
-        Datasets(train=weigh(groups, by=config.kwise_weight)),
+        Datasets(train=weigh(groups, by=config.loss.kwise_weight)),
         num_steps=1_000_000,
-        records=Records(config.output_dir),
-        save=lambda folder: None,
+        records=Records(config.run.output_dir),
+        save=lambda folder, step: None,
         machine=machine,
     )
 

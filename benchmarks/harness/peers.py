@@ -22,7 +22,7 @@ from transformers import AutoModelForSequenceClassification
 from harness.flops import Work, padded_work
 from harness.lockstep import Session
 from rewardlab.core.types import TokenGroup
-from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 Order = Callable[[int, Sequence[TokenGroup]], list[list[int]]]
 """(step, pairs) -> which pairs each micro-batch holds."""
@@ -81,9 +81,9 @@ def adapter(config: RewardTrainerConfig) -> LoraConfig:
     """The same adapters in PEFT's words; the head trains."""
     return LoraConfig(
         task_type=TaskType.SEQ_CLS,
-        r=config.lora_rank,
-        lora_alpha=config.lora_alpha,
-        lora_dropout=config.lora_dropout,
+        r=config.model.lora_rank,
+        lora_alpha=config.model.lora_alpha,
+        lora_dropout=config.model.lora_dropout,
         target_modules="all-linear",
     )
 
@@ -120,10 +120,10 @@ class PaddedLoop:
         self.order = order
         self.half = half
         self.pad = pad
-        self.max_grad_norm = config.max_grad_norm
+        self.max_grad_norm = config.optimizer.max_grad_norm
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = optimizer or torch.optim.AdamW(
-            self.parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
+            self.parameters, lr=config.learning_rate, weight_decay=config.optimizer.weight_decay, fused=True
         )
         self.number = 0
 
@@ -162,7 +162,7 @@ def pair_loss(rewards: Tensor) -> Tensor:
 def run_sorted(session: Session, job: Any) -> None:
     """A variant of lockstep: the length-sorted loop."""
     model = load_classifier(job.folder, pad=job.pad)
-    if job.config.lora:
+    if job.config.model.lora:
         model = with_adapters(model, job.config, half=job.half)
     loop = PaddedLoop(model, job.groups, job.config, order=sorted_order(job.sorted_budget), half=job.half, pad=job.pad)
     session.optimizer = loop.optimizer
@@ -239,7 +239,7 @@ def run_trl(session: Session, job: Any) -> None:
             ),
             train_dataset=Dataset.from_list(rows),
             processing_class=tokenizer,
-            peft_config=adapter(job.config) if job.config.lora else None,
+            peft_config=adapter(job.config) if job.config.model.lora else None,
         )
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.add_callback(Turns())

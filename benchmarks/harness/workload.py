@@ -18,7 +18,7 @@ from harness.tiny import TINY, write_tiny
 from rewardlab.artifact.save import choose_pad
 from rewardlab.core.types import Comparison, Preference, TokenGroup
 from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import ReadingConfig, RenderingConfig
 from rewardlab.data.loader import tokenize
 from rewardlab.data.sources import load_preferences
 from rewardlab.data.synthetic import generate
@@ -70,7 +70,7 @@ def read_rows(name: str, count: int, *, folder: Path, expected: str | None = Non
     with tempfile.TemporaryDirectory() as work:
         part = Path(work) / "rows.jsonl"
         part.write_bytes(b"".join(lines))
-        loaded = load_preferences([str(part)], split="train", config=DataConfig(), seed=0, limit=None)
+        loaded = load_preferences([str(part)], split="train", reading=ReadingConfig(), seed=0, limit=None)
     return Rows(name=name, preferences=loaded.preferences, sha256=found, rows=count)
 
 
@@ -81,7 +81,7 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def renderer_of(folder: str, *, max_seq_len: int) -> Renderer:
     """The folder's tokenizer and template, as a run has them."""
-    return build_renderer(load_tokenizer(folder), DataConfig(max_seq_len=max_seq_len))
+    return build_renderer(load_tokenizer(folder), RenderingConfig(max_seq_len=max_seq_len))
 
 
 def to_groups(rows: Rows, folder: str, *, max_seq_len: int) -> list[TokenGroup]:
@@ -95,7 +95,7 @@ def to_groups(rows: Rows, folder: str, *, max_seq_len: int) -> list[TokenGroup]:
 
 def pad_token(folder: str) -> int:
     """A token that no rendering ends with."""
-    renderer: Renderer = build_renderer(load_tokenizer(folder), DataConfig())
+    renderer: Renderer = build_renderer(load_tokenizer(folder), RenderingConfig())
     return choose_pad(renderer, read_config(folder).get_text_config().vocab_size)
 
 

@@ -17,39 +17,47 @@ if TYPE_CHECKING:
     from rewardlab.artifact.load import load
     from rewardlab.core.errors import RewardlabError
     from rewardlab.core.types import Comparison, Estimate, Message, Preference, ScoreRow, Sums
+    from rewardlab.evaluation.config import EvalConfig
+    from rewardlab.evaluation.evaluate import evaluate_folder
+    from rewardlab.probing.config import ProbeConfig
+    from rewardlab.probing.run import ProbeResult, probe
     from rewardlab.score import Scorer
     from rewardlab.serve.verify import verify
-    from rewardlab.training.config import EvalConfig, ProbeConfig, RewardTrainerConfig
-    from rewardlab.training.evaluate import evaluate_folder
-    from rewardlab.training.losses import bradley_terry, centering, margin_regularizer, plackett_luce, score_regularizer
-    from rewardlab.training.probe import ProbeResult, probe
-    from rewardlab.training.reward_trainer import RewardTrainer
+    from rewardlab.training.loop.losses import (
+        bradley_terry,
+        centering,
+        margin_regularizer,
+        plackett_luce,
+        score_regularizer,
+    )
+    from rewardlab.training.loop.reward_trainer import reward_trainer
     from rewardlab.training.run import TrainResult, train
+    from rewardlab.training.settings.config import RewardTrainerConfig
 
 _HOME = {
     "Comparison": "core.types",
     "Estimate": "core.types",
-    "EvalConfig": "training.config",
+    "EvalConfig": "evaluation.config",
     "Message": "core.types",
     "Preference": "core.types",
-    "ProbeConfig": "training.config",
-    "ProbeResult": "training.probe",
-    "RewardTrainer": "training.reward_trainer",
-    "RewardTrainerConfig": "training.config",
+    "ProbeConfig": "probing.config",
+    "ProbeResult": "probing.run",
+    "RewardTrainerConfig": "training.settings.config",
     "RewardlabError": "core.errors",
     "ScoreRow": "core.types",
     "Scorer": "score",
     "Sums": "core.types",
     "TrainResult": "training.run",
-    "bradley_terry": "training.losses",
-    "centering": "training.losses",
+    "bradley_terry": "training.loop.losses",
+    "centering": "training.loop.losses",
     "evaluate": "analysis.metrics",
-    "evaluate_folder": "training.evaluate",
+    "evaluate_folder": "evaluation.evaluate",
     "load": "artifact.load",
-    "margin_regularizer": "training.losses",
-    "plackett_luce": "training.losses",
-    "probe": "training.probe",
-    "score_regularizer": "training.losses",
+    "margin_regularizer": "training.loop.losses",
+    "plackett_luce": "training.loop.losses",
+    "probe": "probing.run",
+    "reward_trainer": "training.loop.reward_trainer",
+    "score_regularizer": "training.loop.losses",
     "train": "training.run",
     "verify": "serve.verify",
 }
@@ -62,7 +70,6 @@ __all__ = [
     "Preference",
     "ProbeConfig",
     "ProbeResult",
-    "RewardTrainer",
     "RewardTrainerConfig",
     "RewardlabError",
     "ScoreRow",
@@ -77,6 +84,7 @@ __all__ = [
     "margin_regularizer",
     "plackett_luce",
     "probe",
+    "reward_trainer",
     "score_regularizer",
     "train",
     "verify",

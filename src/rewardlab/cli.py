@@ -7,7 +7,7 @@ import io
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -19,31 +19,14 @@ from rewardlab.core.bars import over_bars
 from rewardlab.core.config import did_you_mean, require, require_between, require_seed
 from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted, words_of
 from rewardlab.core.files import require_rows, require_writable_folder, write_text
+from rewardlab.core.run_folder import claim_evaluation, with_settings_of_run
 from rewardlab.core.terminal import brief, short, visible, visible_message
-from rewardlab.data.config import SelectionConfig
+from rewardlab.evaluation.config import EvalConfig
 from rewardlab.flags import Settings, parse
-from rewardlab.model.config import ComputeConfig, ModelConfig, TrainComputeConfig
-from rewardlab.training.compat import Conventions
-from rewardlab.training.config import (
-    BUDGETS,
-    EvalConfig,
-    LossConfig,
-    MonitorConfig,
-    ProbeConfig,
-    RewardTrainerConfig,
-    ScoringPrecision,
-    TrainerConfig,
-)
-from rewardlab.training.run_folder import claim_evaluation, with_settings_of_run
-
-ROOMS: dict[str, type] = {
-    "data": SelectionConfig,
-    "model": ModelConfig,
-    "speed": TrainComputeConfig,
-    "loss": LossConfig,
-    "run": TrainerConfig,
-    "monitoring": MonitorConfig,
-}
+from rewardlab.model.config import BUDGETS, ComputeConfig, ScoringPrecision
+from rewardlab.probing.config import ProbeConfig
+from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.settings.conventions import Conventions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +54,7 @@ class ExportArguments:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ScoreArguments(ComputeConfig):
+class ScoreArguments:
     """Settings of `rewardlab score`."""
 
     model: str
@@ -86,6 +69,7 @@ class ScoreArguments(ComputeConfig):
     """Tokens computed at a time; changes no number."""
     overwrite: bool = False
     """Replace `--output` if it is there."""
+    compute: ComputeConfig = ComputeConfig()
 
     def __post_init__(self) -> None:
         require_between(self, micro_token_budget=BUDGETS)
@@ -136,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _complain(f"error: {who}{said}")
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
-        from rewardlab.training.memory import is_out_of_memory
+        from rewardlab.training.cost.memory import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
@@ -181,9 +165,9 @@ def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
     Raises ConfigError for anything that does not resolve.
     """
     conventions = Conventions()
-    config = _parse(RewardTrainerConfig, with_settings_of_run(arguments), "train", ROOMS, conventions)
-    targets, saved = map(_apart, (config.lora_target_modules, config.lora_modules_to_save))
-    config = dataclasses.replace(config, lora_target_modules=targets, lora_modules_to_save=saved)
+    config = _parse(RewardTrainerConfig, with_settings_of_run(arguments), "train", conventions)
+    targets, saved = map(_apart, (config.model.lora_target_modules, config.model.lora_modules_to_save))
+    config = config.replace(lora_target_modules=targets, lora_modules_to_save=saved)
     conventions.tell(config)
     return config
 
@@ -200,11 +184,11 @@ def _is_first_process() -> bool:
 
 def _train(arguments: Sequence[str]) -> None:
     config = parse_train(arguments)
+    from rewardlab.core.signals import ending_with_status
     from rewardlab.data.named import require_sources
-    from rewardlab.training.interrupt import ending_with_status
 
     with ending_with_status():
-        require_sources(config)  # what is wrong with names is told before torch is imported
+        require_sources(config.data)  # what is wrong with names is told before torch is imported
         from rewardlab.report.run import next_steps, train_report
         from rewardlab.training.run import train
 
@@ -228,11 +212,11 @@ def _eval(arguments: Sequence[str]) -> None:
     config = _parse(EvalConfig, arguments, "eval")
     from rewardlab.data.named import require_readable
 
-    claim_evaluation(config.output_dir, config.dataset, overwrite=config.overwrite)
-    require_readable(config.dataset, config.hf_split)
+    claim_evaluation(config.run.output_dir, config.data.dataset, overwrite=config.run.overwrite)
+    require_readable(config.data.dataset, config.data.hf_split)
+    from rewardlab.evaluation.evaluate import evaluate_folder
     from rewardlab.report.precision import card_block
     from rewardlab.report.run import evaluation_report
-    from rewardlab.training.evaluate import evaluate_folder
 
     result, reports, _ = evaluate_folder(config)
     for report in reports:
@@ -241,19 +225,19 @@ def _eval(arguments: Sequence[str]) -> None:
             f"dropped {dict(report.dropped) or 'none'}"
         )
     _report(evaluation_report(result.overall, result.by_source))
-    _say(f"computed in {config.precision}")
+    _say(f"computed in {config.run.precision}")
     if result.card is not None:
         _report(f"\n{card_block(result.card)}\n")
-    _say(f"scores and metrics: {config.output_dir}")
+    _say(f"scores and metrics: {config.run.output_dir}")
 
 
 def _probe(arguments: Sequence[str]) -> None:
     config = _parse(ProbeConfig, arguments, "probe")
     from rewardlab.data.named import require_sources
 
-    require_sources(config)
+    require_sources(config.data)
+    from rewardlab.probing.run import probe
     from rewardlab.report.probe import probe_report
-    from rewardlab.training.probe import probe
 
     result = probe(config)
     report = probe_report(
@@ -305,7 +289,7 @@ def _score(arguments: Sequence[str]) -> None:
         settings.output,
         precision=settings.precision,
         token_budget=settings.micro_token_budget,
-        compute=settings,
+        compute=settings.compute,
         overwrite=settings.overwrite,
     )
     left = f", {found.unscored} not (the file says why)" if found.unscored else ""
@@ -381,7 +365,6 @@ def _parse(
     settings_type: type[Settings],
     arguments: Sequence[str],
     command: str,
-    rooms: Mapping[str, type] | None = None,
     conventions: Conventions | None = None,
 ) -> Settings:
-    return parse(settings_type, arguments, command, COMMANDS[command][1], rooms, conventions)
+    return parse(settings_type, arguments, command, COMMANDS[command][1], conventions)

@@ -18,11 +18,11 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import tyro
 
-from rewardlab.core.config import did_you_mean, field_texts, fields_of, fits, from_mapping, read_settings
+from rewardlab.core.config import Setting, did_you_mean, field_texts, fits, from_mapping, read_settings, settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.other_names import ALSO_CALLED
 from rewardlab.core.terminal import brief, short, visible
-from rewardlab.training.compat import Conventions
+from rewardlab.training.settings.conventions import Conventions
 
 Settings = TypeVar("Settings")
 
@@ -43,10 +43,9 @@ def parse(
     arguments: Sequence[str],
     command: str,
     purpose: str,
-    rooms: Mapping[str, type] | None = None,
     conventions: Conventions | None = None,
 ) -> Settings:
-    """Flags over the configuration file over defaults; `--help` shows them by `rooms`, under what `command` is for.
+    """Flags over the configuration file over defaults; `--help` shows them by section, under what `command` is for.
 
     The settings are built once, from all values together. Raises ConfigError for anything that does not resolve.
     """
@@ -54,12 +53,14 @@ def parse(
     in_file = read_settings(path) if path is not None else {}
     if conventions is not None:
         in_file = conventions.translate(in_file, f"--config {path}")
-    rooms = rooms or {command: settings_type}
-    hints = {name: hint for part in rooms.values() for name, hint in get_type_hints(part, include_extras=True).items()}
-    twins = {room: _in_words(part, hints, in_file) for room, part in rooms.items()}
+    known = settings_of(settings_type)
+    hints = {name: get_type_hints(setting.part, include_extras=True)[name] for name, setting in known.items()}
+    sections = sections_of(settings_type, command)
+    twins = {title: _in_words(title, found, hints, in_file) for title, found in sections.items()}
+    purposes = get_type_hints(settings_type) | {command: settings_type}
     fields = [
-        (room, Annotated[twin, tyro.conf.arg(help=rooms[room].__doc__)], dataclasses.field(default=twin()))
-        for room, twin in twins.items()
+        (title, Annotated[twin, tyro.conf.arg(help=purposes[title].__doc__)], dataclasses.field(default=twin()))
+        for title, twin in twins.items()
     ]
     together: Any = dataclasses.make_dataclass("Arguments", fields, frozen=True)
     with _width_for_help():
@@ -77,17 +78,17 @@ def parse(
     switched = {word[2:].replace("_", "-").removeprefix("no-").replace("-", "_") for word in flags if word[:2] == "--"}
     given = {
         field.name: _read(value, hints[field.name], _flag(field.name, hints))
-        for room, twin in twins.items()
+        for title, twin in twins.items()
         for field in dataclasses.fields(twin)
-        if (value := getattr(getattr(parsed, room), field.name)) != field.default
+        if (value := getattr(getattr(parsed, title), field.name)) != field.default
         or (hints[field.name] is bool and field.name in switched)  # a default that is given is given
     }
     values: dict[str, object] = {**in_file, **given}
     if conventions is not None:
         values = conventions.complete(values)
-    for field in fields_of(settings_type):
-        if field.default is dataclasses.MISSING and field.name not in values:
-            raise ConfigError(f"{_flag(field.name, hints)} is missing; see `rewardlab {command} --help`.")
+    for name, setting in known.items():
+        if setting.default is dataclasses.MISSING and name not in values:
+            raise ConfigError(f"{_flag(name, hints)} is missing; see `rewardlab {command} --help`.")
     return from_mapping(settings_type, values, where=f"rewardlab {command}" if path is None else f"--config {path}")
 
 
@@ -129,22 +130,32 @@ def _split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     return (Path(paths[0]) if paths else None), rest
 
 
-def _in_words(part: type, hints: Mapping[str, Any], in_file: Mapping[str, object]) -> Any:
-    """`part` as tyro gets it: its names and help, with words in place of values (but for switches)."""
-    texts = field_texts(part)
+def sections_of(settings_type: type, command: str) -> dict[str, list[Setting]]:
+    """Title of a section -> its settings, those of its own sections included; `command` for what is in none."""
+    sections: dict[str, list[Setting]] = {}
+    for setting in settings_of(settings_type).values():
+        sections.setdefault(setting.path[0] if len(setting.path) > 1 else command, []).append(setting)
+    return sections
+
+
+def _in_words(title: str, settings: Sequence[Setting], hints: Mapping[str, Any], in_file: Mapping[str, object]) -> Any:
+    """A section as tyro gets it: its names and help, with words in place of values (but for switches)."""
     fields: list[tuple[str, Any, Any]] = []
-    for field in dataclasses.fields(part):
-        hint, default = hints[field.name], in_file.get(field.name, field.default)
+    for setting in settings:
+        name = setting.name
+        hint, default = hints[name], in_file.get(name, setting.default)
         kind: Any = Words
         metavar: str = _metavar(hint)
         unset: object = ()
         if hint is bool:
-            kind, unset = bool, default if isinstance(default, bool) else field.default
+            kind, unset = bool, default if isinstance(default, bool) else setting.default
         elif tyro.conf.Positional in get_args(hint):
-            kind, metavar = tyro.conf.Positional[tuple[str, ...]], field.name.upper()
-        explained = tyro.conf.arg(help=texts[field.name], metavar=metavar, help_behavior_hint=_shown(default))
-        fields.append((field.name, Annotated[kind, explained], dataclasses.field(default=unset)))
-    return dataclasses.make_dataclass(part.__name__, fields, frozen=True, kw_only=True)
+            kind, metavar = tyro.conf.Positional[tuple[str, ...]], name.upper()
+        explained = tyro.conf.arg(
+            help=field_texts(setting.part)[name], metavar=metavar, help_behavior_hint=_shown(default)
+        )
+        fields.append((name, Annotated[kind, explained], dataclasses.field(default=unset)))
+    return dataclasses.make_dataclass(title.capitalize(), fields, frozen=True, kw_only=True)
 
 
 def _metavar(hint: Any) -> str:

@@ -13,14 +13,14 @@ from typing import Final
 
 from rewardlab.analysis.metrics import Evaluation, evaluate
 from rewardlab.core.files import write_text
+from rewardlab.core.run_folder import only_writer
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import ScoreRow
 from rewardlab.data.synthetic import Ceiling, SyntheticPair, ceiling, generate, write_dataset
 from rewardlab.report.run import command, comparison_table, precision_blocks, precision_line, warning_block
 from rewardlab.report.tables import report_width
-from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import TrainResult, train
-from rewardlab.training.run_folder import only_writer
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 logger = logging.getLogger("rewardlab")
 
@@ -55,7 +55,7 @@ def quickstart_config(
     folder: Path, data: Path, *, steps: int, num_train: int, seed: int, overwrite: bool
 ) -> RewardTrainerConfig:
     """What the quickstart trains with; `rewardlab train --config` of its config.json repeats it."""
-    return RewardTrainerConfig(
+    return RewardTrainerConfig.of(
         model=MODEL,
         dataset=(str(data),),
         test_dataset=(str(data),),

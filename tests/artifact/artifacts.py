@@ -9,12 +9,12 @@ import torch
 from conftest import CHATML, make_model, make_tokenizer
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.data.chat import build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 
 
 def save(folder: Path, family: str = "llama", *, template: str | None = CHATML, dtype=torch.float32, **settings):
     """A saved tiny reward model and its spec."""
-    renderer = build_renderer(make_tokenizer(template), DataConfig(max_seq_len=256))
+    renderer = build_renderer(make_tokenizer(template), RenderingConfig(max_seq_len=256))
     model = make_model(family, **settings)
     if family == "llama" and "config" not in settings:
         # A base other than the default, so that losing it shows.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from conftest import make_model, make_tokenizer
 from harness.tiny import learn_slightly
 from rewardlab.data.chat import Renderer, build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.model.reward import RewardModel
 
 
 def wide_renderer() -> Renderer:
     """ChatML, with room for all canaries but the longest."""
-    return build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
+    return build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=256))
 
 
 def slightly_trained(model: RewardModel | None = None) -> RewardModel:

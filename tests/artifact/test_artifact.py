@@ -25,7 +25,7 @@ from rewardlab.core.errors import ArtifactError, RenderError
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
 from rewardlab.core.types import Message
 from rewardlab.data.chat import build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.load import load_reward_model
 from rewardlab.serve.verify import verify
@@ -322,11 +322,11 @@ def test_a_canary_without_a_finite_live_score_is_told_and_left_out_of_the_compar
 
 
 def test_pad_is_a_token_that_never_ends_a_rendering():
-    chatml = build_renderer(make_tokenizer(CHATML), DataConfig())
+    chatml = build_renderer(make_tokenizer(CHATML), RenderingConfig())
     chosen = choose_pad(chatml, 384)
     assert chosen != chatml.tokenizer.pad_token_id, "that one ends every turn"
     assert chosen not in chatml.token_ids((Message("user", "Hi"), Message("assistant", "yes")))
-    plain = build_renderer(make_tokenizer(None), DataConfig())
+    plain = build_renderer(make_tokenizer(None), RenderingConfig())
     assert plain.tokenizer.pad_token_id == plain.spec.final_token_id, "pad = EOS, the trap"
     assert choose_pad(plain, 384) not in (plain.spec.final_token_id, None)
     assert choose_pad(plain, 384) < len(plain.tokenizer), "an existing token: nothing is resized"
@@ -350,9 +350,13 @@ def test_a_tokenizer_that_pads_left_is_saved_to_pad_right(tmp_path):
     make_tokenizer().save_pretrained(tmp_path / "base")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "base", padding_side="left")
     spec = save_reward_model(
-        tmp_path / "rm", make_model(config=config), build_renderer(tokenizer, DataConfig(max_seq_len=256)), beta=1.0,
-        save_dtype=torch.float32, provenance={},
-    )  # fmt: skip
+        tmp_path / "rm",
+        make_model(config=config),
+        build_renderer(tokenizer, RenderingConfig(max_seq_len=256)),
+        beta=1.0,
+        save_dtype=torch.float32,
+        provenance={},
+    )
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "rm")
     saved = AutoTokenizer.from_pretrained(tmp_path / "rm")
     wanted = [canary.score for canary in spec.canaries]
@@ -368,7 +372,7 @@ def test_a_tokenizer_that_pads_left_is_saved_to_pad_right(tmp_path):
 
 
 def test_no_possible_pad_refuses_the_save(tmp_path):
-    renderer = build_renderer(make_tokenizer(None), DataConfig())
+    renderer = build_renderer(make_tokenizer(None), RenderingConfig())
     only = renderer.tokenizer.eos_token
 
     class OneSpecialToken:

@@ -32,7 +32,7 @@ from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import sha256_text
 from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
 from rewardlab.data.chat import Renderer, build_renderer, to_messages
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.serve.export import export
 from rewardlab.serve.verify import verify
 from sealing import edit, edit_weights, seal_again
@@ -273,7 +273,7 @@ SCALED: dict[str, tuple[Any, Any, Any]] = {
 def test_dropped_position_settings_are_named_for_every_kind_of_scaling(tmp_path, kind):
     config, dropped, unscaled = SCALED[kind]
     folder = tmp_path / "rm"
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=256))
     spec = save_reward_model(
         folder, make_model(config=config), renderer, beta=1.0, save_dtype=torch.float32, provenance={}
     )
@@ -307,7 +307,7 @@ def test_dropped_position_settings_are_named_for_every_kind_of_scaling(tmp_path,
 )
 def test_older_names_of_position_settings_say_the_same_and_change_nothing_here(tmp_path, kind, older):
     config = SCALED[kind][0]
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=256))
     save_reward_model(
         tmp_path / "rm", make_model(config=config), renderer, beta=1.0, save_dtype=torch.float32, provenance={}
     )
@@ -322,7 +322,7 @@ def test_older_names_of_position_settings_say_the_same_and_change_nothing_here(t
 
 
 def test_default_position_settings_have_no_decoy(tmp_path):
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=256))
     for family in ("llama", "gemma3"):
         spec = save_reward_model(
             tmp_path / family, make_model(family), renderer, beta=1.0, save_dtype=torch.float32, provenance={}

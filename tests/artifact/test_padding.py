@@ -17,7 +17,7 @@ from rewardlab.cli import main
 from rewardlab.core.errors import ArtifactError, RenderError
 from rewardlab.data.bulk import render_all
 from rewardlab.data.chat import EndsInPadding, build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.data.store import LeftOut
 from rewardlab.serve.score_file import score_file
 from rewardlab.serve.verify import verify
@@ -36,7 +36,7 @@ def saved(tmp_path_factory):
     """A folder whose batches are padded with an exclamation mark, an ordinary token."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("padding") / "rm"
-    renderer = build_renderer(make_tokenizer(OPEN, pad="!"), DataConfig(max_seq_len=256))
+    renderer = build_renderer(make_tokenizer(OPEN, pad="!"), RenderingConfig(max_seq_len=256))
     assert renderer.spec.final_token_id is None
     save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
     return folder

@@ -25,7 +25,7 @@ from rewardlab.core.files import sha256_file, sha256_json
 from rewardlab.core.spec import SPEC_FILE, part_digests, read_spec
 from rewardlab.core.types import Message
 from rewardlab.data.chat import build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.serve.verify import verify
 from sealing import write_spec
 
@@ -246,7 +246,7 @@ def test_a_folder_of_the_first_version_loads_with_a_line_on_what_is_not_known(co
 
 
 def test_a_folder_without_word_on_typed_control_tokens_reads_them_as_it_did(tmp_path):
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256, special_tokens_in_text="keep"))
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=256, special_tokens_in_text="keep"))
     folder = tmp_path / "rm"
     save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
     values = spec_of(folder)

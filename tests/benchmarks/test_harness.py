@@ -172,7 +172,7 @@ def test_best_of_groups_have_their_own_replies_first_and_no_reply_twice():
 def test_settings_are_those_of_a_run():
     chosen = ours.parse_settings(["micro-token-budget=512", "lora=true"])
     assert chosen == {"micro_token_budget": 512, "lora": True}
-    assert ours.settings("m", chosen).lora is True
+    assert ours.settings("m", chosen).model.lora is True
     with pytest.raises(ConfigError, match="--set: unknown setting 'nosuch'"):
         ours.settings("m", {"nosuch": 1})
     with pytest.raises(SystemExit, match="name=value"):

@@ -26,7 +26,7 @@ import train_cpu
 from harness import machine, peers
 from harness.tiny import write_tiny
 from rewardlab.batch import pack
-from rewardlab.training import ready
+from rewardlab.training import setup
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 HAS_TRL = importlib.util.find_spec("trl") is not None
@@ -286,7 +286,7 @@ def test_the_padded_peer_holds_what_is_frozen_as_ours_does(tmp_path):
         bench = gpu.Bench("tiny", "hh", "lora", options, tmp_path / precision)
         peer, optimizer = bench._peer()
         assert optimizer is None
-        for model in (peer, bench.trainer.reward_model):
+        for model in (peer, bench.trainer.model):
             assert {parameter.dtype for parameter in model.parameters() if not parameter.requires_grad} == {held}
             assert {p.dtype for p in model.parameters() if p.requires_grad} == {torch.float32}
         loop = peers.PaddedLoop(
@@ -297,7 +297,7 @@ def test_the_padded_peer_holds_what_is_frozen_as_ours_does(tmp_path):
 
 def test_the_padded_peer_on_the_gpu_has_our_weights(tmp_path):
     bench = gpu.Bench("tiny", "hh", "full", Options, tmp_path)
-    model = bench.trainer.reward_model
+    model = bench.trainer.model
     peer, optimizer = bench._peer()
     assert optimizer is bench.trainer.optimizer
     assert peer.score.weight is model.head.weight
@@ -326,7 +326,7 @@ def test_the_start_of_a_run_is_measured_and_builds_two_steps_of_the_data(tmp_pat
         numbers.append(len(built))
 
     monkeypatch.setattr(data_path, "start_run", watched)
-    monkeypatch.setattr(ready, "fit_all_baselines", lambda *_: {})  # fitted on at most 10,000
+    monkeypatch.setattr(setup, "fit_all_baselines", lambda *_: {})  # fitted on at most 10,000
     path, model = tmp_path / "pairs.jsonl", write_tiny(tmp_path / "model", "tiny-llama")
     data_path.write_pairs(path, 400)
     given = ["--model", model, "--measure", str(path), "--cache-dir", "none", "--num-workers", "1"]

@@ -15,11 +15,11 @@ from conftest import make_model, make_tokenizer
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.data.chat import build_renderer
-from rewardlab.data.config import DataConfig
-from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.data.config import RenderingConfig
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 BASE = ["--model", "base", "--dataset", "pairs.jsonl"]
-DEFAULTS = RewardTrainerConfig(model="base", dataset=("pairs.jsonl",))
+DEFAULTS = RewardTrainerConfig.of(model="base", dataset=("pairs.jsonl",))
 ROW = {"prompt": "How do I keep basil?", "chosen": "Water it.", "rejected": "No."}
 
 
@@ -61,6 +61,6 @@ def short_run(base_model: Path, folder: Path) -> list[object]:
 
 def tiny_reward_model(folder: Path) -> Path:
     """Save a tiny reward model with random weights."""
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=256))
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=256))
     save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
     return folder

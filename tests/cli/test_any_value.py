@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 
 from conftest import write_pairs
 from rewardlab import cli
-from rewardlab.core.config import fields_of, from_mapping, hints_of, read_settings
+from rewardlab.core.config import Composed, from_mapping, read_settings, settings_of
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.terminal import visible, visible_message
+from rewardlab.evaluation.config import EvalConfig
 from rewardlab.flags import _read
-from rewardlab.training.config import EvalConfig, ProbeConfig, RewardTrainerConfig
+from rewardlab.probing.config import ProbeConfig
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 SETTINGS: dict[str, tuple[type, dict[str, object]]] = {
     "train": (RewardTrainerConfig, {"model": "m", "dataset": "d"}),
@@ -73,13 +75,12 @@ def some(values: Sequence[object], field: int, step: int) -> Sequence[object]:
 def try_words(command: str, step: int) -> tuple[int, int]:
     """Words as the flags of a command: (how many were taken, refused)."""
     kind, required = SETTINGS[command]
-    hints = hints_of(kind)
     taken = refused = 0
-    for number, field in enumerate(fields_of(kind)):
-        for word in some(WORDS, number, step) if hints[field.name] is not bool else ():
+    for number, setting in enumerate(settings_of(kind).values()):
+        for word in some(WORDS, number, step) if setting.hint is not bool else ():
             try:
-                value = _read(((word,),), hints[field.name], f"--{field.name}")
-                from_mapping(kind, {**required, field.name: value}, where="the test")
+                value = _read(((word,),), setting.hint, f"--{setting.name}")
+                from_mapping(kind, {**required, setting.name: value}, where="the test")
                 taken += 1
             except (RewardlabError, OSError) as error:
                 require_plain(error)
@@ -91,11 +92,13 @@ def try_values(command: str, step: int) -> tuple[int, int]:
     """Values in a file, and given by Python where that makes the settings of a command: (taken, refused)."""
     kind, required = SETTINGS[command]
     taken = refused = 0
-    for number, field in enumerate(fields_of(kind)):
+    builders: list[Any] = [lambda values: from_mapping(kind, values, where="the test")]
+    if issubclass(kind, Composed):
+        builders.append(lambda values: kind.of(**values))
+    for number, name in enumerate(settings_of(kind)):
         for value in some(VALUES, number, step):
-            values = {**required, field.name: value}
-            builders: list[Any] = [lambda values: from_mapping(kind, values, where="the test")]
-            for build in builders if kind.__module__ == cli.__name__ else [*builders, lambda values: kind(**values)]:
+            values = {**required, name: value}
+            for build in builders:
                 try:
                     build(values)
                     taken += 1
@@ -132,9 +135,9 @@ def without_a_model(monkeypatch, tmp_path):
         raise NoModel("no model here")
 
     for place in (
-        "training.ready.open_base",
-        "training.probe.open_base",
-        "training.evaluate.load",
+        "training.setup.open_base",
+        "probing.run.open_base",
+        "evaluation.evaluate.load",
         "serve.score_file.load",
         "serve.verify.assemble",
         "quickstart.write_dataset",
@@ -158,9 +161,9 @@ LINES = {
 
 def lines_of(command: str) -> Iterator[list[str]]:
     """The command with each of its flags at each of the values."""
-    for field in fields_of(SETTINGS[command][0]):
+    for name in settings_of(SETTINGS[command][0]):
         for word in WORDS:
-            own = [word] if field.name == "folder" else [f"--{field.name.replace('_', '-')}={word}"]
+            own = [word] if name == "folder" else [f"--{name.replace('_', '-')}={word}"]
             yield [command, *LINES[command].split(), *own]
 
 
@@ -202,7 +205,7 @@ def test_every_flag_with_every_value(command, without_a_model, capsys):
     tell(capsys, f"{command}: {count} command lines ({flags} flags x {len(WORDS)} values), slowest {slowest:.1f} s")
 
 
-names = st.sampled_from([field.name for field in fields_of(RewardTrainerConfig)]) | st.text(max_size=8)
+names = st.sampled_from(list(settings_of(RewardTrainerConfig))) | st.text(max_size=8)
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(WORDS)
 values = st.recursive(
     plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=2), max_leaves=5

@@ -13,7 +13,8 @@ import yaml
 from command_line import DEFAULTS
 from rewardlab.cli import parse_train
 from rewardlab.core.config import to_mapping
-from rewardlab.training.presets import PRESETS
+from rewardlab.training.settings.presets import PRESETS
+from runs import values_of
 
 SHP = "--hf-dataset stanfordnlp/SHP"
 JUDGED = "--eval-split test --eval-limit 1000 --eval-every 100"
@@ -114,4 +115,4 @@ def test_the_configuration_of_a_proxy_in_trl_is_the_preset(tmp_path):
     path = tmp_path / "trl.yaml"
     path.write_text(yaml.safe_dump(theirs))
     config, preset = parse_train(["--config", str(path)]), PRESETS["proxy-rm"].settings
-    assert {name: getattr(config, name) for name in preset} == dict(preset)
+    assert values_of(config, preset) == dict(preset)

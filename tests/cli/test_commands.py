@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import shutil
@@ -19,13 +18,14 @@ from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.artifact.seal import METADATA, seal
 from rewardlab.cli import main
+from rewardlab.core.config import settings_of
 from rewardlab.core.files import write_json
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Message
+from rewardlab.evaluation.config import EvalConfig
 from rewardlab.model import compute
 from rewardlab.model.config import ComputeConfig
 from rewardlab.serve.verify import verify
-from rewardlab.training.config import EvalConfig
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +109,10 @@ def test_eval_has_the_flags_of_its_configuration():
         "--model m --hf-dataset=a.jsonl b.jsonl --hf-split dev --limit 3 --output-dir out --precision bf16 "
         "--attention padded --micro-token-budget 64 --max-drop-fraction 0.5 --incomplete-pairs error --ties half "
         "--max-replies 3 --margin-column gap --strength-as soft --seed 7 --attention-backend mask "
-        "--linear-backend onednn --allocator system --compile --precision-card --overwrite"
+        "--linear-backend onednn --allocator system --compile --precision-card --overwrite --num-workers 3 "
+        "--cache-dir none"
     )
-    wanted = EvalConfig(
+    wanted = EvalConfig.of(
         model="m",
         dataset=("a.jsonl", "b.jsonl"),
         hf_split="dev",
@@ -128,13 +129,15 @@ def test_eval_has_the_flags_of_its_configuration():
         max_replies=3,
         margin_column="gap",
         strength_as="soft",
+        num_workers=3,
+        cache_dir="none",
         seed=7,
         attention_backend="mask",
         linear_backend="onednn",
         allocator="system",
         compile=True,
     )
-    unset = [field.name for field in dataclasses.fields(EvalConfig) if getattr(wanted, field.name) == field.default]
+    unset = [name for name, setting in settings_of(EvalConfig).items() if setting.of(wanted) == setting.default]
     assert unset == []
     assert cli._parse(EvalConfig, line.split(), "eval") == wanted
 

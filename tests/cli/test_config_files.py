@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import replace
 
 import pytest
 
@@ -39,9 +38,9 @@ def test_flags_override_the_file_wherever_they_stand(tmp_path):
         "model: base\ndataset: a.jsonl\nsteps: 5\nsystem_prompt: Be kind.\nlora_target_modules: q_proj,k_proj"
     )
     config = parse_train(["--config", str(path)])
-    assert (config.dataset, config.lora_target_modules) == (("a.jsonl",), ("q_proj", "k_proj"))
+    assert (config.data.dataset, config.model.lora_target_modules) == (("a.jsonl",), ("q_proj", "k_proj"))
     flags = ["--steps", "6", "--dataset", "b.jsonl", "--system-prompt", ""]
-    wanted = replace(config, steps=6, dataset=("b.jsonl",), system_prompt="")
+    wanted = config.replace(steps=6, dataset=("b.jsonl",), system_prompt="")
     assert parse_train([*flags, "--config", str(path)]) == wanted
     assert parse_train(["--config", str(path), *flags]) == wanted
 
@@ -62,7 +61,7 @@ def test_flags_override_the_file_wherever_they_stand(tmp_path):
 def test_a_switch_in_the_file_can_be_turned_both_ways(tmp_path, in_file, flags, wanted):
     path = tmp_path / "run.toml"
     path.write_text(f"lora = {in_file}\n")
-    assert parse_train([*BASE, "--config", str(path), *flags]).lora is wanted
+    assert parse_train([*BASE, "--config", str(path), *flags]).model.lora is wanted
 
 
 def test_the_value_none_unsets_what_the_file_says(tmp_path):
@@ -76,7 +75,7 @@ def test_a_value_that_a_flag_overrides_is_not_judged(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("limit: 0\nlora: perhaps\nmax_seq_len: many\n")
     config = parse_train([*BASE, "--config", str(path), "--limit", "3", "--lora", "--max-seq-len", "64"])
-    assert (config.limit, config.lora, config.max_seq_len) == (3, True, 64)
+    assert (config.data.limit, config.model.lora, config.data.rendering.max_seq_len) == (3, True, 64)
 
 
 def test_an_empty_file_says_nothing(tmp_path):

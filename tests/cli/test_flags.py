@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from command_line import BASE, DEFAULTS, refusal
 from rewardlab.cli import parse_train
-from rewardlab.core.config import to_mapping
+from rewardlab.core.config import settings_of, to_mapping
 from rewardlab.core.files import write_json
-from rewardlab.training.compat import TRL
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.presets import PRESETS
+from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.settings.conventions import TRL
+from rewardlab.training.settings.presets import PRESETS
+from runs import values_of
 
 
 def not_default(settings: Mapping[str, object]) -> dict[str, object]:
     """The settings that differ from the defaults."""
-    return {name: value for name, value in settings.items() if value != getattr(DEFAULTS, name)}
+    return {name: value for name, value in settings.items() if values_of(DEFAULTS, [name]) != {name: value}}
 
 
 FLAGS: list[tuple[str, dict[str, object]]] = [
@@ -163,8 +162,8 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
 
 @pytest.mark.parametrize(("line", "changes"), FLAGS, ids=[line for line, _ in FLAGS])
 def test_a_flag_sets_its_setting_and_no_other(line, changes):
-    wanted = replace(DEFAULTS, **changes)
-    assert all(getattr(wanted, name) != getattr(DEFAULTS, name) for name in changes)
+    wanted = DEFAULTS.replace(**changes)
+    assert all(values_of(wanted, [name]) != values_of(DEFAULTS, [name]) for name in changes)
     # Datasets add up, so the one of BASE is left out where a line names its own.
     assert parse_train([*(BASE[:2] if "dataset" in changes else BASE), *shlex.split(line)]) == wanted
 
@@ -174,7 +173,7 @@ def test_a_run_without_flags_has_the_defaults_of_the_configuration():
 
 
 def test_every_setting_has_a_flag_in_the_table():
-    settings = {field.name for field in dataclasses.fields(RewardTrainerConfig)}
+    settings = set(settings_of(RewardTrainerConfig))
     assert {name for _, changes in FLAGS for name in changes} == settings
 
 
@@ -276,6 +275,6 @@ def test_a_saved_configuration_gives_itself(tmp_path):
     together = {"strength_as": "none", "kwise_loss": "pairs", "warmup_ratio": None, "compat": "none"}
     together |= {"train_head_only": False, "freeze_layers": 0}  # which go with no adapters
     together |= {"resume": None, "reschedule": False}  # which go with no --overwrite
-    config = replace(DEFAULTS, **changes | together)
+    config = DEFAULTS.replace(**changes | together)
     write_json(tmp_path / "config.json", to_mapping(config))
     assert parse_train(["--config", str(tmp_path / "config.json")]) == config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import re
@@ -13,7 +12,9 @@ import pytest
 
 from command_line import in_process, refusal
 from rewardlab import cli
-from rewardlab.cli import COMMANDS, ROOMS, main
+from rewardlab.cli import COMMANDS, main
+from rewardlab.flags import sections_of
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -52,12 +53,13 @@ def test_the_help_of_train_lists_every_flag_in_its_room_and_fits_the_terminal(co
     monkeypatch.setenv("COLUMNS", str(columns))
     text = help_text(capsys, "train")
     assert max(map(len, text.splitlines())) <= 100
-    titles = [f" {room} options" for room in ROOMS]
+    rooms = sections_of(RewardTrainerConfig, "train")
+    titles = [f" {room} options" for room in rooms]
     _, *sections = re.split("|".join(titles), text)
     assert re.findall("|".join(titles), text) == titles
-    for section, part in zip(sections, ROOMS.values(), strict=True):
+    for section, part in zip(sections, rooms.values(), strict=True):
         listed = re.findall(r"^  --([a-z][a-z-]*)", section, re.MULTILINE)
-        assert listed == [field.name.replace("_", "-") for field in dataclasses.fields(part)]
+        assert listed == [setting.name.replace("_", "-") for setting in part]
 
 
 def test_the_help_says_type_meaning_and_default_of_a_flag(capsys, tmp_path):

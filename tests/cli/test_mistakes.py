@@ -15,7 +15,7 @@ from rewardlab import cli
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.load import load
 from rewardlab.core import files
-from rewardlab.training.trainer import Trainer
+from rewardlab.training.loop.trainer import Trainer
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_a_checkpoint_for_which_there_is_no_room_says_that(flags, pairs_file, tm
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("rewardlab.training.shards._write", full)
+    monkeypatch.setattr("rewardlab.training.checkpoints.shards._write", full)
     said = refusal(capsys, *flags, "--dataset", pairs_file, "--eval-fraction", "0", "--report-to", "none")
     assert said == (
         f"{tmp_path / 'run/checkpoints/step_2'}: No space left on device. Make room there, or write to another disk. "

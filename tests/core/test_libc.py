@@ -13,7 +13,7 @@ from rewardlab.core.libc import can_keep_freed_memory, offers_huge_pages
 PROGRAM = """
 import torch
 from rewardlab.core.libc import give_back_freed_memory, keep_freed_memory
-from rewardlab.training.memory import resident
+from rewardlab.training.cost.memory import resident
 
 assert keep_freed_memory()
 empty = resident()
@@ -39,7 +39,7 @@ HUGE = """
 from pathlib import Path
 import torch
 from rewardlab.core.libc import give_back_freed_memory, keep_freed_memory, use_huge_pages
-from rewardlab.training.memory import resident
+from rewardlab.training.cost.memory import resident
 
 keep_freed_memory()
 before = resident()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import pickle
 
 import pytest
 
-from rewardlab.core.config import fields_of, from_mapping
+from rewardlab.core.config import from_mapping, settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.other_names import ALSO_CALLED
-from rewardlab.training.config import EvalConfig, ProbeConfig, RewardTrainerConfig
+from rewardlab.evaluation.config import EvalConfig
+from rewardlab.probing.config import ProbeConfig
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ from rewardlab.training.config import EvalConfig, ProbeConfig, RewardTrainerConf
 def test_an_unknown_keyword_names_the_nearest_setting(name, near):
     message = rf"RewardTrainerConfig: unknown setting '{name}'\. Did you mean '{near}'\?"
     with pytest.raises(ConfigError, match=message):
-        RewardTrainerConfig(model="m", dataset=("d",), **{name: 1})
+        RewardTrainerConfig.of(model="m", dataset=("d",), **{name: 1})
     with pytest.raises(ConfigError, match=rf"run\.yaml: unknown setting '{name}'\. Did you mean '{near}'\?"):
         from_mapping(RewardTrainerConfig, {name: 1}, where="run.yaml")
 
@@ -36,20 +37,20 @@ def test_other_configurations_suggest_only_what_they_have(kind):
     with pytest.raises(
         ConfigError, match=rf"{kind.__name__}: unknown setting 'dataset_name'\. Did you mean 'dataset'\?"
     ):
-        kind(dataset_name="x")
+        kind.of(dataset_name="x")
     with pytest.raises(ConfigError) as error:
-        kind(learning_rate=1)
+        kind.of(learning_rate=1)
     assert "'lr'" not in str(error.value)
 
 
 def test_every_other_name_is_one_of_a_setting_and_not_itself_one():
-    known = {field.name for field in fields_of(RewardTrainerConfig)}
+    known = set(settings_of(RewardTrainerConfig))
     assert set(ALSO_CALLED.values()) <= known
     assert not known & set(ALSO_CALLED)
 
 
-def test_a_configuration_is_still_a_plain_dataclass():
-    config = RewardTrainerConfig(model="m", dataset=("d",))
-    assert dataclasses.replace(config, lr=1e-3).lr == 1e-3
+def test_a_configuration_is_made_by_flat_names_and_changed_by_them():
+    config = RewardTrainerConfig.of(model="m", dataset=("d",))
+    assert config.replace(lr=1e-3).optimizer.lr == 1e-3
     assert pickle.loads(pickle.dumps(config)) == config
-    assert "label_smoothing" in inspect.signature(RewardTrainerConfig.__init__).parameters
+    assert "label_smoothing" in inspect.signature(RewardTrainerConfig.of).parameters

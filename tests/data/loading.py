@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rewardlab.core.types import Preference
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import ReadingConfig
 from rewardlab.data.sources import LoadedPreferences, load_preferences
 
 ALLOW_DROPS = {"max_drop_fraction": 1.0}
@@ -36,8 +36,8 @@ def load(
     *names: Path | str, split: str = "train", seed: int = 0, limit: int | None = None, **settings: Any
 ) -> LoadedPreferences:
     """`load_preferences` with what is not in `settings` at its default."""
-    config = DataConfig(**settings)
-    return load_preferences([str(name) for name in names], split=split, config=config, seed=seed, limit=limit)
+    reading = ReadingConfig(**settings)
+    return load_preferences([str(name) for name in names], split=split, reading=reading, seed=seed, limit=limit)
 
 
 def contents(loaded: LoadedPreferences) -> list[tuple[str, str, str]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rewardlab.core.config import from_mapping
 from rewardlab.core.types import Message, Preference
 from rewardlab.data.config import DataConfig
 from rewardlab.data.formats import ParsedRow, Rules, read_rows, recognise
@@ -34,7 +35,9 @@ def read(
     *rows: Row, seed: int = 0, kwise_loss: str = "pairs", place: str = "rows.jsonl:7", **settings: Any
 ) -> ParsedRow:
     """One preference from its row, or from its two in long form."""
-    rules = Rules(source="rows", config=DataConfig(**settings), seed=seed, kwise_loss=kwise_loss)
+    data = from_mapping(DataConfig, settings, where="the test")
+    bare = data.rendering.joins_texts
+    rules = Rules(source="rows", reading=data.reading, seed=seed, kwise_loss=kwise_loss, bare=bare)
     return read_rows(rows, layout=recognise(rows[0], place), place=place, rules=rules)
 
 

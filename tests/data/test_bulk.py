@@ -12,7 +12,7 @@ from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
 from rewardlab.data.bulk import render_all
 from rewardlab.data.chat import Renderer, ReplyTooLong, build_renderer, common_text
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.data.store import LeftOut
 
 REFUSES = (
@@ -89,7 +89,7 @@ def boundary(renderer: Renderer, prompt: Any, reply: Any, token_ids: list[int]) 
 )
 @pytest.mark.parametrize("overlong", ["truncate", "drop"])
 def test_all_at_once_and_one_at_a_time_give_the_same(template: str | None, overlong: str) -> None:
-    renderer = build_renderer(make_tokenizer(template), DataConfig(max_seq_len=120))
+    renderer = build_renderer(make_tokenizer(template), RenderingConfig(max_seq_len=120))
     rows = preferences()
     found = render_all(rows, renderer, overlong=overlong)
     wanted = [one_at_a_time(row, renderer, overlong) for row in rows]
@@ -125,6 +125,6 @@ def test_the_beginning_that_two_texts_share_is_found_where_they_part():
 
 
 def test_a_reply_that_does_not_fit_is_one_kind_of_refusal():
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=40))
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=40))
     with pytest.raises(ReplyTooLong):
         renderer.render((Message("user", "a"),), (Message("assistant", "xyz " * 60),))

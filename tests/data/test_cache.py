@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from conftest import make_tokenizer, write_pairs
+from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import RewardlabError
 from rewardlab.data import cache as module
 from rewardlab.data.cache import Cache, hash_of_tokenizer, key_of
@@ -32,17 +33,21 @@ def key(folder: Path, *, count: int = 5, **changed: Any) -> str:
     path = write_pairs(folder / "pairs.jsonl", count)
     (source,) = find_sources([str(path)], "train")
     source = replace(source, label=values["label"] or source.label)
-    config = DataConfig(**{name: value for name, value in changed.items() if name not in BASE})
+    settings = {name: value for name, value in changed.items() if name not in BASE}
+    config = from_mapping(DataConfig, settings, where="the test")
+    bare = config.rendering.joins_texts
     tokenizer = make_tokenizer()
     if values["template"] == "other":
         tokenizer.eos_token = "<|endoftext|>"
     return key_of(
         source,
         fingerprint(source) or "",
-        rules=Rules(source=source.name, config=config, seed=values["seed"], kwise_loss=values["kwise_loss"]),
+        rules=Rules(
+            source=source.name, reading=config.reading, bare=bare, seed=values["seed"], kwise_loss=values["kwise_loss"]
+        ),
         limit=values["limit"],
-        renderer=build_renderer(tokenizer, config),
-        overlong=config.overlong,
+        renderer=build_renderer(tokenizer, config.rendering),
+        overlong=config.rendering.overlong,
     )
 
 

@@ -13,7 +13,7 @@ from conftest import CHATML, make_tokenizer, pair
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.types import Comparison, Message, Preference
 from rewardlab.data.chat import PLAIN_TEMPLATE, ReplyTooLong, build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.data.loader import tokenize
 
 THINKING = (
@@ -36,7 +36,7 @@ DATED = "{{ strftime_now('%d %b %Y') }}" + CHATML
 
 
 def renderer_for(template, max_length=128, **settings):
-    return build_renderer(make_tokenizer(template), DataConfig(max_seq_len=max_length, **settings))
+    return build_renderer(make_tokenizer(template), RenderingConfig(max_seq_len=max_length, **settings))
 
 
 def decoded(renderer, token_ids):

@@ -10,10 +10,11 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from conftest import CHATML, make_tokenizer, pair
+from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.types import Message, Preference
 from rewardlab.data.chat import Renderer, build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import DataConfig, RenderingConfig
 from rewardlab.data.loader import tokenize
 from rewardlab.data.sources import load_preferences
 
@@ -52,8 +53,11 @@ def tokenizer_with(specials: str | None, template: str | None = None) -> Any:
 def preferences_of(rows: list[dict[str, Any]], tmp_path: Path, **settings: Any) -> tuple[Preference, ...]:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    config = DataConfig(max_drop_fraction=0.0, **settings)
-    return load_preferences([str(path)], split="train", config=config, seed=0, limit=None).preferences
+    config = from_mapping(DataConfig, {"max_drop_fraction": 0.0, **settings}, where="the test")
+    bare = config.rendering.joins_texts
+    return load_preferences(
+        [str(path)], split="train", reading=config.reading, bare=bare, seed=0, limit=None
+    ).preferences
 
 
 def token_pairs(renderer: Renderer, preferences: tuple[Preference, ...]) -> list[tuple[list[int], list[int]]]:
@@ -64,7 +68,7 @@ def token_pairs(renderer: Renderer, preferences: tuple[Preference, ...]) -> list
 @pytest.mark.parametrize("specials", [None, "<|im_start|> $A"], ids=["no BOS", "BOS"])
 def test_texts_are_joined_as_they_are_and_end_in_one_eos(tmp_path, specials):
     tokenizer = tokenizer_with(specials)
-    renderer = build_renderer(tokenizer, DataConfig(chat_template="concat"))
+    renderer = build_renderer(tokenizer, RenderingConfig(chat_template="concat"))
     assert renderer.spec.template_source == "concat"
     assert renderer.spec.final_token_id == tokenizer.eos_token_id
     assert renderer.spec.num_bos == (specials is not None)
@@ -97,15 +101,15 @@ def test_whole_transcripts_keep_every_character(tmp_path):
 
 def test_tokens_that_a_template_cannot_repeat_are_refused():
     with pytest.raises(RenderError, match="adds tokens of its own around a text"):
-        build_renderer(tokenizer_with(f"$A {EOS}"), DataConfig(chat_template="concat"))
+        build_renderer(tokenizer_with(f"$A {EOS}"), RenderingConfig(chat_template="concat"))
     without_eos = make_tokenizer(None)
     without_eos.eos_token = None
     with pytest.raises(RenderError, match="no EOS to end a reply with"):
-        build_renderer(without_eos, DataConfig(chat_template="concat"))
+        build_renderer(without_eos, RenderingConfig(chat_template="concat"))
 
 
 def test_a_generation_prompt_has_no_eos():
-    renderer = build_renderer(make_tokenizer(None), DataConfig(chat_template="concat"))
+    renderer = build_renderer(make_tokenizer(None), RenderingConfig(chat_template="concat"))
     assert renderer.text((Message("user", "The sky is"),), add_generation_prompt=True) == "The sky is"
 
 
@@ -124,14 +128,14 @@ def trl_tokens(rows: list[dict[str, Any]], tokenizer: Any, max_length: int | Non
 def test_the_tokens_are_those_of_trl(tmp_path, specials, rows):
     wanted = trl_tokens(rows, tokenizer_with(specials, CHATML))
     choice = "template" if rows is CHAT_ROWS else "concat"
-    renderer = build_renderer(tokenizer_with(specials, CHATML), DataConfig(chat_template=choice))
+    renderer = build_renderer(tokenizer_with(specials, CHATML), RenderingConfig(chat_template=choice))
     assert token_pairs(renderer, preferences_of(rows, tmp_path, chat_template=choice)) == wanted
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_the_rows_left_out_for_their_length_are_those_of_trl(tmp_path):
     rows = [{"prompt": "no " * n, "chosen": "yes", "rejected": "no " * (n % 5) + "maybe"} for n in range(1, 40)]
-    renderer = build_renderer(make_tokenizer(None), DataConfig(chat_template="concat", max_seq_len=24))
+    renderer = build_renderer(make_tokenizer(None), RenderingConfig(chat_template="concat", max_seq_len=24))
     preferences = preferences_of(rows, tmp_path, chat_template="concat")
     groups, report = tokenize(preferences, renderer, max_drop_fraction=0.0, name="t", overlong="drop")
     wanted = trl_tokens(rows, make_tokenizer(None), max_length=24)
@@ -141,7 +145,7 @@ def test_the_rows_left_out_for_their_length_are_those_of_trl(tmp_path):
 
 
 def test_long_rows_are_cut_or_left_out_and_counted():
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=40))
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=40))
     rows = [
         pair("q", "yes", "no", id="short"),
         pair("no " * 60, "yes", "no", id="long prompt"),
@@ -159,7 +163,7 @@ def test_long_rows_are_cut_or_left_out_and_counted():
 
 
 def test_a_kwise_row_with_one_long_reply_is_left_out_whole():
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=40))
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=40))
     two = pair("q", "yes", "no")
     three = Preference(
         id="k",

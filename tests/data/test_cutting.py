@@ -16,11 +16,11 @@ from rewardlab.core.errors import ArtifactError
 from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST, Canary, RewardSpec
 from rewardlab.core.types import Conversation, IntArray, Message
 from rewardlab.data.chat import Renderer, ReplyTooLong, build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.data.cutting import NEIGHBOURS, cut, split_exchanges
 
 TEMPLATES = ("template", "plain", "concat")
-RENDERERS = {name: build_renderer(make_tokenizer(CHATML), DataConfig(chat_template=name)) for name in TEMPLATES}
+RENDERERS = {name: build_renderer(make_tokenizer(CHATML), RenderingConfig(chat_template=name)) for name in TEMPLATES}
 
 
 def renderer_for(template: str, limit: int, rule: str = CUT_FEWEST) -> Renderer:

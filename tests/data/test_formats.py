@@ -10,7 +10,7 @@ import pytest
 from parsing import KWISE, PAIR, PROMPT, assistant, cause, preference, read, replies, turns, user
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Conversation, Message
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats import LAYOUTS, Rules, read_rows, recognise
 from rewardlab.data.rows import CAUSES, SHOWN_CHARACTERS, UnusableRowError
 
@@ -66,7 +66,7 @@ class TestPairs:
         assert cause({**PAIR, column: None}) == "missing_field"
 
     def test_a_later_row_without_a_needed_column_is_dropped(self) -> None:
-        rules = Rules(source="rows", config=DataConfig(), seed=0)
+        rules = Rules(source="rows", reading=ReadingConfig(), seed=0)
         with pytest.raises(UnusableRowError, match="missing_field: no 'rejected'"):
             read_rows([{"prompt": "a", "chosen": "b"}], layout=recognise(PAIR, "x:1"), place="x:2", rules=rules)
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from conftest import make_groups
 from rewardlab.core.errors import ConfigError
-from rewardlab.data.level import plan_level, plan_micro_batches
-from rewardlab.data.pack import plan_groups, plan_packed
+from rewardlab.data.pack import plan_groups, plan_level, plan_micro_batches, plan_packed
 
 
 def loads_of(plan, sizes) -> list[int]:

@@ -19,7 +19,7 @@ from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Conversation, Message, TokenGroup
 from rewardlab.data.bulk import render_all
 from rewardlab.data.chat import Renderer, build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.data.loader import tokenize
 from rewardlab.data.markers import SIGNS, RenderedText
 from rewardlab.data.store import LeftOut
@@ -36,7 +36,7 @@ NAMES = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|unused|>")
 
 
 def build(template: str | None = CHATML, **config: Any) -> Renderer:
-    return build_renderer(make_tokenizer(template), DataConfig(**{"max_seq_len": 256, **config}))
+    return build_renderer(make_tokenizer(template), RenderingConfig(**{"max_seq_len": 256, **config}))
 
 
 def control_tokens(renderer: Renderer, token_ids: Any) -> list[str]:
@@ -173,7 +173,7 @@ def of_kind(core: Tokenizer, template: str = BARE) -> Renderer:
         "unk_token": "[UNK]" if core.token_to_id("[UNK]") == 0 else "<unk>",
     }
     return build_renderer(
-        PreTrainedTokenizerFast(tokenizer_object=core, chat_template=template, **names), DataConfig(max_seq_len=64)
+        PreTrainedTokenizerFast(tokenizer_object=core, chat_template=template, **names), RenderingConfig(max_seq_len=64)
     )
 
 
@@ -208,7 +208,7 @@ def test_a_name_that_the_tokenizer_normalises_is_letters_too() -> None:
     tokenizer = make_tokenizer(CHATML.replace("<|im_start|>", "<|TURN|>").replace("<|im_end|>", "<|TOKEN|>"))
     tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_tokens(["<|TURN|>", "<|TOKEN|>"])
-    renderer = build_renderer(tokenizer, DataConfig(max_seq_len=128))
+    renderer = build_renderer(tokenizer, RenderingConfig(max_seq_len=128))
     typed = (QUESTION, Message("assistant", "No.<|TO\u212aEN|>"))
     forged = renderer.tokenizer(renderer.text(typed), add_special_tokens=False)["input_ids"]
     assert renderer.markers.num_control_tokens(forged) == 5
@@ -241,7 +241,7 @@ def test_turn_markers_that_are_not_special_count_as_control_tokens() -> None:
     template = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|im_end|>' }}{% endfor %}"
     tokenizer = make_tokenizer(template)
     tokenizer.add_tokens(["<|user|>", "<|assistant|>", "<|system|>", "<think>", "<answer>", "fine", "<|elsewhere|>"])
-    renderer = build_renderer(tokenizer, DataConfig(max_seq_len=128, system_prompt="Put it in <answer>."))
+    renderer = build_renderer(tokenizer, RenderingConfig(max_seq_len=128, system_prompt="Put it in <answer>."))
     assert {"<|user|>", "<|assistant|>", "<|system|>", *NAMES} <= set(renderer.markers.names)
     assert not {"<think>", "<answer>", "fine", "<|elsewhere|>"} & set(renderer.markers.names)
 
@@ -249,7 +249,7 @@ def test_turn_markers_that_are_not_special_count_as_control_tokens() -> None:
 def test_a_name_inside_of_a_word_of_the_template_stays_what_it_is() -> None:
     tokenizer = make_tokenizer("{% for m in messages %}{{ 'superuser ' + m['content'] + '<|im_end|>' }}{% endfor %}")
     tokenizer.add_special_tokens({"additional_special_tokens": [AddedToken("erus", single_word=True, special=True)]})
-    renderer = build_renderer(tokenizer, DataConfig(max_seq_len=128))
+    renderer = build_renderer(tokenizer, RenderingConfig(max_seq_len=128))
     typed = (QUESTION, Message("assistant", "the erus <|im_end|>"))
     assert "erus" in renderer.markers.names
     assert renderer.tokenizer.decode(renderer.token_ids(typed).tolist()) == renderer.text(typed)
@@ -257,7 +257,7 @@ def test_a_name_inside_of_a_word_of_the_template_stays_what_it_is() -> None:
 
 def test_what_goes_on_from_joined_texts_reads_them_as_before() -> None:
     concat = build(None, chat_template="concat")
-    again = build_renderer(make_tokenizer(concat.spec.chat_template), DataConfig(max_seq_len=64))
+    again = build_renderer(make_tokenizer(concat.spec.chat_template), RenderingConfig(max_seq_len=64))
     assert again.spec.special_tokens_in_text == "keep"
 
 
@@ -294,7 +294,7 @@ def test_the_canary_tells_the_two_readings_apart(template: str) -> None:
 
 def test_a_letter_that_pads_stays_a_letter() -> None:
     tokenizer = make_tokenizer(pad="!")
-    renderer = build_renderer(tokenizer, DataConfig(max_seq_len=128))
+    renderer = build_renderer(tokenizer, RenderingConfig(max_seq_len=128))
     typed = (QUESTION, Message("assistant", "Yes! <|im_end|> No!"))
     assert "!" not in renderer.markers.names
     assert renderer.tokenizer.decode(renderer.token_ids(typed).tolist()) == renderer.text(typed)

@@ -13,8 +13,8 @@ from loading import load, pair, write
 from rewardlab.core.errors import DataError
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.formats import meant_column
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.prepare import load_data
+from rewardlab.data.prepare import load_data
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 
 @pytest.mark.parametrize(
@@ -71,9 +71,9 @@ def test_labels_are_counted_and_those_that_swap_the_preferred_reply(tmp_path: Pa
     labelled = sum(label is not None for label in labels)
     (report,) = load(path).reports
     assert (report.labelled, report.swapped) == (labelled, swapped)
-    config = RewardTrainerConfig(model="m", dataset=(str(path),), eval_fraction=0.0, cache_dir="none", num_workers=1)
+    config = RewardTrainerConfig.of(model="m", dataset=(str(path),), eval_fraction=0.0, cache_dir="none", num_workers=1)
     with caplog.at_level(logging.INFO, logger="rewardlab"):
-        prepared = load_data(config, build_renderer(make_tokenizer(), config), seed=0)
+        prepared = load_data(config.data, build_renderer(make_tokenizer(), config.data.rendering), seed=0)
     (told,) = prepared.reports["train"]
     assert (told["labelled"], told["swapped"]) == (labelled, swapped)
     line = f"'label' of {labelled} rows is read as the probability that chosen is preferred"

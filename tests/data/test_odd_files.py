@@ -11,7 +11,7 @@ import pytest
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.types import Message, Preference
 from rewardlab.data.chat import to_messages
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import ReadingConfig
 from rewardlab.data.rows import show
 from rewardlab.data.sources import load_preferences
 
@@ -20,7 +20,7 @@ ROW = {"prompt": "How?", "chosen": "So.", "rejected": "no"}
 
 def load(*paths: Path) -> tuple[Preference, ...]:
     names = [str(path) for path in paths]
-    return load_preferences(names, split="train", config=DataConfig(), seed=0, limit=None).preferences
+    return load_preferences(names, split="train", reading=ReadingConfig(), seed=0, limit=None).preferences
 
 
 def write(path: Path, text: str) -> Path:

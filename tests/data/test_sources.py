@@ -16,7 +16,7 @@ from conftest import SHARED
 from loading import ALLOW_DROPS, THREE, THREE_CONTENTS, Row, contents, ids, load, pair, write
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import to_json
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import ReadingConfig
 from rewardlab.data.readers import find_sources
 from rewardlab.data.roots import Texts, count_shared
 from rewardlab.data.rows import CAUSES
@@ -135,7 +135,7 @@ class TestAccount:
         path = write(tmp_path / "k.jsonl", [{"prompt": "Why?", "responses": ["a", "b", "c"], "scores": [1, 1, 2]}])
         with pytest.raises(DataError, match=r"^k\.jsonl:1: .*Plackett-Luce"):
             load_preferences(
-                [str(path)], split="train", config=DataConfig(), seed=0, limit=None, kwise_loss="plackett-luce"
+                [str(path)], split="train", reading=ReadingConfig(), seed=0, limit=None, kwise_loss="plackett-luce"
             )
 
 
@@ -165,8 +165,8 @@ def test_local_data_is_read_without_torch_transformers_or_datasets(tmp_path: Pat
     path = write(tmp_path / "f.jsonl", THREE)
     code = (
         "import sys; from rewardlab.data.sources import load_preferences; "
-        "from rewardlab.data.config import DataConfig; "
-        f"load_preferences([{str(path)!r}], split='train', config=DataConfig(), seed=0, limit=None); "
+        "from rewardlab.data.config import ReadingConfig; "
+        f"load_preferences([{str(path)!r}], split='train', reading=ReadingConfig(), seed=0, limit=None); "
         "sys.exit(','.join({'torch', 'transformers', 'datasets', 'pyarrow'} & set(sys.modules)) or 0)"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -11,7 +11,7 @@ from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Message
 from rewardlab.data import limits
 from rewardlab.data.chat import build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 
 NESTED = "{% for i in range(99999) %}{% for j in range(99999) %}{% for k in range(99999) %}"
 ENDLESS = {
@@ -44,16 +44,16 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("case", ENDLESS)
 def test_a_template_without_an_end_is_stopped(case):
     with pytest.raises(RenderError, match=r"the chat template refuses .* it was stopped after .* seconds of processor"):
-        build_renderer(make_tokenizer(CHATML + ENDLESS[case]), DataConfig())
+        build_renderer(make_tokenizer(CHATML + ENDLESS[case]), RenderingConfig())
     # Nothing is raised afterwards.
-    renderer = build_renderer(make_tokenizer(), DataConfig())
+    renderer = build_renderer(make_tokenizer(), RenderingConfig())
     assert len({renderer.text((Message("user", "Hi"), Message("assistant", "So."))) for _ in range(50)}) == 1
 
 
 @pytest.mark.parametrize("template", UNLIKELY)
 def test_what_could_not_be_interrupted_is_not_begun(template):
     with pytest.raises(RenderError) as refused:
-        build_renderer(make_tokenizer(CHATML + template), DataConfig())
+        build_renderer(make_tokenizer(CHATML + template), RenderingConfig())
     assert UNLIKELY[template] in str(refused.value)
 
 
@@ -69,7 +69,7 @@ def test_an_interruption_that_comes_too_late_is_taken_back():
 
 
 def test_long_conversations_and_many_are_within_the_limits():
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=64))
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=64))
     turns = tuple(Message("user" if n % 2 == 0 else "assistant", "word " * 50) for n in range(2_000))
     assert len(renderer.text(turns)) > 2_000 * 250
     assert len(renderer.texts([turns[:2]] * 500)) == 500

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from conftest import make_groups, make_model, make_tokenizer, set_layout
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack
+from rewardlab.data.groups import Datasets
 from rewardlab.model.attention_backends import unavailable
 from rewardlab.model.compute import (
     checkpoint_activations,
@@ -22,12 +23,12 @@ from rewardlab.model.compute import (
 )
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.selftest import leak
-from rewardlab.training.compiled import compiled_programs
-from rewardlab.training.config import LossConfig, RewardTrainerConfig
-from rewardlab.training.losses import preference_loss, total_weight
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.loop.losses import preference_loss, total_weight
+from rewardlab.training.loop.reward_trainer import reward_trainer
+from rewardlab.training.monitoring.progress import compiled_programs
+from rewardlab.training.monitoring.records import Records
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import LossConfig, RewardTrainerConfig
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = torch.device("cuda")
@@ -126,7 +127,7 @@ def test_a_run_in_float16_learns_and_saves_what_it_learnt(lora, tmp_path, pairs_
     losses = {}
     for precision in ("fp32", "fp16"):
         result = train(
-            RewardTrainerConfig(
+            RewardTrainerConfig.of(
                 **{"model": str(tmp_path / "base"), "dataset": (str(pairs_file),), "output_dir": tmp_path / precision},
                 **{"steps": 8, "batch_size": 8, "lr": 1e-3, "max_seq_len": 128, "precision": precision, "lora": lora},
                 **{"eval_fraction": 0.2, "log_every": 1},
@@ -145,17 +146,17 @@ def test_a_step_makes_the_host_wait_for_nothing_but_its_result(backend, tmp_path
     groups = make_groups(24, replies=4, seed=3)
     model = make_model(config=wide_config()).to(CUDA).train()
     model.compute_dtype, model.attention_backend = torch.bfloat16, backend
-    trainer = RewardTrainer(
-        RewardTrainerConfig(model="x", dataset=("y",), batch_size=24, micro_token_budget=512),
+    trainer = reward_trainer(
+        RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=24, micro_token_budget=512),
         model,
         Datasets(train=groups),
         num_steps=3,
         records=Records(tmp_path),
-        save=lambda _: None,
+        save=lambda folder, step: None,
     )
     trainer.train_step(trainer._planned(0))  # compiles, and makes the optimiser's state
-    batches = trainer._plan(0)
-    weight = sum(trainer._weight(batch) for batch in batches)
+    batches = trainer.steps.plan(0, trainer.token_budget)
+    weight = sum(trainer.steps.weight(batch) for batch in batches)
     torch.cuda.set_sync_debug_mode("error")
     try:
         found = trainer._accumulate(batches, weight)
@@ -204,7 +205,7 @@ def test_a_run_with_quantised_weights_saves_whole_ones(kind, tmp_path, pairs_fil
     make_tokenizer().save_pretrained(tmp_path / "base")
     base = load_file(tmp_path / "base/model.safetensors")
     result = train(
-        RewardTrainerConfig(
+        RewardTrainerConfig.of(
             **{"model": str(tmp_path / "base"), "dataset": (str(pairs_file),), "output_dir": tmp_path / "run"},
             **{"steps": 4, "batch_size": 8, "lr": 1e-3, "max_seq_len": 128, "precision": "bf16"},
             **{"lora": True, "dora": True, "lora_rank": 2, "lora_alpha": 4.0, "lora_modules_to_save": ("norm",)},

@@ -11,27 +11,30 @@ import pytest
 import torch
 
 from conftest import make_groups, make_model
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.gpu import watch_gpu
-from rewardlab.training.memory import peak_memory
-from rewardlab.training.memory_watch import MemoryWatch
-from rewardlab.training.observers import Cadence, Observers
-from rewardlab.training.profiler import StepProfiler
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.data.groups import Datasets
+from rewardlab.training.cost.memory import peak_memory
+from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
+from rewardlab.training.monitoring.gpu import watch_gpu
+from rewardlab.training.monitoring.memory_watch import MemoryWatch
+from rewardlab.training.monitoring.observers import Cadence, Observers
+from rewardlab.training.monitoring.profiler import StepProfiler
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CADENCE = Cadence(num_steps=4, every=2)
 
 
 def trainer_on(folder: Path, observers: Observers) -> RewardTrainer:
-    return RewardTrainer(
-        RewardTrainerConfig(model="x", dataset=("y",), batch_size=8, micro_token_budget=128, log_every=2, eval_every=2),
+    return reward_trainer(
+        RewardTrainerConfig.of(
+            model="x", dataset=("y",), batch_size=8, micro_token_budget=128, log_every=2, eval_every=2
+        ),
         make_model().to("cuda").train(),
         Datasets(train=make_groups(16)),
         num_steps=4,
         records=Records(folder),
-        save=lambda _: None,
+        save=lambda folder, step: None,
         observers=observers,
     )
 
@@ -48,10 +51,10 @@ def test_forward_and_backward_have_peaks_and_nobody_waits_for_the_device(tmp_pat
     before = peak_memory(device)
     with observers:
         trainer.fit()
-        batches = trainer._plan(0)
+        batches = trainer.steps.plan(0, trainer.token_budget)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            assert trainer._accumulate(batches, sum(map(trainer._weight, batches))) is not None
+            assert trainer._accumulate(batches, sum(map(trainer.steps.weight, batches))) is not None
         finally:
             torch.cuda.set_sync_debug_mode("default")
     rows = rows_of(tmp_path / "memory.csv")

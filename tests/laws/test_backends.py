@@ -27,9 +27,9 @@ from rewardlab.model.compute import (
 )
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.linear import OneDnnLinear, onednn_linear, use_onednn
-from rewardlab.training.compiled import compiled_programs
-from rewardlab.training.config import LossConfig
-from rewardlab.training.losses import preference_loss, total_weight
+from rewardlab.training.loop.losses import preference_loss, total_weight
+from rewardlab.training.monitoring.progress import compiled_programs
+from rewardlab.training.settings.config import LossConfig
 from test_layout import one_by_one
 
 FAMILIES = ["llama", "qwen3", "gpt_neox"]

@@ -19,8 +19,8 @@ from rewardlab.model.load import choose_layout, disk_class_of, require_sound_lay
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak, measured_again
 from rewardlab.score import Scorer, score_groups
-from rewardlab.training.config import LossConfig
-from rewardlab.training.losses import preference_loss, total_weight
+from rewardlab.training.loop.losses import preference_loss, total_weight
+from rewardlab.training.settings.config import LossConfig
 
 FAMILIES = sorted(CONFIGS)
 LOSS = LossConfig(regularization_lambda=0.1, score_regularization_lambda=0.05, center_lambda=0.02)

@@ -10,7 +10,7 @@ from conftest import make_model, make_tokenizer, shared_data
 from rewardlab.batch import pack
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import ReadingConfig, RenderingConfig
 from rewardlab.data.loader import tokenize
 from rewardlab.data.sources import load_preferences
 from rewardlab.score import score_groups
@@ -20,11 +20,15 @@ pytestmark = pytest.mark.shared_data
 
 def groups_of(name: str, count: int, max_length: int) -> tuple[list[TokenGroup], object]:
     path = shared_data(name)
-    config = DataConfig(max_seq_len=max_length, max_drop_fraction=1.0)
-    loaded = load_preferences([str(path)], split="test", config=config, seed=0, limit=count)
+    loaded = load_preferences(
+        [str(path)], split="test", reading=ReadingConfig(max_drop_fraction=1.0), seed=0, limit=count
+    )
     # A tokenizer of bytes: three to four times as many tokens as usual, so nearly every prompt is cut.
     return tokenize(
-        loaded.preferences, build_renderer(make_tokenizer(), config), max_drop_fraction=1.0, name="real rows"
+        loaded.preferences,
+        build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=max_length)),
+        max_drop_fraction=1.0,
+        name="real rows",
     )
 
 

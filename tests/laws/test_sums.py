@@ -14,8 +14,8 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Sums
 from rewardlab.data.loader import macro_batch, steps_per_epoch, weigh
 from rewardlab.data.pack import deal, plan_groups, plan_packed, plan_padded
-from rewardlab.training.config import LossConfig
-from rewardlab.training.losses import STATISTICS, preference_loss, statistics, to_sums, total_weight
+from rewardlab.training.loop.losses import STATISTICS, preference_loss, statistics, to_sums, total_weight
+from rewardlab.training.settings.config import LossConfig
 
 EVERYTHING = LossConfig(
     beta=1.3, regularization_lambda=0.3, score_regularization_lambda=0.05, center_lambda=0.02, label_smoothing=0.1

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from conftest import CONFIGS, make_tokenizer
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.data.chat import build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.load import load_reward_model
 from rewardlab.model.reward import RewardModel
@@ -56,7 +56,7 @@ def moved_model(config: ModelConfig, **settings) -> RewardModel:
 
 def save(folder: Path, model: RewardModel, config: ModelConfig) -> Path:
     """The model's folder, adapters included."""
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=128))
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=128))
     save_reward_model(
         folder,
         model,

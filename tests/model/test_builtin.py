@@ -20,9 +20,9 @@ from filelock import FileLock
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rewardlab.core.errors import ModelError
-from rewardlab.core.files import sha256_file, write_json
+from rewardlab.core.files import cache_folder, sha256_file, write_json
 from rewardlab.model import builtin
-from rewardlab.model.builtin import cache_folder, is_complete, resolve_model_name
+from rewardlab.model.builtin import is_complete, resolve_model_name
 
 AVAILABLE = importlib.util.find_spec(builtin.PACKAGE) is not None or is_complete(
     cache_folder(os.environ) / "models" / builtin.FOLDER_NAME

@@ -18,6 +18,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from conftest import make_groups, make_model
 from fake_cuda import DEVICE, fake_cuda, run_backward
 from rewardlab.batch import PackedBatch, pack
+from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import plan_replies
 from rewardlab.model import attention_backends
 from rewardlab.model.attention_backends import PromptLayout, Ragged
@@ -25,10 +26,10 @@ from rewardlab.model.compute import apply_compute, unavailable
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.trainable import choose_trainable, half_frozen
 from rewardlab.score import score_groups
-from rewardlab.training.config import LossConfig, RewardTrainerConfig
-from rewardlab.training.losses import preference_loss, total_weight
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.loop.losses import preference_loss, total_weight
+from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import LossConfig, RewardTrainerConfig
 
 IN_HALF = ["segments", "mask", "varlen", "flash"]
 IN_FLOAT32 = ["segments", "mask"]
@@ -93,13 +94,13 @@ def model_on(device, backend="varlen", dtype=torch.bfloat16, *, family="qwen2", 
 
 
 def trainer_on(device, folder, backend="varlen", dtype=torch.bfloat16, *, budget=128, **more) -> RewardTrainer:
-    return RewardTrainer(
-        RewardTrainerConfig(model="x", dataset=("y",), batch_size=8, micro_token_budget=budget, **more),
+    return reward_trainer(
+        RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=8, micro_token_budget=budget, **more),
         model_on(device, backend, dtype),
         Datasets(train=MANY),
         num_steps=3,
         records=Records(folder),
-        save=lambda _: None,
+        save=lambda folder, step: None,
     )
 
 
@@ -189,7 +190,7 @@ def test_a_step_waits_for_the_device_once(device, backend, dtype, tmp_path):
     batches = trainer._planned(0)
     assert len(batches) > 1
     trainer.train_step(batches)
-    assert device.waits == ["a number read in train_step of trainer"]
+    assert device.waits == ["a number read in fetch of totals"]
     for state in trainer.optimizer.state.values():
         assert {tensor.device for tensor in state.values()} == {DEVICE}
         assert {tensor.dtype for tensor in state.values()} == {torch.float32}
@@ -199,7 +200,7 @@ def test_a_step_waits_for_the_device_once(device, backend, dtype, tmp_path):
 def test_no_loss_waits_for_the_device(device, settings, tmp_path):
     trainer = trainer_on(device, tmp_path, **settings)
     trainer.train_step(trainer._planned(0))
-    assert device.waits == ["a number read in train_step of trainer"]
+    assert device.waits == ["a number read in fetch of totals"]
 
 
 def test_everything_sent_to_the_device_comes_from_pinned_memory(device, tmp_path):
@@ -215,9 +216,10 @@ def test_everything_sent_to_the_device_comes_from_pinned_memory(device, tmp_path
 def test_the_next_batch_is_sent_before_the_present_one_is_computed(device, tmp_path):
     trainer = trainer_on(device, tmp_path, budget=64)
     order: list[str] = []
-    move, forward = trainer._move, trainer._forward
-    trainer._move = lambda batch: order.append("sent") or move(batch)
-    trainer._forward = lambda batch: order.append("computed") or forward(batch)
+    steps = trainer.steps
+    move, forward = steps.move, steps.forward
+    steps.move = lambda batch: order.append("sent") or move(batch)
+    steps.forward = lambda batch, step: order.append("computed") or forward(batch, step)
     trainer._accumulate(trainer._planned(0), 1.0)
     assert order[:4] == ["sent", "sent", "computed", "sent"]
 

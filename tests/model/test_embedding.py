@@ -13,8 +13,8 @@ from rewardlab.batch import pack
 from rewardlab.model.compute import apply_compute
 from rewardlab.model.config import ComputeConfig, TrainComputeConfig
 from rewardlab.model.embedding import RowEmbedding, add_gradients_by_row
-from rewardlab.training.config import LossConfig
-from rewardlab.training.losses import preference_loss
+from rewardlab.training.loop.losses import preference_loss
+from rewardlab.training.settings.config import LossConfig
 
 PLAIN = {"attention_backend": "segments", "linear_backend": "torch", "allocator": "system"}
 

@@ -22,8 +22,8 @@ from rewardlab.model.linear import use_onednn
 from rewardlab.model.lora import add_adapters
 from rewardlab.model.rounding import round_weights
 from rewardlab.model.trainable import half_frozen
-from rewardlab.training.config import LossConfig
-from rewardlab.training.losses import preference_loss
+from rewardlab.training.loop.losses import preference_loss
+from rewardlab.training.settings.config import LossConfig
 
 PLAIN = TrainComputeConfig(attention_backend="segments", linear_backend="torch", allocator="system")
 

@@ -18,8 +18,8 @@ from rewardlab.batch import pack
 from rewardlab.model.compute import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.trainable import choose_trainable, half_frozen
-from rewardlab.training.config import LossConfig
-from rewardlab.training.losses import preference_loss
+from rewardlab.training.loop.losses import preference_loss
+from rewardlab.training.settings.config import LossConfig
 
 SCALING = (Path(__file__).resolve().parents[2] / "docs/scaling.md").read_text(encoding="utf-8")
 RANK = 4

@@ -28,9 +28,9 @@ from rewardlab.model.quantization import (
     weight_shape,
 )
 from rewardlab.model.selftest import leak
-from rewardlab.training.config import RewardTrainerConfig
+from rewardlab.training.cost.flops import linear_shapes, shape_of
 from rewardlab.training.run import train
-from rewardlab.training.work import linear_shapes, shape_of
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 CPU = torch.device("cpu")
 KINDS = ["nf4", "int8"]
@@ -80,7 +80,7 @@ def test_without_cuda_or_the_packages_it_is_refused_and_says_what_to_install(mon
 def test_a_run_is_refused_before_its_model_and_its_data_are_looked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for settings in ({"lora": True, "quantization": "nf4"}, {"optimizer": "adamw8bit"}):
-        config = RewardTrainerConfig(model="nosuch", dataset=("nosuch",), output_dir=tmp_path / "run", **settings)
+        config = RewardTrainerConfig.of(model="nosuch", dataset=("nosuch",), output_dir=tmp_path / "run", **settings)
         with pytest.raises(ConfigError, match="it needs a CUDA device"):
             train(config)
     assert not (tmp_path / "run").exists()
@@ -177,7 +177,7 @@ def test_a_base_that_is_another_one_is_not_merged_into(wide_base):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_from_data_to_a_verified_folder(wide_base, pairs_file, tmp_path, monkeypatch, kind, precision):
     monkeypatch.setattr(quantization_module, "require_bitsandbytes", lambda *_: None)
-    config = RewardTrainerConfig(
+    config = RewardTrainerConfig.of(
         **{"model": str(wide_base), "dataset": (str(pairs_file),), "output_dir": tmp_path / "run", "steps": 4},
         **{"batch_size": 8, "lr": 1e-2, "eval_fraction": 0.2, "max_seq_len": 128, "precision": precision},
         **{"lora": True, "quantization": kind, "lora_modules_to_save": ("norm",)},

@@ -8,8 +8,8 @@ import numpy as np
 
 from rewardlab.analysis.linear import Comparisons
 from rewardlab.core.types import Estimate
+from rewardlab.probing.heads import _curve_point
 from rewardlab.report.probe import _curve
-from rewardlab.training.heads import _curve_point
 
 
 def test_the_learning_curve_says_of_which_column_an_interval_is():

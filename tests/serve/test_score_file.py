@@ -15,7 +15,7 @@ from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Message
 from rewardlab.data.chat import build_renderer
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.score import Scorer
 from rewardlab.serve import score_file as score_module
 from rewardlab.serve.score_file import score_file
@@ -34,7 +34,7 @@ REPLY = " no, it is more"
 def test_an_open_transcript_is_scored_as_the_model_was_trained_on_it(tmp_path: Path, template, conversation):
     """Its turns for a model of turns, the text as it is for a model of bare texts."""
     renderer = build_renderer(
-        make_tokenizer(None, pad="<|unused|>"), DataConfig(max_seq_len=128, chat_template=template)
+        make_tokenizer(None, pad="<|unused|>"), RenderingConfig(max_seq_len=128, chat_template=template)
     )
     save_reward_model(tmp_path / "model", make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
     source = tmp_path / "replies.jsonl"
@@ -48,7 +48,7 @@ def test_an_open_transcript_is_scored_as_the_model_was_trained_on_it(tmp_path: P
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory) -> str:
-    renderer = build_renderer(make_tokenizer(), DataConfig(max_seq_len=64))
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=64))
     folder = tmp_path_factory.mktemp("score") / "model"
     save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
     return str(folder)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 
 import pytest
 
-import rewardlab.training.ready as ready_module
+import rewardlab.training.setup as setup_module
 from conftest import write_pairs
 from rewardlab.analysis.stats import difference
 from rewardlab.cli import main
 from rewardlab.core.types import ScoreRow
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.evaluate import judge
+from rewardlab.evaluation.evaluate import judge
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("verified_here")
 @pytest.fixture
 def config(base_model, pairs_file, tmp_path) -> RewardTrainerConfig:
     """A short run with evaluation and test data."""
-    return RewardTrainerConfig(
+    return RewardTrainerConfig.of(
         model=str(base_model),
         dataset=(str(pairs_file),),
         test_dataset=(str(write_pairs(tmp_path / "test.jsonl", 20, offset=100)),),
@@ -45,19 +44,19 @@ def test_baselines_are_judged_on_the_same_rows_as_the_model(config):
     assert all(found == identities[0] for found in identities)
     assert compared["bag of words"].overall.sums.accuracy > 0.9, "polite words are what is preferred"
     assert list(result.compared("selection")) == list(compared)
-    written = json.loads((config.output_dir / "evals" / "test_bag_of_words.metrics.json").read_text())
+    written = json.loads((config.run.output_dir / "evals" / "test_bag_of_words.metrics.json").read_text())
     assert written["all"]["estimates"]["eval_accuracy"]["value"] == compared["bag of words"].overall.sums.accuracy
 
 
 def test_baselines_are_fitted_on_training_rows_alone(config, monkeypatch):
     seen = {}
-    original = ready_module.fit_baselines
+    original = setup_module.fit_baselines
 
     def watch(groups, judged, *, seed):
         seen["train"], seen["judged"] = {group.preference_id for group in groups}, judged
         return original(groups, judged, seed=seed)
 
-    monkeypatch.setattr(ready_module, "fit_baselines", watch)
+    monkeypatch.setattr(setup_module, "fit_baselines", watch)
     train(config)
     assert len(seen["train"]) == 28
     for groups in seen["judged"].values():
@@ -66,23 +65,30 @@ def test_baselines_are_fitted_on_training_rows_alone(config, monkeypatch):
 
 def test_they_can_be_turned_off_and_are_in_the_report(config, capsys):
     flags = [
-        *("--model", config.model, "--dataset", *config.dataset, "--test-dataset", *config.test_dataset),
+        *(
+            "--model",
+            config.model.model,
+            "--dataset",
+            *config.data.dataset,
+            "--test-dataset",
+            *config.data.test_dataset,
+        ),
         *("--steps", "1", "--max-seq-len", "128"),
     ]
-    main(["train", *flags, "--output-dir", str(config.output_dir)])
+    main(["train", *flags, "--output-dir", str(config.run.output_dir)])
     text = capsys.readouterr().out
     assert "baseline: bag of words: accuracy" in text
     assert text.count("\nlength only ") == 2, "evaluation and test data"
-    main(["train", *flags, "--no-baselines", "--output-dir", str(config.output_dir), "--overwrite"])
+    main(["train", *flags, "--no-baselines", "--output-dir", str(config.run.output_dir), "--overwrite"])
     assert "length only" not in capsys.readouterr().out
-    assert not list((config.output_dir / "evals").glob("*words*"))
+    assert not list((config.run.output_dir / "evals").glob("*words*"))
 
 
 def test_the_gap_is_the_difference_of_two_evaluations(config, caplog):
-    config = replace(config, eval_every=1)
+    config = config.replace(eval_every=1)
     with caplog.at_level("INFO", logger="rewardlab"):
         train(config)
-    with (config.output_dir / "metrics.csv").open() as file:
+    with (config.run.output_dir / "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["eval_acc"]]
     assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
     for row in rows:
@@ -90,7 +96,7 @@ def test_the_gap_is_the_difference_of_two_evaluations(config, caplog):
         assert float(row["gap_loss"]) == pytest.approx(float(row["eval_loss"]) - float(row["train_eval_loss"]))
         for name in ("gap_acc", "gap_loss"):
             assert float(row[f"{name}_low"]) < float(row[name]) < float(row[f"{name}_high"])
-    held_out = judge(_rows(config.output_dir / "evals" / "step_3.scores.jsonl"), beta=1.0).overall
+    held_out = judge(_rows(config.run.output_dir / "evals" / "step_3.scores.jsonl"), beta=1.0).overall
     loss = held_out.estimates["eval_loss"]
     low, high = (float(rows[-1][f"gap_loss_{end}"]) for end in ("low", "high"))
     assert high - low > loss.high - loss.low, "a difference is less certain than either side"

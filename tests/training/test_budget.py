@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,14 +18,15 @@ from conftest import make_groups, make_model, stored
 from rewardlab.cli import main, parse_train
 from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import ConfigError, DeviceMemoryError
+from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import cost
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.lora import add_adapters
 from rewardlab.training.budget import CEILING, Choice, Trial, choose_budget, fill, search
-from rewardlab.training.config import LossConfig, RewardTrainerConfig
-from rewardlab.training.records import Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.loop.reward_trainer import reward_trainer
+from rewardlab.training.monitoring.records import Records
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import LossConfig, RewardTrainerConfig
 from runs import config_for
 
 
@@ -188,14 +188,14 @@ def test_the_start_of_a_run_builds_no_more_groups_than_a_step_has(tmp_path, monk
     groups = stored(listed)
     monkeypatch.setattr(budget_module, "_compute", lambda *_: True)
     model = make_model().train()
-    config = RewardTrainerConfig(model="x", dataset=("y",), batch_size=8, micro_token_budget="auto")
+    config = RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=8, micro_token_budget="auto")
     settled = run_module._settle_budget(config, model, Datasets(train=groups, eval=groups[:10]))
     assert len(built) == 8
     assert settled == run_module._settle_budget(config, model, Datasets(train=listed, eval=listed[:10]))
-    trainer = RewardTrainer(
-        settled, model, Datasets(train=groups), num_steps=1, records=Records(tmp_path), save=lambda _: None
+    trainer = reward_trainer(
+        settled, model, Datasets(train=groups), num_steps=1, records=Records(tmp_path), save=lambda folder, step: None
     )
-    assert trainer._least_budget() == max(cost(group, "shared") for group in listed)
+    assert trainer.steps.least_budget() == max(cost(group, "shared") for group in listed)
     assert len(built) == 8
     trainer._planned(0)
     assert len(built) == 16
@@ -248,7 +248,7 @@ def test_a_run_with_auto_is_the_run_with_the_number_that_it_chose(
 
     monkeypatch.setattr(run_module, "verify_in_clean_process", verify)
     monkeypatch.setitem(budget_module.CEILING, "cpu", 190)
-    config = RewardTrainerConfig(
+    config = RewardTrainerConfig.of(
         model=str(base_model),
         dataset=(str(pairs_file),),
         output_dir=tmp_path / "auto",
@@ -266,7 +266,7 @@ def test_a_run_with_auto_is_the_run_with_the_number_that_it_chose(
     train(config)
     saved = json.loads((tmp_path / "auto/config.json").read_text())
     assert saved["micro_token_budget"] == 190
-    train(replace(config, output_dir=tmp_path / "number", micro_token_budget=190))
+    train(config.replace(output_dir=tmp_path / "number", micro_token_budget=190))
     assert rows_of(tmp_path / "auto") == rows_of(tmp_path / "number")
     monkeypatch.setattr(run_module, "choose_budget", lambda *_, **__: pytest.fail("chosen again"))
     again = parse_train(["--config", str(tmp_path / "auto/config.json"), "--output-dir", str(tmp_path / "again")])
@@ -301,15 +301,15 @@ def test_only_training_preferences_must_fit_the_budget(base_model, pairs_file, t
 
 def test_auto_is_read_from_flags_and_files_and_other_words_are_refused(tmp_path, capsys):
     needed = ["--model", "m", "--dataset", "d"]
-    assert parse_train([*needed, "--micro-token-budget", "auto"]).micro_token_budget == "auto"
-    assert parse_train([*needed, "--micro-token-budget", "64"]).micro_token_budget == 64
+    assert parse_train([*needed, "--micro-token-budget", "auto"]).run.micro_token_budget == "auto"
+    assert parse_train([*needed, "--micro-token-budget", "64"]).run.micro_token_budget == 64
     with pytest.raises(ConfigError, match="--micro-token-budget most: must be a whole number or auto"):
         parse_train([*needed, "--micro-token-budget", "most"])
     with pytest.raises(ConfigError, match="--micro-token-budget 15: must be at least 16"):
         parse_train([*needed, "--micro-token-budget", "15"])
     file = tmp_path / "run.yaml"
     file.write_text("micro-token-budget: auto\n")
-    assert parse_train([*needed, "--config", str(file)]).micro_token_budget == "auto"
+    assert parse_train([*needed, "--config", str(file)]).run.micro_token_budget == "auto"
     for value in ("64", 6.4, True, None):
         with pytest.raises(ConfigError, match="micro_token_budget: expected int or 'auto', got"):
             from_mapping(RewardTrainerConfig, {"micro_token_budget": value}, where="here")

@@ -21,8 +21,8 @@ from transformers import (
 from conftest import make_tokenizer, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.core.spec import read_spec
-from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 TOKENS: dict[str, Any] = {"vocab_size": 384, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
 WITHOUT_SDPA: dict[str, Callable[[], Any]] = {
@@ -70,7 +70,7 @@ def test_families_without_sdpa_train_and_load_back(tmp_path: Path, caplog, famil
     data = write_pairs(tmp_path / "pairs.jsonl", 12)
     with caplog.at_level("INFO", logger="rewardlab"):
         result = train(
-            RewardTrainerConfig(
+            RewardTrainerConfig.of(
                 model=str(tmp_path / "base"),
                 dataset=(str(data),),
                 output_dir=tmp_path / "run",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -14,12 +13,12 @@ import rewardlab.training.run as run_module
 import runs
 from resuming import config_for, stop_after
 from rewardlab.cli import main
+from rewardlab.core import signals as interrupt
 from rewardlab.core.errors import RunInterrupted
-from rewardlab.training import interrupt
-from rewardlab.training.interrupt import StopRequests
-from rewardlab.training.reward_trainer import RewardTrainer
+from rewardlab.core.signals import StopRequests
+from rewardlab.training.loop.reward_trainer import RewardJudge
+from rewardlab.training.loop.trainer import Trainer
 from rewardlab.training.run import train
-from rewardlab.training.trainer import Trainer
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 
@@ -133,14 +132,14 @@ def test_a_signal_in_the_last_evaluation_leaves_the_judging_for_later(
 ):
     words = runs.words_of(config_for(base_model, pairs_file, tmp_path / "run"))
     with monkeypatch.context() as patched:
-        evaluate = RewardTrainer._evaluate
+        evaluate = RewardJudge.evaluate
 
-        def last_is_signalled(trainer):
-            if trainer.step == trainer.num_steps:
+        def last_is_signalled(judge, step, budget):
+            if step == 8:
                 signal_oneself()
-            evaluate(trainer)
+            evaluate(judge, step, budget)
 
-        patched.setattr(RewardTrainer, "_evaluate", last_is_signalled)
+        patched.setattr(RewardJudge, "evaluate", last_is_signalled)
         with pytest.raises(SystemExit) as ended:
             main(["train", *words])
     assert ended.value.code == 75
@@ -165,7 +164,7 @@ def test_a_model_is_saved_only_where_the_run_can_go_on(base_model, pairs_file, t
         with pytest.raises(KeyboardInterrupt):
             train(config)
     assert (tmp_path / "run/step_2").exists()
-    train(replace(config, resume="auto"))
+    train(config.replace(resume="auto"))
     assert (tmp_path / "run/step_8").exists()
 
 

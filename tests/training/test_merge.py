@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,14 +10,14 @@ from transformers import AutoModelForCausalLM
 import rewardlab.model.load as load_module
 from rewardlab.core.errors import ModelError
 from rewardlab.model.lora import merged_state
-from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 
 
 def config_for(base_model, data, folder) -> RewardTrainerConfig:
-    return RewardTrainerConfig(
+    return RewardTrainerConfig.of(
         model=str(base_model),
         dataset=(str(data),),
         output_dir=folder,
@@ -86,7 +84,7 @@ def test_a_bf16_run_saves_the_original_weights_plus_the_update(
 )
 def test_what_is_frozen_is_saved_as_it_was_and_the_rest_is_not(base_model, pairs_file, tmp_path, settings, still):
     """In bf16, whose grid the base does not lie on."""
-    folder = train(replace(config_for(base_model, pairs_file, tmp_path / "run"), **{"lora": False, **settings})).last
+    folder = train(config_for(base_model, pairs_file, tmp_path / "run").replace(**{"lora": False, **settings})).last
     base, saved = (load_file(path / "model.safetensors") for path in (base_model, folder))
     for name, tensor in base.items():
         if name.startswith("model."):
@@ -102,7 +100,7 @@ def test_what_is_frozen_is_saved_as_it_was_and_the_rest_is_not(base_model, pairs
 def test_a_base_that_changed_meanwhile_is_not_merged_into(base_model, pairs_file, tmp_path):
     config = config_for(base_model, pairs_file, tmp_path / "run")
     model = load_module.load_reward_model(
-        str(base_model), config, seed=0, layout="shared", device=torch.device("cpu"), log=print
+        str(base_model), config.model, seed=0, layout="shared", device=torch.device("cpu"), log=print
     )
     assert set(merged_state(model)) > {"head.weight"}
     other = AutoModelForCausalLM.from_pretrained(base_model)

@@ -22,13 +22,13 @@ from conftest import SIZES, make_groups, make_model, make_tokenizer, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack
 from rewardlab.data.loader import macro_batch
+from rewardlab.evaluation.config import EvalConfig
+from rewardlab.evaluation.evaluate import evaluate_folder
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.load import load_reward_model
 from rewardlab.score import score_groups
-from rewardlab.training.config import EvalConfig
-from rewardlab.training.evaluate import evaluate_folder
+from rewardlab.training.loop.selection import Selection
 from rewardlab.training.run import train
-from rewardlab.training.selection import Selection
 
 pytestmark = pytest.mark.usefixtures("verified_here")
 config_for = partial(runs.config_for, steps=4, log_every=1)
@@ -179,7 +179,7 @@ def test_the_head_depends_on_the_seed(base_model, pairs_file, tmp_path):
     heads = []
     for seed in (0, 1):
         config = config_for(base_model, pairs_file, tmp_path / str(seed), seed=seed, steps=1, lr=1e-12, batch_size=64)
-        result = train(replace(config, eval_fraction=0.0))
+        result = train(config.replace(eval_fraction=0.0))
         heads.append(load_file(result.last / "model.safetensors")["score.weight"])
     assert (heads[0] - heads[1]).norm() > 0.5 * heads[0].norm()
 
@@ -207,7 +207,7 @@ def test_any_token_budget_gives_the_same_evaluation(base_model, pairs_file, tmp_
     folder = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1)).last
     results = {}
     for budget in (16, 100, 333, 8192):
-        config = EvalConfig(
+        config = EvalConfig.of(
             model=str(folder),
             dataset=(str(pairs_file),),
             output_dir=tmp_path / f"eval{budget}",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -34,16 +33,16 @@ def test_an_earlier_run_is_kept_unless_overwriting_is_asked_for(base_model, pair
     (tmp_path / "run/notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="already holds a run. Choose another --output-dir"):
         train(config)
-    train(replace(config, overwrite=True, steps=2))
+    train(config.replace(overwrite=True, steps=2))
     assert (tmp_path / "run/notes.txt").exists()
     assert not (tmp_path / "run/step_1").exists()
 
 
 def test_a_folder_belongs_to_one_process_until_it_ends(base_model, pairs_file, tmp_path, holder, monkeypatch):
-    monkeypatch.setattr("rewardlab.training.ready.LOCK_WAIT_S", 0.1)
+    monkeypatch.setattr("rewardlab.training.setup.LOCK_WAIT_S", 0.1)
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
     other = holder(tmp_path / "run")
-    for asked in (config, replace(config, resume="auto"), replace(config, overwrite=True)):
+    for asked in (config, config.replace(resume="auto"), config.replace(overwrite=True)):
         with pytest.raises(ConfigError, match=rf"run is being written by process {other.pid} on .*--output-dir"):
             train(asked)
     assert [path.name for path in (tmp_path / "run").iterdir()] == [".lock"]
@@ -57,7 +56,7 @@ def test_an_earlier_run_outlives_bad_input_to_the_run_that_would_replace_it(base
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
     train(config)
     with pytest.raises(DataError):
-        train(replace(config, overwrite=True, dataset=("nosuch.jsonl",)))
+        train(config.replace(overwrite=True, dataset=("nosuch.jsonl",)))
     assert load(tmp_path / "run/step_1")
     assert json.loads((tmp_path / "run/config.json").read_text())["overwrite"] is False
 
@@ -66,7 +65,7 @@ def test_a_run_cannot_replace_the_model_it_starts_from(base_model, pairs_file, t
     config = config_for(base_model, pairs_file, tmp_path / "run", steps=1)
     result = train(config)
     with pytest.raises(ConfigError, match="lies in the run that --output-dir .* would replace"):
-        train(replace(config, model=str(result.last), overwrite=True))
+        train(config.replace(model=str(result.last), overwrite=True))
     (tmp_path / "run/config.json").unlink()
     with pytest.raises(ConfigError, match="already holds a run"):
         train(config)

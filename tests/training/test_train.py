@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,12 +14,13 @@ from safetensors.torch import load_file
 import runs
 from conftest import make_groups, make_model, write_base_model, write_pairs
 from rewardlab.artifact.load import load
+from rewardlab.data.groups import Datasets
+from rewardlab.evaluation.evaluate import judge
 from rewardlab.score import score_groups
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.evaluate import judge
-from rewardlab.training.records import COLUMNS, Records
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
+from rewardlab.training.loop.reward_trainer import reward_trainer
+from rewardlab.training.monitoring.records import COLUMNS, Records
 from rewardlab.training.run import train
+from rewardlab.training.settings.config import RewardTrainerConfig
 from runs import rows_of
 
 pytestmark = pytest.mark.usefixtures("verified_here")
@@ -96,7 +96,7 @@ def test_the_logged_training_loss_is_the_loss_of_the_weights_before_the_step(bas
     )
     train(config)
     logged = float(rows_of(tmp_path / "run")[0]["train_loss"])
-    second = train(replace(config, output_dir=tmp_path / "again", eval_dataset=(str(pairs_file),)))
+    second = train(config.replace(output_dir=tmp_path / "again", eval_dataset=(str(pairs_file),)))
     assert second.baseline.overall.sums.mean_nll == pytest.approx(logged, abs=1e-6)
 
 
@@ -182,15 +182,15 @@ def test_bf16_compute_keeps_float32_masters_head_and_scores(base_model, pairs_fi
     assert result.last.exists()
     model = make_model("llama").train()
     model.compute_dtype = torch.bfloat16
-    trainer = RewardTrainer(
-        RewardTrainerConfig(model="x", dataset=("y",), batch_size=4, lr=1e-5),
+    trainer = reward_trainer(
+        RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=4, lr=1e-5),
         model,
         Datasets(train=make_groups(8)),
         num_steps=3,
         records=Records(tmp_path),
-        save=lambda folder: None,
+        save=lambda folder, step: None,
     )
-    report = trainer.train_step(trainer._plan(0))
+    report = trainer.train_step(trainer.steps.plan(0, trainer.token_budget))
     assert math.isfinite(report.sums.loss)
     assert {p.dtype for p in model.parameters()} == {torch.float32}
     assert score_groups(model, make_groups(2), budget=100)[0].dtype == np.float32
@@ -202,7 +202,7 @@ def test_an_existing_reward_model_keeps_its_head_and_a_new_one_must_be_asked_for
     config = config_for(first.last, pairs_file, tmp_path / "b", steps=1, lr=1e-12)
     kept = load_file(train(config).last / "model.safetensors")["score.weight"]
     assert torch.allclose(head, kept, atol=1e-6)
-    renewed = train(replace(config, output_dir=tmp_path / "c", new_head=True, seed=7))
+    renewed = train(config.replace(output_dir=tmp_path / "c", new_head=True, seed=7))
     assert not torch.allclose(head, load_file(renewed.last / "model.safetensors")["score.weight"], atol=1e-3)
 
 

@@ -1,7 +1,7 @@
 """Configuration as frozen dataclasses: checked, converted, printed, hashed, documented.
 
-Settings are flat and named as on the command line (dashes or underscores). Which dataclass a setting lives in
-says which room uses it; the names never clash, so a file or a saved `config.json` is one flat mapping.
+A configuration is composed of sections, each a dataclass that one room reads. For people settings are flat and named as
+on the command line (dashes or underscores): names never clash, so a file or a saved `config.json` is one flat mapping.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import inspect
 import math
 import re
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +28,7 @@ from rewardlab.core.other_names import ALSO_CALLED
 from rewardlab.core.terminal import brief, short
 
 Config = TypeVar("Config")
+Sections = TypeVar("Sections", bound="Composed")
 HASH_DIGITS: Final = 12
 """Hex digits by which a configuration is known."""
 HALVES: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
@@ -47,23 +48,61 @@ def read_settings(path: Path) -> dict[str, object]:
     return settings
 
 
-def fields_of(config: Any) -> tuple[dataclasses.Field[Any], ...]:
-    """The fields of a dataclass or of an instance of one, for types that do not say that they are dataclasses."""
-    return dataclasses.fields(config)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One setting of a configuration."""
+
+    name: str
+    """Flat: as on the command line, with underscores."""
+    path: tuple[str, ...]
+    """Attributes that lead to it: its sections, then its name."""
+    part: type
+    """The dataclass that it is a field of."""
+    hint: Any
+    """Its annotated type."""
+    default: Any
+    """`dataclasses.MISSING` where it must be given."""
+
+    def of(self, config: object) -> Any:
+        """Its value in a configuration."""
+        for name in self.path:
+            config = getattr(config, name)
+        return config
 
 
-def hints_of(config_type: Any) -> dict[str, Any]:
-    """The annotated type of each field of a dataclass."""
-    return _hints_of(config_type)
+def settings_of(config_type: Any) -> Mapping[str, Setting]:
+    """Flat name -> setting, through all sections, in the order in which they are declared."""
+    return _settings_of(config_type)
 
 
 @cache
-def _hints_of(config_type: Any) -> dict[str, Any]:
-    return get_type_hints(config_type)
+def _settings_of(config_type: Any) -> Mapping[str, Setting]:
+    found: dict[str, Setting] = {}
+    for setting in _walk(config_type, (), None):
+        assert setting.name not in found, f"{setting.name} is a setting of two sections"
+        found[setting.name] = setting
+    return MappingProxyType(found)
 
 
 @cache
-def field_texts(part: type) -> dict[str, str]:
+def _hints(part: Any) -> dict[str, Any]:
+    return get_type_hints(part)
+
+
+def _walk(part: Any, path: tuple[str, ...], defaults: object) -> Iterator[Setting]:
+    """The settings of a dataclass and its sections; `defaults` is the instance that stands as default, if any."""
+    hints = _hints(part)
+    for field in dataclasses.fields(part):
+        default = field.default if defaults is None else getattr(defaults, field.name)
+        where = (*path, field.name)
+        if dataclasses.is_dataclass(hints[field.name]):
+            yield from _walk(hints[field.name], where, default)
+        elif field.init:
+            yield Setting(name=field.name, path=where, part=part, hint=hints[field.name], default=default)
+
+
+@cache
+def field_texts(part: Any) -> dict[str, str]:
     """The text under each field of a dataclass, those it inherits included, on one line."""
     inherited = [field_texts(base) for base in part.__bases__ if base is not object]
     (definition,) = ast.parse(inspect.getsource(part)).body
@@ -81,16 +120,54 @@ def from_mapping(config_type: type[Config], values: Mapping[str, object], *, whe
 
     Raises ConfigError for an unknown name (with the nearest known one) and for a value of the wrong type.
     """
-    hints = hints_of(config_type)
-    settable = {field.name: hints[field.name] for field in fields_of(config_type) if field.init}
-    converted: dict[str, Any] = {}
+    built: Config = _build(config_type, _converted(config_type, values, where), None)
+    return built
+
+
+def _converted(config_type: type, values: Mapping[str, object], where: str) -> dict[str, object]:
+    """Flat values by the names of fields, each as its declared type."""
+    known = settings_of(config_type)
+    converted: dict[str, object] = {}
     for name, value in values.items():
         key = name.replace("-", "_")
-        if key not in settable:
-            near = did_you_mean(key, settable, also=ALSO_CALLED)
+        if key not in known:
+            near = did_you_mean(key, known, also=ALSO_CALLED)
             raise ConfigError(f"{where}: unknown setting {brief(name)}.{near}")
-        converted[key] = _convert(value, settable[key], f"{where}: {name}")
-    return config_type(**converted)
+        converted[key] = _convert(value, known[key].hint, f"{where}: {name}")
+    return converted
+
+
+def _build(part: Any, values: Mapping[str, object], before: object) -> Any:
+    """A dataclass with its sections, from flat values over an instance of it (`before`) or its defaults."""
+    hints = _hints(part)
+    found: dict[str, object] = {}
+    for field in dataclasses.fields(part):
+        if dataclasses.is_dataclass(hints[field.name]):
+            section = field.default if before is None else getattr(before, field.name)
+            found[field.name] = _build(type(section), values, section)
+        elif field.init and field.name in values:
+            found[field.name] = values[field.name]
+        elif field.init and before is not None:
+            found[field.name] = getattr(before, field.name)
+    return part(**found)
+
+
+class Composed:
+    """A configuration in sections, each a frozen dataclass with its own checks. Settings have flat names for people."""
+
+    @classmethod
+    def of(cls: type[Sections], **settings: Any) -> Sections:
+        """The configuration with these settings by their flat names, as flags have them with dashes.
+
+        Values are converted as those of a file are: `dataset="a.jsonl"` becomes `("a.jsonl",)`.
+        Raises ConfigError for an unknown name (with the nearest known one) and for a value that cannot be.
+        """
+        return from_mapping(cls, settings, where=cls.__name__)
+
+    def replace(self: Sections, **settings: Any) -> Sections:
+        """The same configuration but for these settings by their flat names. Raises ConfigError as `of` does."""
+        changed: Sections = _build(type(self), _converted(type(self), settings, type(self).__name__), self)
+        return changed
 
 
 def did_you_mean(name: str, known: Iterable[str], *, also: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -100,43 +177,50 @@ def did_you_mean(name: str, known: Iterable[str], *, also: Mapping[str, str] = M
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
-def settings(settings_type: type[Config]) -> type[Config]:
-    """Of a dataclass: an unknown keyword is a ConfigError with the nearest name, as it is in a file."""
-    build: Any = settings_type.__init__
-    known = [field.name for field in fields_of(settings_type) if field.init]
+def composed(config_type: type[Config]) -> type[Config]:
+    """Of a dataclass of sections: what is not a section is a ConfigError that says where settings go."""
+    build: Any = config_type.__init__
+    changed: Any = config_type
+    sections = _hints(changed)
 
     @wraps(build)
-    def build_known(self: Any, *arguments: Any, **values: Any) -> None:
-        for name in values:
-            if name not in known:
-                near = did_you_mean(name, known, also=ALSO_CALLED)
-                raise ConfigError(f"{type(self).__name__}: unknown setting {name!r}.{near}")
-        build(self, *arguments, **values)
+    def build_sections(self: Any, **given: Any) -> None:
+        for name, value in given.items():
+            if name not in sections or not isinstance(value, sections[name]):
+                kind = type(self).__name__
+                raise ConfigError(
+                    f"{kind}({name}={brief(value)}): takes sections. Settings by their names go to "
+                    f"{kind}.of({name}=…), or to `replace` of a configuration."
+                )
+        build(self, **given)
 
-    changed: Any = settings_type
-    changed.__init__ = build_known
-    return settings_type
+    changed.__init__ = build_sections
+    make: Any = changed.of.__func__
+
+    @wraps(make)
+    def of(cls: Any, **settings: Any) -> Any:
+        return make(cls, **settings)
+
+    made: Any = of
+    made.__signature__ = inspect.Signature(  # what a notebook shows and completes
+        [inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)]
+        + [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=setting.default, annotation=setting.hint)
+            for name, setting in settings_of(config_type).items()
+        ]
+    )
+    changed.of = classmethod(made)
+    return config_type
 
 
 def to_mapping(config: object) -> dict[str, object]:
-    """The flat JSON mapping of a configuration, in the order of its fields."""
-    return {field.name: _plain(getattr(config, field.name)) for field in fields_of(config)}
+    """The flat JSON mapping of a configuration, in the order of its settings."""
+    return {name: _plain(setting.of(config)) for name, setting in settings_of(type(config)).items()}
 
 
 def config_hash(config: object) -> str:
     """Twelve hex digits that change whenever a setting does."""
     return sha256_json(to_mapping(config))[:HASH_DIGITS]
-
-
-def convert_fields(config: object, *, where: str) -> None:
-    """Bring every field of a frozen configuration to its declared type, as a file's values are.
-
-    For configurations built in Python: `dataset="a.jsonl"` becomes `("a.jsonl",)`, a wrong choice is a ConfigError.
-    """
-    hints = hints_of(type(config))
-    for field in fields_of(config):
-        value = _convert(getattr(config, field.name), hints[field.name], f"{where}: {field.name}")
-        object.__setattr__(config, field.name, value)
 
 
 def fits(number: int) -> bool:

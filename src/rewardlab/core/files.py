@@ -364,3 +364,11 @@ def _git(*arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() if answer.returncode == 0 else None
+
+
+def cache_folder(environment: Mapping[str, str]) -> Path:
+    """Where converted models are kept: $REWARDLAB_CACHE, else $XDG_CACHE_HOME/rewardlab, else ~/.cache/rewardlab."""
+    if chosen := environment.get("REWARDLAB_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser().absolute() / "rewardlab"

@@ -52,3 +52,6 @@ ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 """Their name -> ours; the values of some mean another thing (docs/coming-from-trl.md)."""
+
+SAME_THING: Final = (("steps", "epochs"), ("warmup_steps", "warmup_ratio"))
+"""Settings that say the same thing in other units."""

@@ -38,7 +38,7 @@ def key_of(
 
     What only a run decides is no part of it: weights, what is held out, the share of rows that may be dropped.
     """
-    drawn = limit is not None or rules.config.max_replies is not None
+    drawn = limit is not None or rules.reading.max_replies is not None
     return sha256_json(
         {
             "format": FORMAT,
@@ -46,7 +46,7 @@ def key_of(
             "packages": {name: metadata.version(name) for name in PACKAGES},
             "dataset": {"fingerprint": fingerprint, "name": source.name, "label": source.label},
             "suffix": "".join(source.path.suffixes[-2:]) if source.path else None,
-            "reading": {name: getattr(rules.config, name) for name in READING},
+            "reading": {name: getattr(rules.reading, name) for name in READING},
             "bare": rules.bare,
             "kwise_loss": rules.kwise_loss,
             "limit": limit,

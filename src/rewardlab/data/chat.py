@@ -18,7 +18,7 @@ import numpy as np
 from rewardlab.core.errors import RenderError
 from rewardlab.core.spec import RendererSpec
 from rewardlab.core.types import Conversation, IntArray, Message, Preference, TokenGroup
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import RenderingConfig
 from rewardlab.data.cutting import cut
 from rewardlab.data.layout import Rendered, build_group, common_prefix_length
 from rewardlab.data.limits import within_limits
@@ -243,7 +243,7 @@ class Renderer:
             )
 
 
-def build_renderer(tokenizer: Any, config: DataConfig) -> Renderer:
+def build_renderer(tokenizer: Any, config: RenderingConfig) -> Renderer:
     """The renderer for a tokenizer, its template frozen and its end token found.
 
     Raises RenderError if a template is asked for that does not exist, or that writes more than one BOS.

@@ -11,22 +11,31 @@ from rewardlab.core.config import require, require_between
 from rewardlab.core.errors import ConfigError
 
 
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """Where preferences come from and how they become tokens."""
+def require_share(value: float, flag: str) -> None:
+    """Raise ConfigError unless the value of a flag lies between 0 and 1."""
+    require(0 <= value <= 1, f"{flag} {value}: must be between 0 and 1.")
 
-    dataset: tuple[str, ...] = ()
-    """Training data: files, folders or hub names, one or several (also `--hf-dataset`)."""
-    hf_split: str = "train"
-    """Split to train on."""
-    test_dataset: tuple[str, ...] = ()
-    """Data read once, at the end, for the headline numbers; by default the training datasets with `--test-split`."""
-    test_split: str | None = None
-    """Split for the headline numbers."""
-    limit: int | None = None
-    """Rows used from each training dataset, after a seeded shuffle."""
-    eval_limit: int | None = None
-    """Rows used from each evaluation and test dataset, after a seeded shuffle."""
+
+def require_limits(config: object, *names: str) -> None:
+    """Raise ConfigError for a number of rows below 1."""
+    for name in names:
+        value = getattr(config, name)
+        require(
+            value is None or value > 0,
+            f"--{name.replace('_', '-')} {value}: must be at least 1; leave it out to use every row.",
+        )
+
+
+def require_named(model: str, dataset: tuple[str, ...], *, model_is: str) -> None:
+    """Raise ConfigError unless model and data are named; `model_is` says what to name as the model."""
+    require(model != "", f"--model is missing: name {model_is}.")
+    require(len(dataset) > 0, "--dataset is missing: name a file, a folder or a hub dataset.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingConfig:
+    """How rows become preferences, and where these are kept: the same for training, probing and judging."""
+
     max_drop_fraction: float = 0.05
     """Stop if more than this share of a dataset's rows cannot be used."""
     incomplete_pairs: Literal["drop", "error"] = "drop"
@@ -40,6 +49,27 @@ class DataConfig:
     """Column with an additive margin in logits, at least 0."""
     strength_as: Literal["none", "weight", "margin", "soft"] = "none"
     """What the `strength` of a row does: nothing, weight in the loss, margin in logits, or the label itself."""
+    num_workers: int | None = None
+    """Processes that read and tokenise large data; by default one a core, and 1 does it all in this process."""
+    cache_dir: str = "auto"
+    """Folder in which prepared data are kept; `auto` is `tokens` in rewardlab's cache, `none` keeps nothing."""
+
+    def __post_init__(self) -> None:
+        require(
+            self.max_replies is None or self.max_replies >= 2,
+            f"--max-replies {self.max_replies}: must be at least 2, since a comparison needs two replies.",
+        )
+        require(self.cache_dir != "", "--cache-dir: the name is empty; give a folder, or none to keep nothing.")
+        require_between(self, num_workers=(0, 1024))
+        require_share(self.max_drop_fraction, "--max-drop-fraction")
+        if self.margin_column and self.strength_as == "margin":
+            raise ConfigError("--margin-column and --strength-as margin both set the margin; choose one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RenderingConfig:
+    """How preferences become tokens. A saved model keeps what was decided, so judging it asks for none of this."""
+
     max_seq_len: int | Literal["model"] = 1024
     """Tokens a conversation may have; `--overlong` says what happens to longer ones. `model` is as many as the model
     has positions."""
@@ -56,36 +86,18 @@ class DataConfig:
     """Control tokens such as `<|im_end|>` that are typed in a message: `text` reads them as letters, so that nobody can
     forge a turn, `keep` as control tokens; `auto` is `text`, and `keep` where texts are joined as they are
     (`--chat-template concat`)."""
-    num_workers: int | None = None
-    """Processes that read and tokenise large data; by default one a core, and 1 does it all in this process."""
-    cache_dir: str = "auto"
-    """Folder in which prepared data are kept; `auto` is `tokens` in rewardlab's cache, `none` keeps nothing."""
 
     def __post_init__(self) -> None:
-        for name in ("limit", "eval_limit"):
-            value = getattr(self, name)
-            require(
-                value is None or value > 0,
-                f"--{name.replace('_', '-')} {value}: must be at least 1; leave it out to use every row.",
-            )
-        require(
-            self.max_replies is None or self.max_replies >= 2,
-            f"--max-replies {self.max_replies}: must be at least 2, since a comparison needs two replies.",
-        )
         require(
             self.system_prompt is None or not re.search("[\ud800-\udfff]", self.system_prompt),
             "--system-prompt: has half a character, which no tokenizer can read. Write it in UTF-8.",
         )
-        require(self.cache_dir != "", "--cache-dir: the name is empty; give a folder, or none to keep nothing.")
         require(
             self.max_seq_len == "model" or self.max_seq_len >= 16,
             f"--max-seq-len {self.max_seq_len}: must be at least 16 to hold a chat template and a reply; "
             f"1024 suits most data.",
         )
-        require_between(self, max_seq_len=(16, 10_000_000), num_workers=(0, 1024))
-        require_share(self.max_drop_fraction, "--max-drop-fraction")
-        if self.margin_column and self.strength_as == "margin":
-            raise ConfigError("--margin-column and --strength-as margin both set the margin; choose one.")
+        require_between(self, max_seq_len=(16, 10_000_000))
 
     @property
     def length_limit(self) -> int:
@@ -93,10 +105,38 @@ class DataConfig:
         assert isinstance(self.max_seq_len, int), "--max-seq-len model is decided when the model is found"
         return self.max_seq_len
 
+    @property
+    def joins_texts(self) -> bool:
+        """Whether texts are taken as they are, and nothing in them is a turn."""
+        return self.chat_template == "concat"
+
 
 @dataclass(frozen=True, kw_only=True)
-class SelectionConfig(DataConfig):
-    """Where preferences come from, how they become tokens, and which of them choose the checkpoint."""
+class DataConfig:
+    """Where preferences come from and how they become tokens."""
+
+    dataset: tuple[str, ...] = ()
+    """Training data: files, folders or hub names, one or several (also `--hf-dataset`)."""
+    hf_split: str = "train"
+    """Split to train on."""
+    test_dataset: tuple[str, ...] = ()
+    """Data read once, at the end, for the headline numbers; by default the training datasets with `--test-split`."""
+    test_split: str | None = None
+    """Split for the headline numbers."""
+    limit: int | None = None
+    """Rows used from each training dataset, after a seeded shuffle."""
+    eval_limit: int | None = None
+    """Rows used from each evaluation and test dataset, after a seeded shuffle."""
+    reading: ReadingConfig = ReadingConfig()
+    rendering: RenderingConfig = RenderingConfig()
+
+    def __post_init__(self) -> None:
+        require_limits(self, "limit", "eval_limit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionConfig:
+    """Which preferences choose the checkpoint, and what it is compared with."""
 
     eval_dataset: tuple[str, ...] = ()
     """Evaluation data used to choose the checkpoint; by default the training datasets with `--eval-split`."""
@@ -111,11 +151,12 @@ class SelectionConfig(DataConfig):
     """Fit what is to be beaten on the same data: reply length alone, and a bag of words."""
 
     def __post_init__(self) -> None:
-        DataConfig.__post_init__(self)
         require_share(self.eval_fraction, "--eval-fraction")
         require_between(self, train_eval_limit=(0, math.inf))
 
 
-def require_share(value: float, flag: str) -> None:
-    """Raise ConfigError unless the value of a flag lies between 0 and 1."""
-    require(0 <= value <= 1, f"{flag} {value}: must be between 0 and 1.")
+@dataclass(frozen=True, kw_only=True)
+class TrainingDataConfig(DataConfig):
+    """Where preferences come from, how they become tokens, and which of them choose the checkpoint."""
+
+    selection: SelectionConfig = SelectionConfig()

@@ -17,7 +17,7 @@ import numpy as np
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import sha256_text
 from rewardlab.core.types import Comparison, Conversation, Preference
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import ReadingConfig
 from rewardlab.data.rows import (
     MAX_REPLIES,
     Row,
@@ -48,15 +48,12 @@ class Rules:
 
     source: str
     """Name of the dataset, for metrics."""
-    config: DataConfig
+    reading: ReadingConfig
     seed: int
     kwise_loss: str = "pairs"
     """`pairs` or `plackett-luce`; the latter needs strict rankings."""
-
-    @property
-    def bare(self) -> bool:
-        """Whether texts are taken as they are, and nothing in them is a turn."""
-        return self.config.chat_template == "concat"
+    bare: bool = False
+    """Whether texts are taken as they are, and nothing in them is a turn."""
 
     def before_reply(self, prompt: object) -> object:
         """The prompt of a row as `read_reply` wants it."""
@@ -134,9 +131,9 @@ def read_rows(rows: Sequence[Row], *, layout: Layout, place: str, rules: Rules) 
         (row,) = rows
         return layout.read(row, place, rules)
     try:
-        row = _join_pair(rows, rules.config)
+        row = _join_pair(rows, rules.reading)
     except UnusableRowError as unusable:
-        if unusable.cause == "incomplete_pair" and rules.config.incomplete_pairs == "error":
+        if unusable.cause == "incomplete_pair" and rules.reading.incomplete_pairs == "error":
             raise DataError(
                 f"{place}: {unusable.detail}. Complete the pair, or drop such pairs with --incomplete-pairs drop."
             ) from unusable
@@ -251,7 +248,7 @@ def _pair(
     if text_key(replies[0]) == text_key(replies[1]):
         raise UnusableRowError("identical_replies", f"both are {show(replies[0][-1].content)}")
     label = read_number(row, "label", "bad_label", high=1.0)
-    comparison = _comparison(0, 1, 1.0 if label is None else label, row, rules.config)
+    comparison = _comparison(0, 1, 1.0 if label is None else label, row, rules.reading)
     ranking = {1.0: (0, 1), 0.0: (1, 0)}.get(comparison.label)
     preference = Preference(
         id=place, source=rules.source, prompt=prompt, replies=replies, comparisons=(comparison,), ranking=ranking
@@ -259,9 +256,9 @@ def _pair(
     return ParsedRow(preference=preference, label=label)
 
 
-def _comparison(first: int, second: int, label: float, row: Row, config: DataConfig) -> Comparison:
+def _comparison(first: int, second: int, label: float, row: Row, reading: ReadingConfig) -> Comparison:
     """A judgement with the row's strength and margin used as the flags say; a tie has no margin."""
-    strength_as = config.strength_as
+    strength_as = reading.strength_as
     low, high = (0.5, 1.0) if strength_as == "soft" else (0.0, math.inf)
     strength = read_number(row, "strength", "bad_strength", low=low, high=high)
     if strength is None and strength_as != "none":
@@ -269,10 +266,10 @@ def _comparison(first: int, second: int, label: float, row: Row, config: DataCon
     if strength == 0 and strength_as == "weight":
         raise UnusableRowError("zero_weight", "a strength of 0 with --strength-as weight teaches nothing")
     margin = None
-    if config.margin_column:
-        margin = read_number(row, config.margin_column, "bad_margin")
+    if reading.margin_column:
+        margin = read_number(row, reading.margin_column, "bad_margin")
         if margin is None:
-            raise UnusableRowError("missing_field", f"no {config.margin_column!r}, which --margin-column names")
+            raise UnusableRowError("missing_field", f"no {reading.margin_column!r}, which --margin-column names")
     elif strength_as == "margin":
         margin = strength
     if strength_as == "soft" and strength is not None and label != 0.5:
@@ -314,7 +311,7 @@ def _scores(row: Row, num_replies: int) -> list[float]:
 
 def _drawn_replies(num_replies: int, place: str, rules: Rules) -> list[int]:
     """Indices of the replies to keep, in the order of the data; UnusableRowError for more than `MAX_REPLIES`."""
-    limit = rules.config.max_replies
+    limit = rules.reading.max_replies
     num_kept = num_replies if limit is None else min(limit, num_replies)
     if num_kept > MAX_REPLIES:
         raise UnusableRowError(
@@ -343,7 +340,7 @@ def _compare_all(
         if (i, j) in identical or ((i, j) in tied and not half):
             continue
         first, second = (i, j) if scores[i] >= scores[j] else (j, i)
-        comparisons.append(_comparison(first, second, 0.5 if (i, j) in tied else 1.0, row, rules.config))
+        comparisons.append(_comparison(first, second, 0.5 if (i, j) in tied else 1.0, row, rules.reading))
     if not comparisons:
         raise UnusableRowError("no_comparison", f"{len(replies)} replies with scores {show(list(scores))}")
     strict = not tied and not identical
@@ -363,7 +360,7 @@ def _half_labels(score: float, place: str, rules: Rules) -> bool:
 
     Raises DataError or UnusableRowError where `--ties` or the loss does not allow ties.
     """
-    ties, ranked = rules.config.ties, rules.kwise_loss == "plackett-luce"
+    ties, ranked = rules.reading.ties, rules.kwise_loss == "plackett-luce"
     what = f"two replies have the same score {score:g}"
     if ties == "error":
         raise DataError(f"{place}: {what}, which --ties error forbids. Use --ties skip or half, or fix the row.")
@@ -380,7 +377,7 @@ def _half_labels(score: float, place: str, rules: Rules) -> bool:
 # --- rows and fields -----------------------------------------------------------------------------------------
 
 
-def _join_pair(rows: Sequence[Row], config: DataConfig) -> Row:
+def _join_pair(rows: Sequence[Row], reading: ReadingConfig) -> Row:
     """The rows of one pair as one row with chosen and rejected, and the prompt if they name one."""
     roles = [str(row["role"]) for row in rows]
     unknown = sorted(set(roles) - {"chosen", "rejected"})
@@ -397,8 +394,8 @@ def _join_pair(rows: Sequence[Row], config: DataConfig) -> Row:
         raise UnusableRowError("prompt_differs", f"pair {show(chosen['pair_id'])} has two prompts")
     joined = {"prompt": chosen.get("prompt"), "chosen": _side(chosen), "rejected": _side(rejected)}
     judged = {"label": "bad_label", "strength": "bad_strength"}
-    if config.margin_column:
-        judged[config.margin_column] = "bad_margin"
+    if reading.margin_column:
+        judged[reading.margin_column] = "bad_margin"
     for column, cause in judged.items():
         values = [row[column] for row in (chosen, rejected) if not is_absent(row.get(column))]
         if len(values) == 2 and values[0] != values[1]:

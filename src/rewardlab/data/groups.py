@@ -9,6 +9,7 @@ Legend: P preferences, G groups.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
@@ -168,3 +169,13 @@ def origin(groups: Sequence[TokenGroup]) -> str:
 
 def _starts(counts: Sequence[int]) -> Numbers:
     return np.cumsum([0, *counts[:-1]], dtype=np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Datasets:
+    """What a run trains on and what it watches."""
+
+    train: Sequence[TokenGroup]
+    eval: Sequence[TokenGroup] = ()
+    train_eval: Sequence[TokenGroup] = ()
+    """A fixed part of the training data, evaluated like `eval`."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.data.config import DataConfig, SelectionConfig
+from rewardlab.data.config import DataConfig, TrainingDataConfig
 from rewardlab.data.readers import find_sources
 from rewardlab.data.sources import first_rows, open_units
 
@@ -34,8 +34,8 @@ def all_named(config: DataConfig) -> list[Named]:
     """What the configuration names, training data first. ConfigError for a split of a lone file."""
     named = [Named(purpose="train", names=config.dataset, split=config.hf_split, limit=config.limit)]
     others = [("test", config.test_dataset, config.test_split)]
-    if isinstance(config, SelectionConfig):
-        others.append(("eval", config.eval_dataset, config.eval_split))
+    if isinstance(config, TrainingDataConfig):
+        others.append(("eval", config.selection.eval_dataset, config.selection.eval_split))
     for purpose, names, split in others:
         if names or split:
             found = names or _with_splits(config.dataset, purpose)
@@ -70,11 +70,11 @@ def require_readable(names: Sequence[str], split: str) -> None:
             open_units(source)
 
 
-def first_rows_of(config: SelectionConfig) -> Sequence[tuple[str, Mapping[str, object]]]:
+def first_rows_of(config: TrainingDataConfig) -> Sequence[tuple[str, Mapping[str, object]]]:
     """(dataset, its first row) of all data that are named."""
     named = (
         (config.dataset, config.hf_split),
-        (config.eval_dataset, config.eval_split or "test"),
+        (config.selection.eval_dataset, config.selection.eval_split or "test"),
         (config.test_dataset, config.test_split or "test"),
     )
     return [row for names, split in named if names for row in first_rows(names, split)]

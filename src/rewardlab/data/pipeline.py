@@ -91,7 +91,7 @@ def write_store(
             tally.add(done.tally)
             kept.append(done.kept)
         report = tally.report(source, used=0, sha256=None)
-        report.require_usable(source.label, rules.config.max_drop_fraction)
+        report.require_usable(source.label, rules.reading.max_drop_fraction)
         chosen = chosen_by_limit(rules, tally.kept, limit)
         units = _chosen(open_units(source)[1], np.concatenate(kept), chosen, source.label)
     with StoreWriter(folder) as writer:

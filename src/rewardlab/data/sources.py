@@ -19,7 +19,7 @@ import numpy.typing as npt
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import parse_line, sha256_file
 from rewardlab.core.types import Preference
-from rewardlab.data.config import DataConfig
+from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats import LONG_FORM, Layout, ParsedRow, Rules, read_rows, recognise, seeded_generator
 from rewardlab.data.pairs import group_pairs
 from rewardlab.data.readers import Source, find_sources, has_lines, read_row_lines, read_source
@@ -112,10 +112,11 @@ def load_preferences(
     names: Sequence[str],
     *,
     split: str,
-    config: DataConfig,
+    reading: ReadingConfig,
     seed: int,
     limit: int | None,
     kwise_loss: str = "pairs",
+    bare: bool = False,
 ) -> LoadedPreferences:
     """Read the datasets, each in the order of its file.
 
@@ -128,7 +129,7 @@ def load_preferences(
         raise ConfigError("no dataset is named. Name files, folders or hub datasets with --dataset.")
     loaded = []
     for source in find_sources(names, split):
-        rules = Rules(source=source.name, config=config, seed=seed, kwise_loss=kwise_loss)
+        rules = Rules(source=source.name, reading=reading, seed=seed, kwise_loss=kwise_loss, bare=bare)
         loaded.append(_load_source(source, rules, limit))
     return LoadedPreferences(
         preferences=tuple(chain.from_iterable(preferences for preferences, _ in loaded)),
@@ -288,5 +289,5 @@ def _load_source(source: Source, rules: Rules, limit: int | None) -> tuple[tuple
     kept = [preference for preference in found if preference is not None]
     preferences = tuple(kept[index] for index in chosen_by_limit(rules, len(kept), limit))
     report = tally.report(source, used=len(preferences), sha256=sha256_file(source.path) if source.path else None)
-    report.require_usable(source.label, rules.config.max_drop_fraction)
+    report.require_usable(source.label, rules.reading.max_drop_fraction)
     return preferences, report

@@ -23,7 +23,7 @@ from typing import Any, Final
 from filelock import FileLock, Timeout
 
 from rewardlab.core.errors import ModelError
-from rewardlab.core.files import read_json, replacing_folder, sha256_file, write_json
+from rewardlab.core.files import cache_folder, read_json, replacing_folder, sha256_file, write_json
 
 SMOLLM2: Final = "smollm2-135m-instruct"
 BUILTIN_NAMES: Final = (SMOLLM2,)
@@ -65,14 +65,6 @@ def resolve_model_name(name: str, log: Log) -> str:
             f"set REWARDLAB_CACHE to a folder that has room and can be written, {ANOTHER_MODEL}."
         ) from error
     return str(target)
-
-
-def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where converted models are kept: $REWARDLAB_CACHE, else $XDG_CACHE_HOME/rewardlab, else ~/.cache/rewardlab."""
-    if chosen := environment.get("REWARDLAB_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    base = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser().absolute() / "rewardlab"
 
 
 def is_complete(folder: Path) -> bool:

@@ -9,7 +9,10 @@ from rewardlab.core.config import require, require_between
 
 MOST_RANK: Final = 65_536
 """Of adapters: more than any matrix of a model that there is."""
+BUDGETS: Final = (16, 1_000_000_000)
+"""Lowest and highest: tokens computed at a time."""
 HalfRounding = Literal["stochastic", "nearest"]
+ScoringPrecision = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, kw_only=True)

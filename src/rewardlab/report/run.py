@@ -62,7 +62,7 @@ def comparison_table(
 
 @runtime_checkable
 class Judged(Protocol):
-    """An evaluation over all and by source, such as training.evaluate.EvalResult."""
+    """An evaluation over all and by source, such as evaluation.evaluate.EvalResult."""
 
     @property
     def overall(self) -> Evaluation:

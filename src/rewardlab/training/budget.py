@@ -19,11 +19,11 @@ from rewardlab.core.errors import DeviceMemoryError
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.pack import cost, largest_groups
 from rewardlab.model.reward import RewardModel
-from rewardlab.training import losses
-from rewardlab.training.config import LossConfig
-from rewardlab.training.memory import HighWater, free_memory, in_use, release_cached, unless_out_of_memory
-from rewardlab.training.optimizer import state_bytes
-from rewardlab.training.throughput import GIB
+from rewardlab.training.cost.memory import HighWater, free_memory, in_use, release_cached, unless_out_of_memory
+from rewardlab.training.cost.throughput import GIB
+from rewardlab.training.loop import losses
+from rewardlab.training.loop.optimizer import state_bytes
+from rewardlab.training.settings.config import LossConfig
 
 CEILING: Final = {"cpu": 8192, "cuda": 65_536}
 """Tokens beyond which a device computes no faster, only with more memory."""

@@ -16,27 +16,28 @@ from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.precision import CANONICAL, PrecisionCard
 from rewardlab.artifact.load import Where, assemble
 from rewardlab.artifact.save import verify_in_clean_process
+from rewardlab.core.signals import StopRequests
 from rewardlab.core.spec import read_spec
+from rewardlab.data.groups import Datasets
 from rewardlab.data.pack import largest_cost
+from rewardlab.distributed.ranks import Ranks
+from rewardlab.distributed.sharding import Parts, joined_ranks, parts_of, share
+from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, read_evaluation, read_scores, write_evaluation
+from rewardlab.evaluation.precision import LIVE_FILE, judge_live, judge_precisions, require_range, write_card
 from rewardlab.model.load import load_reward_model
 from rewardlab.model.reward import RewardModel
 from rewardlab.score import Scorer
 from rewardlab.training.budget import choose_budget
-from rewardlab.training.config import RewardTrainerConfig
-from rewardlab.training.evaluate import EvalResult, evaluate_groups, read_evaluation, read_scores, write_evaluation
-from rewardlab.training.interrupt import StopRequests
-from rewardlab.training.monitor import Watch, watch_run
-from rewardlab.training.parallel import Parts, joined_ranks, parts_of, share
-from rewardlab.training.peak import peak_of
-from rewardlab.training.precision import LIVE_FILE, judge_live, judge_precisions, require_range, write_card
-from rewardlab.training.ranks import Ranks
-from rewardlab.training.ready import Ready, make_ready, write_run_start
-from rewardlab.training.records import Records
-from rewardlab.training.resume import frozen_fingerprint
-from rewardlab.training.reward_trainer import Datasets, RewardTrainer
-from rewardlab.training.saving import Saver
-from rewardlab.training.trainer import Machine
-from rewardlab.training.work import linear_shapes
+from rewardlab.training.checkpoints.resume import frozen_fingerprint
+from rewardlab.training.checkpoints.saving import Saver
+from rewardlab.training.cost.flops import linear_shapes
+from rewardlab.training.cost.peak_flops import peak_of
+from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
+from rewardlab.training.loop.trainer import Machine
+from rewardlab.training.monitoring.monitor import Watch, watch_run
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.setup import Ready, make_ready, write_run_start
 
 logger = logging.getLogger("rewardlab")
 AS_TRAINED: Final = ", as it trains"
@@ -99,7 +100,7 @@ def train(config: RewardTrainerConfig) -> TrainResult:
     Raises RewardlabError for anything the user can mend, RunInterrupted if a signal or `max_hours` ended it early;
     nothing of an earlier run is overwritten unless asked.
     """
-    stops = StopRequests(max_hours=config.max_hours)
+    stops = StopRequests(max_hours=config.run.max_hours)
     with joined_ranks() as ranks, ExitStack() as held:
         return _train(config, ranks, stops, held)
 
@@ -107,14 +108,14 @@ def train(config: RewardTrainerConfig) -> TrainResult:
 def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held: ExitStack) -> TrainResult:
     ready = make_ready(config, ranks, held)
     config = ready.config
-    torch.manual_seed(config.seed)
-    parts = parts_of(config.sharding, ranks)
+    torch.manual_seed(config.run.seed)
+    parts = parts_of(config.run.sharding, ranks)
     division = parts if ranks.size > 1 else None
     model = load_reward_model(
         ready.base.path,
-        config,
-        config,
-        seed=config.seed,
+        config.model,
+        config.compute,
+        seed=config.run.seed,
         layout=ready.layout,
         device=ready.device,
         log=logger.info,
@@ -127,17 +128,17 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
     fingerprint = frozen_fingerprint(model)
     ranks.by_first(lambda: write_run_start(replace(ready, config=config), fingerprint, peak))
     saver = Saver(config, ready.base, model, ranks, division)
-    parallel = share(model, parts, ranks, defer_sync=config.defer_gradient_sync)
-    assert config.steps is not None
+    parallel = share(model, parts, ranks, defer_sync=config.run.defer_gradient_sync)
+    assert config.run.steps is not None
     resumed_at = None if ready.interrupted is None else ready.interrupted.checkpoint.step
     watch = watch_run(config, ready.device, ready.tokens, resumed_at=resumed_at) if ranks.is_first else Watch()
-    trainer = RewardTrainer(
+    trainer = reward_trainer(
         config,
         model,
         ready.data,
-        num_steps=config.steps,
-        records=Records(config.output_dir, writes=ranks.is_first),
-        save=lambda folder: saver.save(folder, trainer.step),
+        num_steps=config.run.steps,
+        records=Records(config.run.output_dir, writes=ranks.is_first),
+        save=saver.save,
         machine=Machine(peak=peak, parallel=parallel, stops=stops),
         observers=watch.observers,
     )
@@ -145,7 +146,7 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
     with watch.observers, stops:
         test_baseline = _judge_untrained(config, model, ready, ranks)
         if ready.interrupted is not None:
-            trainer.take_up_baseline()
+            trainer.judge.take_up_baseline(config.run.token_budget)
             trainer.restore(ready.interrupted.checkpoint)
             watch.resume(trainer.records.rows)
         trainer.fit()
@@ -164,18 +165,18 @@ def _train(config: RewardTrainerConfig, ranks: Ranks, stops: StopRequests, held:
 
 def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Ready, ranks: Ranks) -> EvalResult | None:
     """The test data before training, which choose nothing: the other half of a before-and-after."""
-    folder, name = config.output_dir / "evals", "test_before_training"
+    folder, name = config.run.output_dir / "evals", "test_before_training"
     if not ready.test:
         return None
     if ready.interrupted is not None:
-        earlier = read_evaluation(folder, name, beta=config.beta, ranks=ranks)
+        earlier = read_evaluation(folder, name, beta=config.loss.beta, ranks=ranks)
         if earlier is not None:
             return earlier
     result = evaluate_groups(
         model,
         ready.test,
-        beta=config.beta,
-        budget=config.token_budget,
+        beta=config.loss.beta,
+        budget=config.run.token_budget,
         progress="test data before training",
         ranks=ranks,
     )
@@ -186,14 +187,19 @@ def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Rea
 
 def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datasets) -> RewardTrainerConfig:
     """With a number in place of `--micro-token-budget auto`."""
-    if config.micro_token_budget != "auto":
+    if config.run.micro_token_budget != "auto":
         return config
     largest = largest_cost([data.train], model.layout)
     choice = choose_budget(
-        model, data.train, config, batch_size=config.batch_size, floor=largest, optimizer=config.optimizer
+        model,
+        data.train,
+        config.loss,
+        batch_size=config.run.batch_size,
+        floor=largest,
+        optimizer=config.optimizer.optimizer,
     )
     logger.info("micro-token budget: %d by trial (%s)", choice.budget, choice.reason)
-    return replace(config, micro_token_budget=choice.budget)
+    return config.replace(micro_token_budget=choice.budget)
 
 
 def _finish(
@@ -205,9 +211,9 @@ def _finish(
     parts: Parts | None,
 ) -> TrainResult:
     """Verify the chosen model in a clean process and read the test data, once, with it."""
-    last = config.output_dir / f"step_{trainer.step}"
-    best = config.output_dir / "best" if trainer.best_step is not None else None
-    if trainer.baseline is not None and best is None:
+    last = config.run.output_dir / f"step_{trainer.step}"
+    best = config.run.output_dir / "best" if trainer.judge.best_step is not None else None
+    if trainer.judge.baseline is not None and best is None:
         logger.warning(
             "no checkpoint beat the untrained model on the evaluation data, so there is no best/; the last one is %s",
             last,
@@ -218,46 +224,46 @@ def _finish(
     saved_as = read_spec(chosen).save_dtype
     selected = test_result = card = live = None
     test = ready.test
-    if trainer.data.eval or test:
+    if trainer.judge.data.eval or test:
         scorer = _reload(chosen, ready.device, parts)
-        for name, groups in (("selection", trainer.data.eval), ("test", test)):
+        for name, groups in (("selection", trainer.judge.data.eval), ("test", test)):
             if groups:
                 result = evaluate_groups(
                     scorer.model,
                     groups,
-                    beta=config.beta,
-                    budget=config.token_budget,
+                    beta=config.loss.beta,
+                    budget=config.run.token_budget,
                     progress=f"judging on {name} data",
                     ranks=ranks,
                 )
                 if ranks.is_first:
-                    write_evaluation(config.output_dir / "evals", name, result)
+                    write_evaluation(config.run.output_dir / "evals", name, result)
                 selected, test_result = (result, test_result) if name == "selection" else (selected, result)
         live = _live_card(config, trainer, selected, saved_as)
         if ranks.is_first:
-            (config.output_dir / "evals" / LIVE_FILE).unlink(missing_ok=True)  # of a run that was shorter
+            (config.run.output_dir / "evals" / LIVE_FILE).unlink(missing_ok=True)  # of a run that was shorter
         if live is not None and ranks.is_first:
-            write_card(config.output_dir / "evals", live, LIVE_FILE)
-        if config.precision != "fp32":  # `result` is of the last data judged, the test data if there are any
+            write_card(config.run.output_dir / "evals", live, LIVE_FILE)
+        if config.model.precision != "fp32":  # `result` is of the last data judged, the test data if there are any
             card = judge_precisions(
                 scorer,
-                test or trainer.data.eval,
+                test or trainer.judge.data.eval,
                 exact=result.rows,
                 save_dtype=saved_as,
-                precision=config.precision,
-                budget=config.token_budget,
-                seed=config.seed,
+                precision=config.model.precision,
+                budget=config.run.token_budget,
+                seed=config.run.seed,
                 ranks=ranks,
             )
             if ranks.is_first:
-                write_card(config.output_dir / "evals", card)
+                write_card(config.run.output_dir / "evals", card)
     return TrainResult(
-        output_dir=config.output_dir,
+        output_dir=config.run.output_dir,
         best=best,
-        best_step=trainer.best_step,
+        best_step=trainer.judge.best_step,
         last=last,
         last_step=trainer.step,
-        baseline=trainer.baseline,
+        baseline=trainer.judge.baseline,
         selected=selected,
         test_baseline=None,
         test=test_result,
@@ -275,14 +281,14 @@ def _live_card(
     config: RewardTrainerConfig, trainer: RewardTrainer, selected: EvalResult | None, saved_as: str
 ) -> PrecisionCard | None:
     """How far the evaluations that chose the model are from the folder that came of it."""
-    step = trainer.step if trainer.best_step is None else trainer.best_step
+    step = trainer.step if trainer.judge.best_step is None else trainer.judge.best_step
     live = _live_arithmetic(config)
     if selected is None or (live == CANONICAL and saved_as == "float32"):
         return None
-    if (seen := read_scores(config.output_dir / "evals", f"step_{step}")) is None:
+    if (seen := read_scores(config.run.output_dir / "evals", f"step_{step}")) is None:
         return None
     name = f"{live.removesuffix(AS_TRAINED)}{AS_TRAINED}"
-    return judge_live(seen, selected.rows, name=name, beta=config.beta, seed=config.seed)
+    return judge_live(seen, selected.rows, name=name, beta=config.loss.beta, seed=config.run.seed)
 
 
 def _reload(folder: Path, device: torch.device, parts: Parts | None) -> Scorer:
@@ -300,6 +306,6 @@ def _computed_in(config: RewardTrainerConfig, saved_as: str) -> dict[str, str]:
 
 def _live_arithmetic(config: RewardTrainerConfig) -> str:
     """In which arithmetic, and by which weights, the model computes while it trains."""
-    held = "" if config.quantization == "none" else f" on {config.quantization} weights"
-    arithmetic = CANONICAL if config.precision == "fp32" else config.precision
+    held = "" if config.model.quantization == "none" else f" on {config.model.quantization} weights"
+    arithmetic = CANONICAL if config.model.precision == "fp32" else config.model.precision
     return arithmetic if arithmetic == CANONICAL and not held else f"{arithmetic}{held}{AS_TRAINED}"

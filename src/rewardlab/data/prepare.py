@@ -1,0 +1,303 @@
+"""Datasets by name -> preferences and token groups for training, evaluation and test, every row accounted for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from rewardlab.core.errors import DataError
+from rewardlab.core.files import cache_folder
+from rewardlab.data.cache import Cache, key_of
+from rewardlab.data.chat import Renderer
+from rewardlab.data.config import DataConfig, ReadingConfig, TrainingDataConfig
+from rewardlab.data.formats import Rules
+from rewardlab.data.groups import Groups, Part
+from rewardlab.data.loader import TokenReport, report_of, require_enough, tell_typed
+from rewardlab.data.named import Named, all_named
+from rewardlab.data.pipeline import write_store
+from rewardlab.data.readers import Source, find_sources, fingerprint
+from rewardlab.data.roots import RULES, HeldOut, count_shared, hold_out
+from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit
+from rewardlab.data.store import TokenStore
+from rewardlab.data.workers import Crew, available_cores
+
+logger = logging.getLogger("rewardlab")
+FEW_EVALUATIONS = 50
+"""Below this, an accuracy is uncertain by ±14 points or more."""
+FAR = 0.1
+"""A share held out that misses what was asked for by more than this share of it is said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """Data by what they are for, tokenised, and what the manifest says of them."""
+
+    train: Part
+    eval: Part
+    test: Part
+    reports: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """Datasets read and tokenised, by what they are for."""
+
+    parts: Mapping[str, Part]
+    """Purpose -> its preferences."""
+    sources: Mapping[str, Sequence[SourceReport]]
+    """Purpose -> what became of the rows, one report a dataset."""
+    preparation: Sequence[dict[str, object]]
+    """What each dataset took, and whether it came from the cache."""
+
+
+def read_named(
+    named: Sequence[Named],
+    reading: ReadingConfig,
+    renderer: Renderer,
+    *,
+    seed: int,
+    kwise_loss: str = "pairs",
+    overlong: str = "truncate",
+    bare: bool = False,
+) -> Read:
+    """Read and tokenise datasets, from the cache where they were prepared before: the one way from rows to tokens.
+
+    `bare` takes texts as they are, without turns. Raises DataError for what cannot be read or used.
+    """
+    parts: dict[str, Part] = {}
+    sources: dict[str, Sequence[SourceReport]] = {}
+    preparation: list[dict[str, object]] = []
+    with Crew(available_cores() if reading.num_workers is None else reading.num_workers) as crew:
+        for wanted in named:
+            prepared = [
+                _prepare(
+                    source,
+                    Rules(source=source.name, reading=reading, seed=seed, kwise_loss=kwise_loss, bare=bare),
+                    wanted.limit,
+                    renderer,
+                    overlong,
+                    crew,
+                )
+                for source in find_sources(wanted.names, wanted.split)
+            ]
+            parts[wanted.purpose] = Part.join([(done.store, done.numbers) for done in prepared])
+            sources[wanted.purpose] = [done.report for done in prepared]
+            preparation += [done.preparation for done in prepared]
+    return Read(parts=parts, sources=sources, preparation=preparation)
+
+
+def load_data(
+    config: DataConfig,
+    renderer: Renderer,
+    *,
+    seed: int,
+    kwise_loss: str = "pairs",
+    held_out_by: Sequence[str] = RULES,
+) -> Prepared:
+    """Read and tokenise what the configuration names; `eval` stays empty unless it says how a checkpoint is chosen.
+
+    Without evaluation data a share of the training prompts is held out by the first of the rules that can (see
+    `roots.hold_out`). What two kinds of data have in common is counted and warned about.
+
+    Raises DataError or ConfigError for what cannot be used.
+    """
+    rendering = config.rendering
+    read = read_named(
+        all_named(config),
+        config.reading,
+        renderer,
+        seed=seed,
+        kwise_loss=kwise_loss,
+        overlong=rendering.overlong,
+        bare=rendering.joins_texts,
+    )
+    parts = read.parts
+    reports: dict[str, Any] = {"preparation": list(read.preparation)}
+    reports |= {purpose: [report.as_dict() for report in found] for purpose, found in read.sources.items()}
+    train = parts["train"]
+    evaluation, test = (parts.get(purpose, train.take(np.empty(0, np.int64))) for purpose in ("eval", "test"))
+    if isinstance(config, TrainingDataConfig) and "eval" not in parts and config.selection.eval_fraction > 0:
+        found = hold_out(train.texts(), fraction=config.selection.eval_fraction, seed=seed, rules=held_out_by)
+        held_out, train = train.take(found.mask_P), train.take(~found.mask_P)
+        evaluation = draw(held_out, config.eval_limit, seed)
+        used = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
+        reports["held_out"] = found.as_dict() | used
+        _log_held_out(found)
+    reports["shared"] = _count_all_shared(train, evaluation, test)
+    if 0 < len(evaluation) < FEW_EVALUATIONS:
+        logger.warning(
+            "only %d evaluation rows: too few to choose a checkpoint by; name more with --eval-dataset or "
+            "--eval-fraction",
+            len(evaluation),
+        )
+    for found_reports in read.sources.values():
+        for report in found_reports:
+            log_source(report)
+    return Prepared(train=train, eval=evaluation, test=test, reports=reports)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Done:
+    """A dataset, prepared."""
+
+    store: TokenStore
+    numbers: npt.NDArray[np.int64]
+    """Of its preferences that are used, in their order."""
+    report: SourceReport
+    preparation: dict[str, object]
+
+
+def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer, overlong: str, crew: Crew) -> _Done:
+    """A dataset from the cache, or read, tokenised and kept there; says how long it took.
+
+    Raises DataError for what cannot be read, and where too many rows would be dropped.
+    """
+    started = time.perf_counter()
+    content = fingerprint(source)
+    cache = Cache(_cache_folder(rules.reading.cache_dir) if content else None)
+
+    def key(of_limit: int | None) -> str:
+        return key_of(source, content or "", rules=rules, limit=of_limit, renderer=renderer, overlong=overlong)
+
+    def write(folder: Path) -> None:
+        write_store(folder, source, rules=rules, limit=limit, renderer=renderer, overlong=overlong, crew=crew)
+        if source.path is not None and content != fingerprint(source):
+            raise DataError(f"{source.label} changed while it was read. Start again when it is complete.")
+
+    whole = cache.find(key(None)) if limit is not None else None
+    store, made = (whole, False) if whole is not None else cache.make(key(limit), write)
+    tally = Tally.from_dict(store.facts)
+    chosen = chosen_by_limit(rules, tally.kept, limit)
+    # A store that was written for a limit holds the chosen preferences alone, in the order of the file.
+    numbers = np.argsort(np.argsort(chosen)) if limit is not None and whole is None else chosen
+    seconds = time.perf_counter() - started
+    sha256 = content if source.path else None
+    report = tally.report(source, used=len(chosen), sha256=sha256)
+    _log_preparation(source, made, report.rows_read, len(chosen), seconds)
+    report.require_usable(source.label, rules.reading.max_drop_fraction)
+    preparation = {"name": source.name, "from_cache": not made, "seconds": round(seconds, 3)}
+    return _Done(store=store, numbers=numbers, report=report, preparation=preparation)
+
+
+def _cache_folder(setting: str) -> Path | None:
+    """Where prepared data are kept; None for nowhere."""
+    if setting == "none":
+        return None
+    return cache_folder(os.environ) / "tokens" if setting == "auto" else Path(setting).expanduser().absolute()
+
+
+def _log_preparation(source: Source, made: bool, num_rows: int, num_used: int, seconds: float) -> None:
+    name = f"{source.name}[{source.split}]"
+    if made:
+        rate = num_used / max(seconds, 1e-9)
+        logger.info("prepared: %s: %d rows in %.1f s, %.0f preferences/s", name, num_rows, seconds, rate)
+    else:
+        logger.info("prepared: %s: read from cache in %.1f s", name, seconds)
+
+
+def _log_held_out(found: HeldOut) -> None:
+    """How many prompts are held out, and what of them training does not see."""
+    unseen = {
+        "reply": "training sees none of their first turns and none of their replies but for phrases",
+        "first_turn": "training sees none of their first turns, but some of their replies, which join nearly all rows",
+        "prompt": "training sees none of these prompts, but first turns and replies of theirs",
+    }
+    missed = abs(found.prompts - found.wanted) > FAR * found.wanted
+    logger.log(
+        logging.INFO if found.rule == "reply" and not missed else logging.WARNING,
+        "held out: %d prompts%s; %s",
+        found.prompts,
+        f" instead of {found.wanted}, since up to {found.largest} belong together" if missed else "",
+        unseen[found.rule],
+    )
+
+
+def _count_all_shared(train: Part, evaluation: Part, test: Part) -> dict[str, dict[str, int]]:
+    """What two kinds of data have in common (see `roots.count_shared`), with a line for those that have anything."""
+    counts = {}
+    for (name, data), (other_name, other) in (
+        (("evaluation", evaluation), ("training", train)),
+        (("test", test), ("training", train)),
+        (("test", test), ("evaluation", evaluation)),
+    ):
+        if not len(data) or not len(other):
+            continue
+        found = counts[f"{name}_with_{other_name}"] = count_shared(data.texts(), other.texts())
+        what = {"prompts": "prompt", "first_turns": "first turn", "replies": "reply"}
+        if listed := ", ".join(_number_of(found[key], noun) for key, noun in what.items() if found[key]):
+            line = "the %s data share %s with the %s data (%d of %d rows); numbers on them flatter the model"
+            logger.warning(line, name, listed, other_name, found["rows"], len(data))
+        if found["phrases"]:
+            phrases = _number_of(found["phrases"], "phrase")
+            logger.info("the %s data share %s as replies with the %s data", name, phrases, other_name)
+    return counts
+
+
+def _number_of(count: int, noun: str) -> str:
+    plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count} {noun if count == 1 else plural}"
+
+
+Rows = TypeVar("Rows", Part, Groups)
+
+
+def draw(rows: Rows, limit: int | None, seed: int) -> Rows:
+    """At most `limit` rows, drawn with the seed, in their own order."""
+    if limit is None or limit >= len(rows):
+        return rows
+    return rows.take(np.sort(np.random.default_rng((seed, len(rows))).permutation(len(rows))[:limit]))
+
+
+def log_source(report: Any) -> None:
+    dropped = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items()) or "none"
+    logger.info(
+        "data: %s[%s]: %d rows read, %d kept, dropped: %s",
+        report.name,
+        report.split,
+        report.rows_read,
+        report.kept,
+        dropped,
+    )
+    if report.labelled:
+        logger.log(
+            logging.WARNING if report.swapped else logging.INFO,
+            "data: %s[%s]: 'label' of %d rows is read as the probability that chosen is preferred%s",
+            report.name,
+            report.split,
+            report.labelled,
+            f"; in {report.swapped} it is below 1/2, so that rejected is preferred" if report.swapped else "",
+        )
+
+
+def token_groups(
+    part: Part, renderer: Renderer, max_drop_fraction: float, name: str, *, own_limit: bool = False
+) -> tuple[Groups, TokenReport]:
+    """The groups of a part of the data, and in one line what came of it. `own_limit` says that the length limit came
+    with a model and no flag can raise it.
+
+    Raises DataError if too many rows cannot be used.
+    """
+    report = report_of(part)
+    require_enough(report, max_drop_fraction, f"{name} data", renderer.spec.max_length, own_limit=own_limit)
+    logger.info(
+        "tokens: %s: %d preferences, %d tokens, %.2f times fewer than unshared; longest %d, cut %d",
+        name,
+        report.kept,
+        report.tokens,
+        report.unshared_tokens / max(report.tokens, 1),
+        report.longest,
+        report.truncated_replies,
+    )
+    tell_typed(report.special_tokens_in_text, report.replies, renderer, name)
+    if report.dropped:
+        causes = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items())
+        logger.info("tokens: %s: %d preferences left out: %s", name, report.preferences - report.kept, causes)
+    return part.groups(), report

@@ -1,0 +1,1 @@
+"""Many processes as one run: what they agree on, and how a model is divided among them."""

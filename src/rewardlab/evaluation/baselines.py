@@ -1,0 +1,130 @@
+"""What is to be beaten: models that see only how long a reply is, or only which words it has.
+
+They are linear Bradley–Terry models fitted on the same preferences, the penalty chosen by cross-validation over
+prompts. A reward model that is not clearly above them may have learned no more than they did.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from scipy.sparse import csr_matrix
+
+from rewardlab.analysis.linear import PENALTIES, Matrix, compare, cross_validate, fit
+from rewardlab.core.errors import DataError
+from rewardlab.core.types import TokenGroup
+from rewardlab.data.groups import num_replies
+from rewardlab.evaluation.evaluate import EvalResult, judge
+from rewardlab.score import score_rows
+
+logger = logging.getLogger("rewardlab")
+MAX_GROUPS = 10_000
+"""Preferences that the baselines are fitted on; more would cost minutes and change little."""
+MIN_COUNT = 2
+"""Replies that a word or pair of words must occur in."""
+WORD_PENALTIES = tuple(float(penalty) for penalty in np.geomspace(1e-4, 1.0, 9))
+"""Candidates for rows of mean squared length 1."""
+Featurize = Callable[[Sequence[TokenGroup]], Matrix]
+
+
+def fit_baselines(
+    train: Sequence[TokenGroup], judged: Mapping[str, Sequence[TokenGroup]], *, seed: int
+) -> dict[str, dict[str, EvalResult]]:
+    """Baseline -> name of a judged set -> its evaluation; empty where the training data have fewer than two prompts.
+
+    `judged` sets without a preference are left out.
+    """
+    if len(train) > MAX_GROUPS:
+        logger.info("baselines: fitted on %d of the %d training preferences", MAX_GROUPS, len(train))
+        chosen = np.random.default_rng((seed, 4)).permutation(len(train))[:MAX_GROUPS]
+        train = [train[index] for index in sorted(chosen)]
+    if len({group.prompt_key for group in train if group.comparisons}) < 2:
+        logger.warning("no baselines: they need training preferences on at least two prompts")
+        return {}
+    vocabulary = _vocabulary(train)
+    kinds: dict[str, tuple[Featurize, Sequence[float]]] = {
+        "length only": (_lengths, PENALTIES),
+        "bag of words": (lambda groups: _counts(groups, vocabulary), WORD_PENALTIES),
+    }
+    found = {}
+    for name, (featurize, penalties) in kinds.items():
+        try:
+            found[name] = _evaluate(train, judged, featurize, penalties, seed)
+        except DataError as error:  # a table beside the run is no reason to end it
+            logger.warning("no baseline %r: %s", name, error)
+    return found
+
+
+def _evaluate(
+    train: Sequence[TokenGroup],
+    judged: Mapping[str, Sequence[TokenGroup]],
+    featurize: Featurize,
+    penalties: Sequence[float],
+    seed: int,
+) -> dict[str, EvalResult]:
+    features = featurize(train)
+    scale = _scale(compare(train, features).differences, per_column=isinstance(features, np.ndarray))
+    data = compare(train, _divide(features, scale))
+    chosen = cross_validate(data, penalties=penalties, seed=seed)
+    theta = fit(data, data.weights[:, None], np.array([chosen.penalty]))[:, 0]
+    results = {}
+    for name, groups in judged.items():
+        if groups:
+            scores = np.asarray(_divide(featurize(groups), scale) @ theta, dtype=np.float64)
+            sizes = np.cumsum(num_replies(groups))[:-1]
+            results[name] = judge(score_rows(groups, np.split(scores, sizes)), beta=1.0)
+    return results
+
+
+def _scale(differences: Matrix, *, per_column: bool) -> np.ndarray:
+    """What features are divided by: each by its own root mean square, or all by that of a row's length."""
+    squares = differences.multiply(differences) if not isinstance(differences, np.ndarray) else differences**2
+    if per_column:
+        found = np.sqrt(np.asarray(squares.mean(0)).ravel())
+    else:
+        found = np.sqrt(np.asarray(squares.sum()) / max(differences.shape[0], 1)).reshape(1)
+    return np.where(found > 0, found, 1.0)
+
+
+def _divide(features: Matrix, scale: np.ndarray) -> Matrix:
+    return features / scale if isinstance(features, np.ndarray) else features / float(scale[0])
+
+
+def _lengths(groups: Sequence[TokenGroup]) -> Matrix:
+    """Tokens of each reply, and their logarithm."""
+    lengths = np.array([len(reply) for group in groups for reply in _replies(group)], dtype=np.float64)
+    return np.stack([lengths, np.log1p(lengths)], axis=1)
+
+
+def _replies(group: TokenGroup) -> Iterator[list[int]]:
+    """The tokens of each reply, with those that close its turn."""
+    for reply in range(group.num_replies):
+        yield group.conversation(reply)[group.prompt_tokens[reply] :].tolist()
+
+
+def _words(reply: Sequence[int]) -> set[tuple[int, ...]]:
+    """The tokens of a reply and its pairs of neighbours, each once."""
+    return {(token,) for token in reply} | set(pairwise(reply))
+
+
+def _vocabulary(groups: Sequence[TokenGroup]) -> dict[tuple[int, ...], int]:
+    counts = Counter(word for group in groups for reply in _replies(group) for word in _words(reply))
+    return {word: number for number, word in enumerate(word for word, n in counts.items() if n >= MIN_COUNT)}
+
+
+def _counts(groups: Sequence[TokenGroup], vocabulary: Mapping[tuple[int, ...], int]) -> Matrix:
+    """[replies, words] 1 where a reply has the word."""
+    rows, columns = [], []
+    number = 0
+    for group in groups:
+        for reply in _replies(group):
+            known = sorted(vocabulary[word] for word in _words(reply) if word in vocabulary)
+            rows += [number] * len(known)
+            columns += known
+            number += 1
+    shape = (number, max(len(vocabulary), 1))
+    return csr_matrix((np.ones(len(rows)), (rows, columns)), shape=shape)

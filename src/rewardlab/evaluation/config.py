@@ -1,0 +1,67 @@
+"""Settings of `rewardlab eval`. Needs nothing but the standard library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rewardlab.core.config import Composed, composed, require_between, require_seed
+from rewardlab.data.config import ReadingConfig, require_limits, require_named
+from rewardlab.model.config import BUDGETS, ComputeConfig, ScoringPrecision
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalDataConfig:
+    """Which preferences a model is judged on. Template and length limit come with the model."""
+
+    dataset: tuple[str, ...] = ()
+    """Data to evaluate on: files, folders or hub names, one or several (also `--hf-dataset`)."""
+    hf_split: str = "test"
+    """Split to evaluate on."""
+    limit: int | None = None
+    """Rows used from each dataset, after a seeded shuffle."""
+    reading: ReadingConfig = ReadingConfig()
+
+    def __post_init__(self) -> None:
+        require_limits(self, "limit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalRunConfig:
+    """Which model is judged, in which arithmetic, and where the results go."""
+
+    model: str = ""
+    """Reward-model folder, such as `runs/…/best`."""
+    output_dir: Path = Path("runs/eval")
+    """Where score rows and metrics are written."""
+    overwrite: bool = False
+    """Replace an earlier evaluation in `--output-dir`."""
+    precision: ScoringPrecision = "fp32"
+    """Arithmetic; fp32 gives the canonical scores."""
+    precision_card: bool = False
+    """Also compare float32, half precision and weights rounded to the nearest on up to 200 of the rows."""
+    attention: Literal["auto", "shared", "padded"] = "auto"
+    """As in `rewardlab train`."""
+    micro_token_budget: int = 8192
+    """Tokens computed at a time; changes no number."""
+    seed: int = 0
+    """Decides which rows `--limit` keeps."""
+
+    def __post_init__(self) -> None:
+        require_seed(self.seed)
+        require_between(self, micro_token_budget=BUDGETS)
+
+
+@composed
+@dataclass(frozen=True, kw_only=True)
+class EvalConfig(Composed):
+    """Every setting of `rewardlab eval`. Template, length limit and β come with the model."""
+
+    compute: ComputeConfig = ComputeConfig()
+    data: EvalDataConfig = EvalDataConfig()
+    run: EvalRunConfig = EvalRunConfig()
+
+    def require_complete(self) -> None:
+        """Raise ConfigError unless model and data are named."""
+        require_named(self.run.model, self.data.dataset, model_is="a reward-model folder, such as runs/…/best")

@@ -1,0 +1,1 @@
+"""Fits a reward head on a frozen model, without fine-tuning."""

@@ -1,0 +1,56 @@
+"""Settings of `rewardlab probe`. Needs nothing but the standard library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rewardlab.core.config import Composed, composed, require_between, require_seed
+from rewardlab.data.config import DataConfig, require_named
+from rewardlab.model.config import BUDGETS, BackboneConfig, ComputeConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRunConfig:
+    """Which heads are fitted and how they are judged, and where the results go."""
+
+    output_dir: Path = Path("runs/probe")
+    """Run folder: configuration, score rows, bootstrap heads and the saved model."""
+    overwrite: bool = False
+    """Replace an existing run in `--output-dir`."""
+    layers: tuple[str, ...] = ("last",)
+    """Layers to fit a head on: `last`, `all`, or numbers from 1; the best one by cross-validation is saved, the
+    model cut off after it."""
+    folds: int = 5
+    """Parts of the training prompts, each held out once."""
+    bootstrap: int = 1000
+    """Heads fitted to samples of the prompts drawn with replacement, for the uncertainty; 0 turns it off."""
+    kwise_weight: Literal["prompt", "comparison"] = "prompt"
+    """For K > 2: each prompt counts once, or each comparison does."""
+    cache: bool = True
+    """Keep the states on disk ($REWARDLAB_CACHE/states), so that another probe of the same data needs no model."""
+    micro_token_budget: int = 8192
+    """Tokens computed at a time; changes no number."""
+    save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Dtype of saved weights; `auto` is float32."""
+    seed: int = 0
+    """Decides folds, bootstrap samples and which rows a limit keeps."""
+
+    def __post_init__(self) -> None:
+        require_seed(self.seed)
+        require_between(self, folds=(2, 1_000_000), bootstrap=(0, 1_000_000), micro_token_budget=BUDGETS)
+
+
+@composed
+@dataclass(frozen=True, kw_only=True)
+class ProbeConfig(Composed):
+    """Every setting of `rewardlab probe`, by the names of its flags."""
+
+    data: DataConfig = DataConfig()
+    model: BackboneConfig = BackboneConfig()
+    compute: ComputeConfig = ComputeConfig()
+    run: ProbeRunConfig = ProbeRunConfig()
+
+    def __post_init__(self) -> None:
+        require_named(self.model.model, self.data.dataset, model_is="a hub model, a folder, or smollm2-135m-instruct")

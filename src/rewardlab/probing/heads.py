@@ -1,0 +1,271 @@
+"""Heads on frozen states: fitted, cross-validated by prompt, bootstrapped, and followed over the size of the data.
+
+Legend: R replies, C comparisons, W hidden width, F fitted features, B heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rewardlab.analysis import stats
+from rewardlab.analysis.linear import (
+    Comparisons,
+    FloatArray,
+    bootstrap_weights,
+    compare,
+    cross_validate,
+    fit,
+    fold_of_prompts,
+    nested_subsets,
+    nll_of,
+)
+from rewardlab.core.types import Estimate, TokenGroup
+from rewardlab.data.groups import num_replies
+from rewardlab.evaluation.evaluate import EvalResult, judge
+from rewardlab.score import score_rows
+
+CURVE = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
+"""Shares of the training prompts in the learning curve."""
+DRAWS = 3
+"""Nested draws of prompts that the points of the curve are averaged over."""
+ROUNDING = 4 * float(np.finfo(np.float32).eps)
+"""Differences below this share of a dimension's largest state are rounding."""
+SURE = 0.95
+"""Share of the bootstrap heads that must agree for a comparison to count as sure."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerFit:
+    """A head on one layer, as cross-validation over prompts sees it."""
+
+    layer: int
+    penalty: float
+    """Ridge penalty on features of mean square 1, chosen by the loss on held-out prompts."""
+    at_edge: bool
+    """Whether the smallest or largest penalty tried was the best."""
+    num_folds: int
+    result: EvalResult
+    """Of the held-out scores: each prompt scored by a head that did not see it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """The head fitted to all training data, and those fitted to bootstrap samples of its prompts."""
+
+    head_W: FloatArray
+    bootstrap_WB: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvePoint:
+    """What a share of the training prompts reaches on prompts held out."""
+
+    share: float
+    comparisons: float
+    """Comparisons that a head was fitted on, on average over folds and draws."""
+    accuracy: Estimate
+    loss: Estimate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uncertainty:
+    """What the bootstrap heads say about the judged comparisons."""
+
+    over_heads: Estimate
+    """Accuracy of the head, and how far another sample of training prompts would move it: the central range of the
+    bootstrap heads' accuracies, moved from their mean to the head's. (Each bootstrap head sees about 63 % of the
+    prompts, so they are worse than the head by `bias`.)"""
+    bias: float
+    """Mean accuracy of the bootstrap heads minus that of the head."""
+    sure: Estimate
+    """Accuracy where at least `SURE` of the heads agree with the head."""
+    num_sure: int
+    """Comparisons behind it."""
+    unsure: Estimate
+    """Accuracy elsewhere."""
+    num_unsure: int
+    comparisons: Sequence[Mapping[str, object]]
+    """One row a comparison: who is compared, the margin, its standard deviation over heads, the share that agrees."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """States as they are fitted: centred, divided by the root mean square of their differences, turned to their axes.
+
+    The turn changes neither the answer nor the penalty; it makes the curvature at zero diagonal, so a fit takes few
+    steps. Dimensions whose differences are no more than float32 rounding of the states are left out.
+    """
+
+    groups: Sequence[TokenGroup]
+    data: Comparisons
+    features_RF: FloatArray
+    axes_WF: FloatArray
+    scale_W: FloatArray
+
+    @classmethod
+    def of(cls, groups: Sequence[TokenGroup], states_RW: Any) -> Features:
+        """Features of the states of all replies, in the order of the groups."""
+        states_RW = np.asarray(states_RW, dtype=np.float64)
+        differences_CW = compare(groups, states_RW).differences
+        spread_W = np.sqrt((differences_CW**2).mean(0))
+        rounding_W = ROUNDING * np.abs(states_RW).max(0, initial=0.0)
+        scale_W = np.where(spread_W > rounding_W, spread_W, np.inf)
+        scaled_CW = differences_CW / scale_W
+        axes_WF = np.linalg.eigh(scaled_CW.T @ scaled_CW)[1]
+        features_RF = ((states_RW - states_RW.mean(0)) / scale_W) @ axes_WF
+        return cls(
+            groups=groups,
+            data=compare(groups, features_RF),
+            features_RF=features_RF,
+            axes_WF=axes_WF,
+            scale_W=scale_W,
+        )
+
+    def heads(self, theta_FB: FloatArray) -> FloatArray:
+        """[W, B] the same heads on the states themselves."""
+        heads: FloatArray = (self.axes_WF @ theta_FB) / self.scale_W[:, None]
+        return heads
+
+
+def fit_layer(features: Features, *, layer: int, num_folds: int, seed: int) -> LayerFit:
+    """Choose the penalty and judge the held-out scores."""
+    groups = features.groups
+    found = cross_validate(features.data, num_folds=num_folds, seed=seed)
+    number = {key: index for index, key in enumerate(features.data.prompt_keys)}
+    fold_R = np.array(
+        # A group without comparisons is judged by nothing, whatever its fold.
+        [found.fold_P[number.get(group.prompt_key, 0)] for group in groups for _ in range(group.num_replies)],
+        dtype=np.intp,
+    )
+    scores_R = np.take_along_axis(features.features_RF @ found.theta_FK, fold_R[:, None], axis=1)[:, 0]
+    return LayerFit(
+        layer=layer,
+        penalty=found.penalty,
+        at_edge=found.at_edge,
+        num_folds=found.num_folds,
+        result=judge_scores(groups, scores_R),
+    )
+
+
+def fit_heads(features: Features, chosen: LayerFit, *, num_draws: int, seed: int) -> Heads:
+    """The head on all data and `num_draws` on samples of the prompts drawn with replacement.
+
+    The penalty keeps its weight against the sum of the losses (see `learning_curve`).
+    """
+    data = features.data
+    penalty = chosen.penalty * (1 - 1 / chosen.num_folds)
+    theta_F1 = fit(data, data.weights[:, None], np.array([penalty]))
+    theta_FB = np.zeros((len(theta_F1), 0))
+    if num_draws:
+        weights_CB = bootstrap_weights(data, num_draws=num_draws, seed=seed)
+        theta_FB = fit(data, weights_CB, np.full(num_draws, penalty), start_FB=np.repeat(theta_F1, num_draws, axis=1))
+    return Heads(head_W=features.heads(theta_F1)[:, 0], bootstrap_WB=features.heads(theta_FB))
+
+
+def learning_curve(features: Features, chosen: LayerFit, *, seed: int) -> list[CurvePoint]:
+    """Accuracy and loss on held-out prompts by the share of the other prompts that a head was fitted on.
+
+    The penalty keeps its weight against the sum of the losses, as one prior belief does whatever the data. Shares too
+    small to leave a weighted comparison in every fold are left out.
+    """
+    data = features.data
+    fold_C = fold_of_prompts(len(data.prompt_keys), chosen.num_folds, seed)[data.prompts]
+    folds = range(fold_C.max() + 1)
+    keys = [data.prompt_keys[prompt] for prompt in data.prompts]
+    reference = data.weights.sum() * (1 - 1 / len(folds))  # what the penalty was chosen with
+    points = []
+    subsets = [list(nested_subsets(len(data.prompt_keys), CURVE, seed=seed + draw)) for draw in range(DRAWS)]
+    for number, share in enumerate(CURVE):
+        kept = [draw[number][data.prompts] for draw in (subsets if share < 1 else subsets[:1])]
+        weights_CB = np.stack([data.weights * part * (fold_C != fold) for part in kept for fold in folds], axis=1)
+        totals_B = weights_CB.sum(0)
+        if not (totals_B > 0).all():
+            continue
+        theta_FB = fit(data, weights_CB, chosen.penalty * reference / totals_B)
+        logits_DC = np.stack(
+            [(data.differences * theta_FB[:, draw * len(folds) + fold_C].T).sum(1) for draw in range(len(kept))]
+        )
+        points.append(_curve_point(share, data, logits_DC, (weights_CB > 0).sum(0).mean(), keys))
+    return points
+
+
+def _curve_point(
+    share: float, data: Comparisons, logits_DC: FloatArray, comparisons: float, keys: Sequence[str]
+) -> CurvePoint:
+    """Means over D draws for each comparison, and intervals over the prompts that judge, not over what was drawn."""
+    sign_C = np.where(data.labels >= 0.5, 1.0, -1.0)
+    decided = data.labels != 0.5
+    right_C = np.heaviside(logits_DC * sign_C, 0.5).mean(0)
+    losses_C = nll_of(data.labels, logits_DC).mean(0)
+    return CurvePoint(
+        share=share,
+        comparisons=float(comparisons),
+        accuracy=stats.mean_share(right_C[decided], [key for key, kept in zip(keys, decided, strict=True) if kept]),
+        loss=stats.mean_loss(losses_C, keys),
+    )
+
+
+def uncertainty(groups: Sequence[TokenGroup], states_RW: Any, heads: Heads) -> Uncertainty | None:
+    """How sure the head is of each judged comparison, and whether it is right to be.
+
+    Label ties are left out; None if nothing else is there.
+    """
+    data = compare(groups, np.asarray(states_RW, dtype=np.float64))
+    named = [(group, comparison) for group in groups for comparison in group.comparisons]
+    decided = data.labels != 0.5
+    if not decided.any():
+        return None
+    sign_C = np.where(data.labels >= 0.5, 1.0, -1.0)
+    margin_C = (data.differences @ heads.head_W) * sign_C
+    margins_CB = (data.differences @ heads.bootstrap_WB) * sign_C[:, None]
+    agree_C = (np.sign(margins_CB) == np.sign(margin_C)[:, None]).mean(1)
+    right_C = np.heaviside(margin_C, 0.5)
+    keys = np.array([group.prompt_key for group, _ in named])
+    accuracy = float(right_C[decided].mean())
+    over_heads_B = np.heaviside(margins_CB[decided], 0.5).mean(0)
+    bias = float(over_heads_B.mean()) - accuracy
+    low, high = np.quantile(over_heads_B, [0.025, 0.975]) - bias
+    sure, unsure = decided & (agree_C >= SURE), decided & (agree_C < SURE)
+
+    def judged(which: Any) -> Estimate:
+        return stats.proportion(right_C[which], keys[which].tolist())
+
+    return Uncertainty(
+        over_heads=Estimate(
+            value=accuracy,
+            low=max(float(low), 0.0),
+            high=min(float(high), 1.0),
+            n=int(decided.sum()),
+            method=f"range over {margins_CB.shape[1]} bootstrap heads, moved to the head",
+        ),
+        bias=bias,
+        sure=judged(sure),
+        num_sure=int(sure.sum()),
+        unsure=judged(unsure),
+        num_unsure=int(unsure.sum()),
+        comparisons=[
+            {
+                "preference_id": group.preference_id,
+                "source": group.source,
+                "first": comparison.first,
+                "second": comparison.second,
+                "label": comparison.label,
+                "margin": float(margin * sign),
+                "margin_sd": float(spread),
+                "heads_that_agree": float(agree),
+            }
+            for (group, comparison), margin, sign, spread, agree in zip(
+                named, margin_C, sign_C, margins_CB.std(1), agree_C, strict=True
+            )
+        ],
+    )
+
+
+def judge_scores(groups: Sequence[TokenGroup], scores_R: Any) -> EvalResult:
+    """Evaluation of one score a reply, at β = 1."""
+    sizes = np.cumsum(num_replies(groups))[:-1]
+    return judge(score_rows(groups, np.split(np.asarray(scores_R, dtype=np.float64), sizes)), beta=1.0)

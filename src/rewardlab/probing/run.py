@@ -1,0 +1,348 @@
+"""`rewardlab probe`: a reward model without fine-tuning, in the time of one forward pass.
+
+The backbone stays as it is; the head is the one answer of a convex problem on its final-token states. What it
+reaches is what fine-tuning has to beat, and fitting it a thousand times shows how much of it is luck of the data.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rewardlab.artifact.base import Base, open_base, require_inputs, settle_length
+from rewardlab.artifact.load import load
+from rewardlab.artifact.save import save_reward_model, saved_dtype, verify_in_clean_process
+from rewardlab.core.config import config_hash, to_mapping
+from rewardlab.core.errors import ArtifactError, DataError
+from rewardlab.core.files import cache_folder, jsonable, provenance, write_json, write_jsonl
+from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
+from rewardlab.core.types import TokenGroup
+from rewardlab.data.groups import Groups
+from rewardlab.data.prepare import Prepared, load_data, token_groups
+from rewardlab.evaluation.baselines import fit_baselines
+from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, write_evaluation
+from rewardlab.model.compute import choose_compute
+from rewardlab.model.config import ModelConfig
+from rewardlab.model.layers import cut_off, require_readable, resolve_layers
+from rewardlab.model.load import PRECISION, choose_layout, load_reward_model
+from rewardlab.model.precision import choose_precision
+from rewardlab.model.reward import Layout, RewardModel
+from rewardlab.probing.config import ProbeConfig
+from rewardlab.probing.heads import (
+    CurvePoint,
+    Features,
+    Heads,
+    LayerFit,
+    Uncertainty,
+    fit_heads,
+    fit_layer,
+    judge_scores,
+    learning_curve,
+    uncertainty,
+)
+from rewardlab.probing.states import states_of
+from rewardlab.score import score_groups
+
+logger = logging.getLogger("rewardlab")
+CHECKED = 32
+"""Training preferences whose scores by the saved folder are compared with those from the states."""
+CLOSE = 1e-3
+"""How far the two may be apart, in standard deviations of the scores: both are float32, in other batches."""
+TINY = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeResult:
+    """What a probe left behind."""
+
+    output_dir: Path
+    model: Path
+    """The reward model: the backbone, cut off after the chosen layer, and the fitted head."""
+    layers: Sequence[LayerFit]
+    chosen: LayerFit
+    """Of `layers`, the one with the smallest held-out loss."""
+    curve: Sequence[CurvePoint]
+    test: EvalResult | None
+    baselines: Mapping[str, EvalResult]
+    """Length only and bag of words on the test data; empty without test data."""
+    uncertainty: Uncertainty | None
+    seconds: float
+
+
+def probe(config: ProbeConfig) -> ProbeResult:
+    """Fit a head on frozen states as `config` says, save it as a reward model, and judge it; see docs/probe.md.
+
+    Raises RewardlabError for anything the user can mend.
+    """
+    require_inputs(config.model, config.data)
+    with only_writer(config.run.output_dir):
+        return _probe(config)
+
+
+def _probe(config: ProbeConfig) -> ProbeResult:
+    started = time.perf_counter()
+    claim_folder(
+        config.run.output_dir,
+        (config.model.model, *config.data.dataset, *config.data.test_dataset),
+        overwrite=config.run.overwrite,
+    )
+    config = config.replace(max_seq_len=settle_length(config.model, config.data.rendering))
+    base = open_base(config.model, config.data.rendering)
+    prepared = load_data(config.data, base.renderer, seed=config.run.seed)
+    groups, tokens = _tokenize(config, prepared, base)
+    layers = resolve_layers(config.run.layers, base.config.get_text_config().num_hidden_layers)
+    layout = choose_layout(
+        base.config,
+        base.disk_class,
+        config.model,
+        max_length=config.data.rendering.length_limit,
+        share=True,
+        log=logger.info,
+    )
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = _resolve(config, base, device=device, layout=layout)
+    model = _load(config, base, device=device, layout=layout)
+    if layers != [model.config.num_hidden_layers]:
+        require_readable(model)
+    cache = cache_folder(os.environ) if config.run.cache else None
+    states = {
+        name: states_of(model, part, layers, budget=config.run.micro_token_budget, cache=cache, name=name)
+        for name, part in groups.items()
+    }
+    fitted = _fit(config, groups, states)
+    clear_folder(config.run.output_dir)  # nothing but disk and memory can fail from here on
+    _write_start(config, prepared, tokens)
+    folder = _save(config, model, base, fitted)
+    result = ProbeResult(
+        output_dir=config.run.output_dir,
+        model=folder,
+        layers=fitted.layers,
+        chosen=fitted.chosen,
+        curve=fitted.curve,
+        test=_judge_folder(config, folder, fitted, groups),
+        baselines=fitted.baselines,
+        uncertainty=fitted.uncertainty,
+        seconds=time.perf_counter() - started,
+    )
+    _write_results(result)
+    return result
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Fitted:
+    """Everything that follows from the states."""
+
+    layers: Sequence[LayerFit]
+    chosen: LayerFit
+    heads: Heads
+    curve: Sequence[CurvePoint]
+    scores: Mapping[str, Any]
+    """Scores of every reply by the head, for each kind of data."""
+    uncertainty: Uncertainty | None
+    baselines: Mapping[str, EvalResult]
+
+
+def _fit(
+    config: ProbeConfig, groups: Mapping[str, Sequence[TokenGroup]], states: Mapping[str, Mapping[int, Any]]
+) -> _Fitted:
+    train, test = groups["training"], groups.get("test", [])
+    fits: list[LayerFit] = []
+    best: tuple[LayerFit, Features] | None = None
+    for layer, of in states["training"].items():
+        features = Features.of(train, of)
+        fits.append(fit_layer(features, layer=layer, num_folds=config.run.folds, seed=config.run.seed))
+        if best is None or fits[-1].result.overall.sums.mean_nll < best[0].result.overall.sums.mean_nll:
+            best = fits[-1], features
+    assert best is not None, "at least one layer was asked for"
+    chosen, features = best
+    heads = fit_heads(features, chosen, num_draws=config.run.bootstrap, seed=config.run.seed)
+    logger.info("fitted: %d layers, %d bootstrap heads", len(fits), config.run.bootstrap)
+    final = {name: np.asarray(of[chosen.layer], dtype=np.float64) for name, of in states.items()}
+    baselines = fit_baselines(train, {"test": test}, seed=config.run.seed) if test else {}
+    return _Fitted(
+        layers=fits,
+        chosen=chosen,
+        heads=heads,
+        curve=learning_curve(features, chosen, seed=config.run.seed),
+        scores={name: of @ heads.head_W for name, of in final.items()},
+        uncertainty=uncertainty(test, final["test"], heads) if test and config.run.bootstrap else None,
+        baselines={name: results["test"] for name, results in baselines.items()},
+    )
+
+
+def _tokenize(config: ProbeConfig, prepared: Prepared, base: Base) -> tuple[dict[str, Groups], dict[str, object]]:
+    groups: dict[str, Groups] = {}
+    tokens: dict[str, object] = {}
+    for name, part in (("training", prepared.train), ("test", prepared.test)):
+        if len(part):
+            groups[name], report = token_groups(part, base.renderer, config.data.reading.max_drop_fraction, name)
+            tokens[name] = report.as_dict()
+    if config.run.kwise_weight == "prompt":
+        groups["training"] = groups["training"].weighed()
+    if len(np.unique(groups["training"].prompt_keys())) < 2:
+        raise DataError("the training data have one prompt; cross-validation needs at least two. Name more data.")
+    return groups, tokens
+
+
+def _resolve(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layout) -> ProbeConfig:
+    """The configuration with every default decided: what is hashed and saved, and what another probe can repeat."""
+    precision = choose_precision(
+        config.model.precision,
+        base.config,
+        base.disk_class,
+        config.compute,
+        layout=layout,
+        device=device,
+        train=False,
+        log=logger.info,
+    )
+    compute = choose_compute(
+        config.compute,
+        base.config.get_text_config(),
+        device=device,
+        dtype=PRECISION[precision],
+        train=False,
+        log=logger.info,
+    )
+    decided: dict[str, Any] = compute | {
+        "overwrite": False,  # a permission for this run, not part of what it is
+        "precision": precision,
+        "attention": "padded" if layout == "padded" else "shared",
+        "save_dtype": str(saved_dtype(config.run.save_dtype)).removeprefix("torch."),
+        "special_tokens_in_text": base.renderer.spec.special_tokens_in_text,
+    }
+    return config.replace(**decided)
+
+
+def _load(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layout) -> RewardModel:
+    return load_reward_model(
+        base.path,
+        ModelConfig(
+            model=config.model.model,
+            attention=config.model.attention,
+            precision=config.model.precision,
+            trust_remote_code=config.model.trust_remote_code,
+            new_head=True,
+        ),
+        config.compute,
+        seed=config.run.seed,
+        layout=layout,
+        device=device,
+        log=lambda line: None if line.startswith(("head:", "parameters:")) else logger.info(line),
+    )
+
+
+def _write_start(config: ProbeConfig, prepared: Prepared, tokens: Mapping[str, object]) -> None:
+    write_json(
+        config.run.output_dir / MANIFEST,
+        {"config_hash": config_hash(config), "data": prepared.reports, "tokens": tokens, "provenance": provenance()},
+    )
+    write_json(config.run.output_dir / "config.json", to_mapping(config))
+
+
+def _save(config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) -> Path:
+    """The model, cut off after the chosen layer, with the fitted head, as `best/`; verified."""
+    layer, head_W = fitted.chosen.layer, fitted.heads.head_W
+    cut_off(model, layer)
+    with torch.no_grad():
+        model.head.weight.copy_(torch.from_numpy(head_W)[None])
+        if model.head.bias is not None:
+            model.head.bias.zero_()  # differences of scores say nothing about it
+    folder = config.run.output_dir / "best"
+    facts = {"config": to_mapping(config), "config_hash": config_hash(config), "layer": layer, **provenance()}
+    save_reward_model(
+        folder, model, base.renderer, beta=1.0, save_dtype=saved_dtype(config.run.save_dtype), provenance=facts
+    )
+    verify_in_clean_process(folder)
+    logger.info("saved %s and verified it in a clean process", folder)
+    np.savez(config.run.output_dir / "heads.npz", head=head_W, bootstrap=fitted.heads.bootstrap_WB.T, layer=layer)
+    return folder
+
+
+def _judge_folder(
+    config: ProbeConfig, folder: Path, fitted: _Fitted, groups: Mapping[str, Sequence[TokenGroup]]
+) -> EvalResult | None:
+    """The test data judged by the saved folder: from the states if it gives the same scores, else by scoring them.
+
+    Raises ArtifactError if the folder does not give the fitted scores though nothing was rounded.
+    """
+    scorer = load(folder, check=False, trust_remote_code=config.model.trust_remote_code)
+    some = groups["training"][:CHECKED]
+    saved = np.concatenate(score_groups(scorer.model, some, budget=config.run.micro_token_budget)).astype(np.float64)
+    wanted = fitted.scores["training"][: len(saved)]
+    # Scores may lie far from zero together, and only their differences mean anything.
+    distance = float(np.abs((saved - saved.mean()) - (wanted - wanted.mean())).max() / max(wanted.std(), TINY))
+    logger.info("one score: the saved folder is %.0e of a standard deviation away from the fitted scores", distance)
+    rounded = config.run.save_dtype != "float32" or config.model.precision != "fp32"  # a folder's scores are float32
+    if distance > CLOSE and not rounded:
+        raise ArtifactError(
+            f"{folder} scores {distance:.1e} standard deviations away from the head on the states it was fitted to. "
+            f"Please report this with the model's name; --layers last may help."
+        )
+    test = groups.get("test", [])
+    if not test:
+        return None
+    if not rounded:
+        return judge_scores(test, fitted.scores["test"])
+    return evaluate_groups(
+        scorer.model, test, beta=1.0, budget=config.run.micro_token_budget, progress="judging the saved folder"
+    )
+
+
+def _write_results(result: ProbeResult) -> None:
+    """Score rows, uncertainty, and everything else as `probe.json`."""
+    evals = result.output_dir / "evals"
+    write_evaluation(evals, "cross_validated", result.chosen.result)
+    if result.test is not None:
+        write_evaluation(evals, "test", result.test)
+    for name, judged in result.baselines.items():
+        write_evaluation(evals, f"test_{name.replace(' ', '_')}", judged)
+    if result.uncertainty is not None:
+        write_jsonl(evals / "test.uncertainty.jsonl", result.uncertainty.comparisons)
+    write_json(
+        result.output_dir / "probe.json",
+        {
+            "chosen_layer": result.chosen.layer,
+            "layers": [
+                {
+                    "layer": found.layer,
+                    "penalty": found.penalty,
+                    "penalty_at_edge": found.at_edge,
+                    "folds": found.num_folds,
+                    "held_out": {
+                        name: jsonable(asdict(estimate)) for name, estimate in found.result.overall.estimates.items()
+                    },
+                }
+                for found in result.layers
+            ],
+            "learning_curve": [
+                {
+                    "share_of_prompts": point.share,
+                    "comparisons": point.comparisons,
+                    "eval_accuracy": jsonable(asdict(point.accuracy)),
+                    "eval_loss": jsonable(asdict(point.loss)),
+                }
+                for point in result.curve
+            ],
+            "uncertainty": None
+            if result.uncertainty is None
+            else {
+                **{
+                    name: jsonable(asdict(getattr(result.uncertainty, name)))
+                    for name in ("over_heads", "sure", "unsure")
+                },
+                "bias": result.uncertainty.bias,
+                "num_sure": result.uncertainty.num_sure,
+                "num_unsure": result.uncertainty.num_unsure,
+            },
+            "seconds": result.seconds,
+        },
+    )

@@ -1,0 +1,1 @@
+"""What a run keeps: to resume exactly, and as reward-model folders."""

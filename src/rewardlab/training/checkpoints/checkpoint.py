@@ -1,0 +1,220 @@
+"""Checkpoints: what an exact resume needs, in folders of their own beside the reward models.
+
+checkpoints/step_N/
+  tensors/          weights that train and the optimiser's state (training/shards.py)
+  state.json        step, open sums of the log, rows of the record, what selects the best
+  checkpoint.json   SHA-256 of every file, so that damage is seen before anything is read
+
+A folder is written under another name and renamed when all of it is on the disk. The tensors are in one file a rank,
+and can be read by any number of ranks. Nothing that is read is run. Folders of format 1, which
+torch.distributed.checkpoint wrote, are read too (training/distcp.py).
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+from rewardlab.core.errors import ArtifactError
+from rewardlab.core.files import (
+    read_json,
+    read_summed_json,
+    remove,
+    replacing_folder,
+    sha256_file,
+    write_summed_json,
+    write_text,
+)
+from rewardlab.core.run_folder import CHECKPOINTS, saved_steps
+from rewardlab.distributed.ranks import Ranks
+from rewardlab.training.checkpoints.distcp import METADATA, open_distcp
+from rewardlab.training.checkpoints.shards import INDEX, Held, open_shards, read_shards, write_shards
+
+logger = logging.getLogger("rewardlab")
+FORMAT: Final = 2
+INDICES: Final = {1: METADATA, FORMAT: INDEX}
+"""Format -> the file that says where the tensors are."""
+OPEN: Final[Mapping[int, Callable[[Path], dict[str, Held]]]] = {1: open_distcp, FORMAT: open_shards}
+SUMS: Final = "checkpoint.json"
+DAMAGED: Final = ".damaged"
+"""Ending of the name that a checkpoint gets when it turns out not to be what was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """One that was found whole."""
+
+    folder: Path
+    state: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return int(self.state["step"])
+
+    @property
+    def format(self) -> int:
+        """Of the version that wrote it; see FORMAT."""
+        return int(self.state["format"])
+
+    def names(self) -> set[str]:
+        """Names of its tensors."""
+        return set(self._held())
+
+    def read_into(self, tensors: Mapping[str, Tensor]) -> None:
+        """Fill live tensors by name.
+
+        Raises ArtifactError if the checkpoint is of other tensors: of another model, or of other parts that train.
+        """
+        read_shards(self._held(), tensors, where=self.folder)
+
+    def _held(self) -> dict[str, Held]:
+        return OPEN[self.format](self.folder / "tensors")
+
+
+def write_checkpoint(
+    run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, ranks: Ranks, keep: int
+) -> Path:
+    """Write `checkpoints/step_N` in the folder of a run and remove all but the `keep` newest; returns its folder.
+
+    Every rank calls it, with its own shards. Raises OSError if the disk is full: earlier checkpoints are untouched.
+    """
+    target = run / CHECKPOINTS / f"step_{step}"
+    with _shared_folder(target, ranks) as temporary:
+        room = temporary / "tensors"
+        if ranks.is_first:
+            room.mkdir()
+        ranks.wait()
+        try:
+            written = write_shards(room, tensors, ranks)
+        except OSError as error:
+            if error.errno == errno.ENOSPC:  # of the folder that people know
+                raise OSError(errno.ENOSPC, error.strerror, str(target)) from error
+            raise
+        sums = {f"tensors/{name}": digest for name, digest in written.items()}
+        if ranks.is_first:
+            # Not `to_json`: a bar that no evaluation has set yet is NaN, and nobody else reads this file.
+            write_text(temporary / "state.json", json.dumps({"format": FORMAT, "step": step, **state}))
+            for name in (f"tensors/{INDEX}", "state.json"):
+                sums[name] = sha256_file(temporary / name)
+            write_summed_json(temporary / SUMS, {"format": FORMAT, "files": dict(sorted(sums.items()))})
+    if ranks.is_first:
+        prune(run, keep=keep)
+    return target
+
+
+@contextmanager
+def _shared_folder(target: Path, ranks: Ranks) -> Iterator[Path]:
+    """`replacing_folder` by the first rank for all: they write into it, and it gets its name when all are done."""
+    if ranks.is_first:
+        with replacing_folder(target) as temporary:
+            yield Path(ranks.from_first(str(temporary)))
+            ranks.wait()
+    else:
+        yield Path(ranks.from_first(""))
+        ranks.wait()
+    ranks.wait()
+
+
+def prune(run: Path, *, keep: int) -> None:
+    """Remove all but the `keep` newest checkpoints of a run."""
+    for folder in _found(run)[keep:]:
+        remove(folder)
+
+
+def prune_after(run: Path, step: int) -> None:
+    """Remove the checkpoints of a run that are later than a step."""
+    for later, folder in saved_steps(run / CHECKPOINTS):
+        if later > step:
+            remove(folder)
+
+
+def newest_checkpoint(run: Path) -> Checkpoint | None:
+    """The newest whole checkpoint of a run; a damaged one is set aside and told, and the one before it taken.
+
+    Raises ArtifactError if there are checkpoints and all of them are damaged.
+    """
+    found = _found(run)
+    for folder in found:
+        if not (damage := _damage(folder)):
+            return Checkpoint(folder=folder, state=_state(folder))
+        aside = folder.with_name(folder.name + DAMAGED)
+        remove(aside)
+        folder.rename(aside)
+        logger.warning(
+            "RESUME: %s is damaged (%s); it is now %s, and the one before it is taken", folder, damage, aside
+        )
+    if found:
+        raise ArtifactError(
+            f"every checkpoint of {run} is damaged. Restore {run / CHECKPOINTS} from a copy, or start again with "
+            f"--overwrite."
+        )
+    return None
+
+
+def checkpoint_at(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder. Raises ArtifactError if it is damaged."""
+    if damage := _damage(folder):
+        raise ArtifactError(f"{folder} is damaged ({damage}). Resume from another one, or from the run's folder.")
+    return Checkpoint(folder=folder, state=_state(folder))
+
+
+def _found(run: Path) -> list[Path]:
+    """The newest first."""
+    folder = run / CHECKPOINTS
+    return [path for _, path in reversed(saved_steps(folder))] if folder.is_dir() else []
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads((folder / "state.json").read_text())
+    return state
+
+
+def _damage(folder: Path) -> str:
+    """What is wrong with a checkpoint; empty if nothing is."""
+    try:
+        for place in (folder, folder / "tensors"):
+            if not stat.S_ISDIR(place.lstat().st_mode):
+                return f"{place.name} is no folder"
+        kind, sums = _listed(folder / SUMS)
+        for name in (f"tensors/{INDICES[kind]}", "state.json"):
+            if name not in sums:
+                return f"{SUMS} does not list {name}"
+        for name, sha256 in sums.items():
+            _require_plain(folder / name)
+            if sha256_file(folder / name) != sha256:
+                return f"{name} is not what was written"
+        if _state(folder)["format"] != kind:
+            return "state.json is of another format"
+        OPEN[kind](folder / "tensors")
+    except (ValueError, TypeError, AttributeError) as error:
+        return str(error)
+    except (OSError, KeyError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _listed(path: Path) -> tuple[int, dict[str, str]]:
+    """(format, name -> SHA-256) in the list of a checkpoint's files."""
+    _require_plain(path)
+    listed: Any = read_json(path)
+    kind = listed["format"]
+    if kind not in OPEN:
+        raise ValueError(f"it is of format {kind}, and this version reads {', '.join(map(str, OPEN))}")
+    files: Any = listed["sha256"] if kind == 1 else read_summed_json(path)["files"]
+    return kind, dict(files)
+
+
+def _require_plain(path: Path) -> None:
+    """Raise ValueError for a folder, a link or a pipe: one would be read from elsewhere, or waited for."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise ValueError(f"{path.name} is no plain file")

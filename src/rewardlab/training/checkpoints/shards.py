@@ -1,0 +1,211 @@
+"""The tensors of a run on the disk: a safetensors file a rank, and an index in JSON that says whose rows are in which.
+
+tensors/rank_N.safetensors  what a rank wrote: its rows of what is divided, its share of what all of them hold
+tensors/index.json          name -> dtype, shape, and the pieces: file, first row, number of rows
+
+Both are plain numbers: whoever reads them runs nothing. Any number of ranks can read what any other wrote.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from rewardlab.artifact.weights import FORMAT, KINDS, bytes_of, header
+from rewardlab.core.errors import ArtifactError
+from rewardlab.core.files import read_json, write_json
+from rewardlab.distributed.ranks import Ranks
+from rewardlab.model.half import rows_of
+
+INDEX: Final = "index.json"
+DTYPES: Final = {kind: dtype for dtype, kind in KINDS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """Some rows of a tensor, as they lie on the disk. A tensor without dimensions is one row."""
+
+    start: int
+    count: int
+    read: Callable[[int, int], Tensor]
+    """Its rows from the first number to before the second, counted within the piece."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A tensor on the disk."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: Sequence[Piece]
+
+    def require_whole(self, name: str) -> None:
+        """Raise ValueError unless the pieces are all of its rows."""
+        end = 0
+        for piece in sorted(self.pieces, key=lambda piece: piece.start):
+            if piece.start != end:
+                break
+            end += piece.count
+        if end != num_rows(self.shape):
+            raise ValueError(f"{name}: its rows are not all there")
+
+
+def num_rows(shape: Sequence[int]) -> int:
+    """Rows of a tensor; one without dimensions is one row."""
+    return shape[0] if len(shape) else 1
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, str]:
+    """Write this rank's part of the tensors into a folder that exists, and the index by the first rank.
+
+    What several ranks hold alike is written by one of them, in shares of like size. Every rank calls it, with the same
+    names. Returns the SHA-256 of every file by its name, of all ranks. Raises OSError on all of them if one cannot
+    write.
+    """
+    file = f"rank_{ranks.rank}.safetensors"
+    own = _share(tensors, ranks)
+    failure: tuple[int | None, str] | None = None
+    sums: dict[str, str] = {}
+    try:
+        sums[file] = _write(folder / file, {name: part for name, (part, _) in own.items()})
+    except OSError as error:  # told to the others, who are still in step
+        failure = error.errno, f"rank {ranks.rank}: {error}" if ranks.size > 1 else str(error)
+    places = {name: (start, num_rows(part.shape)) for name, (part, start) in own.items()}
+    told = ranks.gather((failure, sums, places))
+    for found, _, _ in told:
+        if found is not None:
+            number, text = found
+            alone = ranks.size == 1 and number == errno.ENOSPC
+            raise OSError(number, os.strerror(errno.ENOSPC), str(folder)) if alone else OSError(text)
+    index: dict[str, dict[str, Any]] = {
+        name: {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), "pieces": []}
+        for name, tensor in sorted(tensors.items())
+    }
+    for rank, (_, _, theirs) in enumerate(told):
+        for name, (start, count) in theirs.items():
+            index[name]["pieces"].append([f"rank_{rank}.safetensors", start, count])
+    if ranks.is_first:
+        write_json(folder / INDEX, index)
+    return {name: digest for _, digests, _ in told for name, digest in digests.items()}
+
+
+def open_shards(folder: Path) -> dict[str, Held]:
+    """What `write_shards` wrote, by name. Raises ValueError, KeyError or TypeError if it is not that."""
+    index: Any = read_json(folder / INDEX)
+    held = {}
+    for name, entry in index.items():
+        pieces = [
+            Piece(start=int(start), count=int(count), read=_reader(folder, file, name, len(entry["shape"])))
+            for file, start, count in entry["pieces"]
+        ]
+        held[name] = Held(dtype=DTYPES[entry["dtype"]], shape=tuple(map(int, entry["shape"])), pieces=pieces)
+        held[name].require_whole(name)
+    return held
+
+
+def read_shards(held: Mapping[str, Held], tensors: Mapping[str, Tensor], *, where: Path) -> None:
+    """Fill live tensors, or this rank's rows of them, by name. `where` is for messages.
+
+    Raises ArtifactError if they are not of the same names, shapes and dtypes, or if a file does not hold what the index
+    says.
+    """
+    if different := sorted(held.keys() ^ tensors.keys()):
+        raise ArtifactError(
+            f"{where} is of a model of which other parts train: {different[0]} and {len(different) - 1} more are not "
+            f"in both. Resume with the settings that the run began with."
+        )
+    for name, tensor in tensors.items():
+        entry = held[name]
+        if (tuple(tensor.shape), tensor.dtype) != (entry.shape, entry.dtype):
+            raise ArtifactError(
+                f"{where} does not fit the model: {name} is {entry.dtype} {list(entry.shape)} there, and "
+                f"{tensor.dtype} {list(tensor.shape)} here. Resume with the settings that the run began with."
+            )
+        part, start = _local(tensor)
+        end = start + (num_rows(part.shape) if part.numel() else 0)
+        for piece in entry.pieces:
+            first, last = max(start, piece.start), min(end, piece.start + piece.count)
+            if first < last:
+                try:
+                    found = piece.read(first - piece.start, last - piece.start)
+                    target = part[first - start : last - start] if part.ndim else part
+                    if found.shape != target.shape or found.dtype is not target.dtype:
+                        raise ValueError(f"{list(found.shape)} of {found.dtype}")
+                except (OSError, ValueError, SafetensorError) as error:
+                    raise ArtifactError(f"{where} is damaged: {name} cannot be read ({error}).") from error
+                target.copy_(found)
+
+
+def _local(tensor: Tensor) -> tuple[Tensor, int]:
+    """(what of a tensor this rank holds, the row of the whole at which that begins)."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach(), 0
+    return tensor.to_local().detach(), rows_of(tensor).start
+
+
+def _share(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, tuple[Tensor, int]]:
+    """What this rank writes, and where it begins: of every part one of those who hold it is chosen, the one with the
+    least to write so far. All ranks come to the same by themselves, from names and shapes.
+    """
+    own: dict[str, tuple[Tensor, int]] = {}
+    bytes_by_holder: dict[int, list[int]] = {}
+    for name, tensor in sorted(tensors.items()):
+        holders, number = _holders(tensor, ranks)
+        loads = bytes_by_holder.setdefault(holders, [0] * holders)
+        chosen = loads.index(min(loads))
+        loads[chosen] += tensor.numel() * tensor.itemsize
+        part, start = _local(tensor)
+        if number == chosen and (part.numel() or not tensor.numel()):
+            own[name] = (part, start)
+    return own
+
+
+def _holders(tensor: Tensor, ranks: Ranks) -> tuple[int, int]:
+    """(ranks that hold this rank's part of a tensor, the number of this one among them)."""
+    if not isinstance(tensor, DTensor):
+        return ranks.size, ranks.rank
+    alike = [number for number, placement in enumerate(tensor.placements) if placement.is_replicate()]
+    holders, number = 1, 0
+    for dimension in alike:
+        size = tensor.device_mesh.size(dimension)
+        holders, number = holders * size, number * size + tensor.device_mesh.get_local_rank(dimension)
+    return holders, number
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
+    """A safetensors file, written one tensor after the other and flushed to the disk; its SHA-256."""
+    order = sorted(tensors, key=lambda name: (-list(KINDS).index(tensors[name].dtype), name))
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        head = header({name: (tuple(tensors[name].shape), tensors[name].dtype) for name in order}, FORMAT)
+        digest.update(head)
+        file.write(head)
+        for name in order:
+            content = bytes_of(tensors[name].detach().cpu().contiguous())
+            digest.update(content)
+            file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+def _reader(folder: Path, file: str, name: str, num_dimensions: int) -> Callable[[int, int], Tensor]:
+    if Path(file).name != file:
+        raise ValueError(f"{file} is not the name of a file here")
+
+    def read(first: int, last: int) -> Tensor:
+        with safe_open(folder / file, framework="pt") as weights:
+            found: Tensor = weights.get_slice(name)[first:last] if num_dimensions else weights.get_tensor(name)
+            return found
+
+    return read

@@ -1,0 +1,104 @@
+"""What a micro-batch costs a RewardModel: tokens, padding, model FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+
+from torch import nn
+
+from rewardlab.batch import PackedBatch
+from rewardlab.core.errors import ModelError
+from rewardlab.model.layers import decoder_layers, final_norm
+from rewardlab.model.quantization import num_weights, weight_shape
+from rewardlab.model.reward import RewardModel
+from rewardlab.training.cost.throughput import ModelShape, Work
+
+
+def shape_of(model: RewardModel) -> ModelShape:
+    """What decides the model's FLOPs, read off its weights and its configuration."""
+    config = model.config
+    weights = {True: 0.0, False: 0.0}
+    last = {True: 0, False: 0}
+    for parameter, share in _multiplied(model.backbone, _expert_share(config)):
+        weights[parameter.requires_grad] += num_weights(parameter) * share
+    if model.read_only_where_scored is not None:
+        for parameter, _ in _multiplied(model.read_only_where_scored, 1.0):
+            last[parameter.requires_grad] += num_weights(parameter)
+    idle = idle_layers(model.backbone)
+    idle_weights = sum(
+        num_weights(parameter) * share
+        for layer in idle
+        for parameter, share in _multiplied(layer, _expert_share(config))
+    )
+    window = getattr(config, "sliding_window", None) or 0
+    every = "sliding_attention" if window and getattr(config, "use_sliding_window", True) else "full_attention"
+    kinds = list(getattr(config, "layer_types", None) or [every] * config.num_hidden_layers)
+    windowed = kinds.count("sliding_attention") if window else 0
+    heads = config.num_attention_heads
+    return ModelShape(
+        frozen_weights=round(weights[False]),
+        trained_weights=round(weights[True]),
+        last_frozen=last[False],
+        last_trained=last[True],
+        head_weights=model.head.weight.numel(),
+        attention_width=heads * (getattr(config, "head_dim", None) or config.hidden_size // heads),
+        full_layers=kinds.count("full_attention"),
+        windowed_layers=windowed,
+        window=window,
+        idle_weights=round(idle_weights),
+        idle_full_layers=kinds[: len(idle)].count("full_attention"),
+        idle_windowed_layers=kinds[: len(idle)].count("sliding_attention") if window else 0,
+    )
+
+
+def idle_layers(backbone: nn.Module) -> list[nn.Module]:
+    """The layers below everything that trains, through which no gradient passes; none where that cannot be told."""
+    try:
+        layers = list(decoder_layers(backbone))
+        above = {id(parameter) for module in (*layers, final_norm(backbone)) for parameter in module.parameters()}
+    except ModelError:
+        return []
+    if any(parameter.requires_grad and id(parameter) not in above for parameter in backbone.parameters()):
+        return []
+    return list(takewhile(lambda layer: not any(p.requires_grad for p in layer.parameters()), layers))
+
+
+def linear_shapes(model: RewardModel) -> list[tuple[int, int]]:
+    """(outputs, inputs) of the backbone's matrices; the head's where it has none."""
+    found = [weight_shape(parameter)[-2:] for parameter, _ in _multiplied(model.backbone, 1.0)]
+    return [(outputs, inputs) for outputs, inputs in found or [tuple(model.head.weight.shape)]]
+
+
+def _multiplied(backbone: nn.Module, expert_share: float) -> Iterator[tuple[nn.Parameter, float]]:
+    """Every matrix that tokens are multiplied with, and the share of tokens that are."""
+    looked_up = {id(module.weight) for module in backbone.modules() if isinstance(module, nn.Embedding)}
+    for name, parameter in backbone.named_parameters():
+        if parameter.ndim >= 2 and id(parameter) not in looked_up:
+            yield parameter, expert_share if ".experts." in name else 1.0
+
+
+def _expert_share(config: object) -> float:
+    """Share of a layer's experts that a token visits; 1 for models without any."""
+    chosen = getattr(config, "num_experts_per_tok", None)
+    total = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
+    return chosen / total if chosen and total else 1.0
+
+
+def work_of(batch: PackedBatch, shape: ModelShape, *, layout: str, row_tokens: int | None = None) -> Work:
+    """The work of a micro-batch. One without indices is a dummy: all of it is padding.
+
+    `row_tokens` is what a packed row is computed with where that is more than it has (RewardModel.row_length).
+    """
+    lengths = [shared + own for shared, suffixes in batch.groups for own in suffixes]
+    groups = batch.groups if layout != "padded" else [(0, (length,)) for length in lengths]
+    computed = (row_tokens or batch.num_tokens) if layout != "padded" else max(lengths) * len(lengths)
+    needed = sum(shared + sum(suffixes) for shared, suffixes in groups)
+    if not batch.indices:
+        return Work(computed_tokens=computed, padding_tokens=computed)
+    return Work(
+        computed_tokens=computed,
+        padding_tokens=computed - needed,
+        unshared_tokens=sum(lengths),
+        model_flops=shape.flops(groups),
+    )

@@ -1,0 +1,421 @@
+"""The Trainer's partners for reward models: what a step is made of, and what counts as a better model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from rewardlab.analysis.stats import difference
+from rewardlab.batch import PackedBatch, pack
+from rewardlab.core.files import remove
+from rewardlab.core.run_folder import saved_step, saved_steps
+from rewardlab.core.spec import SPEC_FILE
+from rewardlab.core.types import TokenGroup
+from rewardlab.data.groups import Datasets, origin
+from rewardlab.data.loader import macro_batch, steps_per_epoch
+from rewardlab.data.pack import largest_cost, plan_micro_batches
+from rewardlab.distributed.ranks import Parallel, Ranks
+from rewardlab.evaluation.evaluate import (
+    EvalResult,
+    distributions,
+    evaluate_groups,
+    read_evaluation,
+    read_scores,
+    score_spread,
+    write_evaluation,
+)
+from rewardlab.model.lora import require_adapter_gradients
+from rewardlab.model.reward import RewardModel
+from rewardlab.report.tables import format_estimate
+from rewardlab.training.cost.flops import shape_of, work_of
+from rewardlab.training.cost.throughput import Throughput, Work
+from rewardlab.training.loop import losses
+from rewardlab.training.loop.optimizer import build_optimizer
+from rewardlab.training.loop.schedule import build_schedule
+from rewardlab.training.loop.selection import Selection, selection_of
+from rewardlab.training.loop.totals import StepTotals
+from rewardlab.training.loop.trainer import Machine, Trainer, Update
+from rewardlab.training.monitoring.observers import Observers
+from rewardlab.training.monitoring.progress import StepReport
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import RewardTrainerConfig
+
+logger = logging.getLogger("rewardlab")
+Save = Callable[[Path, int], None]
+
+
+class RewardSteps:
+    """Makes steps of TokenGroups whose comparisons carry their weights (see data.loader.weigh)."""
+
+    def __init__(
+        self, config: RewardTrainerConfig, model: RewardModel, train: Sequence[TokenGroup], ranks: Ranks
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.train = train
+        self._ranks = ranks
+        self._device = model.device
+        self._shape = shape_of(model)
+        self._to_loss = self._loss_and_statistics
+        if config.compute.compile:
+            self._to_loss = torch.compile(self._loss_and_statistics, dynamic=True)
+
+    @property
+    def in_float16(self) -> bool:
+        """See `Steps`."""
+        return self.model.compute_dtype is torch.float16
+
+    def plan(self, step: int, budget: int) -> list[PackedBatch]:
+        """The rows of the step's macro-batch that are this rank's, in level micro-batches."""
+        config, groups = self.config, self.train
+        chosen = macro_batch(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
+        built, layout = [groups[index] for index in chosen], self.model.layout
+        plans = plan_micro_batches(built, budget, layout=layout, num_ranks=self._ranks.size)
+        return [
+            pack([built[n] for n in row], share=layout != "unshared", indices=[chosen[n] for n in row])
+            for row in plans[self._ranks.rank]
+        ]
+
+    def reads(self, step: int) -> str:
+        """Numbers of the step's preferences, and where they lie."""
+        config, groups = self.config, self.train
+        rows = macro_batch(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
+        return f"preferences {_some(list(map(str, rows)))} of {origin(groups)}"
+
+    def least_budget(self) -> int:
+        """Tokens of the largest preference."""
+        return largest_cost([self.train], self.model.layout)
+
+    def weight(self, batch: PackedBatch) -> float:
+        """Σ w of its comparisons."""
+        return losses.total_weight(batch)
+
+    def move(self, batch: PackedBatch) -> PackedBatch:
+        """See `Steps`."""
+        return batch.to(self._device)
+
+    def forward(self, batch: PackedBatch, step: int) -> tuple[Tensor, Tensor]:
+        """The preference loss, and the statistics of losses.STATISTICS."""
+        # Another draw each step, the same for all its micro-batches, and on all ranks.
+        self.model.step_draw = (self.config.run.seed, step)
+        return self._to_loss(self.model(batch), batch)
+
+    def _loss_and_statistics(self, rewards: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor]:
+        return (
+            losses.preference_loss(rewards, batch, self.config.loss),
+            losses.statistics(rewards, batch, beta=self.config.loss.beta),
+        )
+
+    def require_gradients(self) -> None:
+        """Raise ModelError if an adapter got no gradient."""
+        require_adapter_gradients(self.model)
+
+    def head(self) -> nn.Module:
+        """The reward head."""
+        return self.model.head
+
+    def work(self, batch: PackedBatch) -> Work:
+        """Tokens and FLOPs of a micro-batch."""
+        model = self.model
+        return work_of(batch, self._shape, layout=model.layout, row_tokens=model.row_length(batch.num_tokens))
+
+    def describe(self, batch: PackedBatch) -> str:
+        """The ids of its preferences."""
+        return _some([self.train[index].preference_id for index in batch.indices])
+
+    def report(self, totals: StepTotals) -> StepReport:
+        """Sums over comparisons, and the speed."""
+        sums = losses.to_sums(totals.loss, totals.weight, totals.statistics)
+        return StepReport(
+            sums=sums,
+            grad_norm=totals.grad_norm,
+            head_grad_norm=totals.head_grad_norm,
+            throughput=Throughput(work=totals.work, comparisons=sums.comparisons, seconds=totals.seconds, steps=1),
+            lr=totals.lr,
+        )
+
+
+class RewardJudge:
+    """Evaluates on held-out preferences, knows the best model so far and writes it; `Judge` of a Trainer.
+
+    `save` writes the model as it is, after a step, to a folder; it is called for `best/` and `step_N/`.
+    """
+
+    def __init__(
+        self,
+        config: RewardTrainerConfig,
+        model: RewardModel,
+        data: Datasets,
+        *,
+        num_steps: int,
+        records: Records,
+        save: Save,
+        parallel: Parallel,
+        observers: Observers,
+    ) -> None:
+        self.config = config
+        self.model = model
+        self.data = data
+        self.records = records
+        self.save_to = save
+        self.baseline: EvalResult | None = None
+        """Of the untrained model."""
+        self.selection = selection_of(config)
+        self._num_steps = num_steps
+        self._parallel = parallel
+        self._ranks = parallel.ranks
+        self._observers = observers
+        self._best_on_disk: int | None = None
+        """The step of `best/`."""
+        self._saved: list[Path] = []
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.records.folder
+
+    def evaluate(self, step: int, budget: int) -> None:
+        """Judge the evaluation data and the fixed part of the training data, and offer the model as the best."""
+        if not self.data.eval:
+            return
+        result = self._judge(self.data.eval, budget, "evaluating")
+        accuracy, loss, margin = (
+            result.overall.estimates[name] for name in ("eval_accuracy", "eval_loss", "eval_margin")
+        )
+        values = {
+            "eval_loss": loss.value,
+            "eval_loss_low": loss.low,
+            "eval_loss_high": loss.high,
+            "eval_acc": accuracy.value,
+            "eval_acc_low": accuracy.low,
+            "eval_acc_high": accuracy.high,
+            "eval_margin": margin.value,
+            "eval_margin_low": margin.low,
+            "eval_margin_high": margin.high,
+            "eval_ece": result.overall.estimates["eval_ece"].value,
+            "eval_pairs": result.overall.sums.comparisons,
+            **score_spread(result.rows),
+            "epoch": step / steps_per_epoch(len(self.data.train), self.config.run.batch_size),
+        } | self._evaluate_training_part(step, budget, result)
+        self.records.add(step, values)
+        self.records.add_distribution(step, distributions(result.rows))
+        if self._ranks.is_first:
+            write_evaluation(self.folder / "evals", f"step_{step}", result)
+        logger.info(
+            "step %d/%d  EVAL  acc %s  loss %s  margin %+.3f  %d pairs",
+            step,
+            self._num_steps,
+            format_estimate(accuracy),
+            format_estimate(loss),
+            margin.value,
+            result.overall.sums.comparisons,
+        )
+        self._observers.row(step, values)
+        self._offer(step, result)
+
+    def _judge(self, groups: Sequence[TokenGroup], budget: int, progress: str) -> EvalResult:
+        result = evaluate_groups(
+            self.model,
+            groups,
+            beta=self.config.loss.beta,
+            budget=budget,
+            progress=progress,
+            ranks=self._ranks,
+        )
+        self._parallel.drop_gathered()
+        return result
+
+    def _evaluate_training_part(self, step: int, budget: int, result: EvalResult) -> dict[str, float]:
+        """The fixed part of the training data, and how much better the model does there: the train–eval gap."""
+        if not self.data.train_eval:
+            return {}
+        seen, held_out = self._judge(self.data.train_eval, budget, "evaluating training rows").overall, result.overall
+        values: dict[str, float] = {}
+        gaps = {}
+        for name, metric, sign in (("acc", "eval_accuracy", 1), ("loss", "eval_loss", -1)):
+            estimate = seen.estimates[metric]
+            pair = (estimate, held_out.estimates[metric])
+            gaps[name] = gap = difference(*pair[::sign])  # positive where the model does better on what it has seen
+            values |= {
+                f"train_eval_{name}": estimate.value,
+                f"gap_{name}": gap.value,
+                f"gap_{name}_low": gap.low,
+                f"gap_{name}_high": gap.high,
+            }
+        accuracy = seen.estimates["eval_accuracy"]
+        logger.info(
+            "step %d/%d  GAP   acc %s on %d training rows, above the evaluation by %s",
+            step,
+            self._num_steps,
+            format_estimate(accuracy),
+            len(self.data.train_eval),
+            format_estimate(gaps["acc"]),
+        )
+        return values | {"train_eval_acc_low": accuracy.low, "train_eval_acc_high": accuracy.high}
+
+    @property
+    def best_step(self) -> int | None:
+        """The step of `best/`; None as long as nothing beat the untrained model."""
+        return self.selection.best_step
+
+    def _offer(self, step: int, result: EvalResult) -> None:
+        """Let the rule see an evaluation."""
+        if self.baseline is None:
+            self.baseline = result
+        values = {name: value for name, value in self.records.rows[step].items() if value is not None}
+        non_finite = result.overall.sums.non_finite
+        better = self.selection.offer(step, values, sound=not non_finite)
+        if not better and (non_finite or self.selection.metric not in values):
+            logger.warning(
+                "step %d/%d  %s is no number%s, so this evaluation is not the best",
+                step,
+                self._num_steps,
+                self.config.run.early_stopping_metric,
+                f" ({non_finite} pairs have no finite scores)" if non_finite else "",
+            )
+
+    def best_is_due(self, step: int) -> bool:
+        """See `Judge`."""
+        return self.best_step == step and self._best_on_disk != step
+
+    def save_best(self, step: int) -> None:
+        """See `Judge`."""
+        self.save_to(self.folder / "best", step)
+        self._best_on_disk = step
+
+    def should_stop(self) -> str:
+        """That patience has come to its end."""
+        patience = self.config.run.early_stopping_patience
+        if patience is None or self.selection.since_best < patience:
+            return ""
+        best = "the untrained model" if self.best_step is None else f"step {self.best_step}"
+        since = f"{self.selection.since_best} evaluations since {best}"
+        return (
+            f"no better {self.config.run.early_stopping_metric} in {since} "
+            f"({self.selection.bar:.4f}; --early-stopping-patience)"
+        )
+
+    def save(self, step: int) -> None:
+        """Write `step_N/`, and remove the oldest above --save-total-limit."""
+        folder = self.folder / f"step_{step}"
+        if folder not in self._saved:
+            self.save_to(folder, step)
+            self._saved.append(folder)
+        while self.config.run.save_total_limit and len(self._saved) > self.config.run.save_total_limit:
+            self._remove(self._saved.pop(0))
+
+    def _remove(self, folder: Path) -> None:
+        if self._ranks.is_first:
+            remove(folder)
+
+    def state(self) -> dict[str, Any]:
+        """What was selected so far."""
+        return {"selection": self.selection.state()}
+
+    def take_up_baseline(self, budget: int) -> None:
+        """In a run that goes on, before `restore`: the evaluation of the untrained model, as the run wrote it, or made
+        again if that is gone or damaged, computing at most `budget` tokens at a time.
+        """
+        if not self.data.eval:
+            return
+        folder, beta = self.folder / "evals", self.config.loss.beta
+        self.baseline = read_evaluation(folder, "step_0", beta=beta, ranks=self._ranks)
+        if self.baseline is None:
+            self.baseline = self._judge(self.data.eval, budget, "evaluating the untrained model")
+            if self._ranks.is_first:
+                write_evaluation(folder, "step_0", self.baseline)
+
+    def restore(self, state: Mapping[str, Any], step: int) -> None:
+        """Take the selection up again, and remove models that lie ahead."""
+        asked = {name: getattr(self.selection, name) for name in ("metric", "mode", "min_delta")}
+        self.selection = Selection(**{**state["selection"], **asked})
+        if self.records.writes:
+            folder, rows = self.folder / "evals", self.records.rows
+            evaluated = [number for number in rows if rows[number].get("eval_pairs") is not None]
+            found = {number: read_scores(folder, f"step_{number}") for number in evaluated}
+            self.records.restore_distributions(
+                {number: distributions(scores) for number, scores in found.items() if scores is not None}
+            )
+        self._best_on_disk, saved = saved_step(self.folder / "best"), saved_steps(self.folder)
+        self._ranks.wait()  # until all have looked: below, the first removes what lies ahead
+        if self._best_on_disk is not None and self._best_on_disk > step:
+            logger.warning(
+                "RESUME: best/ is of step %d, which lies ahead; it is removed, and made anew by what beats %s %.4f",
+                self._best_on_disk,
+                self.config.run.early_stopping_metric,
+                self.selection.bar,
+            )
+            self._remove(self.folder / "best")
+            self._best_on_disk = self.selection.best_step = None
+        for saved_at, folder in saved:
+            if not (folder / SPEC_FILE).is_file():
+                continue  # not of this run
+            if saved_at > step:
+                self._remove(folder)  # the run writes it again when it gets there
+            else:
+                self._saved.append(folder)
+
+
+RewardTrainer: TypeAlias = Trainer[PackedBatch, RewardJudge]
+
+
+def reward_trainer(
+    config: RewardTrainerConfig,
+    model: RewardModel,
+    data: Datasets,
+    *,
+    num_steps: int,
+    records: Records,
+    save: Save,
+    machine: Machine | None = None,
+    observers: Observers | None = None,
+) -> RewardTrainer:
+    """A Trainer for a RewardModel, alone in its process unless `machine` says otherwise.
+
+    `observers` are told what happens, in place of those of the machine. Raises ConfigError as `selection_of` does.
+    """
+    machine = replace(machine or Machine(), batch_timeout_s=config.monitor.batch_timeout_s)
+    if observers is not None:
+        machine = replace(machine, observers=observers)
+    parallel = machine.parallel
+    optimizer = build_optimizer(
+        model,
+        config.optimizer,
+        lr=config.learning_rate,
+        head=[name for name, _ in model.named_parameters() if name.startswith("head.")],
+        decay_exempt=frozenset(model.decay_exempt()),
+    )
+    return RewardTrainer(
+        model,
+        config.run,
+        steps=RewardSteps(config, model, data.train, parallel.ranks),
+        judge=RewardJudge(
+            config,
+            model,
+            data,
+            num_steps=num_steps,
+            records=records,
+            save=save,
+            parallel=parallel,
+            observers=machine.observers,
+        ),
+        update=Update(
+            optimizer=optimizer,
+            schedule=build_schedule(optimizer, config.schedule, num_steps),
+            max_grad_norm=config.optimizer.max_grad_norm,
+        ),
+        num_steps=num_steps,
+        records=records,
+        machine=machine,
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first eight, and how many more there are."""
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,0 +1,99 @@
+"""Which evaluation is the best so far, and since when: one rule for `best/` and for stopping."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+from rewardlab.core.config import did_you_mean
+from rewardlab.core.errors import ConfigError
+from rewardlab.training.monitoring.records import COLUMNS
+from rewardlab.training.settings.config import RewardTrainerConfig
+
+ALIASES: Final[Mapping[str, str]] = {"eval_accuracy": "eval_acc"}
+"""Names in use elsewhere, and the column of metrics.csv that is meant."""
+RISING: Final = ("acc", "margin")
+FALLING: Final = ("loss", "nll", "ece")
+"""Last words of metrics whose better direction goes without saying."""
+
+
+def column(metric: str) -> str:
+    """The column of metrics.csv that a metric's name means."""
+    return ALIASES.get(metric, metric)
+
+
+def direction(metric: str, mode: str) -> Literal["max", "min"]:
+    """Which way is better. Raises ConfigError where `auto` cannot know."""
+    if mode in ("max", "min"):
+        return "max" if mode == "max" else "min"
+    name = column(metric)
+    word = name.rsplit("_", 1)[-1]
+    if not name.startswith("gap_") and word in (*RISING, *FALLING):
+        return "max" if word in RISING else "min"
+    raise ConfigError(f"--early-stopping-metric {metric}: is more of it better? Add --early-stopping-mode max or min.")
+
+
+@dataclass(kw_only=True)
+class Selection:
+    """The best evaluation so far. The first one sets the bar and is never the best: its head is untrained."""
+
+    metric: str
+    mode: Literal["max", "min"]
+    min_delta: float = 0.0
+    """By how much a value must pass the bar."""
+    bar: float = math.nan
+    bar_loss: float = math.nan
+    best_step: int | None = None
+    evaluations: int = 0
+    since_best: int = 0
+    """Evaluations since the best one, or since the first."""
+
+    def offer(self, step: int, values: Mapping[str, float], *, sound: bool = True) -> bool:
+        """Whether the evaluation of a step, by the columns of metrics.csv, is the best so far.
+
+        Equal accuracies are decided by the loss, unless a `min_delta` is asked for. What is not a number, or not
+        `sound` because scores were not, never is; anything beats a bar that is not a number.
+        """
+        value = values.get(self.metric, math.nan) if sound else math.nan
+        loss = values.get("eval_loss", math.nan)
+        first = self.evaluations == 0
+        better = not first and self._beats(value, loss)
+        self.evaluations += 1
+        if first or better:
+            self.bar, self.bar_loss = value, loss
+        if better:
+            self.best_step = step
+        self.since_best = 0 if first or better else self.since_best + 1
+        return better
+
+    def _beats(self, value: float, loss: float) -> bool:
+        if not math.isfinite(value):
+            return False
+        if not math.isfinite(self.bar):
+            return True
+        if value == self.bar and self.metric == "eval_acc" and self.min_delta == 0:
+            return loss < self.bar_loss or (math.isnan(self.bar_loss) and not math.isnan(loss))
+        gained = value - self.bar if self.mode == "max" else self.bar - value
+        return gained > self.min_delta
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return asdict(self)
+
+
+def selection_of(config: RewardTrainerConfig) -> Selection:
+    """The rule that a configuration asks for. Raises ConfigError for a metric that is not logged."""
+    metric = column(config.run.early_stopping_metric)
+    logged = [name for name in COLUMNS if name != "step"]
+    if metric not in logged:
+        raise ConfigError(
+            f"--early-stopping-metric {config.run.early_stopping_metric}: not a column of metrics.csv"
+            f"{did_you_mean(metric, logged)}"
+        )
+    return Selection(
+        metric=metric,
+        mode=direction(config.run.early_stopping_metric, config.run.early_stopping_mode),
+        min_delta=config.run.early_stopping_min_delta,
+    )

@@ -1,0 +1,160 @@
+"""What the steps of a run did: one report a step, summed for the lines of the log and the rows of the record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+
+from rewardlab.core.types import Sums
+from rewardlab.training.cost.memory import peak_memory
+from rewardlab.training.cost.throughput import Peak, Throughput, closing_line, speed_line
+from rewardlab.training.monitoring.records import Records
+
+logger = logging.getLogger("rewardlab")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What one macro-step did."""
+
+    sums: Sums
+    grad_norm: float
+    """Before clipping."""
+    head_grad_norm: float
+    throughput: Throughput
+    lr: float
+    """Learning rate of the update."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> StepReport:
+        """Inverse of `dataclasses.asdict`."""
+        parts = {"sums": Sums(**values["sums"]), "throughput": Throughput.from_dict(values["throughput"])}
+        return cls(**{**values, **parts})
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Sums that are still open at some step; a checkpoint keeps them, so that a resumed run closes the same ones."""
+
+    window: list[StepReport] = field(default_factory=list)
+    """Steps since the last line of the log; their sums are divided once."""
+    since_evaluation: Throughput = field(default_factory=Throughput)
+    total: Throughput = field(default_factory=Throughput)
+    """Of all steps."""
+
+    def add(self, report: StepReport) -> None:
+        """Count a step."""
+        self.window.append(report)
+        self.since_evaluation += report.throughput
+        self.total += report.throughput
+
+    def state(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Progress:
+        """Inverse of `state`."""
+        return cls(
+            window=[StepReport.from_dict(report) for report in values["window"]],
+            since_evaluation=Throughput.from_dict(values["since_evaluation"]),
+            total=Throughput.from_dict(values["total"]),
+        )
+
+    def close_window(self, peak: Peak | None, peak_memory: int) -> tuple[int, dict[str, Any]]:
+        """(steps, columns of metrics.csv) of the window, after which a new one begins. `peak_memory` in bytes."""
+        reports, self.window = self.window, []
+        sums = sum((report.sums for report in reports), Sums())
+        throughput = sum((report.throughput for report in reports), Throughput())
+        return len(reports), {
+            "train_loss": sums.mean_loss,
+            "train_nll": sums.mean_nll,
+            "train_acc": sums.accuracy,
+            "train_margin": sums.mean_margin,
+            "train_pairs": sums.comparisons,
+            "grad_norm": sum(report.grad_norm for report in reports) / len(reports),
+            "lr": reports[-1].lr,
+            "head_grad_norm": sum(report.head_grad_norm for report in reports) / len(reports),
+        } | throughput.values(peak, peak_memory)
+
+
+class Logbook:
+    """Sums up what steps did, and tells it: `progress` holds what has not been told yet."""
+
+    def __init__(self, records: Records, *, num_steps: int, peak: Peak | None, device: torch.device) -> None:
+        """`peak` is what utilisation is measured against."""
+        self.progress = Progress()
+        self._records, self._num_steps, self._peak, self._device = records, num_steps, peak, device
+        self._programs = compiled_programs()
+
+    def note_steps(self, step: int) -> Mapping[str, Any]:
+        """The row and the line of the steps since the last ones; the row's values."""
+        num_steps, values = self.progress.close_window(self._peak, peak_memory(self._device))
+        self._records.add(step, values)
+        remaining = (self._num_steps - step) * values["seconds"] / num_steps
+        logger.info(
+            "step %d/%d  loss %.4f  acc %.3f  margin %+.3f  grad %.2f  lr %.1e  %.1f pairs/s  %s left",
+            step,
+            self._num_steps,
+            values["train_loss"],
+            values["train_acc"],
+            values["train_margin"],
+            values["grad_norm"],
+            values["lr"],
+            values["pairs_per_second"],
+            duration(remaining),
+        )
+        return values
+
+    def note_budget(self, step: int, tried: int, budget: int) -> None:
+        """A step that did not fit into memory, and is computed again in smaller parts."""
+        logger.warning(
+            "step %d/%d  OUT OF MEMORY at --micro-token-budget %d; from here on %d, so set that",
+            *(step, self._num_steps, tried, budget),
+        )
+
+    def note_loss_scale(self, step: int, value: float) -> None:
+        """A step that is computed again in float16."""
+        logger.info(
+            "step %d/%d  LOSS SCALE  gradients beyond float16's range; computed again with a loss scale of %g",
+            *(step, self._num_steps, value),
+        )
+
+    def note_speed(self, step: int) -> None:
+        """The line about the speed of the steps since the last evaluation."""
+        throughput, self.progress.since_evaluation = self.progress.since_evaluation, Throughput()
+        if not throughput.steps:
+            return
+        values = throughput.values(self._peak, peak_memory(self._device))
+        logger.info("step %d/%d  SPEED  %s", step, self._num_steps, speed_line(values))
+        if compiled := growth_line(self._programs, step - throughput.steps):
+            logger.info("step %d/%d  COMPILED  %s", step, self._num_steps, compiled)
+            self._programs = compiled_programs()
+
+    def closing_line(self) -> str:
+        """About all steps together."""
+        return closing_line(self.progress.total, self._peak, peak_memory(self._device))
+
+
+def duration(seconds: float) -> str:
+    """`3m05s`, or `7s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def compiled_programs() -> int:
+    """Programs made in this process so far."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+def growth_line(before: int, since: int) -> str:
+    """What a log says if programs were made after the count was `before`, at step `since`; empty if none were."""
+    now = compiled_programs()
+    if now == before:
+        return ""
+    return f"{now} programs so far, {now - before} of them after step {since}"

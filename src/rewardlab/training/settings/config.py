@@ -1,0 +1,351 @@
+"""Settings of the training room. Needs nothing but the standard library."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal, TypeVar
+
+from rewardlab.core.config import Composed, composed, require, require_between, require_seed
+from rewardlab.core.errors import ConfigError
+from rewardlab.data.config import TrainingDataConfig, require_named
+from rewardlab.model.config import BUDGETS, ModelConfig, TrainComputeConfig
+from rewardlab.training.settings.presets import fill
+
+FULL_LR = 5e-6
+LORA_LR = 5e-5
+HEAD_LR = 1e-3
+"""Default learning rates of AdamW by what trains: every weight, adapters and head, the head alone."""
+BACKBONE_LR_MULT = 0.1
+WARMUP_RATIO = 0.05
+MOST_STEPS: Final = 1_000_000_000
+COUNTS: Final = (1, math.inf)
+FACTORS: Final = (0, 1_000_000)
+"""Lowest and highest: of a count, and of rates, β and λ, beyond which float32 has no numbers left for what they
+multiply."""
+SHORTEST_INTERVAL: Final = 5
+"""Steps between evaluations at least, unless told otherwise: a short trial is to train, not to evaluate."""
+Viewer = Literal["auto", "tensorboard", "wandb", "trackio", "mlflow", "none"]
+SchedulerName = Literal["cosine", "linear", "constant", "constant_with_warmup", "cosine_with_min_lr"]
+PresetName = Literal["none", "0.5b-trial", "3b-lora-shp", "7b-lora-shp", "full-finetuning", "proxy-rm", "plain"]
+Trained = TypeVar("Trained", bound="RewardTrainerConfig")
+OptimizerName = Literal["adamw", "sgd", "adafactor", "adamw8bit"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossConfig:
+    """What is minimised (formulas: docs/design.md, section 5)."""
+
+    beta: float = 1.0
+    """σ(beta · score difference) is the probability of the preferred reply."""
+    label_smoothing: float = 0.05
+    """ε: labels 1 and 0 become 1 − ε and ε."""
+    regularization_lambda: float = 0.0
+    """λ of the margin regulariser: mean of (score difference)², or of its absolute value."""
+    regularization_type: Literal["l2", "l1"] = "l2"
+    """Squared or absolute margin regulariser."""
+    score_regularization_lambda: float = 0.0
+    """λ of the score regulariser: mean of (first score² + second score²)."""
+    center_lambda: float = 0.0
+    """c of the centring regulariser: mean of (first score + second score)²."""
+    kwise_loss: Literal["pairs", "plackett-luce"] = "pairs"
+    """For K > 2: Bradley-Terry over the judged pairs, or Plackett-Luce over the ranking."""
+    kwise_weight: Literal["prompt", "comparison"] = "prompt"
+    """For K > 2: each prompt counts once, or each comparison does."""
+
+    def __post_init__(self) -> None:
+        require(self.beta > 0, f"--beta {self.beta}: must be above 0.")
+        require(
+            0 <= self.label_smoothing < 0.5,
+            f"--label-smoothing {self.label_smoothing}: must be at least 0 and below 0.5 (0.05 trains towards 0.95).",
+        )
+        require_between(
+            self,
+            beta=FACTORS,
+            regularization_lambda=FACTORS,
+            score_regularization_lambda=FACTORS,
+            center_lambda=FACTORS,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """How the learning rate moves over a run."""
+
+    lr_scheduler: SchedulerName = "cosine"
+    """Course of the learning rate after the warm-up: down to 0, to a part of it, or level."""
+    warmup_steps: int | None = None
+    """Steps in which the learning rate rises from 0; by default `warmup_ratio` of the run."""
+    warmup_ratio: float | None = None
+    """Share of the run in which the learning rate rises from 0; by default 0.05, and none for `constant`."""
+    min_lr_ratio: float = 0.1
+    """Where `cosine_with_min_lr` ends, as a part of the learning rate."""
+
+    def __post_init__(self) -> None:
+        require_between(self, warmup_steps=(0, MOST_STEPS))
+        require(
+            self.warmup_ratio is None or 0 <= self.warmup_ratio < 1,
+            f"--warmup-ratio {self.warmup_ratio}: a share of the run, at least 0 and below 1; for steps there is "
+            f"--warmup-steps.",
+        )
+        require(
+            not (self.warmup_steps and self.warmup_ratio),
+            "--warmup-steps and --warmup-ratio say the same thing; give one of them.",
+        )
+        require(
+            self.lr_scheduler != "constant" or not (self.warmup_steps or self.warmup_ratio),
+            "--lr-scheduler constant has no warm-up; use constant_with_warmup.",
+        )
+        require(0 <= self.min_lr_ratio < 1, f"--min-lr-ratio {self.min_lr_ratio}: must be at least 0 and below 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """How gradients move the weights."""
+
+    optimizer: OptimizerName = "adamw"
+    """AdamW; plain SGD, which keeps no state; Adafactor, which keeps little; or AdamW with moments in 8 bits (CUDA and
+    the package `bitsandbytes`)."""
+    lr: float | None = None
+    """Highest learning rate; by default 5e-6 for full fine-tuning, 5e-5 for LoRA and 1e-3 for the head alone."""
+    differential_lr: bool = False
+    """Give the backbone, adapters included, a lower learning rate than the head. It must adapt: in one study all such
+    runs ended near 51 % accuracy."""
+    backbone_lr_mult: float | None = None
+    """With `--differential-lr`, the backbone's learning rate as a part of `--lr`; by default 0.1."""
+    weight_decay: float = 0.01
+    """Weight decay, apart from the gradient; never on norms, biases and the head's bias."""
+    head_only_weight_decay: bool = False
+    """Decay the head alone."""
+    max_grad_norm: float = 1.0
+    """Gradients longer than this are scaled down to it."""
+
+    def __post_init__(self) -> None:
+        require(self.lr is None or self.lr > 0, f"--lr {self.lr}: must be above 0.")
+        require(
+            self.lr is not None or self.optimizer not in ("sgd", "adafactor"),
+            f"--optimizer {self.optimizer}: the default learning rates are those of AdamW. Give one with --lr.",
+        )
+        require(
+            self.backbone_lr_mult is None or self.differential_lr,
+            f"--backbone-lr-mult {self.backbone_lr_mult}: without --differential-lr there is one rate. Add it.",
+        )
+        require(
+            self.backbone_lr_mult is None or self.backbone_lr_mult > 0,
+            f"--backbone-lr-mult {self.backbone_lr_mult}: must be above 0; --train-head-only freezes the backbone.",
+        )
+        require(self.max_grad_norm > 0, f"--max-grad-norm {self.max_grad_norm}: must be above 0.")
+        require_between(self, lr=FACTORS, backbone_lr_mult=FACTORS, weight_decay=FACTORS)
+
+    @property
+    def backbone_share(self) -> float:
+        """The backbone's learning rate over that of the head."""
+        if not self.differential_lr:
+            return 1.0
+        return BACKBONE_LR_MULT if self.backbone_lr_mult is None else self.backbone_lr_mult
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Steps, cadence and output; knows nothing of rewards."""
+
+    compat: Literal["none", "trl"] = "none"
+    """Whose defaults hold for what flags and file leave out: rewardlab's, or those of TRL's RewardTrainer."""
+    preset: PresetName = "none"
+    """Settings from experience for what flags and file leave out; docs/guidelines.md says which for what."""
+    output_dir: Path = Path("runs/reward-model")
+    """Run folder: configuration, metrics, samples and the saved models."""
+    overwrite: bool = False
+    """Replace an existing run in `--output-dir`."""
+    steps: int | None = None
+    """Optimiser steps; without it, `--epochs` decides."""
+    epochs: float = 1.0
+    """Passes over the training data, when `--steps` is not given."""
+    batch_size: int = 16
+    """Preferences a step: pairs, or prompts where a prompt has more than two replies."""
+    micro_token_budget: int | Literal["auto"] = 8192
+    """Tokens computed at a time; smaller needs less memory and changes no number. `auto` takes the most that fits, by
+    a trial at the start."""
+    seed: int = 0
+    """Decides the head, the order of the data and every other draw."""
+    log_every: int = 10
+    """Steps between lines of the log."""
+    eval_every: int | None = None
+    """Steps between evaluations; by default a tenth of the run, at least 5. Step 0 and the last step are always
+    evaluated."""
+    save_every: int | None = None
+    """Steps between `step_N/` folders; the last step is always saved."""
+    log_samples: int = 2
+    """Rendered pairs written to `samples.txt`."""
+    save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Dtype of saved weights; `auto` is float32. In half the size they are rounded stochastically, the same each time,
+    which moves the scores a little; by how much is printed and saved."""
+    save_total_limit: int | None = None
+    """`step_N/` folders kept, the newest ones; `best/` and the last step's are always kept."""
+    resume: str | None = None
+    """Go on with an interrupted run: `auto` for the one in `--output-dir`, if there is one, or the folder of a run or
+    of one of its checkpoints, whose settings then hold."""
+    reschedule: bool = False
+    """On resuming, let the learning rate follow the schedule of changed `--steps` from here on."""
+    checkpoints: bool = True
+    """Keep what an exact resume needs in `checkpoints/`: before each new `best/`, and as the next two say."""
+    checkpoint_minutes: float = 15.0
+    """Minutes after which there is another checkpoint."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints, in place of minutes."""
+    checkpoint_limit: int = 2
+    """Checkpoints kept while the run goes on, the newest ones; one of a finished run."""
+    max_hours: float | None = None
+    """Stop after so many hours with a checkpoint and exit status 75, so that a batch job can queue itself again."""
+    sharding: Literal["full", "hybrid", "none"] = "full"
+    """With many devices (torchrun): weights, gradients and optimiser in parts over all of them, or within each node, or
+    whole on each. `none` is fastest for what fits; only there one that runs out of memory makes all take less."""
+    defer_gradient_sync: bool = False
+    """With `--sharding full` or `hybrid`: add gradients up once a step, not in every micro-batch; faster, and takes the
+    memory of all gradients."""
+    early_stopping_metric: str = "eval_accuracy"
+    """What decides which checkpoint is `best/`, and whether training stops: any column of metrics.csv. Equal
+    accuracies are decided by the loss."""
+    early_stopping_mode: Literal["auto", "max", "min"] = "auto"
+    """Whether more or less of it is better; `auto` knows accuracies, margins, losses and ECE."""
+    early_stopping_patience: int | None = None
+    """Stop after so many evaluations in a row without a better one; by default never."""
+    early_stopping_min_delta: float = 0.0
+    """By how much an evaluation must be better to count as better."""
+
+    def __post_init__(self) -> None:
+        require(self.epochs > 0, f"--epochs {self.epochs}: must be above 0.")
+        for name in ("checkpoint_minutes", "max_hours"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"--{name.replace('_', '-')} {value}: must be above 0.")
+        require_seed(self.seed)
+        require_between(
+            self,
+            steps=(1, MOST_STEPS),
+            epochs=(0, 1_000_000),
+            batch_size=(1, 1_000_000),
+            micro_token_budget=BUDGETS,
+            log_every=COUNTS,
+            eval_every=COUNTS,
+            save_every=COUNTS,
+            log_samples=(0, math.inf),
+            save_total_limit=COUNTS,
+            checkpoint_every=COUNTS,
+            checkpoint_limit=COUNTS,
+            checkpoint_minutes=(0, 1_000_000),
+            max_hours=(0, 1_000_000),
+            early_stopping_patience=COUNTS,
+            early_stopping_min_delta=(0, math.inf),
+        )
+        require(self.resume != "", "--resume: the name is empty; give auto, a run's folder or a checkpoint's.")
+        require(
+            not (self.resume and self.overwrite),
+            "--resume goes on with a run and --overwrite replaces it; give one of them.",
+        )
+        require(
+            not (self.reschedule and self.resume is None),
+            "--reschedule is about a run that goes on; give --resume with it.",
+        )
+
+    @property
+    def token_budget(self) -> int:
+        """`micro_token_budget` of a configuration in which it is decided."""
+        assert isinstance(self.micro_token_budget, int), "--micro-token-budget auto is decided before training"
+        return self.micro_token_budget
+
+    def interval(self, num_steps: int) -> int:
+        """Steps between the evaluations of a run of so many."""
+        return self.eval_every or max(SHORTEST_INTERVAL, num_steps // 10)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorConfig:
+    """How a run is watched; changes no number of it."""
+
+    report_to: tuple[Viewer, ...] = ("auto",)
+    """Who gets the values of metrics.csv as well, one or several; `auto` is TensorBoard where it is installed."""
+    profile_memory: bool = False
+    """Memory of every step, forward and backward apart, to `memory.csv`."""
+    track_gpu: bool = False
+    """Utilisation, memory, power and temperature of the run's GPU, sampled through NVML, to `gpu.csv`."""
+    gpu_sample_interval_ms: int = 500
+    """Milliseconds between these samples."""
+    profile: bool = False
+    """Trace some steps with torch's profiler, to `profile/`."""
+    profile_steps: int = 3
+    """How many, after two that warm up."""
+    batch_timeout_s: float = 60.0
+    """Seconds to wait for the data of a step before the run ends with an error."""
+
+    def __post_init__(self) -> None:
+        alone = [viewer for viewer in self.report_to if viewer in ("auto", "none")]
+        require(len(self.report_to) > 0, "--report-to: name one or several, or none.")
+        require(
+            not alone or len(self.report_to) == 1,
+            f"--report-to {' '.join(self.report_to)}: {' and '.join(alone)} stands alone.",
+        )
+        require(
+            len(set(self.report_to)) == len(self.report_to),
+            f"--report-to {' '.join(self.report_to)}: names one twice.",
+        )
+        require(self.batch_timeout_s > 0, f"--batch-timeout-s {self.batch_timeout_s}: must be above 0.")
+        require_between(
+            self, gpu_sample_interval_ms=(1, 3_600_000), profile_steps=(1, 10_000), batch_timeout_s=(0, 1_000_000_000)
+        )
+
+
+@composed
+@dataclass(frozen=True, kw_only=True)
+class RewardTrainerConfig(Composed):
+    """Every setting of `rewardlab train`, in sections; `of` takes them by the names of their flags."""
+
+    data: TrainingDataConfig = TrainingDataConfig()
+    model: ModelConfig = ModelConfig()
+    compute: TrainComputeConfig = TrainComputeConfig()
+    loss: LossConfig = LossConfig()
+    monitor: MonitorConfig = MonitorConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    run: RunConfig = RunConfig()
+
+    @classmethod
+    def of(cls: type[Trained], **settings: Any) -> Trained:
+        """The configuration with these settings by their flat names; a `preset` fills in what is not given, as the flag
+        does. Raises ConfigError as `Composed.of` does.
+        """
+        made: Trained = super().of(**settings, **fill(settings))
+        return made
+
+    def __post_init__(self) -> None:
+        data, selection, reading, loss, model = (
+            self.data,
+            self.data.selection,
+            self.data.reading,
+            self.loss,
+            self.model,
+        )
+        require_named(model.model, data.dataset, model_is="a hub model, a folder, or smollm2-135m-instruct")
+        require(
+            self.run.early_stopping_patience is None
+            or selection.eval_fraction > 0
+            or bool(selection.eval_dataset or selection.eval_split),
+            f"--early-stopping-patience {self.run.early_stopping_patience}: without evaluation data nothing stops the "
+            f"run. Name some (--eval-split, --eval-dataset, --eval-fraction), or set it to None.",
+        )
+        if loss.kwise_loss == "plackett-luce":
+            if reading.ties == "half":
+                raise ConfigError("--ties half has no meaning for a ranking; use --ties skip or --kwise-loss pairs.")
+            if reading.strength_as in ("margin", "soft") or reading.margin_column:
+                raise ConfigError("a margin or a soft label has no meaning for a ranking; use --kwise-loss pairs.")
+        require(
+            not (model.train_head_only and self.optimizer.differential_lr),
+            "--differential-lr: with --train-head-only the backbone does not train. Leave one of the two out.",
+        )
+
+    @property
+    def learning_rate(self) -> float:
+        """`lr`, or the default for the kind of training."""
+        if self.optimizer.lr is not None:
+            return self.optimizer.lr
+        return HEAD_LR if self.model.train_head_only else LORA_LR if self.model.lora else FULL_LR

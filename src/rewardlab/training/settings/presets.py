@@ -1,0 +1,160 @@
+"""Presets: settings that experience supports, by the names of their fields (`--preset NAME`).
+
+What is given, by flag or file, wins over a preset, a preset over the defaults. A preset says nothing about which
+model, data and folders. Where its values are from and how far to trust them: docs/guidelines.md. Needs nothing but
+the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.other_names import SAME_THING
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Settings that belong together."""
+
+    name: str
+    purpose: str
+    source: str
+    settings: Mapping[str, object]
+    advice: str = ""
+    """What to change first if it does not fit."""
+
+
+STUDY_SMOOTHING: Final = 0.05
+"""Targets of 0.95 and 0.05, as the study's pages have it; its code computed y(1 − ε) + ε/2, which is 0.025 here."""
+
+SCHEDULE: Final[Mapping[str, object]] = {"lr_scheduler": "cosine", "warmup_ratio": 0.05}
+LORA_ON_SHP: Final[Mapping[str, object]] = {
+    "lora": True,
+    "lora_target_modules": ("all-linear",),  # of Qwen and Llama the seven: q, k, v, o, gate, up, down
+    **SCHEDULE,
+    "steps": 1000,
+    "batch_size": 16,
+    "max_seq_len": 1024,
+    "label_smoothing": STUDY_SMOOTHING,
+}
+ALL_WEIGHTS: Final[Mapping[str, object]] = {"lora": False, "lr": 5e-6, **SCHEDULE, "epochs": 1.0}
+
+PRESETS: Final[Mapping[str, Preset]] = {
+    preset.name: preset
+    for preset in (
+        Preset(
+            name="0.5b-trial",
+            purpose="a first LoRA run of a model of about 0.5B, to see that data and settings work",
+            source="a plan's trial configuration, its learning rate raised",
+            settings={
+                **LORA_ON_SHP,
+                "lora_rank": 8,
+                "lora_alpha": 16.0,
+                "lr": 1e-4,
+                "weight_decay": 0.01,
+                "early_stopping_patience": 5,
+            },
+        ),
+        Preset(
+            name="3b-lora-shp",
+            purpose="a 3B model with LoRA on pairs like SHP's, three passes over 5,000 of them",
+            source="the best run of the study",
+            settings={
+                **LORA_ON_SHP,
+                "lora_rank": 4,
+                "lora_alpha": 32.0,
+                "lr": 5e-5,
+                "weight_decay": 0.01,
+                "score_regularization_lambda": 0.1,
+            },
+        ),
+        Preset(
+            name="7b-lora-shp",
+            purpose="a 7B model with LoRA on pairs like SHP's, more careful than 3b-lora-shp",
+            source="the study's advice after two 7B runs overfitted; not run by it",
+            settings={
+                **LORA_ON_SHP,
+                "lora_rank": 16,
+                "lora_alpha": 32.0,
+                "lr": 1e-5,
+                "weight_decay": 0.05,
+                "score_regularization_lambda": 0.1,
+                "early_stopping_patience": 3,
+            },
+            advice="stopping is decided by the evaluation data, so name a thousand pairs or more (--eval-split, "
+            "--eval-dataset)",
+        ),
+        Preset(
+            name="full-finetuning",
+            purpose="all weights of a model, once through the data",
+            source="the validation plan's full fine-tuning; published recipes lie around it",
+            settings={
+                **ALL_WEIGHTS,
+                "weight_decay": 0.01,
+                "batch_size": 16,
+                "max_seq_len": 1024,
+                "label_smoothing": STUDY_SMOOTHING,
+            },
+        ),
+        Preset(
+            name="proxy-rm",
+            purpose="a proxy of a gold reward model, on some 20,000 pairs that it labelled",
+            source="a pipeline from gold labels to a proxy, trained with TRL",
+            settings={**ALL_WEIGHTS, "weight_decay": 0.0, "batch_size": 64, "label_smoothing": 0.0},
+            advice="if it underfits (train_acc below 0.8, accuracy against the gold labels near 0.66): --lr 5e-5 "
+            "--epochs 2",
+        ),
+        Preset(
+            name="plain",
+            purpose="Bradley-Terry alone at a constant rate, every improvement off: the first arm of an ablation",
+            source="arm A1 of the validation plan, and its way back",
+            settings={
+                "lr_scheduler": "constant",
+                "weight_decay": 0.01,
+                "label_smoothing": 0.0,
+                "regularization_lambda": 0.0,
+                "score_regularization_lambda": 0.0,
+                "center_lambda": 0.0,
+                "early_stopping_patience": None,
+            },
+        ),
+    )
+}
+
+
+def preset_of(values: Mapping[str, object]) -> Preset | None:
+    """The preset that settings name; None if they name none, or none that there is."""
+    name = values.get("preset")
+    return PRESETS.get(name) if isinstance(name, str) else None
+
+
+def fill(given: Mapping[str, object]) -> dict[str, object]:
+    """What the preset named in `given` adds to it: its settings but for those that were given, or said otherwise.
+
+    Raises ConfigError where other conventions are asked for as well.
+    """
+    preset = preset_of(given)
+    if preset is None:
+        return {}
+    if given.get("compat") == "trl":
+        raise ConfigError(
+            f"--preset {preset.name} and --compat trl both say what holds where nothing is given. Keep one; a file of "
+            f"TRL's implies --compat trl, and --compat none reads it with rewardlab's defaults."
+        )
+    return {
+        name: value
+        for name, value in preset.settings.items()
+        if name not in given and not _said_otherwise(name, given, preset)
+    }
+
+
+def _said_otherwise(name: str, given: Mapping[str, object], preset: Preset) -> bool:
+    """Epochs decide where a preset has steps; a learning rate is for adapters or for all weights; and so on."""
+    if name == "lr":
+        return "lora" in given and given["lora"] != preset.settings["lora"]
+    if name in ("warmup_steps", "warmup_ratio") and given.get("lr_scheduler") == "constant":
+        return True
+    return any(given.get(other) is not None for names in SAME_THING if name in names for other in names)

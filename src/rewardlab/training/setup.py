@@ -1,0 +1,326 @@
+"""A run up to the point where the model is loaded: data, layout, settings, and the folder with what is known by then.
+
+Everything that can be wrong with flags, data or the output folder is found here.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import textwrap
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rewardlab.artifact.base import Base, open_base, require_inputs, settle_length
+from rewardlab.artifact.save import saved_dtype
+from rewardlab.core.config import config_hash, settings_of, to_mapping
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import provenance, write_json, write_summed_json, write_text
+from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, holds_models, only_writer
+from rewardlab.core.terminal import visible
+from rewardlab.core.types import TokenGroup
+from rewardlab.data.chat import Renderer
+from rewardlab.data.groups import Datasets, Groups
+from rewardlab.data.loader import TokenReport, steps_per_epoch
+from rewardlab.data.named import first_rows_of
+from rewardlab.data.pack import require_fit
+from rewardlab.data.prepare import Prepared, draw, load_data, token_groups
+from rewardlab.distributed.ranks import Ranks
+from rewardlab.distributed.sharding import device_of_rank
+from rewardlab.evaluation.baselines import fit_baselines
+from rewardlab.evaluation.evaluate import EvalResult, write_evaluation
+from rewardlab.model.compute import choose_compute
+from rewardlab.model.load import PRECISION, choose_layout
+from rewardlab.model.precision import choose_precision
+from rewardlab.model.quantization import require_quantization
+from rewardlab.model.reward import Layout
+from rewardlab.model.trainable import require_layers
+from rewardlab.report.tables import format_estimate
+from rewardlab.training.checkpoints.resume import (
+    Interrupted,
+    find_interrupted,
+    held_out_by,
+    require_same_base,
+    require_same_data,
+    require_same_run,
+    resumed_manifest,
+    truncation_of,
+    with_decisions,
+)
+from rewardlab.training.cost.throughput import Peak
+from rewardlab.training.loop.optimizer import require_optimizer
+from rewardlab.training.loop.schedule import warmup_steps
+from rewardlab.training.loop.selection import selection_of
+from rewardlab.training.monitoring.monitor import require_monitoring
+from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.settings.conventions import settle_reading
+
+logger = logging.getLogger("rewardlab")
+
+LOCK_WAIT_S = 120.0
+"""How long a run that goes on waits for the process before it; a file server takes its time to miss a dead machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """A run as far as it can be decided before the model is loaded."""
+
+    config: RewardTrainerConfig
+    """Every default decided, but for `micro_token_budget auto`."""
+    base: Base
+    device: torch.device
+    layout: Layout
+    data: Datasets
+    test: Sequence[TokenGroup]
+    baselines: Mapping[str, Mapping[str, EvalResult]]
+    tokens: Mapping[str, TokenReport]
+    """What tokenising did to each kind of data."""
+    facts: Mapping[str, Any]
+    """Of the manifest: what the data and the template are."""
+    interrupted: Interrupted | None
+    """The run to go on with."""
+    changes: Sequence[str] = ()
+    """Settings that differ from those it began with."""
+
+
+def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack) -> Ready:
+    """Data, layout and settings, with every error that can be told without the model's weights.
+
+    The run folder is this process's own until `held` closes.
+    """
+    interrupted = ranks.by_first(lambda: _claim(config, held))
+    require_sharding(config, ranks, goes_on=interrupted is not None)
+    if config.run.compat != "none":
+        config = settle_reading(config, first_rows_of(config.data))
+    if interrupted is not None:
+        config = with_decisions(config, interrupted.config)
+    config = config.replace(max_seq_len=settle_length(config.model, config.data.rendering))
+    base = open_base(config.model, config.data.rendering, truncation=truncation_of(interrupted))
+    require_layers(config.model, base.config.get_text_config())
+    prepared = load_data(
+        config.data,
+        base.renderer,
+        seed=config.run.seed,
+        kwise_loss=config.loss.kwise_loss,
+        held_out_by=held_out_by(interrupted),
+    )
+    data, test, tokens = to_groups(config, prepared, base.renderer)
+    device = device_of_rank()
+    layout = ranks.from_first(  # by a test that is measured, like the kernels below
+        choose_layout(
+            base.config,
+            base.disk_class,
+            config.model,
+            max_length=config.data.rendering.length_limit,
+            share=True,
+            log=logger.info,
+        )
+    )
+    if config.run.micro_token_budget != "auto":
+        require_fit([data.train], config.run.token_budget, layout=layout)
+    baselines = fit_all_baselines(config, data, test)
+    # What the first rank found fastest, all take.
+    resolved = ranks.from_first(_resolve(config, base, num_groups=len(data.train), device=device, layout=layout))
+    facts = {
+        "data": prepared.reports,
+        "tokens": {name: report.as_dict() for name, report in tokens.items()},
+        "template_hash": base.renderer.spec.template_hash,
+        "truncation": base.renderer.spec.truncation,
+        "ranks": ranks.size,
+    }
+    changes: Sequence[str] = ()
+    if interrupted is not None:
+        changes = require_same_run(resolved, interrupted, reschedule=config.run.reschedule)
+        require_same_data(facts, interrupted.manifest)
+    return Ready(
+        config=resolved,
+        base=base,
+        device=device,
+        layout=layout,
+        data=data,
+        test=test,
+        baselines=baselines,
+        tokens=tokens,
+        facts=facts,
+        interrupted=interrupted,
+        changes=changes,
+    )
+
+
+def _claim(config: RewardTrainerConfig, held: ExitStack) -> Interrupted | None:
+    """Take the run folder, once what can be told without data and model is right; the run in it to go on with."""
+    selection_of(config)
+    require_optimizer(config.optimizer.optimizer)
+    require_quantization(config.model.quantization)
+    require_monitoring(config)
+    require_inputs(config.model, config.data)
+    held.enter_context(only_writer(config.run.output_dir, wait_s=LOCK_WAIT_S if config.run.resume is not None else 0.0))
+    interrupted = find_interrupted(config) if config.run.resume is not None else None
+    # What a process left that was killed while it began is in nobody's way.
+    may_begin = config.run.resume is not None and not holds_models(config.run.output_dir)
+    claim_folder(
+        config.run.output_dir,
+        (config.model.model, *config.data.dataset, *config.data.selection.eval_dataset, *config.data.test_dataset),
+        overwrite=config.run.overwrite or interrupted is not None or may_begin,
+        replaces=interrupted is None,
+    )
+    return interrupted
+
+
+def require_sharding(config: RewardTrainerConfig, ranks: Ranks, *, goes_on: bool) -> None:
+    """Raise ConfigError for what several ranks cannot do together; a run that goes on has found its budget."""
+    if ranks.size == 1:
+        return
+    if config.run.micro_token_budget == "auto" and not goes_on:
+        raise ConfigError(
+            "--micro-token-budget auto is for one device. Give a number: what auto finds on one of these devices, or "
+            "more, since weights and optimiser are shared."
+        )
+    if config.run.sharding != "none" and (
+        config.model.quantization != "none" or config.optimizer.optimizer in ("adafactor", "adamw8bit")
+    ):
+        what = "--quantization" if config.model.quantization != "none" else f"--optimizer {config.optimizer.optimizer}"
+        raise ConfigError(f"{what} cannot be divided among devices. Use --sharding none, or leave it out.")
+
+
+def to_groups(
+    config: RewardTrainerConfig, prepared: Prepared, renderer: Renderer
+) -> tuple[Datasets, Groups, dict[str, TokenReport]]:
+    """(training and evaluation data, test data, what tokenising did to each)."""
+    groups: dict[str, Groups] = {}
+    reports: dict[str, TokenReport] = {}
+    parts = {"training": prepared.train, "evaluation": prepared.eval, "test": prepared.test}
+    for name, part in parts.items():
+        if len(part):
+            groups[name], reports[name] = token_groups(part, renderer, config.data.reading.max_drop_fraction, name)
+    train = groups["training"]
+    if config.loss.kwise_weight == "prompt":
+        train = train.weighed()
+    nothing = train.take(np.empty(0, np.int64))
+    data = Datasets(
+        train=train,
+        eval=groups.get("evaluation", nothing),
+        train_eval=draw(train, config.data.selection.train_eval_limit, config.run.seed),
+    )
+    return data, groups.get("test", nothing), reports
+
+
+def fit_all_baselines(
+    config: RewardTrainerConfig, data: Datasets, test: Sequence[TokenGroup]
+) -> dict[str, dict[str, EvalResult]]:
+    """What is to be beaten, by name and by what it was judged on (`selection`, `test`)."""
+    judged = {"selection": data.eval, "test": test}
+    if not config.data.selection.baselines or not any(judged.values()):
+        return {}
+    found = fit_baselines(data.train, judged, seed=config.run.seed)
+    for name, results in found.items():
+        for on, result in results.items():
+            logger.info(
+                "baseline: %s: accuracy %s on %s data",
+                name,
+                format_estimate(result.overall.estimates["eval_accuracy"]),
+                {"selection": "evaluation"}.get(on, on),
+            )
+    return found
+
+
+def _resolve(
+    config: RewardTrainerConfig, base: Base, *, num_groups: int, device: torch.device, layout: Layout
+) -> RewardTrainerConfig:
+    """The configuration with every default decided: what is printed, hashed, saved and, on resuming, reused."""
+    steps = config.run.steps
+    if steps is None:
+        steps = max(1, round(config.run.epochs * steps_per_epoch(num_groups, config.run.batch_size)))
+    precision = choose_precision(
+        config.model.precision,
+        base.config,
+        base.disk_class,
+        config.compute,
+        layout=layout,
+        device=device,
+        log=logger.info,
+    )
+    compute = choose_compute(
+        config.compute, base.config.get_text_config(), device=device, dtype=PRECISION[precision], log=logger.info
+    )
+    decided: dict[str, Any] = compute | {
+        "overwrite": False,  # permissions for this start, not part of what the run is
+        "resume": None,
+        "reschedule": False,
+        "steps": steps,
+        "lr": config.learning_rate,
+        "backbone_lr_mult": config.optimizer.backbone_share if config.optimizer.differential_lr else None,
+        "warmup_steps": warmup_steps(config.schedule, steps),
+        "warmup_ratio": None,
+        "precision": precision,
+        "attention": "padded" if layout == "padded" else "shared",
+        "eval_every": config.run.interval(steps),
+        "save_dtype": str(saved_dtype(config.run.save_dtype)).removeprefix("torch."),
+        "special_tokens_in_text": base.renderer.spec.special_tokens_in_text,
+    }
+    return config.replace(**decided)
+
+
+def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
+    """Settings and manifest; of a run that goes on, what is different from now on."""
+    config, folder, interrupted = ready.config, ready.config.run.output_dir, ready.interrupted
+    manifest = {
+        "config_hash": config_hash(config),
+        **ready.facts,
+        "peak": {"flops_per_second": peak.flops, "source": peak.source},
+        "frozen_weights": fingerprint,
+        "provenance": provenance(),
+    }
+    if interrupted is None:
+        clear_folder(folder)
+    else:
+        require_same_base(fingerprint, interrupted.manifest)
+        manifest = resumed_manifest(manifest, interrupted, ready.changes)
+    write_summed_json(folder / MANIFEST, manifest)  # before all else: by it the folder holds a run
+    write_json(folder / "config.json", to_mapping(config))
+    if interrupted is None:
+        write_text(folder / "samples.txt", _samples(ready.data.train[: config.run.log_samples], ready.base.renderer))
+    for name, results in ready.baselines.items():
+        for on, judged in results.items():
+            write_evaluation(folder / "evals", f"{on}_{name.replace(' ', '_')}", judged)
+    for line in configuration_block(config, width=min(100, shutil.get_terminal_size((100, 24)).columns)).splitlines():
+        logger.info("%s", line)
+
+
+def configuration_block(config: RewardTrainerConfig, *, width: int) -> str:
+    """Hash and settings, but for those that are off or nothing, and are so by default."""
+    settings = settings_of(RewardTrainerConfig)
+    shown = ", ".join(
+        f"{name}={visible(str(value))}"
+        for name, value in to_mapping(config).items()
+        if value or (value != [] and value != settings[name].default)
+    )
+    return textwrap.fill(
+        f"configuration {config_hash(config)}: {shown}",
+        width=width,
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+    )
+
+
+def _samples(groups: Sequence[TokenGroup], renderer: Renderer) -> str:
+    """Rendered replies as decoded tokens, the borders between tokens visible, and what a terminal would obey."""
+    lines = []
+    for group in groups:
+        for reply in range(group.num_replies):
+            pieces = [renderer.tokenizer.decode([int(token)]) for token in group.conversation(reply)]
+            boundary = group.prompt_tokens[reply]
+            name = visible(group.preference_id)
+            lines += [
+                f"=== {name}  reply {reply}  {len(pieces)} tokens, {boundary} before the reply, "
+                f"{len(group.shared)} shared, {group.truncated_tokens[reply]} cut ===",
+                "|".join(pieces[:boundary]) + "⟦reply⟧" + "|".join(pieces[boundary:]) + "⟦score read here⟧",
+                "",
+            ]
+        lines += [f"judged: {[(c.first, c.second, c.label) for c in group.comparisons]}", ""]
+    return visible("\n".join(lines), lines=True)

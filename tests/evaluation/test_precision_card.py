@@ -1,0 +1,200 @@
+"""Runs in half precision close with a precision card, and say in which precision every number was computed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import runs
+from conftest import write_pairs
+from rewardlab.analysis.precision import MEASURES
+from rewardlab.artifact import save as save_module
+from rewardlab.artifact.save import save_reward_model
+from rewardlab.cli import main
+from rewardlab.core.files import read_jsonl
+from rewardlab.data.chat import build_renderer, load_tokenizer
+from rewardlab.data.config import RenderingConfig
+from rewardlab.evaluation import precision as precision_module
+from rewardlab.evaluation.config import EvalConfig
+from rewardlab.evaluation.evaluate import evaluate_folder
+from rewardlab.training.loop.selection import Selection
+from rewardlab.training.run import train
+
+pytestmark = pytest.mark.usefixtures("verified_here")
+config_for = partial(runs.config_for, steps=4, eval_every=2, baselines=False)
+
+
+@pytest.fixture
+def held_out(tmp_path: Path) -> Path:
+    return write_pairs(tmp_path / "held-out.jsonl", 60, offset=500)
+
+
+def test_a_run_in_bf16_closes_with_a_card_of_its_saved_model(base_model, pairs_file, held_out, tmp_path):
+    config = config_for(base_model, pairs_file, tmp_path / "run", precision="bf16", test_dataset=(str(held_out),))
+    result = train(config)
+    assert result.card is not None
+    assert list(result.card.measures) == ["float32", "bf16", "nearest bf16"]
+    assert result.card.num_preferences == 60, "the test data, all of them"
+    accuracy = result.card.measures["float32"]["accuracy"]
+    assert accuracy.value == result.test.overall.estimates["eval_accuracy"].value
+    written = json.loads((tmp_path / "run/evals/precision.json").read_text())
+    assert written["measures"]["bf16"]["margin error"]["value"] == result.card.measures["bf16"]["margin error"].value
+    assert 0 < result.card.measures["bf16"]["margin error"].value < 0.2
+    assert result.computed_in["before"] == "bf16, as it trains"
+    assert result.computed_in["after"] == "float32"
+
+
+def test_a_run_in_float32_has_none(base_model, pairs_file, tmp_path):
+    result = train(config_for(base_model, pairs_file, tmp_path / "run"))
+    assert result.card is None
+    assert not (tmp_path / "run/evals/precision.json").exists()
+    assert result.computed_in["before"] == "float32"
+
+
+def test_a_precision_that_is_another_model_is_a_warning_in_log_record_and_result(
+    base_model, pairs_file, held_out, tmp_path, monkeypatch, log
+):
+    real = precision_module.computing_in
+
+    @contextmanager
+    def ruined(model: torch.nn.Module, dtype: torch.dtype) -> Iterator[None]:
+        """As if half precision took everything that was learned."""
+        with real(model, dtype), torch.no_grad():
+            model.head.weight.mul_(-3)
+            yield
+            model.head.weight.div_(-3)
+
+    monkeypatch.setattr(precision_module, "computing_in", ruined)
+    settings = {"precision": "bf16", "test_dataset": (str(held_out),), "steps": 10, "lr": 1e-2}
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", **settings))
+    assert result.warnings[-1].name == "other_precision"
+    assert "in bf16 (root mean square)" in result.warnings[-1].text
+    assert result.warnings[-1].step == 10
+    assert "WARNING  other_precision: margins are off by" in log.text
+    recorded = [row for _, row in read_jsonl(tmp_path / "run/warnings.jsonl")]
+    assert recorded == [sign.as_dict() for sign in result.warnings]
+
+
+def test_the_report_says_the_precision_of_every_number(base_model, pairs_file, held_out, tmp_path, capsys):
+    flags = f"--model {base_model} --dataset {pairs_file} --test-dataset {held_out} --output-dir {tmp_path / 'run'}"
+    more = "--max-seq-len 128 --steps 2 --precision bf16 --report-to none --save-dtype bfloat16"
+    main(["train", *flags.split(), *more.split()])
+    report = " ".join(capsys.readouterr().out.split())
+    live = "computed: length only and bag of words in float64; before in bf16, as it trains;"
+    assert report.count(f"{live} after in float32 by the saved bfloat16 weights") == 2, "one a table"
+    assert (
+        "Precision card: the saved model, whose weights are bf16, in float32 and in bf16 (all 60 preferences)" in report
+    )
+
+
+def test_eval_draws_a_sample_for_its_card_with_its_seed(base_model, tmp_path, monkeypatch, capsys):
+    from conftest import make_model
+
+    renderer = build_renderer(load_tokenizer(str(base_model)), RenderingConfig(max_seq_len=128))
+    save_reward_model(tmp_path / "rm", make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    many = write_pairs(tmp_path / "many.jsonl", 40)
+    monkeypatch.setattr(precision_module, "MOST", 12)
+    line = f"eval --model {tmp_path / 'rm'} --dataset {many} --output-dir {tmp_path / 'out'} --precision-card"
+    main([*line.split(), "--seed", "5"])
+    said = capsys.readouterr().out
+    assert "(12 of 40 preferences, drawn with seed 5)" in " ".join(said.split())
+    assert "computed in fp32" in said
+    first = json.loads((tmp_path / "out/precision.json").read_text())
+    assert set(first["measures"]["nearest bf16"]) == set(MEASURES)
+    for seed, same in ((5, True), (6, False)):
+        config = EvalConfig.of(
+            model=str(tmp_path / "rm"), dataset=(str(many),), output_dir=tmp_path / "again", precision_card=True,
+            precision="bf16", seed=seed, overwrite=True,
+        )  # fmt: skip
+        evaluate_folder(config)
+        again = json.loads((tmp_path / "again/precision.json").read_text())
+        assert (again["measures"] == first["measures"]) == same
+
+
+@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"precision": "fp16"}, {"save_dtype": "bfloat16"}])
+def test_the_evaluations_on_the_way_are_compared_with_the_saved_model(base_model, pairs_file, tmp_path, changes):
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", eval_fraction=0.3, **changes))
+    assert result.live is not None
+    (name,) = set(result.live.measures) - {"float32"}
+    assert name == {"bf16": "bf16, as it trains", "fp16": "fp16, as it trains"}.get(
+        changes.get("precision"), "float32, as it trains"
+    )
+    # The other numbers are those of the step's own evaluation, and of the closing table.
+    step = 4 if result.best_step is None else result.best_step
+    on_the_way = json.loads((tmp_path / f"run/evals/step_{step}.metrics.json").read_text())["all"]["estimates"]
+    assert result.live.measures[name]["NLL"].value == pytest.approx(on_the_way["eval_loss"]["value"], abs=1e-12)
+    closing = result.selected.overall.estimates["eval_accuracy"].value
+    assert result.live.measures["float32"]["accuracy"].value == closing
+    assert 0 < result.live.measures[name]["margin error"].value < 0.2
+    written = json.loads((tmp_path / "run/evals/live.json").read_text())
+    assert written["preferences"] == written["available"] == result.live.num_preferences
+    assert name in written["measures"]
+
+
+def test_live_numbers_of_another_model_than_the_saved_one_are_a_warning(
+    base_model, pairs_file, held_out, tmp_path, monkeypatch, log
+):
+    """To the nearest, the forward pass hardly sees what was learned."""
+    from rewardlab.training.loop.reward_trainer import RewardJudge
+
+    real = RewardJudge._judge
+
+    def blind(judge, groups, budget, progress):
+        with torch.no_grad():
+            judge.model.head.weight.mul_(-1)
+        try:
+            return real(judge, groups, budget, progress)
+        finally:
+            with torch.no_grad():
+                judge.model.head.weight.mul_(-1)
+
+    monkeypatch.setattr(RewardJudge, "_judge", blind)
+    settings = {"precision": "bf16", "eval_dataset": (str(held_out),), "steps": 10, "lr": 1e-2}
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", **settings))
+    assert "live_differs" in [sign.name for sign in result.warnings]
+    assert "other_precision" not in [sign.name for sign in result.warnings]
+    assert "in bf16, as it trains (root mean square)" in log.text
+
+
+def test_the_report_shows_the_live_numbers_beside_the_saved_models(base_model, pairs_file, tmp_path, capsys):
+    flags = f"--model {base_model} --dataset {pairs_file} --output-dir {tmp_path / 'run'} --eval-fraction 0.3"
+    more = "--max-seq-len 128 --steps 2 --precision bf16 --report-to none"
+    main(["train", *flags.split(), *more.split()])
+    report = " ".join(capsys.readouterr().out.split())
+    assert "Live evaluation: the model as it was judged on the way (bf16, as it trains), beside its" in report
+
+
+def test_the_dtype_is_that_of_the_chosen_folder_whatever_the_run_was_told_later(base_model, pairs_file, tmp_path):
+    config = config_for(base_model, pairs_file, tmp_path / "run", eval_fraction=0.3, save_dtype="bfloat16")
+    assert train(config).live is not None
+    again = train(config.replace(save_dtype="float32", resume="auto"))  # a finished run is judged again
+    assert again.live is not None
+    assert again.computed_in["after"] == "float32 by the saved bfloat16 weights"
+    assert (tmp_path / "run/evals/live.json").is_file()
+
+
+def test_a_live_model_of_which_nothing_was_chosen_is_compared_at_the_last_step(
+    base_model, pairs_file, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Selection, "offer", lambda *_, **__: False)
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", eval_fraction=0.3, precision="bf16"))
+    assert result.best is None
+    (name,) = set(result.live.measures) - {"float32"}
+    last = json.loads((tmp_path / "run/evals/step_4.metrics.json").read_text())["all"]["estimates"]
+    assert result.live.measures[name]["NLL"].value == pytest.approx(last["eval_loss"]["value"], abs=1e-12)
+
+
+@pytest.mark.parametrize(("moved", "told"), [(0.1, False), (0.3, True)])
+def test_live_and_saved_scores_are_told_apart_beyond_what_the_arithmetic_leaves_open(
+    base_model, pairs_file, tmp_path, monkeypatch, log, moved, told
+):
+    real = save_module.live_scores
+    monkeypatch.setattr(save_module, "live_scores", lambda *given: [score + moved for score in real(*given)])
+    train(config_for(base_model, pairs_file, tmp_path / "run", precision="bf16"))
+    assert ("saved scores differ from the live ones by up to" in log.text) == told

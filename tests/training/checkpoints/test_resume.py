@@ -1,0 +1,360 @@
+"""An interrupted run goes on as if nothing had happened (law 9)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import runs
+from conftest import make_model, write_pairs
+from harming import flip
+from resuming import KINDS, config_for, interrupted, stop_after, weights_of
+from rewardlab.artifact.load import load
+from rewardlab.cli import parse_train
+from rewardlab.core.errors import ArtifactError, ConfigError, RunInterrupted
+from rewardlab.core.run_folder import saved_step
+from rewardlab.model.dropout import Draws
+from rewardlab.training.checkpoints.checkpoint import newest_checkpoint
+from rewardlab.training.loop import loss_scale
+from rewardlab.training.loop.optimizer import (
+    build_optimizer,
+    create_state,
+    optimizer_numbers,
+    restore_numbers,
+    training_tensors,
+)
+from rewardlab.training.loop.schedule import build_schedule, seek
+from rewardlab.training.run import train
+from rewardlab.training.settings.config import OptimizerConfig, RewardTrainerConfig
+from runs import history_of, rows_of
+
+pytestmark = pytest.mark.usefixtures("verified_here")
+
+
+def run_in_parts(config, stops, monkeypatch, **changes):
+    """The run of `config`, interrupted after each of these steps and resumed."""
+    for step in stops:
+        with monkeypatch.context() as patched:
+            stop_after(patched, step)
+            with pytest.raises(RunInterrupted, match=f"stopped by SIGUSR1 after step {step} of 8. .*--resume auto"):
+                train(config)
+        config = config.replace(resume="auto", **changes)
+    return train(config)
+
+
+def require_same_runs(first: Path, second: Path) -> None:
+    """Everything that a run leaves, but for what depends on the clock."""
+    assert history_of(first) == history_of(second)
+    for name in ("reward_distributions.json", "samples.txt", "warnings.jsonl"):
+        assert (first / name).read_text() == (second / name).read_text()
+    evaluations = {path.name for path in (first / "evals").iterdir()}
+    assert evaluations == {path.name for path in (second / "evals").iterdir()}
+    for name in evaluations:
+        assert (first / "evals" / name).read_text() == (second / "evals" / name).read_text()
+    folders = {path.name for path in first.iterdir() if path.is_dir()}
+    assert folders == {path.name for path in second.iterdir() if path.is_dir()}
+    for name in folders - {"evals", "checkpoints"}:
+        ours, theirs = weights_of(first / name), weights_of(second / name)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours), name
+        steps = {
+            json.loads((run / name / "reward_spec.json").read_text())["provenance"]["step"] for run in (first, second)
+        }
+        assert len(steps) == 1, name
+    assert [path.name for path in (second / "checkpoints").iterdir()] == ["step_8"], "one of a finished run"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_in_parts_is_the_run_in_one_piece(kind, base_model, pairs_file, tmp_path, monkeypatch):
+    config = config_for(base_model, pairs_file, tmp_path / "whole", train_eval_limit=4, **KINDS[kind])
+    train(config)
+    run_in_parts(config.replace(output_dir=tmp_path / "parts"), [1, 3, 4], monkeypatch)
+    require_same_runs(tmp_path / "whole", tmp_path / "parts")
+    manifest = json.loads((tmp_path / "parts/manifest.json").read_text())
+    assert [entry["step"] for entry in manifest["resumed"]] == [1, 3, 4]
+
+
+def test_the_loss_scale_of_float16_is_taken_up(base_model, pairs_file, tmp_path, monkeypatch, log):
+    monkeypatch.setattr(loss_scale, "FIRST", 2.0**40)  # too much, so that it moves
+    config = config_for(base_model, pairs_file, tmp_path / "whole", **KINDS["fp16"])
+    train(config)
+    told = log.text.count("LOSS SCALE")
+    assert told >= 2
+    run_in_parts(config.replace(output_dir=tmp_path / "parts"), [1, 3], monkeypatch)
+    assert log.text.count("LOSS SCALE") == 2 * told, "the same steps were computed again"
+    require_same_runs(tmp_path / "whole", tmp_path / "parts")
+    whole, parts = (newest_checkpoint(tmp_path / name).state["loss_scale"] for name in ("whole", "parts"))
+    assert whole == parts != [2.0**40, 2.0**40, 0]
+
+
+def test_dropout_would_tell_a_run_that_draws_anew(base_model, pairs_file, tmp_path, monkeypatch):
+    config = config_for(base_model, pairs_file, tmp_path / "whole", **KINDS["lora with dropout"])
+    train(config)
+    draws, begin = iter(range(1000)), Draws.begin
+    monkeypatch.setattr(Draws, "begin", lambda self, batch, _, **how: begin(self, batch, (next(draws),), **how))
+    train(config.replace(output_dir=tmp_path / "other"))
+    assert history_of(tmp_path / "whole") != history_of(tmp_path / "other")
+
+
+def test_a_process_that_is_killed_anywhere_loses_nothing(base_model, pairs_file, tmp_path):
+    """Processes kill themselves at random points, many while they write; the next one always goes on."""
+    config = config_for(base_model, pairs_file, tmp_path / "whole", steps=20, checkpoint_every=1)
+    lora = config.replace(lora=True, lora_rank=2, output_dir=tmp_path / "whole-lora", max_grad_norm=0.5)
+    soak = Path(runs.__file__).with_name("soak.py")
+    for whole in (config, lora):
+        train(whole)
+        folder = tmp_path / f"parts-{whole.model.lora}"
+        settings = tmp_path / "settings.json"
+        settings.write_text(json.dumps(runs.settings_of(whole.replace(output_dir=folder, resume="auto"))))
+        answer = subprocess.run(
+            [sys.executable, str(soak), str(settings), str(int(whole.model.lora))],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=280,
+        )
+        assert answer.returncode == 0, answer.stderr[-3000:]
+        found = json.loads(answer.stdout.splitlines()[-1])
+        assert found["at a step"] >= 4
+        assert found["while writing"] >= 8
+        assert sum(found.values()) >= 20
+        resumed = [entry["step"] for entry in json.loads((folder / "manifest.json").read_text())["resumed"]]
+        assert resumed == sorted(resumed)
+        assert len(set(resumed)) >= 8, "all along the run"
+        assert history_of(whole.run.output_dir) == history_of(folder)
+        for name in ("best", "step_20", "step_4"):
+            ours, theirs = weights_of(whole.run.output_dir / name), weights_of(folder / name)
+            assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+        assert not [path for path in folder.rglob("*") if ".tmp-" in path.name or ".old-" in path.name]
+
+
+def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(base_model, pairs_file, tmp_path, monkeypatch, log):
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
+    assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step_4", "step_5"]
+    flip(tmp_path / "run/checkpoints/step_5/tensors/rank_0.safetensors")
+    train(config)
+    assert "step_5 is damaged (tensors/rank_0.safetensors is not what was written)" in log.text
+    assert "checkpoints/step_4, after step 4" in log.text
+    whole = config.replace(resume=None, output_dir=tmp_path / "whole")
+    train(whole)
+    assert history_of(tmp_path / "run") == history_of(tmp_path / "whole")
+
+
+def test_nothing_but_damaged_checkpoints_is_an_error(base_model, pairs_file, tmp_path, monkeypatch):
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
+    for folder in (tmp_path / "run/checkpoints").iterdir():
+        (folder / "state.json").write_text("{}")
+    with pytest.raises(ArtifactError, match="every checkpoint of .* is damaged. Restore .* or start again"):
+        train(config)
+
+
+@pytest.mark.parametrize("missing", ["best", "step_4", "metrics.csv", "reward_distributions.json"])
+def test_what_was_still_to_be_written_after_the_checkpoint_is_written(
+    missing, base_model, pairs_file, tmp_path, monkeypatch
+):
+    """As after a kill between a checkpoint and what follows it."""
+    config = config_for(base_model, pairs_file, tmp_path / "whole", lr=1e-3)
+    result = train(config)
+    assert result.best_step is not None
+    parts = config.replace(output_dir=tmp_path / "parts")
+    with monkeypatch.context() as patched:
+        stop_after(patched, 4 if missing == "step_4" else result.best_step)
+        with pytest.raises(RunInterrupted):
+            train(parts)
+    path = tmp_path / "parts" / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    train(parts.replace(resume="auto"))
+    require_same_runs(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_finished_run_is_judged_again_and_stays_as_it_was(base_model, pairs_file, tmp_path):
+    config = config_for(base_model, pairs_file, tmp_path / "run", steps=4)
+    train(config)
+    before = history_of(tmp_path / "run"), weights_of(tmp_path / "run/step_4")
+    train(config.replace(resume="auto"))
+    after = history_of(tmp_path / "run"), weights_of(tmp_path / "run/step_4")
+    assert before[0] == after[0]
+    assert all(torch.equal(before[1][name], after[1][name]) for name in before[1])
+
+
+def test_a_run_that_stopped_early_stays_stopped(base_model, pairs_file, tmp_path, log):
+    config = config_for(base_model, pairs_file, tmp_path / "run", lr=1e-9, early_stopping_patience=1, eval_every=1)
+    train(config)
+    stopped = len(rows_of(tmp_path / "run"))
+    assert stopped < 9
+    log.clear()
+    train(config.replace(resume="auto"))
+    assert len(rows_of(tmp_path / "run")) == stopped
+    assert "STOP" in log.text
+
+
+def test_auto_begins_where_there_is_nothing_yet(base_model, pairs_file, tmp_path, log):
+    train(config_for(base_model, pairs_file, tmp_path / "run", steps=2, resume="auto"))
+    assert "no run in" in log.text
+    assert (tmp_path / "run/step_2").exists()
+
+
+def test_auto_begins_again_a_run_that_was_killed_before_its_first_checkpoint(
+    base_model, pairs_file, tmp_path, monkeypatch, log
+):
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, step=1, save_every=None, eval_every=8)
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    train(config)
+    assert "had not come to a checkpoint; it begins again" in log.text
+
+
+def test_auto_does_not_replace_a_run_that_has_models_but_no_checkpoints(base_model, pairs_file, tmp_path):
+    config = config_for(base_model, pairs_file, tmp_path / "run", steps=2, checkpoints=False)
+    train(config)
+    assert not (tmp_path / "run/checkpoints").exists()
+    with pytest.raises(ConfigError, match="a run without checkpoints, so it cannot be resumed"):
+        train(config.replace(resume="auto"))
+    (tmp_path / "run/config.json").unlink()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        train(config.replace(resume="auto"))
+    assert load(tmp_path / "run/step_2")
+
+
+@pytest.mark.parametrize("where", ["run", "run/checkpoints/step_4"])
+def test_a_named_run_brings_its_settings(where, base_model, pairs_file, tmp_path, monkeypatch):
+    interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
+    config = parse_train(["--resume", str(tmp_path / where), "--log-every", "1"])
+    assert (config.run.batch_size, config.run.log_every, config.run.output_dir) == (8, 1, tmp_path / "run")
+    train(config)
+    assert (tmp_path / "run/step_8").exists()
+
+
+def test_an_earlier_checkpoint_can_be_gone_back_to(base_model, pairs_file, tmp_path, monkeypatch, log):
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
+    with monkeypatch.context() as patched:
+        stop_after(patched, 5)
+        with pytest.raises(RunInterrupted):
+            train(config.replace(resume=str(tmp_path / "run/checkpoints/step_4")))
+    assert "checkpoints/step_4, after step 4" in log.text
+    assert newest_checkpoint(tmp_path / "run").step == 5
+    train(config)
+    train(config.replace(resume=None, output_dir=tmp_path / "whole"))
+    assert history_of(tmp_path / "run") == history_of(tmp_path / "whole")
+
+
+def test_a_course_that_is_given_up_leaves_no_checkpoint_and_no_best(base_model, pairs_file, tmp_path, log):
+    config = config_for(base_model, pairs_file, tmp_path / "run", lr=1e-3, checkpoint_limit=9, eval_every=1)
+    best = train(config).best_step
+    assert best > 2
+    checkpoints = tmp_path / "run/checkpoints"
+    (last,) = checkpoints.iterdir()
+    assert last.name == "step_8"
+    short = config.replace(output_dir=tmp_path / "short", checkpoint_every=1)
+    with pytest.MonkeyPatch.context() as patched:
+        stop_after(patched, 2)
+        with pytest.raises(RunInterrupted):
+            train(short)
+    shutil.copytree(tmp_path / "short/checkpoints/step_2", checkpoints / "step_2")
+    with pytest.MonkeyPatch.context() as patched:
+        stop_after(patched, 3)
+        with pytest.raises(RunInterrupted):
+            train(config.replace(resume=str(checkpoints / "step_2")))
+    assert f"best/ is of step {best}, which lies ahead; it is removed" in log.text
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["step_2", "step_3"]
+    assert not (tmp_path / "run/step_8").exists()
+    train(config.replace(resume="auto"))
+    assert saved_step(tmp_path / "run/best") == best
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"resume": "auto", "overwrite": True}, "--resume goes on with a run and --overwrite replaces it"),
+        ({"reschedule": True}, "--reschedule is about a run that goes on"),
+        ({"resume": ""}, "--resume: the name is empty"),
+        ({"max_hours": 0}, "--max-hours 0.0: must be above 0"),
+        ({"checkpoint_limit": 0}, "--checkpoint-limit 0: must be at least 1"),
+    ],
+)
+def test_settings_that_make_no_sense(changes, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        RewardTrainerConfig.of(model="m", dataset=("d",), **changes)
+
+
+def test_a_name_that_is_no_run(tmp_path):
+    with pytest.raises(ConfigError, match="there is no run. Give the folder of a run"):
+        parse_train(["--resume", str(tmp_path)])
+
+
+def test_a_run_goes_on_in_its_own_folder(base_model, pairs_file, tmp_path, monkeypatch):
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
+    with pytest.raises(ConfigError, match="a run goes on in its own folder, .*run, not in --output-dir"):
+        train(config.replace(resume=str(tmp_path / "run"), output_dir=tmp_path / "elsewhere"))
+
+
+@pytest.mark.parametrize("name", ["cosine", "linear", "constant", "constant_with_warmup", "cosine_with_min_lr"])
+def test_a_rate_is_a_function_of_the_step(name):
+    config = RewardTrainerConfig.of(model="m", dataset=("d",), lr_scheduler=name)
+
+    def fresh():
+        parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]
+        optimizer = torch.optim.SGD([{"params": [p], "lr": 0.1 * (n + 1)} for n, p in enumerate(parameters)])
+        return optimizer, build_schedule(optimizer, config.schedule, 20)
+
+    optimizer, schedule = fresh()
+    for step in range(20):
+        other, sought = fresh()
+        seek(sought, step)
+        assert sought.get_last_lr() == schedule.get_last_lr()
+        assert [group["lr"] for group in other.param_groups] == [group["lr"] for group in optimizer.param_groups]
+        optimizer.step()
+        schedule.step()
+        other.step()
+        sought.step()
+        assert sought.get_last_lr() == schedule.get_last_lr()
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("adamw", {"step", "exp_avg", "exp_avg_sq"}),
+        ("adafactor", {"step", "row_var", "col_var", "variance"}),
+        ("sgd", set()),
+    ],
+)
+def test_making_state_moves_no_weight(name, kept):
+    model = make_model()
+    config = OptimizerConfig(optimizer=name, lr=0.1, weight_decay=0.1)
+    optimizer = build_optimizer(model, config, lr=0.1, head=["head.weight"], decay_exempt=frozenset())
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    trainable = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    held = [f"optimizer.{name}.step" for name in trainable if name != "head.weight"]
+    create_state(optimizer, model, held)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any("head.weight" in name for name in training_tensors(model, optimizer) if "optimizer" in name)
+    wanted = {f"model.{name}" for name in trainable}
+    tensors = training_tensors(model, optimizer)
+    assert wanted <= set(tensors)
+    assert {name.rpartition(".")[2] for name in set(tensors) - wanted} == kept
+
+
+def test_what_an_optimiser_keeps_as_plain_numbers_is_kept():
+    model = make_model()
+    optimizer = build_optimizer(model, OptimizerConfig(), lr=0.1, head=["head.weight"], decay_exempt=frozenset())
+    create_state(optimizer, model, ["optimizer.head.weight.step"])
+    optimizer.state[model.head.weight]["count"] = 7  # as bitsandbytes counts its steps
+    numbers = optimizer_numbers(model, optimizer)
+    assert numbers == {"head.weight.count": 7}
+    optimizer.state[model.head.weight]["count"] = 0
+    restore_numbers(model, optimizer, json.loads(json.dumps(numbers)))
+    assert optimizer.state[model.head.weight]["count"] == 7
+
+
+def test_no_warning_goes_unseen(base_model, pairs_file, tmp_path, monkeypatch, caplog):
+    config = interrupted(base_model, write_pairs(tmp_path / "other.jsonl", 40), tmp_path / "run", monkeypatch)
+    caplog.set_level(logging.WARNING, "rewardlab")
+    caplog.clear()
+    train(config)
+    assert [record.message for record in caplog.records if "RESUME" in record.message] == []

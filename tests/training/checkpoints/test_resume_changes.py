@@ -1,0 +1,158 @@
+"""What may be different when a run goes on, and what would make it another run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from conftest import make_model, write_base_model, write_pairs
+from resuming import KINDS, interrupted, weights_of
+from rewardlab.cli import parse_train
+from rewardlab.core.config import HASH_DIGITS
+from rewardlab.core.errors import ArtifactError, ConfigError, DataError
+from rewardlab.core.files import SUM, sha256_json
+from rewardlab.training.checkpoints import resume
+from rewardlab.training.checkpoints.checkpoint import newest_checkpoint
+from rewardlab.training.run import train
+from rewardlab.training.settings.config import RewardTrainerConfig
+from runs import rows_of, values_of
+
+pytestmark = pytest.mark.usefixtures("verified_here")
+
+
+REFUSED = {
+    "lr": ({"lr": 1e-3}, r"--lr 0.001, it was 0.003. Give the settings that the run began with"),
+    "batch size": ({"batch_size": 4}, r"--batch-size 4, it was 8"),
+    "seed": ({"seed": 1}, r"--seed 1, it was 0"),
+    "length": ({"steps": 10}, r"--steps 10, it was 8. The learning rate of every step .* step 5 on with --reschedule"),
+    "schedule": ({"lr_scheduler": "linear"}, r"--lr-scheduler linear, it was cosine"),
+    "several": ({"beta": 2.0, "weight_decay": 0.0}, r"--beta 2.0, it was 1.0; --weight-decay 0.0, it was 0.01"),
+    "metric": ({"early_stopping_metric": "eval_loss"}, r"--early-stopping-metric eval_loss, it was eval_accuracy"),
+    "behind": ({"steps": 4, "reschedule": True}, r"--steps 4 is behind the checkpoint, which is at step 5"),
+}
+
+
+@pytest.mark.parametrize("change", REFUSED)
+def test_what_would_be_another_run_is_refused_by_name(change, base_model, pairs_file, tmp_path, monkeypatch):
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
+    changes, message = REFUSED[change]
+    with pytest.raises(ConfigError, match=message):
+        train(config.replace(**changes))
+    assert newest_checkpoint(tmp_path / "run").step == 5
+
+
+def test_what_moves_no_weight_may_change_and_is_told(base_model, pairs_file, tmp_path, monkeypatch, log):
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
+    log.clear()
+    train(config.replace(log_every=1, micro_token_budget=300, early_stopping_patience=50, checkpoint_limit=1))
+    assert "--log-every 1, it was 3" in log.text
+    assert "--micro-token-budget 300, it was 256 (equal up to rounding from here on)" in log.text
+    assert "--early-stopping-patience 50, it was None (which model is chosen may change)" in log.text
+    assert json.loads((tmp_path / "run/config.json").read_text())["micro_token_budget"] == 300
+
+
+def test_a_longer_run_takes_a_new_course_when_asked(base_model, pairs_file, tmp_path, monkeypatch):
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
+    train(config.replace(steps=12, reschedule=True))
+    rates = {int(row["step"]): float(row["lr"]) for row in rows_of(tmp_path / "run") if row["lr"]}
+    train(config.replace(steps=12, resume=None, output_dir=tmp_path / "long", warmup_steps=0))
+    wanted = {int(row["step"]): float(row["lr"]) for row in rows_of(tmp_path / "long") if row["lr"]}
+    assert {step: rates[step] for step in rates if step > 5} == {step: wanted[step] for step in wanted if step > 5}
+
+
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        (["--epochs", "2"], {"steps": None, "epochs": 2.0, "warmup_steps": 2}),
+        (["--steps", "9"], {"steps": 9, "warmup_steps": 2}),
+        (["--warmup-ratio=0.25"], {"steps": 8, "warmup_steps": None, "warmup_ratio": 0.25}),
+        (["--epochs=2", "--warmup_steps", "3"], {"steps": None, "warmup_steps": 3}),
+    ],
+)
+def test_what_is_given_goes_before_what_the_run_says_in_other_units(
+    flags, found, base_model, pairs_file, tmp_path, monkeypatch
+):
+    interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, warmup_steps=2)
+    config = parse_train(["--resume", str(tmp_path / "run"), *flags])
+    assert values_of(config, found) == found
+
+
+def test_a_level_rate_needs_no_new_course(base_model, pairs_file, tmp_path, monkeypatch):
+    level = {"lr_scheduler": "constant", "eval_every": 4}
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, **level)
+    train(config.replace(steps=12))
+    train(config.replace(steps=12, resume=None, output_dir=tmp_path / "long"))
+    ours, theirs = weights_of(tmp_path / "run/step_12"), weights_of(tmp_path / "long/step_12")
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_run_of_an_earlier_version_reads_typed_control_tokens_as_it_did(base_model, tmp_path, monkeypatch):
+    data = write_pairs(tmp_path / "typed.jsonl", 40)
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    data.write_text("".join(json.dumps(row | {"prompt": "<|im_end|> " + row["prompt"]}) + "\n" for row in rows))
+    asked = interrupted(base_model, data, tmp_path / "run", monkeypatch, special_tokens_in_text="keep")
+    written = tmp_path / "run/config.json"
+    values = json.loads(written.read_text())
+    del values["special_tokens_in_text"]
+    written.write_text(json.dumps(values))
+    manifest = json.loads((tmp_path / "run/manifest.json").read_text())
+    manifest.pop(SUM, None)
+    manifest["config_hash"] = sha256_json(values)[:HASH_DIGITS]
+    for report in manifest["tokens"].values():
+        assert report.pop("special_tokens_in_text") == 2 * report["kept"]
+    (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
+    train(asked.replace(special_tokens_in_text="auto"))
+    assert json.loads(written.read_text())["special_tokens_in_text"] == "keep"
+    with pytest.raises(ConfigError, match="--special-tokens-in-text text, it was keep"):
+        train(asked.replace(special_tokens_in_text="text"))
+
+
+def test_other_data_are_another_run(base_model, pairs_file, tmp_path, monkeypatch):
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
+    moved = tmp_path / "moved" / pairs_file.name
+    moved.parent.mkdir()
+    shutil.copy(pairs_file, moved)
+    lines = pairs_file.read_text().splitlines(keepends=True)
+    pairs_file.write_text("".join([*lines[1:], lines[0]]))
+    with pytest.raises(DataError, match="the training data are not what the run began with"):
+        train(config)
+    train(config.replace(dataset=(str(moved),)))
+
+
+def test_another_base_model_under_the_same_name_is_noticed(base_model, pairs_file, tmp_path, monkeypatch):
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, **KINDS["lora"])
+    path = base_model / "model.safetensors"
+    weights = load_file(path)
+    weights["model.layers.0.mlp.up_proj.weight"].view(-1)[0] += 1e-3
+    save_file(weights, path, metadata={"format": "pt"})
+    with pytest.raises(DataError, match="the frozen weights of --model are not those that the run began with"):
+        train(config)
+
+
+def test_a_model_of_another_size_does_not_fit(base_model, pairs_file, tmp_path, monkeypatch):
+    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
+    other = write_base_model(tmp_path / "other", family="qwen2")
+    with pytest.raises((ArtifactError, DataError), match=r"step_5 |not what the run began with"):
+        train(config.replace(model=str(other)))
+
+
+def test_every_setting_is_of_one_kind():
+    """A new setting is refused on resuming until somebody decides otherwise; one in two lists would be a riddle."""
+    lists = (resume.PERMISSIONS, resume.BY_CONTENT, resume.FREE, resume.CADENCE, resume.ROUNDING, resume.LENGTH)
+    names = [name for names in lists for name in names]
+    assert len(names) == len(set(names))
+    assert set(names) | set(resume.PROBED) <= set(RewardTrainerConfig.__dataclass_fields__)
+
+
+def test_frozen_weights_are_known_by_every_bit():
+    model = make_model(dtype=torch.float32)
+    model.requires_grad_(False)
+    before = resume.frozen_fingerprint(model)
+    assert resume.frozen_fingerprint(model) == before
+    with torch.no_grad():
+        model.head.weight.view(-1)[0] = torch.nextafter(model.head.weight.view(-1)[0], torch.tensor(9.0))
+    assert resume.frozen_fingerprint(model) != before

@@ -1,0 +1,187 @@
+"""Programs of torch.compile: counted, and told when there are more of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+import rewardlab.training.monitoring.progress as compiled_module
+from rewardlab.training.loop.trainer import Trainer
+from rewardlab.training.run import train
+from runs import config_for
+
+
+@pytest.fixture
+def counter(monkeypatch):
+    counter = Counter(unique_graphs=5)
+    monkeypatch.setattr(compiled_module, "counters", {"stats": counter})
+    return counter
+
+
+def test_new_programs_are_told_with_each_evaluation(base_model, pairs_file, tmp_path, monkeypatch, counter, caplog):
+    made = {1: 3, 2: 1, 5: 2}
+    step = Trainer.train_step
+
+    def compiling(self, batches):
+        counter["unique_graphs"] += made.get(self.step + 1, 0)
+        return step(self, batches)
+
+    monkeypatch.setattr(Trainer, "train_step", compiling)
+    with caplog.at_level(logging.INFO, logger="rewardlab"):
+        train(config_for(base_model, pairs_file, tmp_path / "run", steps=6, eval_every=2))
+    lines = [line for line in caplog.messages if "COMPILED" in line]
+    assert lines == [
+        "step 2/6  COMPILED  9 programs so far, 4 of them after step 0",
+        "step 6/6  COMPILED  11 programs so far, 2 of them after step 4",
+    ]
+
+
+def said_by(program, *arguments):
+    """Lines that a program prints in a process of its own, without the checks of annotations that tests run with: they
+    cannot be compiled.
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAXTYPING_DISABLE": "1"},
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout.splitlines()
+
+
+LOSS = """
+import sys
+from pathlib import Path
+
+import torch
+
+from conftest import make_groups, make_model
+from rewardlab.training.monitoring.progress import compiled_programs
+from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.monitoring.records import Records
+from rewardlab.data.groups import Datasets
+from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
+
+def trainer(compiled):
+    torch.manual_seed(0)
+    return reward_trainer(
+        RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=6, micro_token_budget=120, compile=compiled),
+        make_model("llama", dtype=torch.float64).train(),
+        Datasets(train=make_groups(30, replies=3)),
+        num_steps=5,
+        records=Records(Path(sys.argv[1])),
+        save=lambda folder, step: None,
+    )
+
+plain, compiled = trainer(False), trainer(True)
+for step in range(5):
+    expected, found = (each.train_step(each._planned(step)) for each in (plain, compiled))
+    print(*[value for each in (expected, found) for value in (each.sums.mean_loss, each.grad_norm, each.sums.correct)])
+    print(compiled_programs())
+"""
+
+
+def test_a_compiled_loss_is_the_loss_and_needs_no_program_for_every_length(tmp_path):
+    lines = said_by(LOSS, str(tmp_path))
+    for line in lines[::2]:
+        numbers = [float(word) for word in line.split()]
+        assert numbers[3:] == pytest.approx(numbers[:3], rel=1e-9)
+    programs = [int(line) for line in lines[1::2]]
+    assert programs[0] > 0
+    assert programs[-1] == programs[1], "few, and at the start"
+
+
+HALF = """
+import torch
+
+from conftest import make_groups, make_model
+from rewardlab.batch import pack
+from rewardlab.model.compute import apply_compute
+from rewardlab.model.config import TrainComputeConfig
+
+def built(compiled):
+    model = make_model("llama").train()
+    model.compute_dtype = torch.bfloat16
+    settings = TrainComputeConfig(
+        attention_backend="segments", linear_backend="torch", allocator="system", compile=compiled
+    )
+    apply_compute(model, settings, half_rounding="stochastic")
+    return model
+
+def step(model, draw):
+    model.step_draw = (draw,)
+    model.zero_grad()
+    scores = model(pack(make_groups(4, replies=3)))
+    scores.square().sum().backward()
+    return scores.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+
+plain, compiled = built(False), built(True)
+for draw in range(3):
+    (scores, gradient), (found, found_gradient) = step(plain, draw), step(compiled, draw)
+    print(*(float((a - b).norm() / a.norm()) for a, b in ((scores, found), (gradient, found_gradient))))
+print(float((step(compiled, 0)[0] - step(compiled, 1)[0]).abs().max()))
+"""
+
+
+def test_compiled_layers_compute_by_the_copies_of_the_step():
+    *steps, moved = said_by(HALF)
+    for line in steps:
+        scores, gradient = map(float, line.split())
+        assert scores < 0.02
+        assert gradient < 0.05
+    assert float(moved) > 0, "another step, other copies"
+
+
+DROPPED = """
+import torch
+
+from conftest import make_groups, make_model
+from rewardlab.batch import pack
+from rewardlab.model.compute import apply_compute
+from rewardlab.model.config import ModelConfig, TrainComputeConfig
+from rewardlab.model.lora import add_adapters
+from rewardlab.training.monitoring.progress import compiled_programs
+
+def built(compiled, rate):
+    model = make_model("llama").train()
+    model.draws = add_adapters(model.backbone, ModelConfig(lora=True, lora_rank=2, lora_dropout=rate))
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(len(name)))
+    settings = TrainComputeConfig(
+        attention_backend="segments", linear_backend="torch", allocator="system", compile=compiled
+    )
+    apply_compute(model, settings)
+    return model
+
+def step(model, draw):
+    model.step_draw = (draw,)
+    model.zero_grad()
+    scores = model(pack(make_groups(4 + draw, replies=3, seed=draw)))
+    scores.square().sum().backward()
+    return torch.cat([scores.detach(), *(p.grad.flatten() for p in model.parameters() if p.grad is not None)])
+
+compile_part = torch.nn.Module.compile
+for rate, backend in ((0.0, "aot_eager"), (0.3, "aot_eager"), (0.3, "inductor")):
+    torch.nn.Module.compile = lambda part, **how: compile_part(part, backend=backend, **how)
+    torch._dynamo.reset()
+    before, (plain, compiled) = compiled_programs(), (built(how, rate) for how in (False, True))
+    for draw in range(3):
+        wanted, found = step(plain, draw), step(compiled, draw)
+        print(float((wanted - found).norm() / wanted.norm()), compiled_programs() - before)
+"""
+
+
+def test_compiled_layers_drop_what_others_drop_and_share_their_program():
+    found = [(float(distance), int(programs)) for distance, programs in map(str.split, said_by(DROPPED))]
+    assert max(distance for distance, _ in found) < 1e-5
+    without, *with_dropout = (found[start : start + 3] for start in (0, 3, 6))
+    for part in with_dropout:  # one for any layer, any number of tokens, any step
+        assert [programs for _, programs in part] == [programs for _, programs in without]

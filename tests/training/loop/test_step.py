@@ -1,0 +1,61 @@
+"""One step of the trainer: it stops before a bad update (law 8) and decays what it should."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from conftest import make_groups, make_model
+from rewardlab.core.errors import ModelError, NonFiniteError
+from rewardlab.data.groups import Datasets
+from rewardlab.training.loop.optimizer import build_optimizer
+from rewardlab.training.loop.reward_trainer import reward_trainer
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import OptimizerConfig, RewardTrainerConfig
+
+
+def trainer_on(groups, tmp_path, **changes):
+    config = RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=4, lr=1e-3, micro_token_budget=40, **changes)
+    model = make_model("llama").train()
+    return reward_trainer(
+        config, model, Datasets(train=groups), num_steps=3, records=Records(tmp_path), save=lambda folder, step: None
+    )
+
+
+def test_a_non_finite_loss_stops_before_the_update_and_names_the_examples(tmp_path):
+    groups = make_groups(4)
+    bad = replace(groups[2], comparisons=(replace(groups[2].comparisons[0], weight=float("inf")),))
+    trainer = trainer_on([*groups[:2], bad, groups[3]], tmp_path)
+    before = {name: tensor.clone() for name, tensor in trainer.model.state_dict().items()}
+    with pytest.raises(NonFiniteError, match=r"step 1: .*rank 0: .*row 2"):
+        trainer.fit()
+    assert all(torch.equal(before[name], tensor) for name, tensor in trainer.model.state_dict().items())
+
+
+def test_a_non_finite_gradient_stops_before_the_update(tmp_path):
+    trainer = trainer_on(make_groups(4), tmp_path)
+    trainer.model.head.weight.register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(NonFiniteError, match="gradient norm nan"):
+        trainer.train_step(trainer.steps.plan(0, trainer.token_budget))
+
+
+def test_no_weight_at_all_is_an_error(tmp_path):
+    group = make_groups(1)[0]
+    nothing = replace(group, comparisons=(replace(group.comparisons[0], weight=0.0),))
+    with pytest.raises(NonFiniteError, match=r"add up to 0.0. Examples: row 0. Leave out rows of weight 0"):
+        trainer_on([nothing], tmp_path).fit()
+
+
+def test_weight_decay_leaves_norms_biases_and_narrow_weights_are_refused():
+    model = make_model("gpt_neox")
+    exempt = set(model.decay_exempt())
+    assert all("norm" in name or name.endswith("bias") for name in exempt)
+    assert {name for name, p in model.named_parameters() if p.ndim > 1}.isdisjoint(exempt)
+    config = OptimizerConfig(weight_decay=0.1)
+    optimizer = build_optimizer(model, config, lr=1e-3, head=["head.weight"], decay_exempt=exempt)
+    decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert {name for name, p in model.named_parameters() if decays[id(p)] == 0.0} == exempt
+    with pytest.raises(ModelError, match="must be float32"):
+        build_optimizer(model.to(torch.bfloat16), config, lr=1e-3, head=["head.weight"], decay_exempt=exempt)

@@ -1,0 +1,55 @@
+"""What a run says of its settings before it begins, and the names that it looks for on this machine alone."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import AutoConfig
+
+from rewardlab.core.errors import ModelError
+from rewardlab.model.load import looks_local, read_config
+from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.setup import configuration_block
+
+
+def shown(width=100, **changes):
+    config = RewardTrainerConfig.of(model="m", dataset=("d",), **changes)
+    return configuration_block(config, width=width)
+
+
+def test_zeros_and_switches_that_differ_from_the_default_are_listed():
+    usual = " ".join(shown().split())
+    assert "label_smoothing=0.05" in usual
+    for absent in ("lora_dropout", "baselines=False", "freeze_layers", " limit=", "overwrite"):
+        assert absent not in usual
+    changed = " ".join(shown(label_smoothing=0, weight_decay=0.0, baselines=False, log_samples=0).split())
+    for there in ("label_smoothing=0.0", "weight_decay=0.0", "baselines=False", "log_samples=0"):
+        assert there in changed
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 40, 80])
+def test_the_block_fits_the_terminal(width):
+    lines = shown(width).splitlines()
+    assert all(len(line) <= max(width, 20) or " " not in line.strip() for line in lines)
+    assert len(lines) > 5
+
+
+@pytest.mark.parametrize(("steps", "every"), [(1, 5), (5, 5), (20, 5), (50, 5), (51, 5), (1000, 100)])
+def test_a_short_trial_does_not_evaluate_at_every_step(steps, every):
+    assert RewardTrainerConfig.of(model="m", dataset=("d",)).run.interval(steps) == every
+    assert RewardTrainerConfig.of(model="m", dataset=("d",), eval_every=1).run.interval(steps) == 1
+
+
+def test_a_name_that_looks_local_is_not_sought_on_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: pytest.fail("sought"))
+    for name in ("./model", "../model", "/nosuch/model", "~/model", "runs/mine/best", "model/"):
+        assert looks_local(name)
+        with pytest.raises(ModelError, match=rf"no model at '{name}': there is no such folder\. Give a hub name"):
+            read_config(name)
+
+
+def test_names_of_a_hub_are_sought_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Qwen").mkdir()
+    for name in ("gpt2", "Qwen/Qwen2.5-0.5B", "owner/name"):
+        assert not looks_local(name)
