@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import tyro
 
 from rewardlab import cli
-from rewardlab.core.config import field_texts, fields_of
+from rewardlab.core.config import field_texts
 from rewardlab.training.config import EvalConfig, ProbeConfig, RewardTrainerConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "settings.md"
@@ -137,7 +137,7 @@ def in_cell(text: str) -> str:
 def settings_of(settings_type: type, defaults: object = None) -> Iterator[Setting]:
     """Every setting, those of a part (a field that is itself a dataclass) in its place, with its default there."""
     hints, texts = get_type_hints(settings_type, include_extras=True), field_texts(settings_type)
-    for field in fields_of(settings_type):
+    for field in dataclasses.fields(settings_type):
         hint = hints[field.name]
         default = field.default if defaults is None else getattr(defaults, field.name)
         if dataclasses.is_dataclass(hint) and isinstance(hint, type):
@@ -196,8 +196,8 @@ def other_tables() -> Iterator[str]:
         own = [setting for setting in found if setting not in shared]
         yield f"## rewardlab {command}\n"
         if shared:
-            names = f"As in `rewardlab train`: {', '.join(f'`{setting.flag}`' for setting in shared)}. The rest:"
-            yield textwrap.fill(names, 118, break_on_hyphens=False) + "\n"
+            names = f"As in `rewardlab train`: {', '.join(f'`{setting.flag}`' for setting in shared)}."
+            yield textwrap.fill(names, 118, break_on_hyphens=False) + "\n\nIts own:\n"
         yield table(own)
 
 
