@@ -3,7 +3,7 @@
 #   TORCH="torch==2.13.0"   what to install (with any pip options) if .venv has no torch that fits
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test
+.PHONY: help quickstart test docs
 
 help: ## say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -18,3 +18,7 @@ test: ## set up, then check, test and run two steps of the quickstart
 	@scripts/test
 	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
 		.venv/bin/rewardlab quickstart --steps 2 --test-pairs 40 --output-dir "$$folder/quickstart"
+
+docs: ## set up, then build the documentation as one site in build/site
+	@scripts/setup docs
+	@scripts/docs

@@ -127,7 +127,7 @@ def test_no_source_file_is_longer_than_a_person_reads_in_one_go() -> None:
 
 def test_every_script_can_be_run() -> None:
     scripts = [path for folder in ("scripts", ".ci") for path in (ROOT / folder).iterdir() if path.is_file()]
-    assert {path.name for path in scripts} >= {"setup", "check", "test", "bench", "run"}
+    assert {path.name for path in scripts} >= {"setup", "check", "test", "bench", "docs", "run"}
     for path in scripts:
         assert os.access(path, os.X_OK), path
         assert path.read_text(encoding="utf-8").startswith("#!"), path
