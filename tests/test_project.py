@@ -157,7 +157,9 @@ def test_long_forms_of_tests_have_one_mark_and_no_switch_of_their_own() -> None:
         ("--soak tests/data -k rows", "-m pytest -m soak -s tests/data -k rows"),
     ],
 )
-def test_scripts_test_runs_all_or_what_it_is_told_or_the_long_forms(tmp_path: Path, arguments: str, passed: str) -> None:
+def test_scripts_test_runs_all_or_what_it_is_told_or_the_long_forms(
+    tmp_path: Path, arguments: str, passed: str
+) -> None:
     (tmp_path / "scripts").mkdir()
     script = shutil.copy(ROOT / "scripts/test", tmp_path / "scripts")
     (tmp_path / ".venv/bin").mkdir(parents=True)

@@ -38,7 +38,8 @@ FAULTS: Final = {
     "sigmoid": "a sigmoid applied to the score",
     "softmax": "a softmax over the single label",
     "zero_head": "a head that is zero or was never loaded",
-    SPECIAL_TOKENS: "control tokens typed in a reply read as control tokens, so that a reply can forge turns",
+    SPECIAL_TOKENS: "control tokens typed in a reply read as control tokens, so that a reply can forge turns, and "
+    "nothing else: what every engine does that is given texts; give it token ids",
     PRECISION_MISMATCH: "weights rounded to the nearest bfloat16: export a bfloat16 folder with `rewardlab export`",
 }
 
