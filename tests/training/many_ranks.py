@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -31,7 +32,8 @@ from rewardlab.training import run as run_module
 from rewardlab.training.config import RewardTrainerConfig
 from rewardlab.training.interrupt import StopRequests, ending_with_status
 from rewardlab.training.parallel import joined_ranks, parts_of, share
-from rewardlab.training.ranks import Parallel
+from rewardlab.training.pending import Pending
+from rewardlab.training.ranks import Parallel, Ranks
 from rewardlab.training.records import Records
 from rewardlab.training.reward_trainer import Datasets, RewardTrainer
 from rewardlab.training.trainer import Machine, Trainer
@@ -136,6 +138,29 @@ def one_step(folder: Path, how: Mapping[str, Any]) -> dict[str, Any]:
         if ranks.is_first:
             (folder / f"{how['name']}.empty").write_text(json.dumps(counts))
         return found
+
+
+def threads_after(folder: Path, how: Mapping[str, Any]) -> None:
+    """Which threads a rank still has after the ranks have parted, at the end of a run or interrupted."""
+
+    def train(ranks: Ranks) -> None:
+        trainer = trainer_for(folder, {**how, "ranks": ranks})
+        trainer.train_step(trainer._planned(trainer.step))
+        (folder / f"during-{ranks.rank}").write_text(json.dumps(thread_names()))
+        trainer._next = Pending("a plan", lambda: [] if threading.Event().wait(0.3) else trainer)
+        if how["interrupted"]:
+            raise RunInterrupted("stopped", exit_status=75)
+
+    try:
+        with joined_ranks() as ranks:
+            train(ranks)
+    finally:
+        (folder / f"after-{os.environ['RANK']}").write_text(json.dumps(thread_names()))
+
+
+def thread_names() -> list[str]:
+    """Of all threads of this process, those outside of Python among them."""
+    return sorted(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
 
 
 def whole_run(folder: Path, how: Mapping[str, Any]) -> None:
@@ -269,6 +294,7 @@ FUNCTIONS = {
         stopped_at_once,
         leaves_one_out,
         not_finite,
+        threads_after,
         checkpointed,
         held_in_parts.beside_whole,
         held_in_parts.measured,
