@@ -23,8 +23,8 @@ import torch
 from growth import SIZES
 from harness import machine, ours, results, timing, workload
 from harness.random_model import config_folder, random_weights
+from rewardlab.core.pending import Pending
 from rewardlab.data.groups import Datasets
-from rewardlab.training.loop.prefetch import Pending
 from rewardlab.training.loop.reward_trainer import reward_trainer
 from rewardlab.training.monitoring.monitor import watch_run
 from rewardlab.training.monitoring.observers import Observers

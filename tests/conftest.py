@@ -244,17 +244,21 @@ def make_groups(count: int, *, seed: int = 0, replies: int = 2, vocabulary: int 
     return groups
 
 
-def stored(groups: Sequence[TokenGroup]) -> Groups:
-    """The groups as a run has them, built when they are asked for."""
+def stored(groups: Sequence[TokenGroup], *, together: int = 1) -> Groups:
+    """The groups as a run has them, built when they are asked for; so many in a row are of one conversation."""
     preferences = [
         Preference(
             id=group.preference_id,
             source=group.source,
-            prompt=(Message("user", group.prompt_key),),
+            prompt=(
+                Message("user", f"conversation {number // together}"),
+                Message("assistant", "Go on."),
+                Message("user", group.prompt_key),
+            ),
             replies=tuple((Message("assistant", str(n)),) for n in range(group.num_replies)),
             comparisons=group.comparisons,
         )
-        for group in groups
+        for number, group in enumerate(groups)
     ]
     store = TokenStore(columns=encode(preferences, groups), source="random", facts={})
     return Part([store], np.arange(len(groups))).groups()

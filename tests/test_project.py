@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,3 +134,37 @@ def test_every_script_can_be_run() -> None:
     for path in scripts:
         assert os.access(path, os.X_OK), path
         assert path.read_text(encoding="utf-8").startswith("#!"), path
+
+
+def test_long_forms_of_tests_have_one_mark_and_no_switch_of_their_own() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]
+    marks = [mark.partition(":")[0] for mark in options["markers"]]
+    assert len(set(marks)) == len(marks)
+    assert "soak" in marks
+    assert "-m 'not soak'" in options["addopts"]
+    tests = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    assert sum("@pytest.mark.soak" in text for text in tests.values()) >= 3
+    others = {name for text in tests.values() for name in re.findall(r"REWARDLAB_\w*(?:FUZZ|SOAK|EXAMPLES)\w*", text)}
+    assert others == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "passed"),
+    [
+        ("", "-m pytest -q -n 2"),
+        ("tests/data -k jsonl", "-m pytest tests/data -k jsonl"),
+        ("--soak", "-m pytest -m soak -s"),
+        ("--soak tests/data -k rows", "-m pytest -m soak -s tests/data -k rows"),
+    ],
+)
+def test_scripts_test_runs_all_or_what_it_is_told_or_the_long_forms(
+    tmp_path: Path, arguments: str, passed: str
+) -> None:
+    (tmp_path / "scripts").mkdir()
+    script = shutil.copy(ROOT / "scripts/test", tmp_path / "scripts")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    python = tmp_path / ".venv/bin/python"
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] || echo "$@"\n')
+    python.chmod(0o755)
+    answer = subprocess.run([script, *arguments.split()], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == passed

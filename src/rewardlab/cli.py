@@ -18,7 +18,7 @@ import tyro
 from rewardlab.core.bars import over_bars
 from rewardlab.core.config import did_you_mean, require, require_between, require_seed
 from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted, words_of
-from rewardlab.core.files import require_rows, require_writable_folder, write_text
+from rewardlab.core.files import require_writable_folder, write_text
 from rewardlab.core.run_folder import claim_evaluation, with_settings_of_run
 from rewardlab.core.terminal import brief, short, visible, visible_message
 from rewardlab.evaluation.config import EvalConfig
@@ -280,7 +280,9 @@ def _export(arguments: Sequence[str]) -> None:
 def _score(arguments: Sequence[str]) -> None:
     settings = _parse(ScoreArguments, arguments, "score")
     require_writable_folder(settings.output.parent, "--output")
-    require_rows(settings.input)
+    from rewardlab.data.readers import require_rows
+
+    require_rows(settings.input)  # told before torch is imported
     from rewardlab.serve.score_file import score_file
 
     found = score_file(

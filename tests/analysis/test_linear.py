@@ -6,6 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
 from scipy.special import expit
@@ -26,7 +28,7 @@ from rewardlab.analysis.linear import (
 from rewardlab.core.errors import DataError
 
 
-def make_data(count=120, features=6, *, prompts=None, seed=0, noise=1.0) -> Comparisons:
+def make_data(count=120, features=6, *, prompts=None, roots=None, seed=0, noise=1.0) -> Comparisons:
     draw = np.random.default_rng(seed)
     differences = draw.normal(size=(count, features)) * np.geomspace(3, 0.1, features)
     logits = differences @ draw.normal(size=features) / noise
@@ -40,6 +42,7 @@ def make_data(count=120, features=6, *, prompts=None, seed=0, noise=1.0) -> Comp
         weights=draw.uniform(0.2, 2.0, count),
         prompts=numbers,
         prompt_keys=tuple(map(str, range(numbers.max() + 1))),
+        roots=np.arange(numbers.max() + 1) if roots is None else np.asarray(roots),
     )
 
 
@@ -66,6 +69,7 @@ def test_soft_labels_ties_and_margins_follow_the_formula():
         weights=data.weights,
         prompts=data.prompts,
         prompt_keys=data.prompt_keys,
+        roots=data.roots,
     )
 
     def objective(theta):
@@ -103,6 +107,7 @@ def test_a_sparse_matrix_gives_the_same_fit():
         weights=data.weights,
         prompts=data.prompts,
         prompt_keys=data.prompt_keys,
+        roots=data.roots,
     )
     np.testing.assert_allclose(one(sparse, 0.01), one(data, 0.01), atol=1e-9)
 
@@ -145,6 +150,7 @@ def test_data_without_any_weight_are_refused_and_an_empty_sample_is_the_whole():
         weights=np.where(data.prompts == 0, 1.0, 0.0),
         prompts=data.prompts,
         prompt_keys=data.prompt_keys,
+        roots=data.roots,
     )
     assert (bootstrap_weights(lone, num_draws=40, seed=0).sum(0) > 0).all()
 
@@ -172,12 +178,51 @@ def test_noise_wants_a_stronger_penalty_than_signal():
 
 
 def test_folds_are_even_and_fewer_prompts_than_folds_are_a_fold_each():
-    folds = fold_of_prompts(23, 5, seed=0)
+    folds = fold_of_prompts(np.arange(23), 5, seed=0)
     assert sorted(np.bincount(folds)) == [4, 4, 5, 5, 5]
-    assert sorted(fold_of_prompts(3, 5, seed=0)) == [0, 1, 2]
-    assert (fold_of_prompts(23, 5, seed=0) != fold_of_prompts(23, 5, seed=1)).any()
-    with pytest.raises(ValueError, match="at least two prompts"):
-        fold_of_prompts(1, 5, seed=0)
+    assert sorted(fold_of_prompts(np.arange(3), 5, seed=0)) == [0, 1, 2]
+    assert (fold_of_prompts(np.arange(23), 5, seed=0) != fold_of_prompts(np.arange(23), 5, seed=1)).any()
+    for roots in ([0], [0, 0, 0]):
+        with pytest.raises(ValueError, match="at least two prompts"):
+            fold_of_prompts(np.array(roots), 5, seed=0)
+
+
+@given(
+    roots=st.lists(st.integers(0, 12), min_size=2, max_size=60).filter(lambda roots: len(set(roots)) > 1),
+    num_folds=st.integers(2, 7),
+    seed=st.integers(0, 3),
+)
+def test_a_root_is_in_one_fold_and_folds_differ_by_no_more_than_the_largest(roots, num_folds, seed):
+    numbers = np.unique(roots, return_inverse=True)[1]
+    folds = fold_of_prompts(numbers, num_folds, seed)
+    assert all(len(set(folds[numbers == root])) == 1 for root in range(numbers.max() + 1))
+    sizes = np.bincount(folds)
+    assert len(sizes) == min(num_folds, numbers.max() + 1)
+    assert sizes.min() > 0
+    assert sizes.max() - sizes.min() <= np.bincount(numbers).max()
+
+
+@pytest.mark.parametrize("count", [2, 4, 23, 200])
+def test_where_no_prompts_belong_together_the_draws_are_those_by_prompt(count):
+    """As the versions drew that knew no roots."""
+    draw = np.random.default_rng((3, 1)).permutation(count)
+    folds = np.empty(count, dtype=np.intp)
+    folds[draw] = np.arange(count) % min(5, count)
+    np.testing.assert_array_equal(fold_of_prompts(np.arange(count), 5, seed=3), folds)
+    data = make_data(3 * count, prompts=count)
+    counts = np.random.default_rng((3, 2)).multinomial(count, np.full(count, 1 / count), size=8).T
+    drawn = data.weights[:, None] * counts[data.prompts]
+    np.testing.assert_array_equal(bootstrap_weights(data, num_draws=8, seed=3), drawn)
+
+
+def test_what_belongs_together_is_drawn_together():
+    roots = np.arange(30) // 3
+    data = make_data(90, prompts=30, roots=roots)
+    drawn = (bootstrap_weights(data, num_draws=50, seed=0) / data.weights[:, None]).round(9)
+    for column in drawn.T:
+        counts = {root: set(column[roots[data.prompts] == root]) for root in range(10)}
+        assert all(len(values) == 1 for values in counts.values())
+        assert sum(values.pop() for values in counts.values()) == 10
 
 
 def test_a_bootstrap_sample_takes_whole_prompts_as_many_as_there_are():
@@ -212,3 +257,7 @@ def test_comparisons_of_groups_keep_their_order_labels_and_prompts():
             row += 1
         offset += group.num_replies
     assert row == len(data.labels)
+    assert data.roots.tolist() == list(range(7))
+    joined = compare(groups, features, np.array([9, 4, 9, 4, 1, 0, 9]))
+    assert joined.roots.tolist() == [0, 1, 0, 1, 2, 3, 0], "numbered as they first occur"
+    assert joined.num_roots == 4

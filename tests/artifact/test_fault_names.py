@@ -118,6 +118,20 @@ def test_decoys_that_fit_are_named_and_those_that_do_not_are_not(precision):
         assert named(scores) == UNKNOWN
 
 
+def test_typed_control_tokens_that_are_obeyed_are_told_apart_from_every_fault():
+    plain = canaries_of(SCORES, shifted_position=SHIFTED)
+    typed = replace(
+        plain[0], name="control tokens", score=0.3, decoys={"special_tokens": -0.9, "shifted_position": 2.0}
+    )
+    canaries = [*plain, typed]
+    found = name_fault(canaries, [*SCORES, -0.9])
+    assert found == f"{FAULTS['special_tokens']} (special_tokens)"
+    assert "nothing else: what every engine does that is given texts; give it token ids" in found
+    assert name_fault(canaries, [*SCORES, 0.3]) is None
+    assert name_fault(canaries, [*SCORES, -0.6]) == UNKNOWN, "neither reading"
+    assert name_fault(canaries, [*SHIFTED, -0.9]) == f"{FAULTS['shifted_position']} (shifted_position)"
+
+
 def test_one_canary_is_no_evidence():
     apart = canaries_of(SCORES, shifted_position=[*SCORES[:4], 0.9])
     assert name_fault(apart, [*SCORES[:4], 0.9]) == UNKNOWN

@@ -48,7 +48,10 @@ ROPE_SETTINGS = (
 )
 """Where a configuration, of any version of transformers, keeps its position settings."""
 SECOND_BOS = "a second BOS token in front of the conversation (double_bos)"
-TEXTS = "control tokens typed in a reply read as control tokens, so that a reply can forge turns (special_tokens)"
+TEXTS = (
+    "control tokens typed in a reply read as control tokens, so that a reply can forge turns, and nothing else: what "
+    "every engine does that is given texts; give it token ids (special_tokens)"
+)
 """What is said of every engine that is given texts and is right otherwise."""
 EARLY = "the score read one token before the end"
 BARE = (

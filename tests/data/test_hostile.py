@@ -20,8 +20,10 @@ from loading import ALLOW_DROPS, load, pair
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.files import to_json
 
-EXAMPLES = int(os.environ.get("REWARDLAB_FUZZ_EXAMPLES", "40"))
-"""Files of each format; thousands for an afternoon, with -s for the figures."""
+EXAMPLES, MANY = (
+    settings(max_examples=number, deadline=None, suppress_health_check=list(HealthCheck)) for number in (40, 5000)
+)
+"""Files of each format: a sample, and what `scripts/test --soak` tries."""
 
 
 def nested(depth: int) -> str:
@@ -202,12 +204,9 @@ def pairs_in(rows: list[dict[str, Any]]) -> int:
     return len({key for key in keys if key is not None}) + keys.count(None)
 
 
-@pytest.mark.parametrize("ending", FORMATS)
-@given(changed=changed_rows())
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-def test_no_row_is_lost_and_no_reader_breaks(tmp_path_factory: pytest.TempPathFactory, ending: str, changed) -> None:
-    layout, rows = changed
-    path = written(tmp_path_factory.mktemp("rows") / f"a.{ending}", [GOOD[layout], *rows])
+def require_every_row(folder: Path, ending: str, layout: str, rows: list[dict[str, Any]]) -> None:
+    """A good row and these: each is kept or dropped, or the file is refused in words."""
+    path = written(folder / f"a.{ending}", [GOOD[layout], *rows])
     if path is None:
         return
     found = account(path)
@@ -218,15 +217,48 @@ def test_no_row_is_lost_and_no_reader_breaks(tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.mark.parametrize("ending", FORMATS)
-@given(
-    changes=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), min_size=1, max_size=6), cut=st.booleans()
-)
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-def test_changed_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, ending, changes, cut) -> None:
-    path = written(tmp_path_factory.mktemp("rows") / f"a.{ending}", [pair(n) for n in range(6)])
+@EXAMPLES
+@given(changed=changed_rows())
+def test_no_row_is_lost_and_no_reader_breaks(tmp_path_factory: pytest.TempPathFactory, ending: str, changed) -> None:
+    require_every_row(tmp_path_factory.mktemp("rows"), ending, *changed)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("ending", FORMATS)
+@MANY
+@given(changed=changed_rows())
+def test_no_row_of_very_many_is_lost(tmp_path_factory: pytest.TempPathFactory, ending: str, changed) -> None:
+    require_every_row(tmp_path_factory.mktemp("rows"), ending, *changed)
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), min_size=1, max_size=6)
+
+
+def require_damage_is_told(folder: Path, ending: str, changes: list[tuple[int, int]], *, cut: bool) -> None:
+    """A file with other bytes at some places, perhaps cut off, is read or refused in words."""
+    path = written(folder / f"a.{ending}", [pair(n) for n in range(6)])
     assert path is not None
     content = bytearray(path.read_bytes())
     for place, value in changes:
         content[place % len(content)] = value
     path.write_bytes(bytes(content[: changes[0][0] % len(content)]) if cut else bytes(content))
     account(path)
+
+
+@pytest.mark.parametrize("ending", FORMATS)
+@EXAMPLES
+@given(changes=CHANGES, cut=st.booleans())
+def test_changed_bytes_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, ending, changes, cut) -> None:
+    require_damage_is_told(tmp_path_factory.mktemp("rows"), ending, changes, cut=cut)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("ending", FORMATS)
+@MANY
+@given(changes=CHANGES, cut=st.booleans())
+def test_very_many_changed_bytes_are_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, ending, changes, cut
+) -> None:
+    require_damage_is_told(tmp_path_factory.mktemp("rows"), ending, changes, cut=cut)

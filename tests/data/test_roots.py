@@ -17,7 +17,16 @@ from loading import ids, load
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Comparison, Message, Preference
 from rewardlab.data.groups import Part
-from rewardlab.data.roots import JOINING_BYTES, MOST_FIRST_TURNS, Texts, count_shared, hold_out, split_by_root
+from rewardlab.data.roots import (
+    JOINING_BYTES,
+    MOST_FIRST_TURNS,
+    MOST_TOGETHER,
+    Texts,
+    count_shared,
+    find_roots,
+    hold_out,
+    split_by_root,
+)
 from rewardlab.data.store import LeftOut, TokenStore, encode
 
 PHRASE = "You’re welcome!"
@@ -140,6 +149,32 @@ def test_sides_share_nothing_that_joins_and_hold_what_was_asked_for(
         assert (len(whole), sum(map(len, whole))) == (found.roots, found.prompts)
     else:
         assert sizes[-1] > wanted, "nothing but a root larger than that ought to stand in the way"
+
+
+@given(drawn=DRAWN)
+@settings(max_examples=150, deadline=None)
+def test_folds_go_by_the_same_roots_unless_one_has_more_than_half(drawn: list[tuple]) -> None:
+    rows = rows_of(drawn)
+    numbers, rule = find_roots(Texts.of(rows))
+    slow = Slow(rows)
+
+    def grouped(by: Iterable[object]) -> set[frozenset[str]]:
+        found: dict[object, set[str]] = {}
+        for one, name in zip(rows, by, strict=True):
+            found.setdefault(name, set()).add(one.key)
+        return set(map(frozenset, found.values()))
+
+    by_rule = {
+        "reply": set(map(frozenset, slow.roots())),
+        "first_turn": grouped(map(slow.first_turn, rows)),
+        "prompt": grouped(one.key for one in rows),
+    }
+    num_prompts = len({one.key for one in rows})
+    expected = next(
+        (name for name, roots in by_rule.items() if max(map(len, roots)) <= MOST_TOGETHER * num_prompts), "prompt"
+    )
+    assert rule == expected
+    assert grouped(numbers.tolist()) == by_rule[rule]
 
 
 @given(drawn=DRAWN, seed=st.integers(0, 3), order=st.randoms(use_true_random=False))

@@ -241,6 +241,21 @@ def test_all_stop_when_one_is_asked_to(tmp_path, on_ranks):
     assert all("stopped by --max-hours 1e-09 after step 1" in text for text in told.values())
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not list the threads of a process")
+@pytest.mark.parametrize("interrupted", [False, True])
+@pytest.mark.parametrize(
+    "how", [{}, {"sharding": "none"}, {"sharding": "hybrid", "per_node": 1}], ids=["full", "none", "hybrid"]
+)
+def test_ranks_that_part_leave_no_thread_that_could_abort_the_end_of_the_process(how, interrupted, tmp_path, on_ranks):
+    """A thread of gloo that lets go of its last tensor while the interpreter ends is an abort (SIGABRT)."""
+    ends, said, _ = on_ranks("threads_after", 2, tmp_path, interrupted=interrupted, **how)
+    assert set(ends.values()) == {2 if interrupted else 0}, said[-3000:]
+    for rank in range(2):
+        during, after = (json.loads((tmp_path / f"{when}-{rank}").read_text()) for when in ("during", "after"))
+        assert any("gloo" in name for name in during), during
+        assert not [name for name in after if "gloo" in name]
+
+
 def test_a_process_without_the_environment_of_torchrun_is_alone():
     with joined_ranks() as ranks:
         assert ranks == ALONE

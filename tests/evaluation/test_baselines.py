@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from conftest import stored
 from rewardlab.core.types import Comparison, TokenGroup
 from rewardlab.evaluation import baselines
 from rewardlab.evaluation.baselines import fit_baselines
@@ -94,6 +95,22 @@ def test_large_data_are_sampled_with_the_seed(monkeypatch):
         for seed in (0, 0, 1)
     ]
     assert scores[0] == scores[1] != scores[2]
+
+
+@pytest.mark.parametrize("most", [10_000, 30])
+def test_the_penalty_is_chosen_on_folds_of_whole_conversations(monkeypatch, most):
+    seen, original = [], baselines.cross_validate
+    monkeypatch.setattr(baselines, "MAX_GROUPS", most)
+    monkeypatch.setattr(baselines, "cross_validate", lambda data, **how: (seen.append(data), original(data, **how))[1])
+    fit_baselines(stored(made(40, seed=0), together=4), {"test": made(4, seed=1)}, seed=0)
+    for data in seen:
+        numbers = [int(key, 16) for key in data.prompt_keys]  # as they were stored
+        conversations = [int(f"{number:x}") // 4 for number in numbers]
+        assert len(numbers) == min(40, most)
+        assert (
+            len(set(zip(conversations, data.roots.tolist(), strict=True))) == len(set(conversations)) == data.num_roots
+        )
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -22,10 +23,11 @@ import held_in_parts
 from conftest import make_groups, make_model
 from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import RewardlabError, RunInterrupted
+from rewardlab.core.pending import Pending
 from rewardlab.core.signals import StopRequests, ending_with_status
 from rewardlab.data.groups import Datasets
 from rewardlab.distributed import sharding as parallel
-from rewardlab.distributed.ranks import Parallel
+from rewardlab.distributed.ranks import Parallel, Ranks
 from rewardlab.distributed.sharding import joined_ranks, parts_of, share
 from rewardlab.model import lora
 from rewardlab.model.config import ModelConfig
@@ -137,6 +139,29 @@ def one_step(folder: Path, how: Mapping[str, Any]) -> dict[str, Any]:
         if ranks.is_first:
             (folder / f"{how['name']}.empty").write_text(json.dumps(counts))
         return found
+
+
+def threads_after(folder: Path, how: Mapping[str, Any]) -> None:
+    """Which threads a rank still has after the ranks have parted, at the end of a run or interrupted."""
+
+    def train(ranks: Ranks) -> None:
+        trainer = trainer_for(folder, {**how, "ranks": ranks})
+        trainer.train_step(trainer._planned(trainer.step))
+        (folder / f"during-{ranks.rank}").write_text(json.dumps(thread_names()))
+        trainer._next = Pending("a plan", lambda: [] if threading.Event().wait(0.3) else trainer)
+        if how["interrupted"]:
+            raise RunInterrupted("stopped", exit_status=75)
+
+    try:
+        with joined_ranks() as ranks:
+            train(ranks)
+    finally:
+        (folder / f"after-{os.environ['RANK']}").write_text(json.dumps(thread_names()))
+
+
+def thread_names() -> list[str]:
+    """Of all threads of this process, those outside of Python among them."""
+    return sorted(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))
 
 
 def whole_run(folder: Path, how: Mapping[str, Any]) -> None:
@@ -270,6 +295,7 @@ FUNCTIONS = {
         stopped_at_once,
         leaves_one_out,
         not_finite,
+        threads_after,
         checkpointed,
         held_in_parts.beside_whole,
         held_in_parts.measured,

@@ -220,6 +220,48 @@ def test_where_the_heads_agree_the_head_is_more_often_right():
     assert found.num_sure == (agree >= 0.95).sum()
 
 
+def remembered(conversations: int, *, each: int = 4, width: int = 80):
+    """(groups, states) of which nothing can be learnt, but what was preferred in each conversation be remembered."""
+    draw = np.random.default_rng(0)
+    groups, states = [], []
+    for number, group in enumerate(make_groups(conversations * each)):
+        if number % each == 0:
+            own, label = draw.normal(size=width), float(draw.integers(2))
+        groups.append(replace(group, comparisons=(Comparison(first=0, second=1, label=label),)))
+        states += [own + 0.1 * draw.normal(size=width), -own + 0.1 * draw.normal(size=width)]
+    return groups, np.array(states)
+
+
+def test_no_prompt_is_scored_by_a_head_that_saw_its_conversation():
+    groups, states = remembered(40)
+    by_prompt, _, _ = fitted(groups, states)
+    assert by_prompt.result.overall.sums.accuracy > 0.9, "what is remembered of a conversation gives it away"
+    found, heads, features = fitted(stored(groups, together=4), states, num_draws=20)
+    assert 0.25 < found.result.overall.sums.accuracy < 0.75
+    curve = learning_curve(features, found, seed=0)
+    assert all(0.2 < point.accuracy.value < 0.8 for point in curve)
+    assert curve[-1].accuracy.value == pytest.approx(found.result.overall.sums.accuracy)
+    assert features.data.num_roots == 40
+    assert heads.bootstrap_WB.shape == (80, 20)
+
+
+def test_where_prompts_share_nothing_the_numbers_are_those_by_prompt():
+    groups, states, _ = planted(60, replies=3)
+    with_texts = stored(groups)
+    (found, heads, features), (other, others, other_features) = (
+        fitted(given, states, num_draws=10) for given in (list(with_texts), with_texts)
+    )
+    assert found.penalty == other.penalty
+    assert [row.score for row in found.result.rows] == [row.score for row in other.result.rows]
+    np.testing.assert_array_equal(heads.head_W, others.head_W)
+    np.testing.assert_array_equal(heads.bootstrap_WB, others.bootstrap_WB)
+    curves = (learning_curve(of, chosen, seed=0) for of, chosen in ((features, found), (other_features, other)))
+    one, another = (
+        [(point.comparisons, point.accuracy.value, point.loss.value) for point in curve] for curve in curves
+    )
+    assert one == another
+
+
 def test_ties_alone_say_nothing_about_certainty():
     groups, states, _ = planted(30)
     tied = [replace(g, comparisons=tuple(replace(c, label=0.5) for c in g.comparisons)) for g in groups]

@@ -28,6 +28,7 @@ def test_no_loss_of_the_curve_is_said_to_lie_below_zero():
         weights=np.ones(12),
         prompts=np.arange(12),
         prompt_keys=keys,
+        roots=np.arange(12),
     )
     point = _curve_point(1.0, data, np.array([[9.0] * 11 + [1.0]]), 12.0, keys)
     assert point.loss.low == 0.0 < point.loss.value

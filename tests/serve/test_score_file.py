@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Message
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.config import RenderingConfig
+from rewardlab.data.rows import MAX_CHARACTERS
 from rewardlab.score import Scorer
 from rewardlab.serve import score_file as score_module
 from rewardlab.serve.score_file import score_file
@@ -100,6 +103,28 @@ def test_what_cannot_be_written_again_is_refused_before_anything_is_scored(model
     monkeypatch.setattr(score_module, "load", lambda *_, **__: pytest.fail("the model was loaded"))
     with pytest.raises(DataError, match=r"rows\.jsonl:2: the column 'note' holds what cannot be written as JSON"):
         score_file(model, source, target)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("line", [1, 2])
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz"])
+def test_a_line_that_is_too_long_is_refused_and_never_in_memory_as_a_whole(model, tmp_path, monkeypatch, name, line):
+    source, target = tmp_path / name, tmp_path / "scored.jsonl"
+    size = 20 * MAX_CHARACTERS
+    with (gzip.open if name.endswith(".gz") else open)(source, "wt") as file:
+        file.write((json.dumps({"prompt": "How?", "response": "So."}) + "\n") * (line - 1) + '{"prompt": "')
+        for _ in range(20):
+            file.write("x" * MAX_CHARACTERS)
+        file.write('", "response": "a"}\n')
+    monkeypatch.setattr(score_module, "load", lambda *_, **__: pytest.fail("the model was loaded"))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match=rf"{name}:{line}: the row has more than 8,000,000 characters. Shorten"):
+            score_file(model, source, target)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < size / 4
     assert not target.exists()
 
 

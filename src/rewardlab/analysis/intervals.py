@@ -10,7 +10,7 @@ variance is found twice:
                     asks for no such thing
 
 The larger one counts. Where every prompt has one row, both are the usual s²/n, and nothing here differs from the
-textbook. Which formula is used for what was decided by simulation (benchmarks/coverage.py; docs/design.md, section 5).
+textbook. Which formula is used for what was decided by simulation (benchmarks/coverage.py; docs/design/intervals.md).
 """
 
 from __future__ import annotations

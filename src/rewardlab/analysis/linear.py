@@ -4,11 +4,13 @@ Many models are fitted at once, one a column: the folds and penalties of a cross
 the sizes of a learning curve. They differ only in the weights of the comparisons and in the penalty, so a step of
 L-BFGS for all of them is two matrix products.
 
-Legend: C comparisons, F features, B models (columns), P prompts.
+Legend: C comparisons, F features, B models (columns), P prompts, Q roots: the prompts of one belong together, as those
+of a conversation do.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,14 +54,26 @@ class Comparisons:
     weights: FloatArray
     """[C] at least 0."""
     prompts: npt.NDArray[np.intp]
-    """[C] index of the prompt; what is drawn, held out and counted together."""
+    """[C] index of the prompt; what is counted together."""
     prompt_keys: tuple[str, ...]
     """[P]."""
+    roots: npt.NDArray[np.intp]
+    """[P] index of the root; what is drawn and held out together. Roots are numbered as their prompts first occur."""
+
+    @property
+    def num_roots(self) -> int:
+        """Q."""
+        return int(self.roots.max()) + 1
+
+    @property
+    def roots_C(self) -> npt.NDArray[np.intp]:
+        """[C] index of the root of each comparison."""
+        return self.roots[self.prompts]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrossValidation:
-    """What cross-validation over prompts found."""
+    """What cross-validation over roots found."""
 
     penalty: float
     """The candidate with the smallest held-out loss."""
@@ -81,18 +95,27 @@ class CrossValidation:
         return self.penalty in (min(self.losses), max(self.losses))
 
 
-def compare(groups: Sequence[TokenGroup], features_RF: Matrix) -> Comparisons:
-    """The judgements of the groups, over features of all their replies in order (R replies, F features)."""
+def compare(
+    groups: Sequence[TokenGroup], features_RF: Matrix, roots_G: npt.NDArray[np.int64] | None = None
+) -> Comparisons:
+    """The judgements of the groups, over features of all their replies in order (R replies, F features).
+
+    `roots_G` has the same number for groups that belong together, among them all of one prompt; without it no two
+    prompts do.
+    """
     first, second, judged, keys = [], [], [], []
+    root_of: dict[str, int] = {}
     offset = 0
-    for group in groups:
+    for index, group in enumerate(groups):
         for comparison in group.comparisons:
             first.append(offset + comparison.first)
             second.append(offset + comparison.second)
             judged.append((comparison.label, comparison.margin, comparison.weight))
             keys.append(group.prompt_key)
+            root_of.setdefault(group.prompt_key, index if roots_G is None else int(roots_G[index]))
         offset += group.num_replies
-    number = {key: index for index, key in enumerate(dict.fromkeys(keys))}
+    number = {key: index for index, key in enumerate(root_of)}
+    root_number = {root: index for index, root in enumerate(dict.fromkeys(root_of.values()))}
     labels, margins, weights = np.array(judged, dtype=np.float64).reshape(-1, 3).T
     return Comparisons(
         differences=features_RF[first] - features_RF[second],
@@ -101,6 +124,7 @@ def compare(groups: Sequence[TokenGroup], features_RF: Matrix) -> Comparisons:
         weights=weights,
         prompts=np.array([number[key] for key in keys], dtype=np.intp),
         prompt_keys=tuple(number),
+        roots=np.array([root_number[root] for root in root_of.values()], dtype=np.intp),
     )
 
 
@@ -114,7 +138,7 @@ def fit(
 ) -> FloatArray:
     """[F, B] coefficients that minimise Σ w·ℓ / Σ w + penalty/2 · ‖θ‖², each column with its weights and penalty.
 
-    ℓ is the Bradley–Terry loss with margin (docs/design.md, section 5) at β = 1. The problem is strictly convex for
+    ℓ is the Bradley–Terry loss with margin (docs/design/formulas.md) at β = 1. The problem is strictly convex for
     penalties above 0; columns are computed apart from each other, so their company changes nothing but rounding.
 
     Raises DataError if a column has no weight at all, or does not converge.
@@ -234,13 +258,13 @@ def _search(
 def cross_validate(
     data: Comparisons, *, penalties: Sequence[float] = PENALTIES, num_folds: int = 5, seed: int = 0
 ) -> CrossValidation:
-    """Choose the penalty by the loss on held-out prompts: every prompt is held out once.
+    """Choose the penalty by the loss on held-out prompts: every prompt is held out once, with all of its root.
 
-    With fewer prompts than folds, each prompt is a fold.
+    With fewer roots than folds, each root is a fold.
 
-    Raises ValueError for fewer than two prompts.
+    Raises ValueError for fewer than two roots.
     """
-    fold_P = fold_of_prompts(len(data.prompt_keys), num_folds, seed)
+    fold_P = fold_of_prompts(data.roots, num_folds, seed)
     fold_C, folds = fold_P[data.prompts], range(fold_P.max() + 1)
     train_CK = data.weights[:, None] * (fold_C[:, None] != np.arange(len(folds)))
     theta_FKG = fit(
@@ -273,35 +297,43 @@ def nll_of(labels: FloatArray, logits: FloatArray) -> FloatArray:
     return losses
 
 
-def fold_of_prompts(num_prompts: int, num_folds: int, seed: int) -> npt.NDArray[np.intp]:
-    """[P] fold of each prompt, from 0; folds have equal numbers of prompts, or nearly."""
-    if num_prompts < 2:
-        raise ValueError("cross-validation needs at least two prompts")
-    order = np.random.default_rng((seed, 1)).permutation(num_prompts)
-    folds = np.empty(num_prompts, dtype=np.intp)
-    folds[order] = np.arange(num_prompts) % min(num_folds, num_prompts)
-    return folds
+def fold_of_prompts(roots_P: npt.NDArray[np.intp], num_folds: int, seed: int) -> npt.NDArray[np.intp]:
+    """[P] fold of each prompt, from 0; prompts of one root have the same.
+
+    Each root, the largest first and those of one size in a random order, goes to the fold that has the fewest prompts.
+    So folds have equal numbers of prompts, or nearly, unless a root is larger than that.
+    """
+    sizes_Q = np.bincount(roots_P)
+    if len(sizes_Q) < 2:
+        raise ValueError("cross-validation needs at least two prompts that do not belong together")
+    order = np.random.default_rng((seed, 1)).permutation(len(sizes_Q))
+    order = order[np.argsort(-sizes_Q[order], kind="stable")]
+    folds_Q = np.empty(len(sizes_Q), dtype=np.intp)
+    filled = [(0, fold) for fold in range(min(num_folds, len(sizes_Q)))]
+    for root in order.tolist():
+        count, folds_Q[root] = filled[0]
+        heapq.heapreplace(filled, (count + int(sizes_Q[root]), int(folds_Q[root])))
+    return folds_Q[roots_P]
 
 
 def bootstrap_weights(data: Comparisons, *, num_draws: int, seed: int) -> FloatArray:
-    """[C, B] weights under which each column is one bootstrap sample of the prompts.
+    """[C, B] weights under which each column is one bootstrap sample of the roots, with all of their prompts.
 
-    A sample without any weight, possible with very few prompts, is the whole data instead.
+    A sample without any weight, possible with very few roots, is the whole data instead.
     """
     generator = np.random.default_rng((seed, 2))
-    num_prompts = len(data.prompt_keys)
-    counts_PB = generator.multinomial(num_prompts, np.full(num_prompts, 1 / num_prompts), size=num_draws).T
-    weights_CB = data.weights[:, None] * counts_PB[data.prompts]
+    counts_QB = generator.multinomial(data.num_roots, np.full(data.num_roots, 1 / data.num_roots), size=num_draws).T
+    weights_CB = data.weights[:, None] * counts_QB[data.roots_C]
     return np.where(weights_CB.sum(0) > 0, weights_CB, data.weights[:, None])
 
 
-def nested_subsets(num_prompts: int, shares: Sequence[float], *, seed: int) -> Iterator[npt.NDArray[np.bool_]]:
-    """For each share, [P] which prompts belong to it; smaller ones lie within larger ones."""
-    order = np.random.default_rng((seed, 3)).permutation(num_prompts)
-    rank = np.empty(num_prompts, dtype=np.intp)
-    rank[order] = np.arange(num_prompts)
+def nested_subsets(num_roots: int, shares: Sequence[float], *, seed: int) -> Iterator[npt.NDArray[np.bool_]]:
+    """For each share, [Q] which roots belong to it; smaller ones lie within larger ones."""
+    order = np.random.default_rng((seed, 3)).permutation(num_roots)
+    rank = np.empty(num_roots, dtype=np.intp)
+    rank[order] = np.arange(num_roots)
     for share in shares:
-        yield rank < max(1, round(share * num_prompts))
+        yield rank < max(1, round(share * num_roots))
 
 
 def _is_sparse(matrix: Matrix) -> bool:

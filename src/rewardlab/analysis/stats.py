@@ -7,7 +7,7 @@ Legend: N values (one a comparison), C clusters (one a prompt), S columns, R res
     a mean of anything     the wider limits of that and of Student's interval
 
 Below ten prompts (or values, where none have a prompt) there is none: the value stands alone and the method says why.
-The formulas are in intervals.py; how often they hold the truth is in docs/design.md, section 5.
+The formulas are in intervals.py; how often they hold the truth is in docs/design/intervals.md.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ FAULTS: Final = {
     "sigmoid": "a sigmoid applied to the score",
     "softmax": "a softmax over the single label",
     "zero_head": "a head that is zero or was never loaded",
-    SPECIAL_TOKENS: "control tokens typed in a reply read as control tokens, so that a reply can forge turns",
+    SPECIAL_TOKENS: "control tokens typed in a reply read as control tokens, so that a reply can forge turns, and "
+    "nothing else: what every engine does that is given texts; give it token ids",
     PRECISION_MISMATCH: "weights rounded to the nearest bfloat16: export a bfloat16 folder with `rewardlab export`",
 }
 
@@ -51,7 +52,7 @@ ROOM_IN_HALF: Final = 1.5
 WITHIN: Final = 0.75
 """How far a score may be from a fault's, in tolerances: a single one in half precision, and the root mean square."""
 TYPICAL: Final = 5.0
-"""How many times smaller than what is allowed the noise of an arithmetic typically is (docs/artifact.md)."""
+"""How many times smaller than what is allowed the noise of an arithmetic typically is (docs/one-score.md)."""
 CLEAR: Final = 10.0
 """How much larger the sum of squares of the distances has to be, in units of that noise, for the evidence to be clear:
 the likelihood is then e^5 times smaller, without the canary that says most."""

@@ -165,14 +165,6 @@ def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         yield number, parse_line(path, number, line)
 
 
-def require_rows(path: Path) -> None:
-    """Raise DataError unless there is such a JSONL file, and its first line is a row."""
-    if not path.is_file():
-        raise DataError(f"{path}: no such file.")
-    if next(read_jsonl(path), None) is None:
-        raise DataError(f"{path}: no rows to score.")
-
-
 def read_lines(path: Path, *, max_characters: int | None = None) -> Iterator[tuple[int, str]]:
     """(line number, line) for every non-empty line of a text file, which may be a .gz file.
 

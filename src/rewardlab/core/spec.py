@@ -2,7 +2,7 @@
 
 A reward is weights + head + pooled position + exact tokens + activation/affine. The spec records the parts that
 a plain checkpoint loses, and canaries: conversations with their tokens and scores, by which any copy of the
-model, in any engine, can be checked (docs/design.md, section 6).
+model, in any engine, can be checked (docs/design/artifact.md).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SCORE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15, "float16": 0.05}
 """How far a score computed in this dtype may be from the reference of that dtype, in units of `max(1, |score|)`.
 
 The weights are the same; it covers other kernels, and in half precision how much of the arithmetic is in it
-(docs/artifact.md says what was measured).
+(docs/one-score.md says what was measured).
 """
 
 

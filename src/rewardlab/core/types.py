@@ -1,4 +1,4 @@
-"""The nouns of the system, in the order in which data flows (see docs/design.md, section 2).
+"""The nouns of the system, in the order in which data flows (see docs/design.md).
 
 Legend: K replies of one preference, S shared tokens. Nothing here knows about torch.
 """

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.roots import Keys, Numbers, Texts
+from rewardlab.data.roots import RULES, Keys, Numbers, Texts, find_roots
 from rewardlab.data.store import TokenStore
 
 
@@ -128,6 +128,12 @@ class Groups(Sequence[TokenGroup]):
         """[G] prompt keys as numbers."""
         return self._column(lambda store: store.columns["prompt_key"][store.columns["preference"]])
 
+    def texts(self) -> Texts:
+        """What the prompts and all replies of their preferences say, as keys."""
+        starts = _starts([store.num_preferences for store in self.stores])
+        preferences = [start + store.columns["preference"] for start, store in zip(starts, self.stores, strict=True)]
+        return Part(self.stores, np.concatenate(preferences)[self.numbers_G]).texts()
+
     def num_replies(self) -> Numbers:
         """[G] K of each group."""
         return self._column(lambda store: np.diff(store.columns["reply_end"], prepend=0))
@@ -157,6 +163,16 @@ def num_replies(groups: Sequence[TokenGroup]) -> Numbers:
     if isinstance(groups, Groups):
         return groups.num_replies()
     return np.array([group.num_replies for group in groups], dtype=np.int64)
+
+
+def roots_of(groups: Sequence[TokenGroup]) -> tuple[Numbers, str]:
+    """([G] the same number for groups that folds keep together, one of `roots.RULES`; see `roots.find_roots`).
+
+    Groups in memory do not hold what was said, so only those of one prompt are kept together.
+    """
+    if isinstance(groups, Groups):
+        return find_roots(groups.texts())
+    return np.unique([group.prompt_key for group in groups], return_inverse=True)[1], RULES[-1]
 
 
 def origin(groups: Sequence[TokenGroup]) -> str:

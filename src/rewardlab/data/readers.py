@@ -22,7 +22,7 @@ from typing import IO, Any
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import parse_line, read_json, read_lines, sha256_file, to_json
 from rewardlab.core.types import Preference
-from rewardlab.data.rows import MAX_CHARACTERS, Row, UnreadRow
+from rewardlab.data.rows import CAUSES, MAX_CHARACTERS, Row, UnreadRow
 
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
@@ -152,6 +152,26 @@ def read_row_lines(path: Path) -> Iterator[tuple[int, str | UnreadRow]]:
     """
     for number, line in read_lines(path, max_characters=MAX_CHARACTERS):
         yield number, line if len(line) <= MAX_CHARACTERS else UnreadRow()
+
+
+def read_all_rows(path: Path) -> Iterator[tuple[int, Row]]:
+    """(line number, row) of JSON Lines of which none may be left out.
+
+    Raises DataError naming file and line of what cannot be read, or is longer than a row of training data may be; no
+    such line is in memory as a whole.
+    """
+    for number, row in _read_jsonl(path):
+        if isinstance(row, UnreadRow):
+            raise DataError(f"{path}:{number}: {CAUSES['row_too_long']}. Shorten its texts, or take it out.")
+        yield number, row
+
+
+def require_rows(path: Path) -> None:
+    """Raise DataError unless there is such a JSONL file, and its first line is a row."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such file.")
+    if next(read_all_rows(path), None) is None:
+        raise DataError(f"{path}: no rows to score.")
 
 
 # --- finding -------------------------------------------------------------------------------------------------

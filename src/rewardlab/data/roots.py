@@ -1,4 +1,5 @@
-"""Which rows belong together: those of one conversation, or with a reply in common, go to one side of a split.
+"""Which rows belong together: those of one conversation, or with a reply in common, go to one side of a split, and to
+one fold of a cross-validation.
 
 Two rows have the same root if they have the same first user turn, or a reply in common that says something: at least
 `JOINING_BYTES` long, and given after at most `MOST_FIRST_TURNS` different first turns. Shorter and more frequent ones
@@ -35,6 +36,8 @@ RULES: Final = ("reply", "first_turn", "prompt")
 """What rows on one side have for themselves: all of it, all but replies, or whole prompts alone."""
 ENOUGH: Final = 0.5
 """The share of the prompts asked for that has to be found under a rule, or the next one is taken."""
+MOST_TOGETHER: Final = 0.5
+"""The share of all prompts that may have one root where folds are made, or the next rule is taken."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,6 +166,19 @@ def hold_out(texts: Texts, *, fraction: float, seed: int, rules: Sequence[str] =
         largest=int(sizes_N.max()),
         digest=hashlib.sha256(prompts[out_N].astype("<u8").tobytes()).hexdigest()[:16],
     )
+
+
+def find_roots(texts: Texts) -> tuple[Numbers, str]:
+    """([P] a number for each row, the same for rows that folds keep together, the rule by which).
+
+    Of the `RULES` the first is taken by which no root has more than `MOST_TOGETHER` of the prompts, or the last one.
+    """
+    prompts, numbers_P = np.unique(texts.prompts_P, return_inverse=True)
+    for rule in RULES:
+        roots_N = _roots(texts, numbers_P, rule)
+        if np.bincount(roots_N).max() <= MOST_TOGETHER * len(prompts):
+            break
+    return roots_N[numbers_P], rule
 
 
 def count_shared(texts: Texts, others: Texts) -> dict[str, int]:

@@ -6,10 +6,12 @@ replicated over nodes), and `none` leaves a whole model on every rank and adds t
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -22,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from rewardlab.core.errors import ConfigError, RankError, RunInterrupted
+from rewardlab.core.pending import let_finish
 from rewardlab.core.signals import signals_as_ever
 from rewardlab.core.terminal import visible_message
 from rewardlab.distributed.ranks import ALONE, Parallel, Ranks
@@ -41,6 +44,8 @@ MAX_WAIT: Final = timedelta(hours=1)
 """For the slowest rank: the first one saves while the others wait."""
 BUCKET_BYTES: Final = 256 << 20
 """Gradients added up at a time where every rank has all of them."""
+_meshes: Final[list[DeviceMesh]] = []
+"""Made since the ranks have joined."""
 
 
 def device_of_rank() -> torch.device:
@@ -56,6 +61,9 @@ def joined_ranks() -> Iterator[Ranks]:
 
     An error on one rank ends all of them: whoever fails says so to the others, and those that cannot hear it because
     they wait for the failed one are ended after GRACE_S. Raises RankError on ranks that end because of another.
+
+    Ranks that end together leave no thread of a process group behind (see `_leave`), so long as nobody outside of the
+    block holds a model in parts.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield ALONE
@@ -69,17 +77,19 @@ def joined_ranks() -> Iterator[Ranks]:
     level = logger.level
     if not ranks.is_first:
         logger.setLevel(logging.ERROR)
-    ended = threading.Event()
+    ended, together = threading.Event(), False
     store = _store()
     watch = threading.Thread(target=_end_with_others, args=(ranks.rank, ended), daemon=True)
     watch.start()
     try:
         yield ranks
         ranks.wait()
-    except RunInterrupted:  # on all ranks together
+        together = True
+    except RunInterrupted as stopped:  # on all ranks together
         ended.set()
         ranks.wait()
-        dist.destroy_process_group()
+        together = True
+        traceback.clear_frames(stopped.__traceback__)  # they hold models, and models in parts hold process groups
         raise
     except BaseException as error:
         told = _tell(store, f"rank {ranks.rank} failed: {error or type(error).__name__}")
@@ -90,8 +100,24 @@ def joined_ranks() -> Iterator[Ranks]:
         ended.set()
         watch.join()
         logger.setLevel(level)
-        if sys.exception() is None:  # otherwise others may be gone, and there is nobody to say goodbye to
-            dist.destroy_process_group()
+        if together:  # otherwise others may be gone, and there is nobody to say goodbye to
+            _leave()
+
+
+def _leave() -> None:
+    """End what is planned ahead, destroy the process groups, and wait for their threads, in this order.
+
+    A thread of gloo lets go of the tensors of a collective only after it has told that the collective is done, and
+    takes the interpreter's lock for that. If the interpreter is ending by then, it ends the thread inside of C++, which
+    aborts the process, whatever its exit status was to be. The threads of a group end with the last that refers to it:
+    models in parts, which plans hold and which are circles of references, and their meshes, which PyTorch keeps beside
+    what it knows of their tensors.
+    """
+    let_finish()
+    dist.destroy_process_group()
+    while _meshes:
+        getattr(_meshes.pop(), "_pg_registry", {}).clear()
+    gc.collect()
 
 
 def _store() -> Any:
@@ -181,6 +207,7 @@ class Parts:
             if self._sharding == "hybrid":
                 shape, names = (self.ranks.size // self._per_node, self._per_node), ("replicate", "shard")
             self._meshes[kind] = init_device_mesh(kind, shape, mesh_dim_names=names)
+            _meshes.append(self._meshes[kind])
         return self._meshes[kind]
 
     def line(self) -> str:

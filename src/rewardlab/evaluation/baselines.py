@@ -1,7 +1,8 @@
 """What is to be beaten: models that see only how long a reply is, or only which words it has.
 
 They are linear Bradley–Terry models fitted on the same preferences, the penalty chosen by cross-validation over
-prompts. A reward model that is not clearly above them may have learned no more than they did.
+conversations (see `rewardlab.data.roots`). A reward model that is not clearly above them may have learned no more than
+they did.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from scipy.sparse import csr_matrix
 from rewardlab.analysis.linear import PENALTIES, Matrix, compare, cross_validate, fit
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.groups import num_replies
+from rewardlab.data.groups import Groups, num_replies, roots_of
+from rewardlab.data.roots import Numbers
 from rewardlab.evaluation.evaluate import EvalResult, judge
 from rewardlab.score import score_rows
 
@@ -40,11 +42,13 @@ def fit_baselines(
     """
     if len(train) > MAX_GROUPS:
         logger.info("baselines: fitted on %d of the %d training preferences", MAX_GROUPS, len(train))
-        chosen = np.random.default_rng((seed, 4)).permutation(len(train))[:MAX_GROUPS]
-        train = [train[index] for index in sorted(chosen)]
+        chosen = np.sort(np.random.default_rng((seed, 4)).permutation(len(train))[:MAX_GROUPS])
+        train = train.take(chosen) if isinstance(train, Groups) else [train[index] for index in chosen]
     if len({group.prompt_key for group in train if group.comparisons}) < 2:
         logger.warning("no baselines: they need training preferences on at least two prompts")
         return {}
+    roots_G = roots_of(train)[0]
+    train = list(train)  # stored groups are built once, not at every look
     vocabulary = _vocabulary(train)
     kinds: dict[str, tuple[Featurize, Sequence[float]]] = {
         "length only": (_lengths, PENALTIES),
@@ -53,7 +57,7 @@ def fit_baselines(
     found = {}
     for name, (featurize, penalties) in kinds.items():
         try:
-            found[name] = _evaluate(train, judged, featurize, penalties, seed)
+            found[name] = _evaluate(train, roots_G, judged, featurize, penalties, seed)
         except DataError as error:  # a table beside the run is no reason to end it
             logger.warning("no baseline %r: %s", name, error)
     return found
@@ -61,6 +65,7 @@ def fit_baselines(
 
 def _evaluate(
     train: Sequence[TokenGroup],
+    roots_G: Numbers,
     judged: Mapping[str, Sequence[TokenGroup]],
     featurize: Featurize,
     penalties: Sequence[float],
@@ -68,7 +73,7 @@ def _evaluate(
 ) -> dict[str, EvalResult]:
     features = featurize(train)
     scale = _scale(compare(train, features).differences, per_column=isinstance(features, np.ndarray))
-    data = compare(train, _divide(features, scale))
+    data = compare(train, _divide(features, scale), roots_G)
     chosen = cross_validate(data, penalties=penalties, seed=seed)
     theta = fit(data, data.weights[:, None], np.array([chosen.penalty]))[:, 0]
     results = {}

@@ -1,4 +1,6 @@
-"""Heads on frozen states: fitted, cross-validated by prompt, bootstrapped, and followed over the size of the data.
+"""Heads on frozen states: fitted, cross-validated, bootstrapped, and followed over the size of the data.
+
+What is held out and drawn is whole roots: all training prompts that belong together (see `rewardlab.data.roots`).
 
 Legend: R replies, C comparisons, W hidden width, F fitted features, B heads.
 """
@@ -24,14 +26,14 @@ from rewardlab.analysis.linear import (
     nll_of,
 )
 from rewardlab.core.types import Estimate, TokenGroup
-from rewardlab.data.groups import num_replies
+from rewardlab.data.groups import num_replies, roots_of
 from rewardlab.evaluation.evaluate import EvalResult, judge
 from rewardlab.score import score_rows
 
 CURVE = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
-"""Shares of the training prompts in the learning curve."""
+"""Shares of the training data in the learning curve."""
 DRAWS = 3
-"""Nested draws of prompts that the points of the curve are averaged over."""
+"""Nested draws of roots that the points of the curve are averaged over."""
 ROUNDING = 4 * float(np.finfo(np.float32).eps)
 """Differences below this share of a dimension's largest state are rounding."""
 SURE = 0.95
@@ -40,7 +42,7 @@ SURE = 0.95
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFit:
-    """A head on one layer, as cross-validation over prompts sees it."""
+    """A head on one layer, as cross-validation sees it."""
 
     layer: int
     penalty: float
@@ -49,12 +51,12 @@ class LayerFit:
     """Whether the smallest or largest penalty tried was the best."""
     num_folds: int
     result: EvalResult
-    """Of the held-out scores: each prompt scored by a head that did not see it."""
+    """Of the held-out scores: each prompt scored by a head that saw nothing of its root."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """The head fitted to all training data, and those fitted to bootstrap samples of its prompts."""
+    """The head fitted to all training data, and those fitted to bootstrap samples of its roots."""
 
     head_W: FloatArray
     bootstrap_WB: FloatArray
@@ -62,7 +64,7 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint:
-    """What a share of the training prompts reaches on prompts held out."""
+    """What a share of the training data reaches on prompts held out."""
 
     share: float
     comparisons: float
@@ -76,9 +78,9 @@ class Uncertainty:
     """What the bootstrap heads say about the judged comparisons."""
 
     over_heads: Estimate
-    """Accuracy of the head, and how far another sample of training prompts would move it: the central range of the
+    """Accuracy of the head, and how far another sample of training data would move it: the central range of the
     bootstrap heads' accuracies, moved from their mean to the head's. (Each bootstrap head sees about 63 % of the
-    prompts, so they are worse than the head by `bias`.)"""
+    roots, so they are worse than the head by `bias`.)"""
     bias: float
     """Mean accuracy of the bootstrap heads minus that of the head."""
     sure: Estimate
@@ -119,7 +121,7 @@ class Features:
         features_RF = ((states_RW - states_RW.mean(0)) / scale_W) @ axes_WF
         return cls(
             groups=groups,
-            data=compare(groups, features_RF),
+            data=compare(groups, features_RF, roots_of(groups)[0]),
             features_RF=features_RF,
             axes_WF=axes_WF,
             scale_W=scale_W,
@@ -152,7 +154,7 @@ def fit_layer(features: Features, *, layer: int, num_folds: int, seed: int) -> L
 
 
 def fit_heads(features: Features, chosen: LayerFit, *, num_draws: int, seed: int) -> Heads:
-    """The head on all data and `num_draws` on samples of the prompts drawn with replacement.
+    """The head on all data and `num_draws` on samples of the roots drawn with replacement.
 
     The penalty keeps its weight against the sum of the losses (see `learning_curve`).
     """
@@ -167,20 +169,20 @@ def fit_heads(features: Features, chosen: LayerFit, *, num_draws: int, seed: int
 
 
 def learning_curve(features: Features, chosen: LayerFit, *, seed: int) -> list[CurvePoint]:
-    """Accuracy and loss on held-out prompts by the share of the other prompts that a head was fitted on.
+    """Accuracy and loss on held-out prompts by the share of the other roots that a head was fitted on.
 
     The penalty keeps its weight against the sum of the losses, as one prior belief does whatever the data. Shares too
     small to leave a weighted comparison in every fold are left out.
     """
     data = features.data
-    fold_C = fold_of_prompts(len(data.prompt_keys), chosen.num_folds, seed)[data.prompts]
+    fold_C = fold_of_prompts(data.roots, chosen.num_folds, seed)[data.prompts]
     folds = range(fold_C.max() + 1)
     keys = [data.prompt_keys[prompt] for prompt in data.prompts]
     reference = data.weights.sum() * (1 - 1 / len(folds))  # what the penalty was chosen with
     points = []
-    subsets = [list(nested_subsets(len(data.prompt_keys), CURVE, seed=seed + draw)) for draw in range(DRAWS)]
+    subsets = [list(nested_subsets(data.num_roots, CURVE, seed=seed + draw)) for draw in range(DRAWS)]
     for number, share in enumerate(CURVE):
-        kept = [draw[number][data.prompts] for draw in (subsets if share < 1 else subsets[:1])]
+        kept = [draw[number][data.roots_C] for draw in (subsets if share < 1 else subsets[:1])]
         weights_CB = np.stack([data.weights * part * (fold_C != fold) for part in kept for fold in folds], axis=1)
         totals_B = weights_CB.sum(0)
         if not (totals_B > 0).all():

@@ -25,7 +25,7 @@ from rewardlab.core.errors import ArtifactError, DataError
 from rewardlab.core.files import cache_folder, jsonable, provenance, write_json, write_jsonl
 from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.groups import Groups
+from rewardlab.data.groups import Groups, roots_of
 from rewardlab.data.prepare import Prepared, load_data, token_groups
 from rewardlab.evaluation.baselines import fit_baselines
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, write_evaluation
@@ -154,6 +154,7 @@ def _fit(
     config: ProbeConfig, groups: Mapping[str, Sequence[TokenGroup]], states: Mapping[str, Mapping[int, Any]]
 ) -> _Fitted:
     train, test = groups["training"], groups.get("test", [])
+    _log_folds(roots_of(train)[1])
     fits: list[LayerFit] = []
     best: tuple[LayerFit, Features] | None = None
     for layer, of in states["training"].items():
@@ -176,6 +177,17 @@ def _fit(
         uncertainty=uncertainty(test, final["test"], heads) if test and config.run.bootstrap else None,
         baselines={name: results["test"] for name, results in baselines.items()},
     )
+
+
+def _log_folds(rule: str) -> None:
+    """What a held-out fold shares with the others."""
+    shared = {
+        "reply": "no first turn and no reply but for phrases",
+        "first_turn": "no first turn, but replies, which join more than half of the prompts",
+        "prompt": "no prompt, but first turns, since more than half of the prompts have the same",
+    }
+    level = logging.INFO if rule == "reply" else logging.WARNING
+    logger.log(level, "cross-validation: a fold shares with the others %s", shared[rule])
 
 
 def _tokenize(config: ProbeConfig, prepared: Prepared, base: Base) -> tuple[dict[str, Groups], dict[str, object]]:

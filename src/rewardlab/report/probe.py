@@ -89,7 +89,7 @@ def probe_report(
     spread: Spread | None,
     model: str,
 ) -> str:
-    """The closing tables of a probe. Everything but the test data is cross-validated by prompt."""
+    """The closing tables of a probe. Everything but the test data is cross-validated by conversation."""
     blocks = [_layers(layers, chosen)] if len(layers) > 1 else []
     blocks += [_held_out(chosen), _curve(curve)]
     if test is not None:

@@ -109,7 +109,7 @@ def warning_block(warnings: Sequence[WarningSign]) -> list[str]:
         )
         for sign in warnings
     ]
-    return ["\n".join(["Warning signs on the way (docs/training.md says what they mean):", *lines])]
+    return ["\n".join(["Warning signs on the way (docs/warning-signs.md says what they mean):", *lines])]
 
 
 def train_report(

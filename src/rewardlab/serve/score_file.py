@@ -13,12 +13,13 @@ from typing import Any, Final
 from rewardlab.artifact.load import load
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, DataError, RenderError
-from rewardlab.core.files import read_jsonl, require_rows, to_json
+from rewardlab.core.files import to_json
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import EndsInPadding, ReplyTooLong, to_messages
 from rewardlab.data.loader import tell_typed
 from rewardlab.data.markers import ControlTokensError
+from rewardlab.data.readers import read_all_rows, require_rows
 from rewardlab.data.rows import UnusableRowError
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
 from rewardlab.score import Scorer, prompt_turns
@@ -60,14 +61,15 @@ def score_file(
     `.NAME.partial-…` that becomes `target` at the end.
 
     Raises DataError naming file and line, before anything is scored, for a row that holds no conversation or what JSON
-    does not have, ConfigError for a target that is the source, or is there already and not to be overwritten.
+    does not have, or is longer than a row of training data may be, ConfigError for a target that is the source, or is
+    there already and not to be overwritten.
     """
     require_rows(source)
     if target.exists() and target.samefile(source):
         raise ConfigError(f"--output {target}: is the file to be scored. Name another one.")
     if target.exists() and not overwrite:
         raise ConfigError(f"--output {target}: is there already. Name another file, or replace it with --overwrite.")
-    rows = [(f"{source}:{line}", row) for line, row in read_jsonl(source)]
+    rows = [(f"{source}:{line}", row) for line, row in read_all_rows(source)]
     for where, row in rows:
         _require_writable(row, where)
     bare = read_spec(Path(model)).renderer.joins_texts

@@ -1,7 +1,7 @@
 """Rewards -> sums: every loss is a sum over comparisons (or prompts), divided once by the caller.
 
 Legend: R replies, C comparisons, G rankings, K replies of a ranking. d = r_first − r_second, y = label, m = margin.
-Formulas and their conventions: docs/design.md, section 5. Everything is computed in the dtype of the rewards, which
+Formulas and their conventions: docs/design/formulas.md. Everything is computed in the dtype of the rewards, which
 is float32 or wider.
 """
 

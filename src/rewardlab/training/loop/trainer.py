@@ -23,6 +23,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rewardlab.core.bars import steps_bar
 from rewardlab.core.errors import DataError, DeviceMemoryError, NonFiniteError
+from rewardlab.core.pending import Pending
 from rewardlab.core.signals import StopRequests
 from rewardlab.distributed.ranks import Parallel
 from rewardlab.training.checkpoints.cadence import Keeper
@@ -32,7 +33,6 @@ from rewardlab.training.cost.throughput import Peak, Work
 from rewardlab.training.loop import failures
 from rewardlab.training.loop.loss_scale import LossScale
 from rewardlab.training.loop.optimizer import create_state, optimizer_numbers, restore_numbers, training_tensors
-from rewardlab.training.loop.prefetch import Pending
 from rewardlab.training.loop.schedule import seek
 from rewardlab.training.loop.totals import Accumulated, Computed, Share, StepTotals
 from rewardlab.training.monitoring.observers import Observers

@@ -35,7 +35,7 @@ OptimizerName = Literal["adamw", "sgd", "adafactor", "adamw8bit"]
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """What is minimised (formulas: docs/design.md, section 5)."""
+    """What is minimised (formulas: docs/design/formulas.md)."""
 
     beta: float = 1.0
     """σ(beta · score difference) is the probability of the preferred reply."""
@@ -153,7 +153,7 @@ class RunConfig:
     compat: Literal["none", "trl"] = "none"
     """Whose defaults hold for what flags and file leave out: rewardlab's, or those of TRL's RewardTrainer."""
     preset: PresetName = "none"
-    """Settings from experience for what flags and file leave out; docs/guidelines.md says which for what."""
+    """Settings from experience for what flags and file leave out; docs/presets.md says which for what."""
     output_dir: Path = Path("runs/reward-model")
     """Run folder: configuration, metrics, samples and the saved models."""
     overwrite: bool = False

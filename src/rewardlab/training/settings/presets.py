@@ -1,7 +1,7 @@
 """Presets: settings that experience supports, by the names of their fields (`--preset NAME`).
 
 What is given, by flag or file, wins over a preset, a preset over the defaults. A preset says nothing about which
-model, data and folders. Where its values are from and how far to trust them: docs/guidelines.md. Needs nothing but
+model, data and folders. Where its values are from and how far to trust them: docs/presets.md. Needs nothing but
 the standard library.
 """
 

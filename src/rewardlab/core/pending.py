@@ -18,7 +18,8 @@ _threads: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
 
 
 @atexit.register
-def _let_finish() -> None:
+def let_finish() -> None:
+    """Wait for all work begun, for `PATIENCE_S` at most."""
     end = time.monotonic() + PATIENCE_S
     for thread in list(_threads):
         thread.join(max(0.0, end - time.monotonic()))

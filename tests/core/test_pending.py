@@ -13,11 +13,11 @@ import pytest
 
 from conftest import make_groups, make_model, stored
 from rewardlab.core.errors import DataError
+from rewardlab.core.pending import Pending
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, Part, origin
 from rewardlab.data.loader import macro_batch
 from rewardlab.data.store import StoreWriter, open_store
-from rewardlab.training.loop.prefetch import Pending
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.settings.config import MonitorConfig, RewardTrainerConfig
@@ -142,7 +142,7 @@ def test_a_process_ends_as_it_wants_to_while_work_goes_on(seconds):
     """Work in torch at that moment would abort it; work that never ends holds it up a little and no more."""
     program = f"""
 import sys, time, torch
-from rewardlab.training.loop import prefetch as pending
+from rewardlab.core import pending as pending
 pending.PATIENCE_S = 2.0
 def work():
     end = time.monotonic() + {seconds}
