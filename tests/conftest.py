@@ -62,6 +62,7 @@ from transformers import (
 )
 
 from harness.tiny import CHATML, GROUPED, SIZES, byte_tokenizer
+from rewardlab.artifact import canaries
 from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
 from rewardlab.data.chat import Renderer, build_renderer
 from rewardlab.data.config import RenderingConfig
@@ -87,15 +88,16 @@ def _seeded() -> None:
 
 
 @pytest.fixture
-def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last check of a run, made in this process, where it is quick, and not in a clean one.
-
-    Models are saved with two canaries and that of typed control tokens; all of them are looked at in tests/artifact.
-    """
-    import rewardlab
-    from rewardlab.artifact import canaries
-
+def few_canaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models are saved with two canaries and that of typed control tokens; tests/artifact looks at all of them."""
     monkeypatch.setattr(canaries, "CONVERSATIONS", canaries.CONVERSATIONS[:2])
+
+
+@pytest.fixture
+def verified_here(few_canaries: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last check of a run, made in this process, where it is quick, and not in a clean one."""
+    import rewardlab
+
     for command in ("training.run", "probing.run"):
         monkeypatch.setattr(f"rewardlab.{command}.verify_in_clean_process", rewardlab.verify)
 

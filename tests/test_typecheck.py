@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jaxtyping
 import pytest
 import torch
 from beartype.roar import BeartypeCallHintParamViolation, BeartypeCallHintReturnViolation
@@ -82,3 +83,8 @@ def test_fields_are_checked():
 def test_the_package_is_checked():
     with pytest.raises(BeartypeCallHintParamViolation):
         centering(torch.ones(3), torch.ones(4))
+
+
+def test_nothing_is_checked_where_the_checks_are_turned_off(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    assert checked(adder) is adder

@@ -24,9 +24,14 @@ _wrappers: dict[CodeType, Any] = {}
 
 
 def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
-    """As `jaxtyping.jaxtyped`, for functions and classes; what a call of another type raises is beartype's own."""
+    """As `jaxtyping.jaxtyped`, for functions and classes; what a call of another type raises is beartype's own.
+
+    With JAXTYPING_DISABLE=1 nothing is checked.
+    """
     if what is None:
         return partial(jaxtyped, typechecker=typechecker)
+    if jaxtyping.config.jaxtyping_disable:
+        return what
     if not isinstance(what, FunctionType):
         return _with_shapes(what, typechecker=typechecker)
     known = _wrappers.get(what.__code__)

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from artifacts import save
+from rewardlab.artifact import canaries
 from rewardlab.artifact.load import load, require_files
 from rewardlab.artifact.seal import seal
 from rewardlab.core.errors import ArtifactError, RewardlabError
@@ -46,10 +47,12 @@ CONVERSATIONS = [
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sound folder."""
+    """A sound folder, with few canaries, since it is loaded some hundred times."""
     torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("damaged") / "rm"
-    save(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(canaries, "CONVERSATIONS", canaries.CONVERSATIONS[:2])
+        save(folder)
     return folder
 
 

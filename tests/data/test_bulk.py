@@ -28,7 +28,7 @@ def preferences() -> list[Preference]:
     draw = np.random.default_rng(0)
     words = ["light", "water", " soil", "\n", "@home", "# title", "Paris ", "forbidden", "é漢🙂", "odd", "", "  "]
     rows = []
-    for number in range(120):
+    for number in range(60):
 
         def text(most: int) -> str:
             return " ".join(draw.choice(words[:7] + words[8:9], int(draw.integers(1, most))))
@@ -42,8 +42,8 @@ def preferences() -> list[Preference]:
         ]
         if number % 7 == 0:
             replies[0] = (Message("assistant", ""), Message("user", text(5)), Message("assistant", text(30)))
-        if number % 11 == 0:
-            replies[1] = (Message("assistant", words[number // 11]),)
+        if number % 5 == 0:
+            replies[1] = (Message("assistant", words[number // 5]),)
         if number % 13 == 0:
             replies[1] = replies[0]
         pairs = [(i, j) for i in range(len(replies)) for j in range(i + 1, len(replies))]

@@ -41,34 +41,65 @@ def test_new_programs_are_told_with_each_evaluation(base_model, pairs_file, tmp_
     ]
 
 
-def said_by(program, *arguments):
-    """Lines that a program prints in a process of its own, without the checks of annotations that tests run with: they
-    cannot be compiled.
+BACKENDS = pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.soak)])
+"""Layers are traced and split alike for both; inductor then writes C++, which takes half a minute to be compiled.
+tests/laws/test_backends.py has it for layers, and the loss below.
+"""
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """The lines that one of PROGRAMS prints with a backend for layers.
+
+    All programs of a backend run one after the other in a process of their own, without the checks of annotations
+    that tests run with: they cannot be compiled.
     """
+    known: dict[str, list[list[str]]] = {}
+
+    def lines(program, backend="aot_eager"):
+        if backend not in known:
+            known[backend] = run(backend, tmp_path_factory.mktemp("compiled"))
+        return known[backend][PROGRAMS.index(program)]
+
+    return lines
+
+
+def run(backend, folder):
+    parts = "print('next')\ntorch._dynamo.reset()\n".join(PROGRAMS)
     found = subprocess.run(
-        [sys.executable, "-c", program, *arguments],
+        [sys.executable, "-c", COMMON + parts, backend, str(folder)],
         capture_output=True,
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "JAXTYPING_DISABLE": "1"},
     )
     assert found.returncode == 0, found.stderr
-    return found.stdout.splitlines()
+    return [part.splitlines() for part in found.stdout.split("next\n")]
 
 
-LOSS = """
+COMMON = """
 import sys
 from pathlib import Path
 
 import torch
 
 from conftest import make_groups, make_model
-from rewardlab.training.monitoring.progress import compiled_programs
-from rewardlab.training.settings.config import RewardTrainerConfig
-from rewardlab.training.monitoring.records import Records
+from rewardlab.batch import pack
 from rewardlab.data.groups import Datasets
+from rewardlab.model.compute import apply_compute
+from rewardlab.model.config import ModelConfig, TrainComputeConfig
+from rewardlab.model.lora import add_adapters
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
+from rewardlab.training.monitoring.progress import compiled_programs
+from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import RewardTrainerConfig
 
+backend, folder = sys.argv[1], Path(sys.argv[2])
+compile_part = torch.nn.Module.compile
+torch.nn.Module.compile = lambda part, **how: compile_part(part, backend=backend, **how)
+"""
+
+LOSS = """
 def trainer(compiled):
     torch.manual_seed(0)
     return reward_trainer(
@@ -76,7 +107,7 @@ def trainer(compiled):
         make_model("llama", dtype=torch.float64).train(),
         Datasets(train=make_groups(30, replies=3)),
         num_steps=5,
-        records=Records(Path(sys.argv[1])),
+        records=Records(folder),
         save=lambda folder, step: None,
     )
 
@@ -88,8 +119,8 @@ for step in range(5):
 """
 
 
-def test_a_compiled_loss_is_the_loss_and_needs_no_program_for_every_length(tmp_path):
-    lines = said_by(LOSS, str(tmp_path))
+def test_a_compiled_loss_is_the_loss_and_needs_no_program_for_every_length(said):
+    lines = said(LOSS)
     for line in lines[::2]:
         numbers = [float(word) for word in line.split()]
         assert numbers[3:] == pytest.approx(numbers[:3], rel=1e-9)
@@ -99,13 +130,6 @@ def test_a_compiled_loss_is_the_loss_and_needs_no_program_for_every_length(tmp_p
 
 
 HALF = """
-import torch
-
-from conftest import make_groups, make_model
-from rewardlab.batch import pack
-from rewardlab.model.compute import apply_compute
-from rewardlab.model.config import TrainComputeConfig
-
 def built(compiled):
     model = make_model("llama").train()
     model.compute_dtype = torch.bfloat16
@@ -130,8 +154,9 @@ print(float((step(compiled, 0)[0] - step(compiled, 1)[0]).abs().max()))
 """
 
 
-def test_compiled_layers_compute_by_the_copies_of_the_step():
-    *steps, moved = said_by(HALF)
+@BACKENDS
+def test_compiled_layers_compute_by_the_copies_of_the_step(said, backend):
+    *steps, moved = said(HALF, backend)
     for line in steps:
         scores, gradient = map(float, line.split())
         assert scores < 0.02
@@ -140,15 +165,6 @@ def test_compiled_layers_compute_by_the_copies_of_the_step():
 
 
 DROPPED = """
-import torch
-
-from conftest import make_groups, make_model
-from rewardlab.batch import pack
-from rewardlab.model.compute import apply_compute
-from rewardlab.model.config import ModelConfig, TrainComputeConfig
-from rewardlab.model.lora import add_adapters
-from rewardlab.training.monitoring.progress import compiled_programs
-
 def built(compiled, rate):
     model = make_model("llama").train()
     model.draws = add_adapters(model.backbone, ModelConfig(lora=True, lora_rank=2, lora_dropout=rate))
@@ -168,9 +184,7 @@ def step(model, draw):
     scores.square().sum().backward()
     return torch.cat([scores.detach(), *(p.grad.flatten() for p in model.parameters() if p.grad is not None)])
 
-compile_part = torch.nn.Module.compile
-for rate, backend in ((0.0, "aot_eager"), (0.3, "aot_eager"), (0.3, "inductor")):
-    torch.nn.Module.compile = lambda part, **how: compile_part(part, backend=backend, **how)
+for rate in (0.0, 0.3):
     torch._dynamo.reset()
     before, (plain, compiled) = compiled_programs(), (built(how, rate) for how in (False, True))
     for draw in range(3):
@@ -178,10 +192,13 @@ for rate, backend in ((0.0, "aot_eager"), (0.3, "aot_eager"), (0.3, "inductor"))
         print(float((wanted - found).norm() / wanted.norm()), compiled_programs() - before)
 """
 
+PROGRAMS = (LOSS, HALF, DROPPED)
 
-def test_compiled_layers_drop_what_others_drop_and_share_their_program():
-    found = [(float(distance), int(programs)) for distance, programs in map(str.split, said_by(DROPPED))]
+
+@BACKENDS
+def test_compiled_layers_drop_what_others_drop_and_share_their_program(said, backend):
+    found = [(float(distance), int(programs)) for distance, programs in map(str.split, said(DROPPED, backend))]
     assert max(distance for distance, _ in found) < 1e-5
-    without, *with_dropout = (found[start : start + 3] for start in (0, 3, 6))
-    for part in with_dropout:  # one for any layer, any number of tokens, any step
-        assert [programs for _, programs in part] == [programs for _, programs in without]
+    without, with_dropout = found[:3], found[3:]  # one for any layer, any number of tokens, any step
+    assert [programs for _, programs in with_dropout] == [programs for _, programs in without]
+    assert len(with_dropout) == 3
