@@ -25,19 +25,21 @@ def interval(name: str, value: float, half: float) -> dict[str, float]:
 def evaluation(step: int, *, acc: float, loss: float, half: float = 0.04, **more: float) -> dict[str, float]:
     """A row with an evaluation whose intervals have a given half width."""
     margin = more.pop("eval_margin", 2 * (acc - 0.5))
-    found = interval("eval_acc", acc, half) | interval("eval_loss", loss, half) | interval("eval_margin", margin, half)
+    found = (
+        interval("eval_accuracy", acc, half) | interval("eval_loss", loss, half) | interval("eval_margin", margin, half)
+    )
     return {"step": step, **found, **more}
 
 
 def training(step: int, *, loss: float, acc: float = 0.7, **more: float) -> dict[str, float]:
     """A row with training values over 160 pairs."""
-    values = {"train_loss": loss, "train_nll": loss, "train_acc": acc, "train_pairs": 160}
+    values = {"train_loss": loss, "train_nll": loss, "train_accuracy": acc, "train_pairs": 160}
     return {"step": step, **values, "grad_norm": 4.0, "head_grad_norm": 0.6, **more}
 
 
-def both(step: int, *, trained: float, acc: float, loss: float, train_acc: float = 0.7, **more: float) -> dict:
+def both(step: int, *, trained: float, acc: float, loss: float, train_accuracy: float = 0.7, **more: float) -> dict:
     """A whole row."""
-    return training(step, loss=trained, acc=train_acc) | evaluation(step, acc=acc, loss=loss, **more)
+    return training(step, loss=trained, acc=train_accuracy) | evaluation(step, acc=acc, loss=loss, **more)
 
 
 def names(found: Sequence[WarningSign]) -> list[str]:
@@ -53,7 +55,7 @@ def memorising(half: float) -> Rows:
     """The training loss goes to nothing, the evaluation loss has a minimum and rises."""
     eval_loss = [0.65, 0.60, 0.57, 0.60, 0.70, 0.85, 0.95, 1.05, 1.15, 1.2]
     rows = [
-        both(10 * n + 10, trained=0.6 * 0.6**n, acc=0.68, loss=loss, half=half, train_acc=min(1, 0.65 + 0.05 * n))
+        both(10 * n + 10, trained=0.6 * 0.6**n, acc=0.68, loss=loss, half=half, train_accuracy=min(1, 0.65 + 0.05 * n))
         for n, loss in enumerate(eval_loss)
     ]
     return [START, *rows]
@@ -140,7 +142,7 @@ def test_an_accuracy_below_one_half_is_not_always_a_reversal(accs):
 
 
 def test_a_loss_that_stays_at_that_of_a_coin_shows_no_skill():
-    rows = [START, *(both(10 * n, trained=0.692, acc=0.51, loss=0.694, train_acc=0.5) for n in range(1, 11))]
+    rows = [START, *(both(10 * n, trained=0.692, acc=0.51, loss=0.694, train_accuracy=0.5) for n in range(1, 11))]
     (sign,) = judge(rows, FACTS)
     assert (sign.name, sign.step) == ("no_skill", 40)
     assert "loss over the last 320 pairs is 0.692, a coin toss has 0.693" in sign.text
@@ -153,14 +155,14 @@ def test_a_loss_that_stays_at_that_of_a_coin_shows_no_skill():
 
 
 @pytest.mark.parametrize(
-    ("trained", "train_acc", "acc", "loss"),
+    ("trained", "train_accuracy", "acc", "loss"),
     [(0.66, 0.5, 0.5, 0.69), (0.69, 0.6, 0.52, 0.69), (0.69, 0.5, 0.6, 0.69), (0.69, 0.5, 0.52, 0.6)],
     ids=["loss", "accuracy", "evaluation", "evaluation loss"],
 )
-def test_any_sign_of_skill_is_enough(trained, train_acc, acc, loss):
+def test_any_sign_of_skill_is_enough(trained, train_accuracy, acc, loss):
     rows = [
         START,
-        *(both(10 * n, trained=trained, acc=acc, loss=loss, train_acc=train_acc) for n in range(1, 11)),
+        *(both(10 * n, trained=trained, acc=acc, loss=loss, train_accuracy=train_accuracy) for n in range(1, 11)),
     ]
     assert judge(rows, FACTS) == []
 
@@ -349,7 +351,7 @@ def run_of(seed: int, *, pairs: int, evaluations: int, batch: int, gain: float, 
             scores = np.concatenate([means + found / 2, means - found / 2])
             correct, nll = values_of(found)
             for name, estimate in (
-                ("eval_acc", stats.proportion(correct)),
+                ("eval_accuracy", stats.proportion(correct)),
                 ("eval_loss", stats.mean_loss(nll)),
                 ("eval_margin", stats.mean(found)),
             ):
@@ -377,7 +379,7 @@ def test_long_healthy_runs_with_many_looks_and_a_row_a_step_are_silent():
 
 def test_the_healthy_runs_are_runs_in_which_something_could_be_seen():
     rows = run_of(0, pairs=300, evaluations=10, batch=16, gain=3.0)
-    accs = [row["eval_acc"] for row in rows if "eval_acc" in row]
+    accs = [row["eval_accuracy"] for row in rows if "eval_accuracy" in row]
     assert accs[0] < 0.6 < 0.7 < accs[-1]
     assert rows[-1]["train_nll"] < rows[1]["train_nll"] - 0.02
     assert any(later < earlier for earlier, later in pairwise(accs)), "it is noisy"

@@ -15,9 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, log_loss
 
-from rewardlab.analysis.metrics import ALIASES, METRICS, by_source, canonical_name, evaluate, oriented, sums
-from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.analysis.metrics import (
+    ALIASES,
+    EARLIER_COLUMNS,
+    METRICS,
+    by_source,
+    current_columns,
+    evaluate,
+    oriented,
+    sums,
+)
+from rewardlab.core.errors import DataError
 from rewardlab.core.types import Comparison, ScoreRow, Sums, join_comparisons
+from rewardlab.training.monitoring.records import COLUMNS
 
 Case = tuple[float, float, float]
 """Score of the first reply, score of the second, label."""
@@ -223,23 +233,23 @@ def test_no_rows_are_no_data_and_no_error() -> None:
 
 
 def test_every_alias_leads_to_a_metric_and_no_metric_is_an_alias() -> None:
-    assert {canonical_name(name) for name in ALIASES} == set(METRICS)
-    assert [canonical_name(name) for name in METRICS] == list(METRICS)
+    assert set(ALIASES.values()) == set(METRICS)
     assert not set(ALIASES) & set(METRICS)
-    assert canonical_name("eval_pairwise_accuracy") == canonical_name("eval_acc") == "eval_accuracy"
 
 
-@pytest.mark.parametrize(
-    ("name", "nearest"), [("eval_acuracy", "eval_accuracy"), ("eval_mean_margins", "eval_mean_margin")]
-)
-def test_an_unknown_metric_is_refused_with_the_nearest_name(name: str, nearest: str) -> None:
-    with pytest.raises(ConfigError, match=f"Unknown metric '{name}'.*mean '{nearest}'"):
-        canonical_name(name)
-
-
-def test_a_name_like_no_other_is_still_an_error_for_the_user() -> None:
-    with pytest.raises(ConfigError, match="Known metrics: eval_accuracy"):
-        canonical_name("")
+def test_columns_of_earlier_versions_get_the_names_of_today() -> None:
+    row = {
+        "step": "4",
+        "eval_acc": "0.5",
+        "eval_acc_low": "0.4",
+        "train_eval_acc_high": "",
+        "gap_acc": "0.1",
+        "lr": "1",
+    }
+    names = ["step", "eval_accuracy", "eval_accuracy_low", "train_eval_accuracy_high", "gap_accuracy", "lr"]
+    assert list(current_columns(row)) == names
+    assert list(current_columns(row).values()) == list(row.values())
+    assert set(EARLIER_COLUMNS.values()) <= {*COLUMNS, "train_accuracy_low", "train_accuracy_high"}
 
 
 def test_a_reply_that_has_two_rows_is_refused() -> None:

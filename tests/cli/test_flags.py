@@ -142,8 +142,8 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--early-stopping-metric eval_loss", {"early_stopping_metric": "eval_loss"}),
     ("--early-stopping-metric train_loss", {"early_stopping_metric": "train_loss"}),
     (
-        "--early-stopping-metric gap_acc --early-stopping-mode min",
-        {"early_stopping_metric": "gap_acc", "early_stopping_mode": "min"},
+        "--early-stopping-metric gap_accuracy --early-stopping-mode min",
+        {"early_stopping_metric": "gap_accuracy", "early_stopping_mode": "min"},
     ),
     ("--early-stopping-patience 3", {"early_stopping_patience": 3}),
     ("--early-stopping-min-delta 0.01", {"early_stopping_min_delta": 0.01}),

@@ -89,12 +89,14 @@ def test_the_gap_is_the_difference_of_two_evaluations(config, caplog):
     with caplog.at_level("INFO", logger="rewardlab"):
         train(config)
     with (config.run.output_dir / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["eval_acc"]]
+        rows = [row for row in csv.DictReader(file) if row["eval_accuracy"]]
     assert [row["step"] for row in rows] == ["0", "1", "2", "3"]
     for row in rows:
-        assert float(row["gap_acc"]) == pytest.approx(float(row["train_eval_acc"]) - float(row["eval_acc"]))
+        assert float(row["gap_accuracy"]) == pytest.approx(
+            float(row["train_eval_accuracy"]) - float(row["eval_accuracy"])
+        )
         assert float(row["gap_loss"]) == pytest.approx(float(row["eval_loss"]) - float(row["train_eval_loss"]))
-        for name in ("gap_acc", "gap_loss"):
+        for name in ("gap_accuracy", "gap_loss"):
             assert float(row[f"{name}_low"]) < float(row[name]) < float(row[f"{name}_high"])
     held_out = judge(_rows(config.run.output_dir / "evals" / "step_3.scores.jsonl"), beta=1.0).overall
     loss = held_out.estimates["eval_loss"]

@@ -72,11 +72,11 @@ def test_the_record_can_be_recomputed_from_the_score_rows(base_model, pairs_file
 
     train(config_for(base_model, pairs_file, tmp_path / "run"))
     for row in rows_of(tmp_path / "run"):
-        if not row["eval_acc"]:
+        if not row["eval_accuracy"]:
             continue
         path = tmp_path / "run" / "evals" / f"step_{row['step']}.scores.jsonl"
         again = judge([ScoreRow.from_dict(values) for _, values in read_jsonl(path)], beta=1.0).overall
-        assert again.sums.accuracy == float(row["eval_acc"])
+        assert again.sums.accuracy == float(row["eval_accuracy"])
         assert again.sums.mean_nll == pytest.approx(float(row["eval_loss"]), abs=1e-12)
         assert again.sums.comparisons == int(row["eval_pairs"])
 
@@ -164,7 +164,7 @@ def test_selection_and_judgement_are_kept_apart(base_model, pairs_file, tmp_path
         ]
     )
     assert [row.score for row in result.test.rows] == pytest.approx(again, abs=1e-5)
-    assert rows_of(tmp_path / "run")[-1]["train_eval_acc"] != ""
+    assert rows_of(tmp_path / "run")[-1]["train_eval_accuracy"] != ""
 
 
 def test_prompts_on_both_sides_are_reported(base_model, pairs_file, tmp_path, caplog):

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from rewardlab.analysis.metrics import current_columns
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.analysis.signs import AT_EVALUATION, MOSTLY, WHILE_TRAINING, History, Look, RunFacts
 
@@ -113,14 +114,14 @@ class Health:
 
         Cells may be numbers, texts of numbers, empty or None. Rows come in the order of their steps.
         """
-        values = {name: number for name, cell in row.items() if (number := _number(cell)) is not None}
+        values = {name: number for name, cell in current_columns(row).items() if (number := _number(cell)) is not None}
         history = self.history
         history.step = int(values["step"])
         found = []
         if "train_loss" in values or "train_nll" in values:
             history.add_trained(values)
             found += self._look(WHILE_TRAINING)
-        if "eval_loss" in values or "eval_acc" in values:
+        if "eval_loss" in values or "eval_accuracy" in values:
             history.evaluated.append(values)
             found += self._look(AT_EVALUATION)
         return found

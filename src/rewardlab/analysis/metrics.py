@@ -7,10 +7,10 @@ loss only: every metric here counts each comparison once.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,6 @@ from scipy.special import expit
 from rewardlab.analysis import stats
 from rewardlab.analysis.calibration import ece_estimate
 from rewardlab.analysis.intervals import FloatArray
-from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Estimate, ScoredComparison, ScoreRow, Sums, join_comparisons
 
 METRICS: Mapping[str, str] = MappingProxyType(
@@ -51,20 +50,20 @@ ALIASES: Mapping[str, str] = MappingProxyType(
 """Names in use elsewhere, and ours."""
 
 
-def canonical_name(name: str) -> str:
-    """Our name of a metric, given that or an alias.
+EARLIER_COLUMNS: Mapping[str, str] = MappingProxyType(
+    {
+        f"{part}_acc{end}": f"{part}_accuracy{end}"
+        for part in ("train", "eval", "train_eval", "gap")
+        for end in ("", "_low", "_high")
+    }
+)
+"""Columns of metrics.csv in runs of earlier versions, and their names today."""
+Cell = TypeVar("Cell")
 
-    Raises ConfigError, with the nearest known name, for any other.
-    """
-    if name in METRICS:
-        return name
-    if name in ALIASES:
-        return ALIASES[name]
-    near = difflib.get_close_matches(name, [*METRICS, *ALIASES], n=1, cutoff=0.0)[0]
-    raise ConfigError(
-        f"Unknown metric {name!r}. Did you mean {near!r}? Known metrics: {', '.join(METRICS)} "
-        f"(and the aliases {', '.join(ALIASES)})."
-    )
+
+def current_columns(row: Mapping[str, Cell]) -> dict[str, Cell]:
+    """Name the values of a row of metrics.csv, perhaps of an earlier version, by the columns of today."""
+    return {EARLIER_COLUMNS.get(name, name): value for name, value in row.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,11 +125,11 @@ def _overfitting(history: History) -> str | None:
     """The last two evaluations are both worse than an earlier one, and the training data are fitted better."""
     rows: list[Values] = [{}, {}, *history.evaluated]
     *earlier, before, now = rows
-    if all(_below(row, "eval_acc", 0.5) for row in (before, now)):
+    if all(_below(row, "eval_accuracy", 0.5) for row in (before, now)):
         return None  # what is learned is the opposite: another sign
     for name, what, went, sign in (
         ("eval_loss", "loss", "rose", -1),
-        ("eval_acc", "accuracy", "fell", 1),
+        ("eval_accuracy", "accuracy", "fell", 1),
     ):
         candidates = [row for row in earlier if name in row]
         if not candidates:
@@ -172,7 +172,7 @@ def _reversed_labels(history: History) -> str | None:
         row["step"] <= facts.warmup_steps or row["step"] < EARLY_SHARE * facts.num_steps for row in last
     ):
         return None
-    for name, what, border in (("eval_acc", "accuracy", 0.5), ("eval_margin", "margin", 0.0)):
+    for name, what, border in (("eval_accuracy", "accuracy", 0.5), ("eval_margin", "margin", 0.0)):
         if all(_below(row, name, border) for row in last) and not _above(last[-1], first, name, SURE):
             return (
                 f"the evaluation {what} is {_shown(last[-1], name)}, below {border:g} by more than its interval, after "
@@ -191,15 +191,15 @@ def _no_skill(history: History) -> str | None:
     pairs = sum(map(_pairs, rows))
     if pairs < ENOUGH_PAIRS or (loss := _mean(rows, "train_nll")) < LOG_2 - LEARNED:
         return None
-    accuracy = _mean(rows, "train_acc")
+    accuracy = _mean(rows, "train_accuracy")
     if math.isfinite(accuracy) and wilson(accuracy * pairs, int(pairs)).low > 0.5:
         return None
     evaluated = ""
     if history.evaluated:
         now = history.evaluated[-1]
-        if now.get("eval_acc_low", 0.0) > 0.5 or now.get("eval_loss_high", math.inf) < LOG_2:
+        if now.get("eval_accuracy_low", 0.0) > 0.5 or now.get("eval_loss_high", math.inf) < LOG_2:
             return None
-        evaluated = f", and the evaluation accuracy {_shown(now, 'eval_acc')}" if "eval_acc" in now else ""
+        evaluated = f", and the evaluation accuracy {_shown(now, 'eval_accuracy')}" if "eval_accuracy" in now else ""
     return (
         f"the training loss over the last {pairs:.0f} pairs is {loss:.3f}, a coin toss has {LOG_2:.3f}; their accuracy "
         f"is {accuracy:.3f}{evaluated}."
@@ -247,12 +247,12 @@ def _oscillating(history: History) -> str | None:
     for middle in range(1, len(late) - 1):
         for sign in (1, -1):
             turn = late[middle]
-            before = max(late[:middle], key=lambda row: sign * row.get("eval_acc", -sign * math.inf))
-            after = max(late[middle + 1 :], key=lambda row: sign * row.get("eval_acc", -sign * math.inf))
-            if all(_worse(turn, row, "eval_acc", sign, width=1.0) for row in (before, after)):
+            before = max(late[:middle], key=lambda row: sign * row.get("eval_accuracy", -sign * math.inf))
+            after = max(late[middle + 1 :], key=lambda row: sign * row.get("eval_accuracy", -sign * math.inf))
+            if all(_worse(turn, row, "eval_accuracy", sign, width=1.0) for row in (before, after)):
                 return (
-                    f"the evaluation accuracy went {_shown(before, 'eval_acc')}, {_shown(turn, 'eval_acc')}, "
-                    f"{_shown(after, 'eval_acc')} at steps {before['step']:.0f}, {turn['step']:.0f} and "
+                    f"the evaluation accuracy went {_shown(before, 'eval_accuracy')}, {_shown(turn, 'eval_accuracy')}, "
+                    f"{_shown(after, 'eval_accuracy')} at steps {before['step']:.0f}, {turn['step']:.0f} and "
                     f"{after['step']:.0f}: further than the intervals allow."
                 )
     return None
@@ -264,11 +264,11 @@ def _narrow_scores(history: History) -> str | None:
     if not history.settled or "eval_score_std" not in now:
         return None
     spread = history.facts.beta * now["eval_score_std"]
-    low = min(now.get("eval_acc_low", 0.0), 1 - 1e-3)  # an accuracy of 1 would need any spread
+    low = min(now.get("eval_accuracy_low", 0.0), 1 - 1e-3)  # an accuracy of 1 would need any spread
     needed = NEEDED_SPREAD * math.log(low / (1 - low)) if low > 0.5 else 0.0
     if spread >= max(CONSTANT, NARROW * needed):
         return None
-    what = f"; an accuracy of {_shown(now, 'eval_acc')} needs {needed:.2g} or more" if needed > CONSTANT else ""
+    what = f"; an accuracy of {_shown(now, 'eval_accuracy')} needs {needed:.2g} or more" if needed > CONSTANT else ""
     return (
         f"the scores of the evaluation data lie in a narrow band: {now.get('eval_score_mean', math.nan):.3g} with a "
         f"standard deviation of {now['eval_score_std']:.2g}{what}."
@@ -281,7 +281,7 @@ def _growing_scores(history: History) -> str | None:
     first, now = rows[0], rows[-1]
     if len(rows) < GROWING_EVALUATIONS or first["step"] <= history.facts.warmup_steps:
         return None
-    if _above(now, first, "eval_acc", 1.0) or not now.get("eval_loss", -1.0) >= first.get("eval_loss", math.inf):
+    if _above(now, first, "eval_accuracy", 1.0) or not now.get("eval_loss", -1.0) >= first.get("eval_loss", math.inf):
         return None
     for what, size, large in (
         ("margin", lambda row: row.get("eval_margin", 0.0), LARGE_MARGIN),
@@ -292,8 +292,8 @@ def _growing_scores(history: History) -> str | None:
         if steady and sizes[-1] >= max(large, GROWTH * sizes[0]):
             return (
                 f"the {what} (times β) grew from {sizes[0]:.2f} at step {first['step']:.0f} to {sizes[-1]:.2f} over "
-                f"{len(rows)} evaluations, while the accuracy went from {_shown(first, 'eval_acc')} to "
-                f"{_shown(now, 'eval_acc')} and the loss from {first['eval_loss']:.3f} to {now['eval_loss']:.3f}."
+                f"{len(rows)} evaluations, while the accuracy went from {_shown(first, 'eval_accuracy')} to "
+                f"{_shown(now, 'eval_accuracy')} and the loss from {first['eval_loss']:.3f} to {now['eval_loss']:.3f}."
             )
     return None
 

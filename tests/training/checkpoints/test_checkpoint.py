@@ -67,7 +67,8 @@ def as_earlier_version(run: Path, step: int) -> Path:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         save(tensors, storage_writer=FileSystemWriter(folder / "tensors"))
-    state = json.loads((folder / "state.json").read_text()) | {"format": 1}
+    state = json.loads((folder / "state.json").read_text().replace("_accuracy", "_acc")) | {"format": 1}
+    assert any("eval_acc" in row for row in state["rows"])
     (folder / "state.json").write_text(json.dumps(state))
     list_again(folder)
     return folder

@@ -207,7 +207,7 @@ def test_a_step_that_ran_out_of_memory_is_computed_again_with_half_the_budget_an
     assert max(seen[:2]) > 40 >= max(seen[2:]), "every micro-batch after the failure"
     assert broken.speed().endswith("Out of memory on the way: --micro-token-budget 40 at the end.")
     assert "Out of memory" not in smooth.speed()
-    for name in ("train_loss", "grad_norm", "train_acc"):
+    for name in ("train_loss", "grad_norm", "train_accuracy"):
         wanted = [row[name] for row in smooth.records.rows.values()]
         assert [row[name] for row in broken.records.rows.values()] == pytest.approx(wanted, rel=1e-10), name
     for name, tensor in smooth.model.state_dict().items():

@@ -20,7 +20,7 @@ NAN = math.nan
 
 def offered(values, *, losses=None, **settings) -> Selection:
     """A selection after evaluations with these accuracies, or of this metric."""
-    selection = Selection(**{"metric": "eval_acc", "mode": "max", **settings})
+    selection = Selection(**{"metric": "eval_accuracy", "mode": "max", **settings})
     for step, value in enumerate(values):
         loss = losses[step] if losses else 0.5
         selection.offer(
@@ -60,7 +60,7 @@ def test_equal_accuracies_are_decided_by_the_loss():
 
 def test_an_evaluation_with_scores_that_are_no_numbers_is_never_the_best():
     selection = offered([0.5])
-    assert not selection.offer(1, {"eval_acc": 0.9, "eval_loss": 0.1}, sound=False)
+    assert not selection.offer(1, {"eval_accuracy": 0.9, "eval_loss": 0.1}, sound=False)
     assert selection.since_best == 1
 
 
@@ -69,7 +69,8 @@ def test_an_evaluation_with_scores_that_are_no_numbers_is_never_the_best():
     [
         ("eval_accuracy", "max"),
         ("eval_acc", "max"),
-        ("train_acc", "max"),
+        ("eval_pairwise_accuracy", "max"),
+        ("train_accuracy", "max"),
         ("eval_margin", "max"),
         ("eval_loss", "min"),
         ("train_nll", "min"),
@@ -81,7 +82,7 @@ def test_directions_that_go_without_saying(metric, expected):
     assert direction(metric, "min") == "min"
 
 
-@pytest.mark.parametrize("metric", ["gap_acc", "gap_loss", "grad_norm", "mfu"])
+@pytest.mark.parametrize("metric", ["gap_accuracy", "gap_loss", "grad_norm", "mfu"])
 def test_others_have_to_be_said(metric):
     with pytest.raises(ConfigError, match="--early-stopping-mode max or min"):
         direction(metric, "auto")
@@ -130,7 +131,7 @@ def test_a_run_stops_when_nothing_gets_better_and_keeps_the_best(
     )
     assert (result.best_step, result.last.name) == (2, "step_4")
     assert scripted == [0.99], "and no evaluation later"
-    assert [float(row["eval_acc"]) for row in rows_of(tmp_path / "run")] == [0.3, 0.5, 0.9, 0.6, 0.55]
+    assert [float(row["eval_accuracy"]) for row in rows_of(tmp_path / "run")] == [0.3, 0.5, 0.9, 0.6, 0.55]
     weights = [(tmp_path / "run" / name / "model.safetensors").read_bytes() for name in ("best", "step_2", "step_4")]
     assert weights[0] == weights[1] != weights[2]
 

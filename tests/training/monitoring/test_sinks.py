@@ -134,11 +134,11 @@ def test_a_viewer_that_is_not_installed_is_refused_before_anything_is_read(tmp_p
 
 
 def test_names_are_grouped_and_what_is_no_number_is_left_out():
-    columns = ("train_eval_acc_low", "train_loss", "eval_acc", "gap_loss", "lr", "mfu")
+    columns = ("train_eval_accuracy_low", "train_loss", "eval_accuracy", "gap_loss", "lr", "mfu")
     assert [tag(name) for name in columns] == [
         *("train_eval/acc_low", "train/loss", "eval/acc", "gap/loss", "run/lr", "run/mfu"),
     ]
-    assert scalars({"lr": 1, "mfu": float("nan"), "eval_acc": None}) == {"run/lr": 1.0}
+    assert scalars({"lr": 1, "mfu": float("nan"), "eval_accuracy": None}) == {"run/lr": 1.0}
 
 
 # --- services, by fakes with the signatures of the packages ------------------------------------------------------

@@ -192,9 +192,9 @@ class RewardJudge:
             "eval_loss": loss.value,
             "eval_loss_low": loss.low,
             "eval_loss_high": loss.high,
-            "eval_acc": accuracy.value,
-            "eval_acc_low": accuracy.low,
-            "eval_acc_high": accuracy.high,
+            "eval_accuracy": accuracy.value,
+            "eval_accuracy_low": accuracy.low,
+            "eval_accuracy_high": accuracy.high,
             "eval_margin": margin.value,
             "eval_margin_low": margin.low,
             "eval_margin_high": margin.high,
@@ -208,7 +208,7 @@ class RewardJudge:
         if self._ranks.is_first:
             write_evaluation(self.folder / "evals", f"step_{step}", result)
         logger.info(
-            "step %d/%d  EVAL  acc %s  loss %s  margin %+.3f  %d pairs",
+            "step %d/%d  EVAL  accuracy %s  loss %s  margin %+.3f  %d pairs",
             step,
             self._num_steps,
             format_estimate(accuracy),
@@ -238,7 +238,7 @@ class RewardJudge:
         seen, held_out = self._judge(self.data.train_eval, budget, "evaluating training rows").overall, result.overall
         values: dict[str, float] = {}
         gaps = {}
-        for name, metric, sign in (("acc", "eval_accuracy", 1), ("loss", "eval_loss", -1)):
+        for name, metric, sign in (("accuracy", "eval_accuracy", 1), ("loss", "eval_loss", -1)):
             estimate = seen.estimates[metric]
             pair = (estimate, held_out.estimates[metric])
             gaps[name] = gap = difference(*pair[::sign])  # positive where the model does better on what it has seen
@@ -250,14 +250,14 @@ class RewardJudge:
             }
         accuracy = seen.estimates["eval_accuracy"]
         logger.info(
-            "step %d/%d  GAP   acc %s on %d training rows, above the evaluation by %s",
+            "step %d/%d  GAP   accuracy %s on %d training rows, above the evaluation by %s",
             step,
             self._num_steps,
             format_estimate(accuracy),
             len(self.data.train_eval),
-            format_estimate(gaps["acc"]),
+            format_estimate(gaps["accuracy"]),
         )
-        return values | {"train_eval_acc_low": accuracy.low, "train_eval_acc_high": accuracy.high}
+        return values | {"train_eval_accuracy_low": accuracy.low, "train_eval_accuracy_high": accuracy.high}
 
     @property
     def best_step(self) -> int | None:

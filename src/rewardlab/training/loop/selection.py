@@ -7,21 +7,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from rewardlab.analysis.metrics import ALIASES, EARLIER_COLUMNS
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
 from rewardlab.training.monitoring.records import COLUMNS
 from rewardlab.training.settings.config import RewardTrainerConfig
 
-ALIASES: Final[Mapping[str, str]] = {"eval_accuracy": "eval_acc"}
-"""Names in use elsewhere, and the column of metrics.csv that is meant."""
-RISING: Final = ("acc", "margin")
+RISING: Final = ("accuracy", "margin")
 FALLING: Final = ("loss", "nll", "ece")
 """Last words of metrics whose better direction goes without saying."""
 
 
 def column(metric: str) -> str:
     """The column of metrics.csv that a metric's name means."""
-    return ALIASES.get(metric, metric)
+    return EARLIER_COLUMNS.get(metric, ALIASES.get(metric, metric))
 
 
 def direction(metric: str, mode: str) -> Literal["max", "min"]:
@@ -73,7 +72,7 @@ class Selection:
             return False
         if not math.isfinite(self.bar):
             return True
-        if value == self.bar and self.metric == "eval_acc" and self.min_delta == 0:
+        if value == self.bar and self.metric == "eval_accuracy" and self.min_delta == 0:
             return loss < self.bar_loss or (math.isnan(self.bar_loss) and not math.isnan(loss))
         gained = value - self.bar if self.mode == "max" else self.bar - value
         return gained > self.min_delta

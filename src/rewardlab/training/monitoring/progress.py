@@ -74,7 +74,7 @@ class Progress:
         return len(reports), {
             "train_loss": sums.mean_loss,
             "train_nll": sums.mean_nll,
-            "train_acc": sums.accuracy,
+            "train_accuracy": sums.accuracy,
             "train_margin": sums.mean_margin,
             "train_pairs": sums.comparisons,
             "grad_norm": sum(report.grad_norm for report in reports) / len(reports),
@@ -98,11 +98,11 @@ class Logbook:
         self._records.add(step, values)
         remaining = (self._num_steps - step) * values["seconds"] / num_steps
         logger.info(
-            "step %d/%d  loss %.4f  acc %.3f  margin %+.3f  grad %.2f  lr %.1e  %.1f pairs/s  %s left",
+            "step %d/%d  loss %.4f  accuracy %.3f  margin %+.3f  grad %.2f  lr %.1e  %.1f pairs/s  %s left",
             step,
             self._num_steps,
             values["train_loss"],
-            values["train_acc"],
+            values["train_accuracy"],
             values["train_margin"],
             values["grad_norm"],
             values["lr"],

@@ -27,19 +27,20 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from rewardlab.analysis.metrics import current_columns
 from rewardlab.core.files import append_text, finite_or_none, remove, to_json, write_json, write_text
 
 COLUMNS = (
     "step",
     "train_loss",
-    "train_acc",
+    "train_accuracy",
     "train_margin",
     "eval_loss",
-    "eval_acc",
+    "eval_accuracy",
     "eval_margin",
     "eval_pairs",
-    "eval_acc_low",
-    "eval_acc_high",
+    "eval_accuracy_low",
+    "eval_accuracy_high",
     "eval_loss_low",
     "eval_loss_high",
     "eval_margin_low",
@@ -50,12 +51,12 @@ COLUMNS = (
     "train_nll",
     "train_pairs",
     "train_eval_loss",
-    "train_eval_acc",
-    "train_eval_acc_low",
-    "train_eval_acc_high",
-    "gap_acc",
-    "gap_acc_low",
-    "gap_acc_high",
+    "train_eval_accuracy",
+    "train_eval_accuracy_low",
+    "train_eval_accuracy_high",
+    "gap_accuracy",
+    "gap_accuracy_low",
+    "gap_accuracy_high",
     "gap_loss",
     "gap_loss_low",
     "gap_loss_high",
@@ -107,7 +108,7 @@ class Records:
 
         Reward distributions are taken up by whoever has the scores (`restore_distributions`).
         """
-        self.rows = {int(row["step"] or 0): dict(row) for row in rows}
+        self.rows = {int(row["step"] or 0): current_columns(row) for row in rows}
         if not self.writes:
             return
         if self.rows:

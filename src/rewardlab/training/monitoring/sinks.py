@@ -25,7 +25,7 @@ PROJECT: Final = "rewardlab"
 """Project or experiment in a service, unless its own environment variable names another."""
 GROUPS: Final = ("train_eval", "train", "eval", "gap")
 """First words of columns by which viewers group them."""
-HEADLINE: Final = ("eval_acc", "eval_loss", "eval_margin", "eval_ece", "train_loss")
+HEADLINE: Final = ("eval_accuracy", "eval_loss", "eval_margin", "eval_ece", "train_loss")
 """What TensorBoard's table of hyper-parameters shows."""
 MOST_PARAMETERS: Final = 100
 """Parameters that MLflow takes at once."""

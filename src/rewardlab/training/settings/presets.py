@@ -104,7 +104,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
             purpose="a proxy of a gold reward model, on some 20,000 pairs that it labelled",
             source="a pipeline from gold labels to a proxy, trained with TRL",
             settings={**ALL_WEIGHTS, "weight_decay": 0.0, "batch_size": 64, "label_smoothing": 0.0},
-            advice="if it underfits (train_acc below 0.8, accuracy against the gold labels near 0.66): --lr 5e-5 "
+            advice="if it underfits (train_accuracy below 0.8, accuracy against the gold labels near 0.66): --lr 5e-5 "
             "--epochs 2",
         ),
         Preset(
