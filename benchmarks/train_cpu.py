@@ -299,7 +299,7 @@ def run_cell(name: str, cell: Cell, options: argparse.Namespace) -> None:
         groups = workload.to_groups(rows, folder, max_seq_len=cell.max_seq_len)
         jobs = jobs_of(cell, folder, groups, options)
         any_job = next(iter(jobs.values()))[1]
-        shape = flops.shape_of(ours.config_of(folder), lora_rank=any_job.config.lora_rank if cell.lora else 0)
+        shape = flops.shape_of(ours.config_of(folder), lora_rank=any_job.config.model.lora_rank if cell.lora else 0)
         dtype = machine.PRECISION[cell.precision]
         peak = machine.matmul_peak(shape.products, dtype, CPU, rows=PEAK_ROWS, seconds=options.peak_seconds)
         workers, built = start(jobs, processes=not options.in_process)

@@ -109,7 +109,7 @@ def test_model_flops_are_the_matrix_products_that_torch_counts(tmp_path, lora, s
     work = flops.useful_work(groups, sharing=sharing)
     assert facts["tokens"] == work.tokens == 3 * (20 + 21 if sharing else 3 * 20 + 21)
     assert facts["pairs"] == work.pairs
-    shape = flops.shape_of(ours.config_of(config.model), lora_rank=3 if lora else 0)
+    shape = flops.shape_of(ours.config_of(config.model.model), lora_rank=3 if lora else 0)
     linear_alone = shape.train_flops(flops.Work(tokens=work.tokens, unread=work.unread))
     head = 6 * 32 * 9
     # Of a frozen model the first layer's inputs need no gradient.
