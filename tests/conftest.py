@@ -357,12 +357,14 @@ def forks() -> Iterator[subprocess.Popen[str]]:
     """The process that ranks are forked from."""
     here = Path(__file__).parent
     known = [str(here), str(here.parent / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+    # The store by which ranks meet asks for the name of every address: five seconds where no server of names answers.
+    names = {"RES_OPTIONS": "timeout:1 attempts:1"}
     with subprocess.Popen(
         [sys.executable, str(here / "helpers/many_ranks.py")],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, known))},
+        env={**os.environ, **names, "PYTHONPATH": os.pathsep.join(filter(None, known))},
     ) as process:
         yield process
         assert process.stdin is not None

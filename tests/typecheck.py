@@ -32,6 +32,8 @@ def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
         return partial(jaxtyped, typechecker=typechecker)
     if jaxtyping.config.jaxtyping_disable:
         return what
+    if isinstance(what, type) and _is_checked(what.__init__):  # a decorator of the class gave it another one
+        return what
     if not isinstance(what, FunctionType):
         return _with_shapes(what, typechecker=typechecker)
     known = _wrappers.get(what.__code__)
@@ -44,9 +46,14 @@ def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
     if shapes:
         return _with_shapes(typechecker(what), typechecker=None)
     checked = typechecker(what)
-    if "__beartype_func" in (getattr(checked, "__kwdefaults__", None) or {}):
+    if _is_checked(checked):
         _wrappers[what.__code__] = checked
     return checked
+
+
+def _is_checked(function: Any) -> bool:
+    """Whether this is a function that beartype made around another one."""
+    return "__beartype_func" in (getattr(function, "__kwdefaults__", None) or {})
 
 
 def _around(known: Any, function: FunctionType) -> FunctionType:
