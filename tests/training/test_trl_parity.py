@@ -12,7 +12,7 @@ import torch
 
 pytest.importorskip("trl", reason='TRL is not installed (pip install "rewardlab[bench]")')
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from-trl.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "trl-parity.md"
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 
 

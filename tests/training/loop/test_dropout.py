@@ -100,9 +100,9 @@ def steps_of(folder, budget: int, layout: str, backend: str, order: int = 1):
     with arithmetic(torch.float64):
         how = {"lora": True, "dropout": RATE, "budget": budget, "layout": layout, "groups": 10, "batch_size": 6}
         trainer = trainer_for(folder, how, Parallel())
-        trainer.reward_model.attention_backend = backend
+        trainer.model.attention_backend = backend
         if layout != "padded":
-            read_last_layer_only_where_scored(trainer.reward_model)
+            read_last_layer_only_where_scored(trainer.model)
         losses, batches = [], []
         for _ in range(8):
             planned = trainer._planned(trainer.step)[::order]
