@@ -1,4 +1,4 @@
-"""Settings of `rewardlab eval`. Needs nothing but the standard library."""
+"""The settings of `rewardlab eval`. Needs nothing but the standard library."""
 
 from __future__ import annotations
 

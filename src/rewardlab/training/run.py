@@ -52,9 +52,7 @@ class TrainResult:
 
     output_dir: Path
     best: Path | None
-    """The folder of the model that evaluated best; None without evaluation data, or if none beat the untrained
-    model.
-    """
+    """The folder of the best model; None without evaluation data, or if none beat the untrained model."""
     best_step: int | None
     last: Path
     last_step: int

@@ -130,7 +130,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     if config.run.micro_token_budget != "auto":
         require_fit([data.train], config.run.token_budget, layout=layout)
     baselines = fit_all_baselines(config, data, test)
-    # The settings that the first rank measured as fastest hold for all, whose numbers must be rounded alike.
+    # Every rank measures which kernels are fastest and may find others, so what the first one found holds for all.
     resolved = ranks.from_first(_resolve(config, base, num_groups=len(data.train), device=device, layout=layout))
     facts = {
         "data": prepared.reports,

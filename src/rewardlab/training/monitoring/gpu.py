@@ -33,9 +33,7 @@ COLUMNS: Final = (
     "power_w",
     "temperature_c",
 )
-"""Columns of gpu.csv: seconds since the start of training, steps done, and what NVML measures; empty where it
-does not.
-"""
+"""Columns of gpu.csv: seconds since the start, steps done, and what NVML measures; empty where it does not."""
 GIB: Final = 2**30
 PATIENCE_S: Final = 5.0
 """Seconds to wait for the last sample, so that a driver that hangs cannot hold up the end of a run."""
@@ -52,8 +50,9 @@ def require_nvml(cuda_available: bool) -> None:
 
 
 def visible_slice(index: int, visible: str | None) -> str | None:
-    """Return the name of the MIG slice that is CUDA's device `index`, from CUDA_VISIBLE_DEVICES; None for a
-    whole GPU.
+    """Return the name of the MIG slice that is CUDA's device `index`; None for a whole GPU.
+
+    `visible` is CUDA_VISIBLE_DEVICES.
     """
     names = [name.strip() for name in (visible or "").split(",")]
     return names[index] if index < len(names) and names[index].startswith("MIG-") else None

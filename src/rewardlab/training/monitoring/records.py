@@ -129,9 +129,9 @@ class Records:
         self.distributions[str(step)] = _finite(scores)
         self._write_distributions()
 
-    def restore_distributions(self, by_step: Mapping[int, Mapping[str, list[float]]]) -> None:
-        """Replace the reward distributions by those of earlier evaluations, by step."""
-        self.distributions = {str(step): _finite(by_step[step]) for step in sorted(by_step)}
+    def restore_distributions(self, found: Mapping[int, Mapping[str, list[float]]]) -> None:
+        """Replace the reward distributions by those `found` in earlier evaluations, by step."""
+        self.distributions = {str(step): _finite(found[step]) for step in sorted(found)}
         self._write_distributions()
 
     def _write_distributions(self) -> None:

@@ -197,9 +197,7 @@ def _open_mlflow(folder: Path, settings: Mapping[str, object], _resumed_at: int 
 
 
 SIGN_IN: Final[Mapping[str, Callable[[], None]]] = {"wandb": _sign_in_to_wandb, "mlflow": _find_mlflow}
-"""Checks of services that can say whether they accept a login before there is a run; any error means that they
-do not.
-"""
+"""Checks whether a service accepts a login before there is a run; any error means that it does not."""
 OPEN: Final[Mapping[str, Callable[[Path, Mapping[str, object], int | None], Observer]]] = {
     "tensorboard": _open_tensorboard,
     "wandb": _open_wandb,
