@@ -34,12 +34,13 @@ FIRST_RUN: Final = f"train --model {MODEL} --dataset YOUR_PAIRS.jsonl --lora --o
 
 
 def run_quickstart(folder: Path, *, num_steps: int | None, seed: int, num_test: int = NUM_TEST_PAIRS) -> str:
-    """Generate data, train, and return the closing report."""
+    """Generate data, train, and return the closing report. Raises as `train` does."""
     started = time.perf_counter()
     steps = num_steps or NUM_STEPS
     data = folder / "preferences"
     earlier = (data / "train.jsonl").is_file()
     num_train = steps * BATCH_SIZE + NUM_EVAL_PAIRS
+    # Locked only while the data are written, since `train` takes the lock of the same folder itself.
     with only_writer(folder):
         write_dataset(data, num_train=num_train, num_test=num_test, seed=seed)
     logger.info("data: %d training and %d test pairs with known truth in %s", num_train, num_test, data)

@@ -32,12 +32,14 @@ class Ranks:
         """Return the sum of each number over the ranks, in float64; the result is the same on all ranks."""
         if self.size == 1:
             return list(numbers)
+        # On the CPU, and so through gloo: the numbers are on the host anyway, and float64 keeps counts of tokens exact.
         sums = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(sums)
         return [float(number) for number in sums]
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
         """Return, for each flag, whether it is set on any rank."""
+        # Flags travel as numbers, so that one collective is enough for several of them.
         return tuple(number > 0 for number in self.total([float(flag) for flag in flags]))
 
     def gather(self, thing: Thing) -> list[Thing]:

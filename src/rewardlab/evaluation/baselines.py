@@ -75,6 +75,8 @@ def _evaluate(
     seed: int,
 ) -> dict[str, EvalResult]:
     features = featurize(train)
+    # Scaled by the differences within comparisons, which are what is fitted, so that one set of penalties suits any
+    # data.
     scale = _scale(compare(train, features).differences, per_column=isinstance(features, np.ndarray))
     data = compare(train, _divide(features, scale), roots_G)
     chosen = cross_validate(data, penalties=penalties, seed=seed)
@@ -134,5 +136,6 @@ def _counts(groups: Sequence[TokenGroup], vocabulary: Mapping[tuple[int, ...], i
             rows += [number] * len(known)
             columns += known
             number += 1
+    # Without any word there still is a column, of zeros, so that the fit needs no special case.
     shape = (number, max(len(vocabulary), 1))
     return csr_matrix((np.ones(len(rows)), (rows, columns)), shape=shape)

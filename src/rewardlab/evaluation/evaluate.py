@@ -100,6 +100,8 @@ def write_evaluation(folder: Path, name: str, result: EvalResult) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     scores = folder / f"{name}.scores.jsonl"
     write_jsonl(scores, (row.as_dict() for row in result.rows))
+    # The checksum is written after the scores: a process killed in between leaves scores that do not match, and are not
+    # used.
     write_json(folder / f"{name}.metrics.json", summary(result) | {SCORES_SUM: sha256_file(scores)})
 
 
@@ -182,6 +184,8 @@ def _evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRep
     if config.run.precision_card:
         exact = result.rows if config.run.precision == "fp32" else None
         if exact is None:
+            # The card needs a model in float32, which the one above is not. Its canaries were checked when it was
+            # loaded first.
             scorer = load(config.run.model, attention=config.run.attention, check=False)
         card = judge_precisions(
             scorer,

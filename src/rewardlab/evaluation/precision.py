@@ -56,6 +56,7 @@ def judge_precisions(
     def scored(title: str) -> list[FloatArray]:
         return score_groups(model, sample, budget=budget, progress=f"judging in {title}", ranks=ranks)
 
+    # After training the rows were just computed in float32, so the caller passes them in.
     if exact is None:
         scores = {CANONICAL: scored(CANONICAL)}
     else:

@@ -38,6 +38,7 @@ class ProbeRunConfig:
     """Decides folds, bootstrap samples and which rows a limit keeps."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range."""
         require_seed(self.seed)
         require_between(self, folds=(2, 1_000_000), bootstrap=(0, 1_000_000), micro_token_budget=BUDGETS)
 
@@ -53,4 +54,5 @@ class ProbeConfig(Composed):
     run: ProbeRunConfig = ProbeRunConfig()
 
     def __post_init__(self) -> None:
+        """Raises ConfigError unless a model is named."""
         require_model(self.model.model, model_is="a hub model, a folder, or smollm2-135m-instruct")

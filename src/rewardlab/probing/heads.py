@@ -137,7 +137,10 @@ class Features:
 
 
 def fit_layer(features: Features, *, layer: int, num_folds: int, seed: int) -> LayerFit:
-    """Choose the penalty by cross-validation, and judge the held-out scores."""
+    """Choose the penalty by cross-validation, and judge the held-out scores.
+
+    Raises DataError if the data cannot be cross-validated.
+    """
     groups = features.groups
     validated = cross_validate(features.data, num_folds=num_folds, seed=seed)
     number = {key: index for index, key in enumerate(features.data.prompt_keys)}
@@ -169,6 +172,7 @@ def fit_heads(features: Features, chosen: LayerFit, *, num_draws: int, seed: int
     theta_FB = np.zeros((len(theta_F1), 0))
     if num_draws:
         weights_CB = bootstrap_weights(data, num_draws=num_draws, seed=seed)
+        # Started from the head on all data, to which each of these is close, so that a fit takes few steps.
         theta_FB = fit(data, weights_CB, np.full(num_draws, penalty), start_FB=np.repeat(theta_F1, num_draws, axis=1))
     return Heads(head_W=features.heads(theta_F1)[:, 0], bootstrap_WB=features.heads(theta_FB))
 
@@ -188,6 +192,7 @@ def learning_curve(features: Features, chosen: LayerFit, *, seed: int) -> list[C
     points = []
     subsets = [list(nested_subsets(data.num_roots, CURVE, seed=seed + draw)) for draw in range(DRAWS)]
     for number, share in enumerate(CURVE):
+        # All draws hold the same data at the full share, so one of them is enough there.
         kept = [draw[number][data.roots_C] for draw in (subsets if share < 1 else subsets[:1])]
         weights_CB = np.stack([data.weights * part * (fold_C != fold) for part in kept for fold in folds], axis=1)
         totals_B = weights_CB.sum(0)
@@ -207,6 +212,7 @@ def _curve_point(
     """Return means over D draws for each comparison, with intervals over the judged prompts, not over the draws."""
     sign_C = np.where(data.labels >= 0.5, 1.0, -1.0)
     decided = data.labels != 0.5
+    # A tie of scores counts as half a win.
     right_C = np.heaviside(logits_DC * sign_C, 0.5).mean(0)
     losses_C = nll_of(data.labels, logits_DC).mean(0)
     return CurvePoint(

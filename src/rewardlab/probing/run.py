@@ -161,6 +161,7 @@ def _fit(
     for layer, of in states["training"].items():
         features = Features.of(train, of)
         fits.append(fit_layer(features, layer=layer, num_folds=config.run.folds, seed=config.run.seed))
+        # Chosen by the loss, which tells layers apart where their accuracies are equal.
         if best is None or fits[-1].result.overall.sums.mean_nll < best[0].result.overall.sums.mean_nll:
             best = fits[-1], features
     assert best is not None, "at least one layer was asked for"
@@ -250,6 +251,7 @@ def _load(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layo
         seed=config.run.seed,
         layout=layout,
         device=device,
+        # Lines about the head would be about one that the fitted head replaces.
         log=lambda line: None if line.startswith(("head:", "parameters:")) else logger.info(line),
     )
 
@@ -310,6 +312,7 @@ def _judge_folder(
     if not test:
         return None
     if not rounded:
+        # The folder gives the same scores, so the test data need not be computed again.
         return judge_scores(test, fitted.scores["test"])
     return evaluate_groups(
         scorer.model, test, beta=1.0, budget=config.run.micro_token_budget, progress="judging the saved folder"

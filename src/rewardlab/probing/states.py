@@ -88,6 +88,7 @@ def fingerprint(model: RewardModel, groups: Sequence[TokenGroup]) -> str:
     for group in groups:
         digest.update(group.num_replies.to_bytes(4, "little"))
         for part in (group.shared, *group.suffixes):
+            # Lengths are hashed too, so that tokens cannot move from one part to the next unnoticed.
             digest.update(len(part).to_bytes(4, "little"))
             digest.update(part.astype(np.int32).tobytes())
     return digest.hexdigest()[:16]
@@ -106,6 +107,7 @@ def _compute(
 
     Each file gets its name only when it is complete.
     """
+    # The number of the process keeps two probes that run at once from writing into the same file.
     unfinished = {layer: folder / f".layer_{layer}.{os.getpid()}.npy" for layer in layers}
     try:
         arrays = {layer: _new_array(path, shape) for layer, path in unfinished.items()}
@@ -132,6 +134,7 @@ def _compute(
             for path in (target, _sum_of(target)):
                 if path.is_dir():
                     remove(path)  # a file cannot replace a folder
+            # The checksum first: a process killed between the two leaves a mismatch, and the states are computed again.
             write_summed_json(_sum_of(target), {"states": sha256_file(unfinished[layer])})
             unfinished[layer].replace(target)
     finally:

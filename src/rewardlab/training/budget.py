@@ -66,6 +66,7 @@ def search(run: Callable[[int], Trial | None], *, floor: int, ceiling: int, limi
     computed: list[Trial] = []
     best, taken = 0, 0
     too_large = ceiling + 1
+    # The first trial is small, so that it fits in most cases and gives the line a point.
     budget = max(floor, min(ceiling, _round(ceiling // 8)))
     for _ in range(MAX_TRIALS):
         trial = run(budget)
@@ -101,6 +102,7 @@ def _propose(computed: Sequence[Trial], best: int, too_large: int, *, floor: int
         slope, start = np.polyfit(np.array(tokens, float), np.array(taken, float), 1)
         aim = int((limit - start) / slope) if slope > 0 else MAX_GROWTH * best
     aim = min(aim, MAX_GROWTH * best)
+    # Between a budget that fits and one that does not, bisect.
     if aim >= too_large and too_large <= ceiling:
         aim = (best + too_large) // 2
     return ceiling if aim >= ceiling else max(_round(aim), best)
@@ -135,6 +137,7 @@ def choose_budget(
     """
     device = model.device
     worst = largest_groups(groups, batch_size, model.layout)
+    # No micro-batch is larger than a whole step made of the longest preferences.
     ceiling = max(floor, min(CEILING[device.type], _size(worst, model.layout)))
     free = free_memory(device)
     if free is None:
@@ -149,12 +152,14 @@ def choose_budget(
         with HighWater(device) as water:
             finished = unless_out_of_memory(lambda: _compute(model, batch, config))
         model.zero_grad(set_to_none=True)
+        # On the CPU, freed memory counts as the process's until it is given back, and would be in the next trial's sum.
         release_cached(device)
         # The optimiser's state is created by the first step, after the trials, so it is added here.
         taken = water.bytes - before + state
         return None if finished is None else Trial(tokens=_size(chosen, model.layout), bytes=taken)
 
     devices = [device] if device.type == "cuda" else []
+    # Trials draw random numbers, such as dropout, and the run must draw the same whether there were trials or not.
     with torch.random.fork_rng(devices=devices):
         return search(run, floor=floor, ceiling=ceiling, limit=int(SHARE * free))
 

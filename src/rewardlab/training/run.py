@@ -141,10 +141,13 @@ def _train(
         log=logger.info,
         division=division,
     )
+    # A model may overflow in float16 whatever is trained. The canaries show that now, and not as NaN at some later
+    # step.
     require_range(model, ready.base.renderer)
     config = _settle_budget(config, model, ready.data)
     peak = peak_of(ready.device, model.compute_dtype, linear_shapes(model), count=ranks.size)
     logger.info("peak: %s", peak.line())
+    # Checkpoints hold only weights that train, so resuming compares the frozen ones by this.
     fingerprint = frozen_fingerprint(model)
     ranks.by_first(lambda: write_run_start(replace(ready, config=config), fingerprint, peak))
     saver = Saver(config, ready.base, model, ranks, division)
@@ -164,6 +167,7 @@ def _train(
     )
     started = time.perf_counter()
     with watch.observers, stops:
+        # Both baselines are of the untrained model, so they are taken before a checkpoint is loaded.
         test_baseline = _judge_untrained(config, model, ready, ranks)
         if ready.interrupted is not None:
             trainer.judge.take_up_baseline(config.run.token_budget)
@@ -172,6 +176,7 @@ def _train(
         trainer.fit()
         trainer.heed_late_signal()
     seconds, speed = time.perf_counter() - started, trainer.speed()
+    # The chosen model is loaded again below, and may not fit beside the one that trained.
     trainer.release()
     result = _finish(config, trainer, ready, seconds, ranks, division)
     if result.live is not None:

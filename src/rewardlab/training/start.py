@@ -96,12 +96,14 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     until `held` closes. Raises ConfigError for settings that do not fit together or a folder that holds another run,
     DataError for unusable data, and ArtifactError for damaged checkpoints.
     """
+    # Only the first rank touches the run folder: ranks that each took its lock would lock each other out.
     interrupted = ranks.by_first(lambda: _claim(config, held, given))
     _require_same_rows(ranks, given)
     require_sharding(config, ranks, goes_on=interrupted is not None)
     if config.run.compat != "none":
         config = settle_reading(config, first_rows_of(config.data, given))
     if interrupted is not None:
+        # Before anything is measured, so that what the run decided when it began is not decided again.
         config = with_decisions(config, interrupted.config)
     config = config.replace(max_seq_len=settle_length(config.model, config.data.rendering))
     base = open_base(config.model, config.data.rendering, truncation=truncation_of(interrupted))
@@ -128,6 +130,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
         )
     )
     if config.run.micro_token_budget != "auto":
+        # A preference larger than the budget would otherwise be found only at the step that draws it.
         require_fit([data.train], config.run.token_budget, layout=layout)
     baselines = fit_all_baselines(config, data, test)
     # Every rank measures which kernels are fastest and may find others, so what the first one found holds for all.
@@ -141,6 +144,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     }
     changes: Sequence[str] = ()
     if interrupted is not None:
+        # Compared after every default is decided: a default that was left out and one that was written out are the
+        # same.
         changes = require_same_run(resolved, interrupted, reschedule=config.run.reschedule)
         require_same_data(facts, interrupted.manifest)
     return Ready(
@@ -168,11 +173,13 @@ def _require_same_rows(ranks: Ranks, given: Given) -> None:
 
 def _claim(config: RewardTrainerConfig, held: ExitStack, given: Given) -> Interrupted | None:
     """Check all that needs neither data nor model, lock the run folder, and return the run in it to resume, if any."""
+    # These need neither data nor model, so a wrong flag is reported before minutes go into reading.
     selection_of(config)
     require_optimizer(config.optimizer.optimizer)
     require_quantization(config.model.quantization)
     require_monitoring(config)
     require_inputs(config.model, config.data, given)
+    # Locked before anybody looks into it: the process of the interrupted run may still be writing its last checkpoint.
     held.enter_context(only_writer(config.run.output_dir, wait_s=LOCK_WAIT_S if config.run.resume is not None else 0.0))
     interrupted = find_interrupted(config) if config.run.resume is not None else None
     # With --resume a folder without models may be replaced: a process that was killed while it began has left it, and a
@@ -226,6 +233,7 @@ def to_groups(
     data = Datasets(
         train=train,
         eval=groups.get("evaluation", nothing),
+        # Drawn once, so that all evaluations judge the same rows and the gap shows the model, not the draw.
         train_eval=draw(train, config.data.selection.train_eval_limit, config.run.seed),
     )
     return data, groups.get("test", nothing), reports
@@ -303,6 +311,7 @@ def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
         "provenance": provenance(),
     }
     if interrupted is None:
+        # Cleared only here, after everything that can be refused has been checked.
         clear_folder(folder)
     else:
         require_same_base(fingerprint, interrupted.manifest)
@@ -340,6 +349,7 @@ def _samples(groups: Sequence[TokenGroup], renderer: Renderer) -> str:
     lines = []
     for group in groups:
         for reply in range(group.num_replies):
+            # Each token is decoded by itself, since the text of all of them together does not show where tokens begin.
             pieces = [renderer.tokenizer.decode([int(token)]) for token in group.conversation(reply)]
             boundary = group.prompt_tokens[reply]
             name = visible(group.preference_id)

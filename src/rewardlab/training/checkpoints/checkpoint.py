@@ -111,6 +111,7 @@ def write_checkpoint(
                 sums[name] = sha256_file(temporary / name)
             write_summed_json(temporary / SUMS, {"format": FORMAT, "files": dict(sorted(sums.items()))})
     if ranks.is_first:
+        # Earlier checkpoints are removed only now that the new one is complete on the disk.
         prune(run, keep=keep)
     return target
 
@@ -206,6 +207,7 @@ def _damage(folder: Path) -> str:
         if _state(folder)["format"] != kind:
             return "state.json is of another format"
         OPEN[kind](folder / "tensors")
+    # Damaged JSON can parse as anything, so each of these errors means damage and none is a fault of the program.
     except (ValueError, TypeError, AttributeError) as error:
         return str(error)
     except (OSError, KeyError) as error:

@@ -73,6 +73,7 @@ DTYPES: Final = {str(dtype).removeprefix("torch."): dtype for dtype in KINDS}
 
 class _Names(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        # This is the only way in which a pickle can reach code, so every name that is not listed is refused.
         if module == "torch" and name in DTYPES:
             return DTYPES[name]
         if (module, name) not in STANDING_IN:
@@ -100,6 +101,7 @@ def _held(folder: Path, name: str, entry: Any, storage: dict[tuple[str, tuple[in
     pieces = []
     for chunk in entry["chunks"]:
         offsets, sizes = chunk.state["offsets"], chunk.state["sizes"]
+        # FSDP divides tensors by rows, and `read_shards` knows no other division.
         if tuple(sizes[1:]) != tuple(entry["size"][1:]):
             raise ValueError(f"{name} is not divided by rows")
         read = _reader(folder, storage[name, tuple(offsets)])
@@ -111,6 +113,7 @@ def _held(folder: Path, name: str, entry: Any, storage: dict[tuple[str, tuple[in
 
 def _reader(folder: Path, info: Any) -> Callable[[int, int], Tensor]:
     file, offset, length = str(info["relative_path"]), int(info["offset"]), int(info["length"])
+    # A name with a folder in it could make a damaged or crafted file read others elsewhere.
     if Path(file).name != file:
         raise ValueError(f"{file} is not the name of a file here")
 

@@ -267,6 +267,7 @@ def frozen_fingerprint(model: nn.Module) -> str:
     for parameter in model.parameters():
         if not parameter.requires_grad:
             bits = whole_of(parameter.detach()).contiguous().view(torch.uint8).view(-1)
+            # Most bytes are summed as integers of four bytes, which is faster; the few that are left are added singly.
             whole = bits[: len(bits) // 4 * 4].view(torch.int32)
             bit_sum = int(whole.sum(dtype=torch.int64)) + int(bits[len(whole) * 4 :].sum(dtype=torch.int64))
             # Multiplied before adding, so that parameters which change places change the result.
@@ -290,6 +291,7 @@ def resumed_manifest(now: Mapping[str, Any], run: Interrupted, changes: Sequence
         logger.warning("RESUME: %s", line)
     before, after = run.manifest["provenance"], now["provenance"]
     for what in ("packages", "platform", "python"):
+        # Other versions and machines may round differently, so this is a warning; it is no reason to refuse.
         if before.get(what) != after.get(what):
             logger.warning("RESUME: %s: %s, it was %s; equal up to rounding", what, after.get(what), before.get(what))
     if run.checkpoint.format < DRAWN_BY_CONVERSATION and run.config.model.lora and run.config.model.lora_dropout:

@@ -52,6 +52,7 @@ class Saver:
             division=self._parts,
         )
         logger.info("saved %s (%s)", folder, spec.save_dtype)
+        # The usual rounding of the run's precision is expected; a warning about it in each run would hide the others.
         if spec.max_rounding_error > _usual(config):
             logger.warning(
                 "saved scores differ from the live ones by up to %.2f on the canaries (weights saved as %s, live "

@@ -203,6 +203,8 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
             digest.update(content)
             file.write(content)
         file.flush()
+        # Without this the rename of the folder could reach the disk before the data, and a loss of power would leave a
+        # checkpoint of empty files.
         os.fsync(file.fileno())
     return digest.hexdigest()
 

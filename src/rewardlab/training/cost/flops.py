@@ -32,6 +32,7 @@ def shape_of(model: RewardModel) -> ModelShape:
         for parameter, share in _multiplied(layer, _expert_share(config))
     )
     window = getattr(config, "sliding_window", None) or 0
+    # A configuration without `layer_types` has the same kind of attention in all layers.
     every = "sliding_attention" if window and getattr(config, "use_sliding_window", True) else "full_attention"
     kinds = list(getattr(config, "layer_types", None) or [every] * config.num_hidden_layers)
     windowed = kinds.count("sliding_attention") if window else 0

@@ -75,6 +75,7 @@ def peak_memory(device: torch.device) -> int:
         return high_water
     if sys.platform == "win32":
         return 0
+    # Imported here, since the module does not exist on Windows.
     import resource
 
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -94,6 +95,7 @@ def free_memory(device: torch.device) -> int | None:
     """Return the bytes that a run can still take, with what the allocator keeps; None where that is unknown."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
+        # What the allocator holds but no tensor uses can be taken too, without asking the driver.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return available()
 
@@ -165,6 +167,7 @@ class HighWater:
 
     def __enter__(self) -> HighWater:
         if self.device.type == "cuda":
+            # Work launched before must have ended, or its memory would count as this block's.
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
         else:

@@ -120,6 +120,8 @@ def _seconds(product: Callable[[], object], device: torch.device, *, repeats: in
             product()
         _wait(device)
         now = time.perf_counter()
+        # The best time counts, since other processes can only make a product slower. A coarse clock may say that it
+        # took none.
         best = min(best, max(now - started, 1e-9) / CALLS[device.type])
         if 2 * now - started > deadline:
             break
@@ -128,4 +130,5 @@ def _seconds(product: Callable[[], object], device: torch.device, *, repeats: in
 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
+        # A GPU computes asynchronously: without waiting, only the launch of the kernels would be timed.
         torch.cuda.synchronize(device)

@@ -107,7 +107,9 @@ class ModelShape:
             if self.windowed_layers:
                 windowed += attended_pairs(shared, replies, self.window)
         linear = tokens * (4 * self.frozen_weights + 6 * self.trained_weights) + 6 * reads * self.head_weights
+        # In the last layer, tokens whose score is not read do not go through these weights.
         linear -= (tokens - reads) * (4 * self.last_frozen + 6 * self.last_trained)
+        # 12 is 4 FLOPs forward and 8 backward; 8 below is the backward part, which idle layers do not have.
         attention = 12 * self.attention_width * (self.full_layers * full + self.windowed_layers * windowed)
         linear -= 2 * tokens * self.idle_weights
         # With everything frozen the last layer is idle too, and its part was subtracted twice.
@@ -225,6 +227,7 @@ def speed_line(values: Mapping[str, float]) -> str:
 
 def short(number: float) -> str:
     """Return a number in at most five characters: `0.52`, `4.1`, `812`, `47.1k`, `1235k`."""
+    # The limits are where rounding would add a digit: 99.95 becomes 100.0 with one decimal.
     if number >= 99_950:
         return f"{number / 1000:.0f}k"
     if number >= 9_999.5:

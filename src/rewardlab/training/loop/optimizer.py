@@ -63,6 +63,7 @@ def _make(name: str, groups: list[dict[str, Any]], lr: float) -> torch.optim.Opt
         bitsandbytes: Any = importlib.import_module("bitsandbytes")
         made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(groups, lr=lr, betas=BETAS, eps=EPSILON)
         return made
+    # Fused: one kernel updates many parameters, instead of several kernels for each.
     return torch.optim.AdamW(groups, lr=lr, betas=BETAS, eps=EPSILON, fused=True)
 
 

@@ -73,7 +73,10 @@ class RewardSteps:
         return self.model.compute_dtype is torch.float16
 
     def plan(self, step: int, budget: int) -> list[PackedBatch]:
-        """Return this rank's micro-batches of the step, of about equal size."""
+        """Return this rank's micro-batches of the step, of about equal size.
+
+        Raises ConfigError if a preference is larger than `budget`.
+        """
         config, groups = self.config, self.train
         chosen = macro_batch(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
         built, layout = [groups[index] for index in chosen], self.model.layout
@@ -317,6 +320,7 @@ class RewardJudge:
         if folder not in self._saved:
             self.save_to(folder, step)
             self._saved.append(folder)
+        # Only after the new folder is complete, so that a failed save never costs the last model.
         while self.config.run.save_total_limit and len(self._saved) > self.config.run.save_total_limit:
             self._remove(self._saved.pop(0))
 
@@ -352,6 +356,7 @@ class RewardJudge:
         self.selection = Selection(**{**state["selection"], **asked})
         if self.records.writes:
             folder, rows = self.folder / "evals", self.records.rows
+            # Rows without this column are of training steps alone, and have no scores on the disk.
             evaluated = [number for number in rows if rows[number].get("eval_pairs") is not None]
             by_step = {number: read_scores(folder, f"step_{number}") for number in evaluated}
             self.records.restore_distributions(

@@ -60,6 +60,7 @@ class Selection:
         set. A value that is not finite, or not `sound` because some scores were not finite, is never the best. Any
         finite value beats a bar that is not finite.
         """
+        # Scores that are not finite are left out of the metric, which could look better for it.
         value = values.get(self.metric, math.nan) if sound else math.nan
         loss = values.get("eval_loss", math.nan)
         first = self.evaluations == 0
@@ -77,6 +78,7 @@ class Selection:
             return False
         if not math.isfinite(self.bar):
             return True
+        # Accuracies on a few hundred pairs are often equal, and the loss still tells such models apart.
         if value == self.bar and self.metric == "eval_acc" and self.min_delta == 0:
             return loss < self.bar_loss or (math.isnan(self.bar_loss) and not math.isnan(loss))
         gained = value - self.bar if self.mode == "max" else self.bar - value

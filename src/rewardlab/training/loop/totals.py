@@ -75,6 +75,7 @@ class Share:
         """Return the share of a rank."""
         finite = computed.is_finite
         return cls(
+            # Counted by itself, so that after the sum every rank sees it and stops at the same step.
             num_broken=float(not finite),
             loss=math.fsum(computed.losses) if finite else math.nan,
             statistics=computed.statistics,

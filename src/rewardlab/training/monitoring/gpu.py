@@ -98,6 +98,7 @@ class Gpu:
         self._nvml.nvmlShutdown()
 
     def _find(self, uuid: str, name: str | None) -> Any:
+        # CUDA leaves out the prefix that says whether a UUID is of a whole GPU or of a slice, so both are tried.
         names = [name] if name else [f"GPU-{uuid}", f"MIG-{uuid}"]
         for candidate in names:
             if (handle := self._ask(self._nvml.nvmlDeviceGetHandleByUUID, candidate)) is not None:
@@ -189,9 +190,11 @@ class GpuWatch:
             raise self._error
 
     def _row(self, step: int, values: Mapping[str, Any]) -> None:
+        # A row is reported once with values of training steps and once with those of an evaluation; one line is enough.
         if "train_loss" not in values or not self.cadence.is_due(step):
             return
         with self._lock:
+            # The sampling thread appends to this list while the training thread empties it.
             since, self._since = self._since, []
         if text := means(since):
             logger.info("%s  GPU   %s", self.cadence.label(step), text)

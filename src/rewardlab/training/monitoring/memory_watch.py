@@ -70,6 +70,7 @@ class MemoryWatch:
         take_peak(self.device)
 
     def _forward_done(self) -> None:
+        # Reading the peak resets torch's counter, so the backward pass that follows is measured by itself.
         self._forward = max(self._forward, take_peak(self.device))
 
     def _backward_done(self) -> None:
@@ -92,6 +93,7 @@ class MemoryWatch:
         self._writer.writerow({"step": step} | {name: round(value, 4) for name, value in row.items()})
 
     def _row(self, step: int, values: Mapping[str, Any]) -> None:
+        # A row is reported once with values of training steps and once with those of an evaluation; one line is enough.
         if "train_loss" not in values or not self.cadence.is_due(step):
             return
         most = {name: max(row[name] for row in self._since) for name in (self._since or [{}])[-1]}

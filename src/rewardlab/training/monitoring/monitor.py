@@ -121,6 +121,7 @@ def watch_run(
     folder, cadence = config.run.output_dir, Cadence(num_steps=config.run.steps, every=config.run.eval_every)
     observers: list[Observer] = []
     if config.monitor.profile:
+        # Checked again, since with --epochs the number of steps was not known at the first check.
         require_steps(config.monitor.profile_steps, config.run.steps)
         observers.append(StepProfiler(device, folder / "profile", num_traced=config.monitor.profile_steps).observer())
     if config.monitor.profile_memory:

@@ -93,6 +93,7 @@ class Observers:
         self._tell("row", step, values)
 
     def _tell(self, event: str, *what: object) -> None:
+        # A copy of the list, since `_drop` removes entries while this loop runs.
         for observer, callback in list(self._told[event]):
             try:
                 callback(*what)

@@ -79,6 +79,7 @@ class Progress:
             "train_acc": sums.accuracy,
             "train_margin": sums.mean_margin,
             "train_pairs": sums.comparisons,
+            # Norms have no weights, so they are averaged over steps; losses are sums that are divided once.
             "grad_norm": sum(report.grad_norm for report in reports) / len(reports),
             "lr": reports[-1].lr,
             "head_grad_norm": sum(report.head_grad_norm for report in reports) / len(reports),

@@ -76,6 +76,7 @@ def open_sinks(
             opened.append(OPEN[viewer](folder, settings, resumed_at))
         # Each package has errors of its own, and all of them mean that this viewer cannot be used.
         except Exception as error:
+            # Closes the viewers that were opened before this one failed.
             with Observers(opened):
                 raise _not_started(viewer, error) from error
     return opened

@@ -57,7 +57,9 @@ class LossConfig:
     """For K > 2: whether each prompt counts once, or each comparison."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range."""
         require(self.beta > 0, f"--beta {self.beta}: must be above 0.")
+        # At ½ both directions would count the same, and nothing could be learned.
         require(
             0 <= self.label_smoothing < 0.5,
             f"--label-smoothing {self.label_smoothing}: must be at least 0 and below 0.5 (0.05 trains towards 0.95).",
@@ -85,6 +87,7 @@ class ScheduleConfig:
     """Where `cosine_with_min_lr` ends, as a share of the learning rate."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range, and for settings that contradict each other."""
         require_between(self, warmup_steps=(0, MOST_STEPS))
         require(
             self.warmup_ratio is None or 0 <= self.warmup_ratio < 1,
@@ -125,7 +128,9 @@ class OptimizerConfig:
     """Largest gradient norm; larger gradients are scaled down to it."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range, and for an optimiser that needs `lr` without one."""
         require(self.lr is None or self.lr > 0, f"--lr {self.lr}: must be above 0.")
+        # SGD's step grows with the gradient, and Adafactor's with the size of the weights, so AdamW's rates do not fit.
         require(
             self.lr is not None or self.optimizer not in ("sgd", "adafactor"),
             f"--optimizer {self.optimizer}: the default learning rates are those of AdamW. Give one with --lr.",
@@ -224,6 +229,7 @@ class RunConfig:
     """By how much an evaluation must be better to count as better."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range, and for settings that contradict each other."""
         require(self.epochs > 0, f"--epochs {self.epochs}: must be above 0.")
         for name in ("checkpoint_minutes", "max_hours"):
             value = getattr(self, name)
@@ -288,6 +294,7 @@ class MonitorConfig:
     """Seconds to wait for the data of a step before the run ends with an error."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range, and for viewers that cannot be combined."""
         alone = [viewer for viewer in self.report_to if viewer in ("auto", "none")]
         require(len(self.report_to) > 0, "--report-to: it is empty; name one or several viewers, or `none`.")
         require(
@@ -329,6 +336,7 @@ class RewardTrainerConfig(Composed):
         return made
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for settings of different sections that contradict each other, and without a model."""
         selection, reading = self.data.selection, self.data.reading
         loss, model = self.loss, self.model
         require_model(model.model, model_is="a hub model, a folder, or smollm2-135m-instruct")

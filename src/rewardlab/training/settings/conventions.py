@@ -114,6 +114,7 @@ class Conventions:
         changed = [
             f"{flag(name, value)} (not {show(default[name])})"
             for name, value in filled.items()
+            # Settings of LoRA do nothing without adapters, so they are not listed then.
             if value != default[name] and not (name.startswith("lora_") and not values.get("lora"))
         ]
         logger.info("compat trl: %s", ", ".join(changed) or "every setting is given")

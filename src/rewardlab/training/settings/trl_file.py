@@ -112,6 +112,7 @@ def _by_current_names(values: Values, ours: Sequence[str], where: str) -> dict[s
 def _whole(file: Values, key: str, default: int, where: str) -> int:
     value = file.get(key, default)
     value = default if value is None else value
+    # In Python `true` is the whole number 1, which nobody means by it.
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{where}: {key}: expected a whole number, got {value!r}.")
     return value
@@ -121,6 +122,7 @@ def _batch(file: Values, made: Translation, where: str) -> None:
     keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
     if all(file.get(key) is None for key in keys):
         return
+    # A step of TRL's counts pairs on each device and in each accumulated batch; --batch-size counts all of them.
     factors = [_whole(file, keys[0], 8, where), _whole(file, keys[1], 1, where)]
     names, remark = list(keys), "with several devices in TRL: times their number"
     if (ranks := num_ranks()) > 1:
@@ -261,6 +263,7 @@ def _is_one_file(name: object) -> bool:
 def _best(file: Values, made: Translation) -> None:
     metric = file.get("metric_for_best_model")
     if metric is None and file.get("load_best_model_at_end"):
+        # The default of transformers, if the best model is to be loaded at the end.
         metric = "loss"
     name = f"eval_{str(metric).removeprefix('eval_')}"
     if name in ("eval_loss", "eval_accuracy", "eval_margin"):
@@ -331,6 +334,7 @@ def _only_with_adapters(file: Values, made: Translation) -> None:
     """Record keys that do nothing in TRL without `use_peft`, and that are refused here without --lora."""
     adapted = bool(file.get("use_peft"))
     modules = file.get("lora_modules_to_save") or []
+    # The head, which TRL calls `score`, is always trained and saved here, so it needs no setting.
     others = tuple(name for name in (modules if isinstance(modules, (list, tuple)) else [modules]) if name != "score")
     kind = "nf4" if file.get("load_in_4bit") else "int8"
     quantized = "load_in_4bit" if kind == "nf4" else "load_in_8bit"
