@@ -139,7 +139,7 @@ class Features:
 def fit_layer(features: Features, *, layer: int, num_folds: int, seed: int) -> LayerFit:
     """Choose the penalty by cross-validation, and judge the held-out scores.
 
-    Raises DataError if the data cannot be cross-validated.
+    Raises DataError if no comparison has weight, or if the fit does not converge.
     """
     groups = features.groups
     validated = cross_validate(features.data, num_folds=num_folds, seed=seed)
