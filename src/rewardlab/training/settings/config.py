@@ -115,8 +115,8 @@ class OptimizerConfig:
     lr: float | None = None
     """Highest learning rate; by default 5e-6 for full fine-tuning, 5e-5 for LoRA and 1e-3 for the head alone."""
     differential_lr: bool = False
-    """Give the backbone, adapters included, a lower learning rate than the head. Too low a rate keeps it from adapting:
-    in one study all such runs ended near 51 % accuracy.
+    """Give the backbone, adapters included, a lower learning rate than the head. The backbone must adapt too: in one
+    study all runs with this ended near 51 % accuracy.
     """
     backbone_lr_mult: float | None = None
     """With `--differential-lr`, the backbone's learning rate as a share of `--lr`; by default 0.1."""
