@@ -183,5 +183,7 @@ def test_a_signal_from_outside_while_data_are_read(base_model, pairs_file, tmp_p
 def test_without_checkpoints_a_run_says_that_it_cannot_go_on(base_model, pairs_file, tmp_path, monkeypatch):
     config = config_for(base_model, pairs_file, tmp_path / "run", checkpoints=False)
     stop_after(monkeypatch, 3)
-    with pytest.raises(RunInterrupted, match="after step 3 of 8. It cannot be resumed from here, because of --no-checkpoints"):
+    with pytest.raises(
+        RunInterrupted, match="step 3 of 8. It cannot be resumed from here, because of --no-checkpoints"
+    ):
         train(config)
