@@ -1,6 +1,6 @@
-"""The first reward model: generated preferences whose truth is known, a small real model, a few minutes.
+"""Trains a first reward model: generated preferences with known truth, a small real model, a few minutes.
 
-The point of generated data is that the best possible numbers are known, so what is reached can be read against them.
+With generated data the best possible numbers are known, so the result can be compared with them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger("rewardlab")
 
 MODEL: Final = "smollm2-135m-instruct"
 NUM_STEPS: Final = 50
-"""Fits in five minutes on two slow CPU cores in float32."""
+"""Takes about five minutes on two slow CPU cores in float32."""
 BATCH_SIZE: Final = 16
 NUM_TEST_PAIRS: Final = 300
 NUM_EVAL_PAIRS: Final = 60
@@ -34,12 +34,13 @@ FIRST_RUN: Final = f"train --model {MODEL} --dataset YOUR_PAIRS.jsonl --lora --o
 
 
 def run_quickstart(folder: Path, *, num_steps: int | None, seed: int, num_test: int = NUM_TEST_PAIRS) -> str:
-    """Generate data, train, and return the closing report."""
+    """Generate data, train, and return the closing report. Raises as `train` does."""
     started = time.perf_counter()
     steps = num_steps or NUM_STEPS
     data = folder / "preferences"
     earlier = (data / "train.jsonl").is_file()
     num_train = steps * BATCH_SIZE + NUM_EVAL_PAIRS
+    # Locked only while the data are written, since `train` takes the lock of the same folder itself.
     with only_writer(folder):
         write_dataset(data, num_train=num_train, num_test=num_test, seed=seed)
     logger.info("data: %d training and %d test pairs with known truth in %s", num_train, num_test, data)
@@ -54,7 +55,7 @@ def run_quickstart(folder: Path, *, num_steps: int | None, seed: int, num_test: 
 def quickstart_config(
     folder: Path, data: Path, *, steps: int, num_train: int, seed: int, overwrite: bool
 ) -> RewardTrainerConfig:
-    """What the quickstart trains with; `rewardlab train --config` of its config.json repeats it."""
+    """Return the settings of the quickstart; `rewardlab train --config` with its config.json repeats it."""
     return RewardTrainerConfig.of(
         model=MODEL,
         dataset=(str(data),),
@@ -70,14 +71,15 @@ def quickstart_config(
         system_prompt="",
         eval_every=max(1, steps // 2),
         log_every=5 if steps >= 5 else 1,
-        checkpoints=False,  # a few minutes are not worth three times the model on the disk
+        # A run of a few minutes is not worth checkpoints, which take three times the model on disk.
+        checkpoints=False,
         seed=seed,
     )
 
 
 def closing_report(result: TrainResult, pairs: tuple[SyntheticPair, ...], best: Ceiling, *, minutes: float) -> str:
-    """Baselines, before and after on the same test pairs, beside the best possible."""
-    judged = {name: found.overall for name, found in result.compared("test").items()}
+    """Return the closing report: baselines, before and after on the same test pairs, beside the best possible."""
+    judged = {name: evaluated.overall for name, evaluated in result.compared("test").items()}
     table = comparison_table({**judged, "ceiling": truth(pairs)}, first="model")
     return "\n".join(
         [
@@ -101,7 +103,7 @@ def closing_report(result: TrainResult, pairs: tuple[SyntheticPair, ...], best: 
 
 
 def truth(pairs: tuple[SyntheticPair, ...]) -> Evaluation:
-    """The evaluation of a model that scores every reply with its true utility."""
+    """Return the evaluation of a model that scores every reply with its true utility."""
     rows = [
         ScoreRow(
             preference_id=pair.preference.id,

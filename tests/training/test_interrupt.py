@@ -34,7 +34,7 @@ def test_a_limit_in_hours_ends_a_run_with_a_status_of_its_own(base_model, pairs_
     with pytest.raises(SystemExit) as ended:
         main(["train", *words, "--max-hours", "0.0000001"])
     assert ended.value.code == 1, "queued again, it would never end"
-    assert "stopped by --max-hours 1e-07 after step 0 of 8. Not one step fitted" in capsys.readouterr().err
+    assert "stopped by --max-hours 1e-07 after step 0 of 8. Not one step was done" in capsys.readouterr().err
     monkeypatch.setattr(StopRequests, "reason", property(lambda stops: "--max-hours 1" if ticking(stops) > 12 else ""))
     with pytest.raises(SystemExit) as ended:
         main(["train", *words, "--overwrite"])
@@ -183,5 +183,7 @@ def test_a_signal_from_outside_while_data_are_read(base_model, pairs_file, tmp_p
 def test_without_checkpoints_a_run_says_that_it_cannot_go_on(base_model, pairs_file, tmp_path, monkeypatch):
     config = config_for(base_model, pairs_file, tmp_path / "run", checkpoints=False)
     stop_after(monkeypatch, 3)
-    with pytest.raises(RunInterrupted, match="after step 3 of 8. It cannot go on from here: --no-checkpoints"):
+    with pytest.raises(
+        RunInterrupted, match="step 3 of 8. It cannot be resumed from here, because of --no-checkpoints"
+    ):
         train(config)

@@ -1,1 +1,1 @@
-"""Many processes as one run: what they agree on, and how a model is divided among them."""
+"""Joins the processes of one run: what the ranks agree on, and how a model is divided among them."""

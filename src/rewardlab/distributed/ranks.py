@@ -1,4 +1,4 @@
-"""The processes of a run and what they agree on. A process that is alone agrees with itself at no cost."""
+"""The ranks of a run and the collectives by which they agree. A single process agrees with itself at no cost."""
 
 from __future__ import annotations
 
@@ -15,30 +15,35 @@ Thing = TypeVar("Thing")
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """This process among those of the run. Every method is called by all of them, in the same order."""
+    """This process among those of the run.
+
+    Every method is a collective: all ranks call it, in the same order, or the run hangs.
+    """
 
     rank: int = 0
     size: int = 1
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that logs and writes."""
+        """Whether this is rank 0, the one that logs and writes."""
         return self.rank == 0
 
     def total(self, numbers: Sequence[float]) -> list[float]:
-        """Sums over the ranks, in float64, the same on all of them."""
+        """Return the sum of each number over the ranks, in float64; the result is the same on all ranks."""
         if self.size == 1:
             return list(numbers)
+        # On the CPU, and so through gloo: the numbers are on the host anyway, and float64 keeps counts of tokens exact.
         sums = torch.tensor(numbers, dtype=torch.float64)
         dist.all_reduce(sums)
         return [float(number) for number in sums]
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """For each flag whether it is up on any rank."""
+        """Return, for each flag, whether it is set on any rank."""
+        # Flags travel as numbers, so that one collective is enough for several of them.
         return tuple(number > 0 for number in self.total([float(flag) for flag in flags]))
 
     def gather(self, thing: Thing) -> list[Thing]:
-        """What every rank hands in, by rank."""
+        """Return what every rank passes in, ordered by rank."""
         if self.size == 1:
             return [thing]
         things: list[Any] = [None] * self.size
@@ -46,7 +51,7 @@ class Ranks:
         return things
 
     def from_first(self, thing: Thing) -> Thing:
-        """What the first rank hands in."""
+        """Return what the first rank passes in; the argument of the other ranks is ignored."""
         if self.size == 1:
             return thing
         things = [thing]
@@ -54,23 +59,28 @@ class Ranks:
         return things[0]
 
     def by_first(self, do: Callable[[], Thing]) -> Thing:
-        """What the first rank alone does: its result on all ranks, or its error."""
+        """Run `do` on the first rank alone and return its result on all ranks.
+
+        Raises on all ranks the error that `do` raised on the first.
+        """
         if self.size == 1:
             return do()
         result: tuple[Any, Exception | None] = (None, None)
         if self.is_first:
             try:
                 result = (do(), None)
-            except Exception as error:  # handed on, and raised below
+            # The error must reach all ranks: if only the first one raised, the others would wait for it in the
+            # broadcast below.
+            except Exception as error:
                 result = (None, error)
-        found, failure = self.from_first(result)
+        value, failure = self.from_first(result)
         if failure is not None:
             raise failure
-        answer: Thing = found
+        answer: Thing = value
         return answer
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks have called this: a barrier."""
         self.total([0.0])
 
 
@@ -78,19 +88,29 @@ ALONE = Ranks()
 
 
 class Parallel:
-    """How ranks share the work of a step; this one is for a process that is alone."""
+    """How ranks share the work of a step. This class is for a process that is alone; its subclasses are for several."""
 
     can_back_off = True
-    """Whether a rank that runs out of memory in a step can tell the others, or they wait for it inside a layer."""
+    """Whether a rank that runs out of memory in a step can still tell the others.
+
+    False where the others would be waiting for it inside a layer, in a collective of FSDP.
+    """
 
     def __init__(self, ranks: Ranks = ALONE) -> None:
         self.ranks = ranks
 
     def before_micro_batch(self, *, is_last: bool) -> None:
-        """Called before each forward pass of a step."""
+        """Prepare for a forward pass of a step; called before each one."""
 
     def drop_gathered(self) -> None:
-        """Called before parameters are looked up outside a step: a forward pass alone may leave gathered copies."""
+        """Drop gathered copies of parameters.
+
+        Called before parameters are looked up outside a step, since a forward pass without a backward pass, as in an
+        evaluation, may leave them gathered.
+        """
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Called after the last backward pass of a step: every rank then has the sum, or its shard of it."""
+        """Leave every rank with the gradients summed over the ranks, or with its shard of that sum.
+
+        Called after the last backward pass of a step.
+        """

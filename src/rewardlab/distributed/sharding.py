@@ -1,7 +1,8 @@
-"""A run on many devices: joining the processes that torchrun started, and dividing a model among them.
+"""Joins the processes that torchrun started, and divides a model among them.
 
-Two ways: FSDP2 shards weights, gradients and optimiser by decoder layer (over all ranks, or within each node and
-replicated over nodes), and `none` leaves a whole model on every rank and adds the gradients up once a step.
+There are two ways. FSDP2 shards weights, gradients and optimiser state by decoder layer, over all ranks (`full`) or
+within each node with copies over the nodes (`hybrid`). `none` leaves a whole model on every rank and adds the gradients
+up once a step.
 """
 
 from __future__ import annotations
@@ -36,20 +37,24 @@ from rewardlab.model.reward import RewardModel
 logger = logging.getLogger("rewardlab")
 Sharding = Literal["full", "hybrid", "none"]
 FAILED: Final = "rewardlab/failed"
-"""Key under which the first rank that fails says why."""
+"""Key in the TCPStore under which the first rank that fails says why."""
+# How often, in seconds, a rank looks whether another one has failed.
 LOOK_EVERY_S: Final = 1.0
 GRACE_S: Final = 10.0
-"""For a rank to end by itself once another has failed; after it the process is ended where it stands."""
+"""Seconds that a rank has to end by itself once another one has failed; after that its process is ended."""
 MAX_WAIT: Final = timedelta(hours=1)
-"""For the slowest rank: the first one saves while the others wait."""
+"""How long a collective may wait for the slowest rank. Long, because the first rank saves while the others wait."""
 BUCKET_BYTES: Final = 256 << 20
-"""Gradients added up at a time where every rank has all of them."""
+"""Bytes of gradients in one all-reduce where every rank has the whole model.
+
+Gradients are copied into one flat tensor each time, so this is also the extra memory that the all-reduce takes.
+"""
 _meshes: Final[list[DeviceMesh]] = []
-"""Made since the ranks have joined."""
+"""Device meshes made since the ranks joined; `_leave` empties them."""
 
 
 def device_of_rank() -> torch.device:
-    """This process's device: its own GPU, or the CPU."""
+    """Return this process's device: the GPU of its local rank, or the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", torch.cuda.current_device())))
@@ -57,13 +62,14 @@ def device_of_rank() -> torch.device:
 
 @contextmanager
 def joined_ranks() -> Iterator[Ranks]:
-    """The processes that torchrun started, joined; a process without its environment is alone.
+    """Join the processes that torchrun started, for the length of a `with` block.
 
-    An error on one rank ends all of them: whoever fails says so to the others, and those that cannot hear it because
-    they wait for the failed one are ended after GRACE_S. Raises RankError on ranks that end because of another.
+    A process without torchrun's environment variables is alone. An error on one rank ends all of them: the rank that
+    fails tells the others, and those that wait for it in a collective, and so cannot hear it, are ended after GRACE_S.
+    Raises RankError on the ranks that end because of another one.
 
-    Ranks that end together leave no thread of a process group behind (see `_leave`), so long as nobody outside of the
-    block holds a model in parts.
+    Ranks that end together leave no thread of a process group behind (see `_leave`), as long as nobody outside the
+    block holds a sharded model.
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         yield ALONE
@@ -71,13 +77,17 @@ def joined_ranks() -> Iterator[Ranks]:
     device = device_of_rank()
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    # Meeting the other ranks waits in native code, where Python's handlers are not called; with the default ones a
+    # signal still ends the process.
     with signals_as_ever():
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", timeout=MAX_WAIT)
     ranks = Ranks(rank=dist.get_rank(), size=dist.get_world_size())
     level = logger.level
     if not ranks.is_first:
+        # All ranks log the same lines, so those of the first one are enough; errors of the others are still shown.
         logger.setLevel(logging.ERROR)
     ended, together = threading.Event(), False
+    # Connected before anything can fail: afterwards the first rank, which serves the store, may be gone.
     store = _store()
     watch = threading.Thread(target=_end_with_others, args=(ranks.rank, ended), daemon=True)
     watch.start()
@@ -85,13 +95,16 @@ def joined_ranks() -> Iterator[Ranks]:
         yield ranks
         ranks.wait()
         together = True
-    except RunInterrupted as stopped:  # on all ranks together
+    # A request to stop is agreed on between the ranks, so all of them raise it at the same step and leave together.
+    except RunInterrupted as stopped:
         ended.set()
         ranks.wait()
         together = True
-        traceback.clear_frames(stopped.__traceback__)  # they hold models, and models in parts hold process groups
+        # The frames of the traceback hold sharded models, which hold process groups that `_leave` has to end.
+        traceback.clear_frames(stopped.__traceback__)
         raise
     except BaseException as error:
+        # The first rank to fail keeps its own error, which says most; the others name it as their reason.
         told = _tell(store, f"rank {ranks.rank} failed: {error or type(error).__name__}")
         if told.startswith(f"rank {ranks.rank} "):
             raise
@@ -100,42 +113,53 @@ def joined_ranks() -> Iterator[Ranks]:
         ended.set()
         watch.join()
         logger.setLevel(level)
-        if together:  # otherwise others may be gone, and there is nobody to say goodbye to
+        # If a rank failed, destroying the process groups could hang: it waits for ranks that may be gone.
+        if together:
             _leave()
 
 
 def _leave() -> None:
-    """End what is planned ahead, destroy the process groups, and wait for their threads, in this order.
+    """Finish background plans, destroy the process groups, and wait for their threads, in this order.
 
-    A thread of gloo lets go of the tensors of a collective only after it has told that the collective is done, and
-    takes the interpreter's lock for that. If the interpreter is ending by then, it ends the thread inside of C++, which
-    aborts the process, whatever its exit status was to be. The threads of a group end with the last that refers to it:
-    models in parts, which plans hold and which are circles of references, and their meshes, which PyTorch keeps beside
-    what it knows of their tensors.
+    A gloo thread releases the tensors of a collective only after it has reported the collective as done, and it needs
+    the interpreter's lock for that. If the interpreter is already shutting down, it ends that thread inside C++, which
+    aborts the process, whatever its exit status was to be. The threads of a group end with the last reference to it.
+    Sharded models hold such references: pending plans hold the models, reference cycles keep them alive, and PyTorch
+    keeps their meshes in a registry.
     """
     let_finish()
     dist.destroy_process_group()
     while _meshes:
+        # PyTorch has no public way to drop the process groups that a mesh keeps.
         getattr(_meshes.pop(), "_pg_registry", {}).clear()
     gc.collect()
 
 
 def _store() -> Any:
-    """A connection of one's own to the TCPStore by which the ranks met: no other call holds it up."""
+    """Return a new connection to the TCPStore by which the ranks met.
+
+    A connection of its own is needed because a connection serves one call at a time: a call that waits would hold up
+    all others.
+    """
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    namespace: Any = dist  # does not say that it exports the class
+    # Typed as Any because torch.distributed does not declare that it exports TCPStore.
+    namespace: Any = dist
     return namespace.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=30))
 
 
 def _tell(store: Any, text: str) -> str:
-    """What the first rank that failed says; `text` if it is this one."""
+    """Record `text` as the reason for the failure unless another rank was first; return the reason that stands."""
     with suppress(dist.DistError):
+        # compare_set is atomic, so of several ranks that fail at the same time exactly one is recorded.
         return str(store.compare_set(FAILED, "", text).decode())
     return "the first rank is gone"
 
 
 def _end_with_others(rank: int, ended: threading.Event) -> None:
-    """End this process soon after another rank has failed, whatever it waits for."""
+    """End this process soon after another rank has failed, whatever it is waiting for.
+
+    Runs in a thread of its own until `ended` is set.
+    """
     try:
         store = _store()
         while not ended.wait(LOOK_EVERY_S):
@@ -149,14 +173,16 @@ def _end_with_others(rank: int, ended: threading.Event) -> None:
     if not ended.wait(GRACE_S):
         sys.stderr.write(f"error: rank {rank} ended, because {visible_message(text)}\n")
         sys.stderr.flush()
+        # The main thread may be stuck in a collective that never returns, so neither an exception nor sys.exit would
+        # end it.
         os._exit(1)
 
 
 class Parts:
-    """Ranks that hold models in parts, over all of them or within each node."""
+    """How ranks hold sharded models, over all of them or within each node."""
 
     def __init__(self, ranks: Ranks, sharding: Sharding) -> None:
-        """Raises ConfigError where the ranks do not fit the way."""
+        """Raises ConfigError if the number of ranks is not a multiple of those on a node (`hybrid`)."""
         self.ranks, self._sharding = ranks, sharding
         self._per_node = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.size)) if sharding == "hybrid" else ranks.size
         self._meshes: dict[str, DeviceMesh] = {}
@@ -169,38 +195,46 @@ class Parts:
         return self.ranks.is_first
 
     def gather(self, thing: Any) -> list[Any]:
-        """What every rank hands in, by rank."""
+        """Return what every rank passes in, ordered by rank."""
         return self.ranks.gather(thing)
 
     def by_first(self, do: Callable[[], Any]) -> Any:
-        """What the first rank alone does: its result on all ranks, or its error."""
+        """Run `do` on the first rank alone; return its result, or raise its error, on all ranks."""
         return self.ranks.by_first(do)
 
     def tell(self, line: str) -> None:
-        """Say something, as the first rank."""
+        """Log a line on the first rank."""
         logger.info(line)
 
     def divide(self, model: RewardModel) -> None:
-        """Leave each rank with its part of a model, in place, on the device of the head; no optimiser may know its
-        parameters yet.
+        """Leave each rank with its shards of a model, in place, on the device of the head.
+
+        No optimiser may hold its parameters yet, since sharding replaces them.
         """
         device = model.device
+        # Copies of the weights in half precision are of whole weights; sharded ones are cast by FSDP or by
+        # RoundedParts.
         copies, model.half_weights = model.half_weights, None
         if copies is not None:
             copies.drop()
         _shard(model, self._mesh(device.type))
-        if isinstance(copies, HalfWeights) and copies.rounding == "stochastic":  # else FSDP rounds, to the nearest
+        # FSDP's cast rounds to the nearest number, so only stochastic rounding needs code of our own.
+        if isinstance(copies, HalfWeights) and copies.rounding == "stochastic":
             model.half_weights = RoundedParts(model.backbone, "backbone", copies.dtype)
         for module in model.modules():
             if isinstance(module, FSDPModule):
-                # Each rank's loss is divided by the weight of all, so gradients are to be added; by default they are
-                # averaged, and on gloo the factor alone is not enough.
+                # Each rank divides its loss by the weight of all ranks, so gradients must be summed. FSDP averages by
+                # default, and with gloo a divide factor of 1 is not enough to change that.
                 module.set_gradient_divide_factor(1.0)
                 if device.type == "cpu":
                     module.set_force_sum_reduction_for_comms(True)
 
     def _mesh(self, kind: str) -> DeviceMesh:
-        """The ranks by node and within it; made once, since each has process groups of its own."""
+        """Return the device mesh for `kind` of device ("cpu", "cuda"): nodes by ranks of a node, or all ranks in one
+        dimension.
+
+        Made once, since each mesh creates process groups of its own.
+        """
         if kind not in self._meshes:
             shape: tuple[int, ...] = (self.ranks.size,)
             names: tuple[str, ...] = ("shard",)
@@ -211,7 +245,7 @@ class Parts:
         return self._meshes[kind]
 
     def line(self) -> str:
-        """How the ranks share a model."""
+        """Return how the ranks share a model, for the log."""
         if self._sharding == "full":
             return f"{self.ranks.size}, the model sharded over all of them"
         copies = self.ranks.size // self._per_node
@@ -219,15 +253,19 @@ class Parts:
 
 
 def parts_of(sharding: Sharding, ranks: Ranks) -> Parts | None:
-    """How the ranks hold models in parts; None where each has the whole model, or is alone.
+    """Return how the ranks hold sharded models; None if each rank has the whole model, or the process is alone.
 
-    Raises ConfigError where the ranks do not fit the way.
+    Raises ConfigError if the number of ranks does not fit `sharding`.
     """
     return Parts(ranks, sharding) if dist.is_initialized() and sharding != "none" else None
 
 
 def share(model: RewardModel, parts: Parts | None, ranks: Ranks, *, defer_sync: bool = False) -> Parallel:
-    """How the ranks share a step of a loaded model, which is divided here unless it was when it was loaded."""
+    """Return how the ranks share a step of a loaded model.
+
+    With `parts`, the model is sharded here unless that was done when it was loaded. `defer_sync` reduces gradients once
+    a step instead of once a micro-batch, which takes the memory of whole gradients.
+    """
     if not dist.is_initialized():
         return Parallel(ranks)
     if parts is None:
@@ -240,26 +278,27 @@ def share(model: RewardModel, parts: Parts | None, ranks: Ranks, *, defer_sync: 
 
 
 def _shard(model: RewardModel, mesh: DeviceMesh) -> None:
-    """FSDP2, a decoder layer at a time."""
+    """Apply FSDP2 to each decoder layer, then to the rest of the model."""
     as_held = MixedPrecisionPolicy(cast_forward_inputs=False)
     in_half = MixedPrecisionPolicy(
         param_dtype=model.compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
     for layer in decoder_layers(model.backbone):
-        # Matrices are multiplied in half precision anyway, so they travel in it; norms are not, and adapters share
-        # their layer with frozen weights, which are held in it.
+        # The matrices of a layer are multiplied in half precision anyway, so gathering them in half precision halves
+        # the traffic and changes no number. Norms compute in float32 and are gathered as they are. Layers with
+        # adapters hold their frozen weights in half precision already, so nothing is cast there.
         if model.compute_dtype.itemsize < 4 and {p.dtype for p in layer.parameters()} == {torch.float32}:
             if norms := _norms(layer):
                 fully_shard(norms, mesh=mesh, mp_policy=as_held)
             fully_shard(layer, mesh=mesh, mp_policy=in_half)
         else:
             fully_shard(layer, mesh=mesh, mp_policy=as_held)
-    # What is left, the head among it, is computed as it is held: float32 where it trains.
+    # The rest, which includes the head, computes in the dtype in which it is held: float32 where it trains.
     fully_shard(model, mesh=mesh, mp_policy=as_held)
 
 
 def _norms(layer: nn.Module) -> list[nn.Module]:
-    """Modules of a layer that hold vectors alone."""
+    """Return the modules of a layer that hold only vectors, such as norms."""
     return [
         module
         for module in layer.modules()
@@ -268,10 +307,14 @@ def _norms(layer: nn.Module) -> list[nn.Module]:
 
 
 class _Sharded(Parallel):
-    """FSDP2: gradients are added up, and each rank is left with its shard, in every backward pass or in the last."""
+    """FSDP2: gradients are reduced, and each rank keeps its shard, in every backward pass or only in the last of a
+    step.
+    """
 
     def __init__(self, ranks: Ranks, model: RewardModel, *, defer_sync: bool) -> None:
         super().__init__(ranks)
+        # Every layer gathers weights from all ranks, so a rank that runs out of memory leaves the others waiting in a
+        # layer.
         self.can_back_off = ranks.size == 1
         assert isinstance(model, FSDPModule)
         self._root, self._defer_sync = model, defer_sync
@@ -284,7 +327,7 @@ class _Sharded(Parallel):
         drop_gathered(self._root)
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """FSDP has added them up; what is updated is the weights as they were before they were rounded."""
+        """Restore the weights as they were before stochastic rounding; FSDP has already summed the gradients."""
         if self._root.half_weights is not None:
             self._root.half_weights.restore()
 
@@ -293,12 +336,17 @@ class _Replicated(Parallel):
     """A whole model on every rank."""
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Add gradients up over the ranks, a bucket at a time; a rank without one, as of an idle expert, adds zeros."""
+        """Add gradients up over the ranks, a bucket at a time.
+
+        A parameter without a gradient on this rank, such as an expert that no token visited, adds zeros.
+        """
         if self.ranks.size == 1:
             return
         bucket: list[torch.Tensor] = []
         for parameter in parameters:
             if parameter.grad is None:
+                # All ranks must pass tensors of the same size to the all-reduce, whichever of their parameters had a
+                # gradient.
                 parameter.grad = torch.zeros_like(parameter)
             bucket.append(parameter.grad)
             if sum(gradient.nbytes for gradient in bucket) >= BUCKET_BYTES:
@@ -308,6 +356,7 @@ class _Replicated(Parallel):
             self._add_up(bucket)
 
     def _add_up(self, gradients: list[torch.Tensor]) -> None:
+        # One all-reduce of a flat tensor is much faster than one for each of hundreds of small parameters.
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(flat)
         parts = torch.split(flat, [gradient.numel() for gradient in gradients])

@@ -1,1 +1,1 @@
-"""Judges reward models on held-out preferences; changes no weight."""
+"""Evaluates reward models on held-out preferences; changes no weight."""

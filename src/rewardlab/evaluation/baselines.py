@@ -1,8 +1,8 @@
-"""What is to be beaten: models that see only how long a reply is, or only which words it has.
+"""Baselines to beat: models that see only how long a reply is, or only which words it has.
 
-They are linear Bradley–Terry models fitted on the same preferences, the penalty chosen by cross-validation over
-conversations (see `rewardlab.data.roots`). A reward model that is not clearly above them may have learned no more than
-they did.
+They are linear Bradley–Terry models fitted on the same preferences, with the penalty chosen by cross-validation over
+conversations (see `rewardlab.data.roots`). A reward model that is not clearly better than they are may have learned no
+more than they did.
 """
 
 from __future__ import annotations
@@ -25,42 +25,45 @@ from rewardlab.score import score_rows
 
 logger = logging.getLogger("rewardlab")
 MAX_GROUPS = 10_000
-"""Preferences that the baselines are fitted on; more would cost minutes and change little."""
+"""Most preferences that baselines are fitted on; more would cost minutes and change little."""
 MIN_COUNT = 2
-"""Replies that a word or pair of words must occur in."""
+"""Replies in which a word, or a pair of words, must occur to be counted."""
 WORD_PENALTIES = tuple(float(penalty) for penalty in np.geomspace(1e-4, 1.0, 9))
-"""Candidates for rows of mean squared length 1."""
+"""Candidate penalties, for rows of mean squared length 1."""
 Featurize = Callable[[Sequence[TokenGroup]], Matrix]
 
 
 def fit_baselines(
     train: Sequence[TokenGroup], judged: Mapping[str, Sequence[TokenGroup]], *, seed: int
 ) -> dict[str, dict[str, EvalResult]]:
-    """Baseline -> name of a judged set -> its evaluation; empty where the training data have fewer than two prompts.
+    """Return baseline -> name of a judged set -> its evaluation.
 
-    `judged` sets without a preference are left out.
+    Empty if the training data have fewer than two prompts; `judged` sets without a preference are left out.
     """
     if len(train) > MAX_GROUPS:
         logger.info("baselines: fitted on %d of the %d training preferences", MAX_GROUPS, len(train))
+        # The 4 separates this draw from the others that use the same seed.
         chosen = np.sort(np.random.default_rng((seed, 4)).permutation(len(train))[:MAX_GROUPS])
         train = train.take(chosen) if isinstance(train, Groups) else [train[index] for index in chosen]
     if len({group.prompt_key for group in train if group.comparisons}) < 2:
         logger.warning("no baselines: they need training preferences on at least two prompts")
         return {}
     roots_G = roots_of(train)[0]
-    train = list(train)  # stored groups are built once, not at every look
+    # Groups are built from storage at every access, and each is needed several times below.
+    train = list(train)
     vocabulary = _vocabulary(train)
     kinds: dict[str, tuple[Featurize, Sequence[float]]] = {
         "length only": (_lengths, PENALTIES),
         "bag of words": (lambda groups: _counts(groups, vocabulary), WORD_PENALTIES),
     }
-    found = {}
+    evaluations = {}
     for name, (featurize, penalties) in kinds.items():
         try:
-            found[name] = _evaluate(train, roots_G, judged, featurize, penalties, seed)
-        except DataError as error:  # a table beside the run is no reason to end it
+            evaluations[name] = _evaluate(train, roots_G, judged, featurize, penalties, seed)
+        # The baselines are only a table beside the run, so their failure must not end it.
+        except DataError as error:
             logger.warning("no baseline %r: %s", name, error)
-    return found
+    return evaluations
 
 
 def _evaluate(
@@ -72,6 +75,8 @@ def _evaluate(
     seed: int,
 ) -> dict[str, EvalResult]:
     features = featurize(train)
+    # Scaled by the differences within comparisons, which are what is fitted, so that one set of penalties suits any
+    # data.
     scale = _scale(compare(train, features).differences, per_column=isinstance(features, np.ndarray))
     data = compare(train, _divide(features, scale), roots_G)
     chosen = cross_validate(data, penalties=penalties, seed=seed)
@@ -86,13 +91,13 @@ def _evaluate(
 
 
 def _scale(differences: Matrix, *, per_column: bool) -> np.ndarray:
-    """What features are divided by: each by its own root mean square, or all by that of a row's length."""
+    """Return what features are divided by: each its own root mean square, or all that of a row's length."""
     squares = differences.multiply(differences) if not isinstance(differences, np.ndarray) else differences**2
     if per_column:
-        found = np.sqrt(np.asarray(squares.mean(0)).ravel())
+        scale = np.sqrt(np.asarray(squares.mean(0)).ravel())
     else:
-        found = np.sqrt(np.asarray(squares.sum()) / max(differences.shape[0], 1)).reshape(1)
-    return np.where(found > 0, found, 1.0)
+        scale = np.sqrt(np.asarray(squares.sum()) / max(differences.shape[0], 1)).reshape(1)
+    return np.where(scale > 0, scale, 1.0)
 
 
 def _divide(features: Matrix, scale: np.ndarray) -> Matrix:
@@ -100,19 +105,19 @@ def _divide(features: Matrix, scale: np.ndarray) -> Matrix:
 
 
 def _lengths(groups: Sequence[TokenGroup]) -> Matrix:
-    """Tokens of each reply, and their logarithm."""
+    """Return [replies, 2] the tokens of each reply, and the logarithm of one more."""
     lengths = np.array([len(reply) for group in groups for reply in _replies(group)], dtype=np.float64)
     return np.stack([lengths, np.log1p(lengths)], axis=1)
 
 
 def _replies(group: TokenGroup) -> Iterator[list[int]]:
-    """The tokens of each reply, with those that close its turn."""
+    """Yield the tokens of each reply, with those that close its turn."""
     for reply in range(group.num_replies):
         yield group.conversation(reply)[group.prompt_tokens[reply] :].tolist()
 
 
 def _words(reply: Sequence[int]) -> set[tuple[int, ...]]:
-    """The tokens of a reply and its pairs of neighbours, each once."""
+    """Return the tokens of a reply and its pairs of neighbouring tokens, each once."""
     return {(token,) for token in reply} | set(pairwise(reply))
 
 
@@ -122,7 +127,7 @@ def _vocabulary(groups: Sequence[TokenGroup]) -> dict[tuple[int, ...], int]:
 
 
 def _counts(groups: Sequence[TokenGroup], vocabulary: Mapping[tuple[int, ...], int]) -> Matrix:
-    """[replies, words] 1 where a reply has the word."""
+    """Return [replies, words] 1 where a reply has the word, else 0."""
     rows, columns = [], []
     number = 0
     for group in groups:
@@ -131,5 +136,6 @@ def _counts(groups: Sequence[TokenGroup], vocabulary: Mapping[tuple[int, ...], i
             rows += [number] * len(known)
             columns += known
             number += 1
+    # Without any word there still is a column, of zeros, so that the fit needs no special case.
     shape = (number, max(len(vocabulary), 1))
     return csr_matrix((np.ones(len(rows)), (rows, columns)), shape=shape)

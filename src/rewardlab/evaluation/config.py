@@ -1,4 +1,4 @@
-"""Settings of `rewardlab eval`. Needs nothing but the standard library."""
+"""The settings of `rewardlab eval`. Needs nothing but the standard library."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class EvalDataConfig:
     reading: ReadingConfig = ReadingConfig()
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a limit out of its range."""
         require_limits(self, "limit")
 
 
@@ -49,6 +50,7 @@ class EvalRunConfig:
     """Decides which rows `--limit` keeps."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range."""
         require_seed(self.seed)
         require_between(self, micro_token_budget=BUDGETS)
 

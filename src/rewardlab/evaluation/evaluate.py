@@ -1,4 +1,4 @@
-"""Model + held-out preferences -> score rows and estimates: the same code during training and afterwards."""
+"""Evaluates a model on held-out preferences, by the same code during training and afterwards."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ from rewardlab.score import ALONE, Scorer, Together, score_groups, score_rows
 
 logger = logging.getLogger("rewardlab")
 SCORES_SUM: Final = "scores_sha256"
-"""Entry of the metrics of an evaluation: the SHA-256 of the file with its scores."""
+"""Entry in the metrics of an evaluation: the SHA-256 of the file with its scores."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalResult:
-    """An evaluation with all it rests on."""
+    """An evaluation, with the score rows from which it was computed."""
 
     rows: Sequence[ScoreRow]
     overall: Evaluation
     by_source: Mapping[str, Evaluation]
     card: PrecisionCard | None = None
-    """The same model in other precisions, where it was asked for."""
+    """The same model in other precisions, where that was asked for."""
 
 
 def evaluate_groups(
@@ -63,18 +63,18 @@ def evaluate_groups(
     progress: str,
     ranks: Together = ALONE,
 ) -> EvalResult:
-    """Score every reply, each on one of the `ranks`, and judge the scores."""
+    """Score every reply, divided among the `ranks`, and judge the scores."""
     scores = score_groups(model, groups, budget=budget, progress=progress, ranks=ranks)
     return judge(score_rows(groups, scores), beta=beta)
 
 
 def judge(rows: Sequence[ScoreRow], *, beta: float) -> EvalResult:
-    """Metrics of score rows, over all and by source."""
+    """Return the metrics of score rows, over all of them and by source."""
     return EvalResult(rows=rows, overall=evaluate(rows, beta=beta), by_source=by_source(rows, beta=beta))
 
 
 def distributions(rows: Sequence[ScoreRow]) -> dict[str, list[float]]:
-    """Scores of the preferred (`chosen`) and the other (`rejected`) reply of every decided comparison."""
+    """Return the scores of the preferred (`chosen`) and the other (`rejected`) reply of every decided comparison."""
     chosen, rejected = [], []
     for joined in join_comparisons(rows):
         if joined.comparison.label == 0.5:
@@ -88,7 +88,7 @@ def distributions(rows: Sequence[ScoreRow]) -> dict[str, list[float]]:
 
 
 def score_spread(rows: Sequence[ScoreRow]) -> dict[str, float]:
-    """Columns of metrics.csv: mean and standard deviation of all finite scores, NaN where there are none."""
+    """Return columns of metrics.csv: mean and standard deviation of all finite scores, NaN if there are none."""
     scores = np.array([row.score for row in rows if math.isfinite(row.score)], dtype=np.float64)
     if not scores.size:
         return {"eval_score_mean": math.nan, "eval_score_std": math.nan}
@@ -96,24 +96,26 @@ def score_spread(rows: Sequence[ScoreRow]) -> dict[str, float]:
 
 
 def write_evaluation(folder: Path, name: str, result: EvalResult) -> None:
-    """`<name>.scores.jsonl` and `<name>.metrics.json`, which holds the checksum of the scores."""
+    """Write `<name>.scores.jsonl` and `<name>.metrics.json`, which holds the checksum of the scores."""
     folder.mkdir(parents=True, exist_ok=True)
     scores = folder / f"{name}.scores.jsonl"
     write_jsonl(scores, (row.as_dict() for row in result.rows))
+    # The checksum is written after the scores: a process killed in between leaves scores that do not match, and are not
+    # used.
     write_json(folder / f"{name}.metrics.json", summary(result) | {SCORES_SUM: sha256_file(scores)})
 
 
 def read_evaluation(folder: Path, name: str, *, beta: float, ranks: Ranks) -> EvalResult | None:
-    """What `write_evaluation` wrote, judged again; None if it is not there, or no longer what was written.
+    """Return what `write_evaluation` wrote, judged again; None if it is missing or damaged.
 
-    The first rank reads it for all of them, which call this together.
+    Every rank calls it, and the first one reads for all.
     """
     rows = ranks.by_first(lambda: read_scores(folder, name))
     return None if rows is None else judge(rows, beta=beta)
 
 
 def read_scores(folder: Path, name: str) -> list[ScoreRow] | None:
-    """The scores that `write_evaluation` wrote; None if they are not there, or, with a warning, no longer that."""
+    """Return the scores that `write_evaluation` wrote; None if they are missing or, with a warning, damaged."""
     scores, metrics = folder / f"{name}.scores.jsonl", folder / f"{name}.metrics.json"
     if not scores.is_file():
         return None
@@ -122,13 +124,13 @@ def read_scores(folder: Path, name: str) -> list[ScoreRow] | None:
     except (OSError, DataError):
         values = None
     if not isinstance(values, dict) or values.get(SCORES_SUM) != sha256_file(scores):
-        logger.warning("%s is not what was written, by the checksum in %s, and is not used", scores, metrics.name)
+        logger.warning("%s does not match its checksum in %s, so it is not used", scores, metrics.name)
         return None
     return [ScoreRow.from_dict(row) for _, row in read_jsonl(scores)]
 
 
 def summary(result: EvalResult) -> dict[str, object]:
-    """JSON of every estimate and count, over all and by source."""
+    """Return every estimate and count, over all and by source, as JSON."""
     return {
         name: {
             "estimates": {metric: jsonable(asdict(estimate)) for metric, estimate in evaluation.estimates.items()},
@@ -139,17 +141,17 @@ def summary(result: EvalResult) -> dict[str, object]:
 
 
 def _resolve(config: EvalConfig, scorer: Scorer) -> EvalConfig:
-    """The configuration with every default decided: what is written down."""
+    """Return the configuration with every default decided, which is what is written down."""
     assert scorer.compute is not None
     attention: Literal["shared", "padded"] = "padded" if scorer.model.layout == "padded" else "shared"
     return config.replace(**asdict(scorer.compute), attention=attention, overwrite=False)
 
 
 def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
-    """`rewardlab eval`: score a dataset with a saved reward model and write scores and metrics.
+    """Run `rewardlab eval`: score a dataset with a saved reward model and write scores and metrics.
 
-    Raises DataError for unusable data, ArtifactError for a damaged model, ConfigError for a folder that holds a run, or
-    an earlier evaluation that is not to be replaced.
+    Raises DataError for unusable data, ArtifactError for a damaged model, and ConfigError for a folder that holds a
+    run, or an earlier evaluation without --overwrite.
     """
     config.require_complete()
     with only_writer(config.run.output_dir):
@@ -182,6 +184,8 @@ def _evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRep
     if config.run.precision_card:
         exact = result.rows if config.run.precision == "fp32" else None
         if exact is None:
+            # The card needs a model in float32, which the one above is not. Its canaries were checked when it was
+            # loaded first.
             scorer = load(config.run.model, attention=config.run.attention, check=False)
         card = judge_precisions(
             scorer,

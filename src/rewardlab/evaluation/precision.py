@@ -1,6 +1,6 @@
-"""A saved model in float32, in half precision as rewardlab computes it, and with weights rounded to the nearest.
+"""Compares a saved model in float32, in rewardlab's half precision, and with weights rounded to the nearest.
 
-The last is what an engine makes of a float32 folder that it is told to compute in half precision.
+The last is what an inference engine does with a float32 folder that it is told to compute in half precision.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from rewardlab.model.reward import RewardModel
 from rewardlab.score import ALONE, FloatArray, Scorer, Together, score_groups, score_rows
 
 MOST: Final = 200
-"""Preferences of a card: enough for a margin's error to within a tenth of itself (1.96 / √(2 · 200)), and two or three
-short evaluations."""
+"""Preferences of a card: enough to know the error of a margin to within a tenth of itself (1.96 / √(2 · 200)), at the
+cost of two or three short evaluations.
+"""
 CARD_FILE: Final = "precision.json"
 LIVE_FILE: Final = "live.json"
 
@@ -43,10 +44,10 @@ def judge_precisions(
     ranks: Together = ALONE,
     exact: Sequence[ScoreRow] | None = None,
 ) -> PrecisionCard:
-    """Score a sample of the groups in float32 and twice in `precision`, `bf16` or `fp16`.
+    """Score a sample of the groups in float32 and twice in `precision` (`bf16` or `fp16`), and return the differences.
 
-    `scorer` is a folder's model in float32, whole or in parts, whose weights are rounded in the end: its last use.
-    `exact` are its rows for all groups, if they are known.
+    `scorer` is a saved model in float32, whole or sharded. Its weights are rounded in the end, so it cannot be used
+    afterwards. `exact` are its score rows for all groups, if they are known.
     """
     drawn = sorted(np.random.default_rng(seed).permutation(len(groups))[:MOST].tolist())
     sample = [groups[number] for number in drawn]
@@ -55,6 +56,7 @@ def judge_precisions(
     def scored(title: str) -> list[FloatArray]:
         return score_groups(model, sample, budget=budget, progress=f"judging in {title}", ranks=ranks)
 
+    # After training the rows were just computed in float32, so the caller passes them in.
     if exact is None:
         scores = {CANONICAL: scored(CANONICAL)}
     else:
@@ -63,11 +65,12 @@ def judge_precisions(
         scores = {CANONICAL: [by_group[number] for number in drawn]}
     with computing_in(model, dtype):
         scores[precision] = scored(precision)
-    if save_dtype != str(dtype).removeprefix("torch."):  # else its weights are as they are in any engine
+    # A folder saved in this dtype already has the weights that any engine would compute with.
+    if save_dtype != str(dtype).removeprefix("torch."):
         round_to_nearest(model, dtype)
         scores[NEAREST + precision] = scored(NEAREST + precision)
     return precision_card(
-        {name: score_rows(sample, found) for name, found in scores.items()},
+        {name: score_rows(sample, group_scores) for name, group_scores in scores.items()},
         beta=scorer.beta,
         num_available=len(groups),
         seed=seed,
@@ -75,7 +78,7 @@ def judge_precisions(
 
 
 def require_range(model: RewardModel, renderer: Renderer) -> None:
-    """Raise ModelError if a model that is to train in float16 has canaries without a finite score in it."""
+    """Raise ModelError if a model that is to train in float16 gives a canary no finite score in it."""
     if model.compute_dtype is torch.float16 and not all(map(math.isfinite, live_scores(model, renderer))):
         raise ModelError(
             f"{type(model.backbone).__name__} has no finite scores in float16, whose range ends at 65,504. "
@@ -86,15 +89,18 @@ def require_range(model: RewardModel, renderer: Renderer) -> None:
 def judge_live(
     live: Sequence[ScoreRow], saved: Sequence[ScoreRow], *, name: str, beta: float, seed: int
 ) -> PrecisionCard:
-    """The chosen model as it was evaluated while it trained, under `name`, beside its folder in float32."""
+    """Return the differences of the chosen model, as evaluated while it trained, from its folder in float32.
+
+    `name` is its name in the card.
+    """
     count = len({(row.source, row.preference_id) for row in saved})
     return precision_card({CANONICAL: saved, name: live}, beta=beta, num_available=count, seed=seed)
 
 
 def write_card(folder: Path, card: PrecisionCard, name: str = CARD_FILE) -> None:
-    """Every estimate of the card, and what it was drawn from."""
+    """Write every estimate of the card, and what it was drawn from."""
     values = {
-        name: {measure: jsonable(asdict(found)) for measure, found in part.items()}
+        name: {measure: jsonable(asdict(estimate)) for measure, estimate in part.items()}
         for name, part in card.measures.items()
     }
     write_json(

@@ -1,4 +1,4 @@
-"""Settings of `rewardlab probe`. Needs nothing but the standard library."""
+"""The settings of `rewardlab probe`. Needs nothing but the standard library."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class ProbeRunConfig:
     """Layers to fit a head on: `last`, `all`, or numbers from 1; the best one by cross-validation is saved, the
     model cut off after it."""
     folds: int = 5
-    """Parts of the training prompts, each held out once."""
+    """Parts into which the training prompts are divided, each held out once."""
     bootstrap: int = 1000
     """Heads fitted to samples of the prompts drawn with replacement, for the uncertainty; 0 turns it off."""
     kwise_weight: Literal["prompt", "comparison"] = "prompt"
-    """For K > 2: each prompt counts once, or each comparison does."""
+    """For K > 2: whether each prompt counts once, or each comparison."""
     cache: bool = True
     """Keep the states on disk ($REWARDLAB_CACHE/states), so that another probe of the same data needs no model."""
     micro_token_budget: int = 8192
@@ -38,6 +38,7 @@ class ProbeRunConfig:
     """Decides folds, bootstrap samples and which rows a limit keeps."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range."""
         require_seed(self.seed)
         require_between(self, folds=(2, 1_000_000), bootstrap=(0, 1_000_000), micro_token_budget=BUDGETS)
 
@@ -53,4 +54,5 @@ class ProbeConfig(Composed):
     run: ProbeRunConfig = ProbeRunConfig()
 
     def __post_init__(self) -> None:
+        """Raises ConfigError unless a model is named."""
         require_model(self.model.model, model_is="a hub model, a folder, or smollm2-135m-instruct")

@@ -1,6 +1,6 @@
-"""Heads on frozen states: fitted, cross-validated, bootstrapped, and followed over the size of the data.
+"""Fits heads on frozen states, cross-validates and bootstraps them, and computes their learning curve.
 
-What is held out and drawn is whole roots: all training prompts that belong together (see `rewardlab.data.roots`).
+Whole roots are held out and drawn: all training prompts that belong together (see `rewardlab.data.roots`).
 
 Legend: R replies, C comparisons, W hidden width, F fitted features, B heads.
 """
@@ -33,16 +33,16 @@ from rewardlab.score import score_rows
 CURVE = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0)
 """Shares of the training data in the learning curve."""
 DRAWS = 3
-"""Nested draws of roots that the points of the curve are averaged over."""
+"""Nested draws of roots over which the points of the curve are averaged."""
 ROUNDING = 4 * float(np.finfo(np.float32).eps)
-"""Differences below this share of a dimension's largest state are rounding."""
+"""Differences below this share of a dimension's largest state are treated as rounding."""
 SURE = 0.95
 """Share of the bootstrap heads that must agree for a comparison to count as sure."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerFit:
-    """A head on one layer, as cross-validation sees it."""
+    """A head on one layer, judged by cross-validation."""
 
     layer: int
     penalty: float
@@ -51,7 +51,7 @@ class LayerFit:
     """Whether the smallest or largest penalty tried was the best."""
     num_folds: int
     result: EvalResult
-    """Of the held-out scores: each prompt scored by a head that saw nothing of its root."""
+    """Evaluation of the held-out scores: each prompt is scored by a head that saw nothing of its root."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +64,11 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint:
-    """What a share of the training data reaches on prompts held out."""
+    """What a head fitted on a share of the training data reaches on held-out prompts."""
 
     share: float
     comparisons: float
-    """Comparisons that a head was fitted on, on average over folds and draws."""
+    """Comparisons that a head was fitted on, averaged over folds and draws."""
     accuracy: Estimate
     loss: Estimate
 
@@ -78,27 +78,29 @@ class Uncertainty:
     """What the bootstrap heads say about the judged comparisons."""
 
     over_heads: Estimate
-    """Accuracy of the head, and how far another sample of training data would move it: the central range of the
-    bootstrap heads' accuracies, moved from their mean to the head's. (Each bootstrap head sees about 63 % of the
-    roots, so they are worse than the head by `bias`.)"""
+    """Accuracy of the head, and how far another sample of training data would move it.
+
+    The interval is the central range of the bootstrap heads' accuracies, moved from their mean to the head's accuracy.
+    Each bootstrap head sees about 63 % of the roots, so they are worse than the head by `bias`.
+    """
     bias: float
     """Mean accuracy of the bootstrap heads minus that of the head."""
     sure: Estimate
     """Accuracy where at least `SURE` of the heads agree with the head."""
     num_sure: int
-    """Comparisons behind it."""
+    """Comparisons behind `sure`."""
     unsure: Estimate
-    """Accuracy elsewhere."""
+    """Accuracy on the other comparisons."""
     num_unsure: int
     comparisons: Sequence[Mapping[str, object]]
-    """One row a comparison: who is compared, the margin, its standard deviation over heads, the share that agrees."""
+    """One row for each comparison: its replies, margin, standard deviation over heads, share of heads that agree."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Features:
-    """States as they are fitted: centred, divided by the root mean square of their differences, turned to their axes.
+    """States as they are fitted: centred, scaled by the root mean square of their differences, rotated to their axes.
 
-    The turn changes neither the answer nor the penalty; it makes the curvature at zero diagonal, so a fit takes few
+    The rotation changes neither the answer nor the penalty. It makes the curvature at zero diagonal, so a fit takes few
     steps. Dimensions whose differences are no more than float32 rounding of the states are left out.
     """
 
@@ -110,11 +112,12 @@ class Features:
 
     @classmethod
     def of(cls, groups: Sequence[TokenGroup], states_RW: Any) -> Features:
-        """Features of the states of all replies, in the order of the groups."""
+        """Return the features of the states [R, W] of all replies, in the order of the groups."""
         states_RW = np.asarray(states_RW, dtype=np.float64)
         differences_CW = compare(groups, states_RW).differences
         spread_W = np.sqrt((differences_CW**2).mean(0))
         rounding_W = ROUNDING * np.abs(states_RW).max(0, initial=0.0)
+        # Dividing by infinity makes a dimension zero, so it is left out without changing any shape.
         scale_W = np.where(spread_W > rounding_W, spread_W, np.inf)
         scaled_CW = differences_CW / scale_W
         axes_WF = np.linalg.eigh(scaled_CW.T @ scaled_CW)[1]
@@ -128,60 +131,68 @@ class Features:
         )
 
     def heads(self, theta_FB: FloatArray) -> FloatArray:
-        """[W, B] the same heads on the states themselves."""
+        """Return [W, B] the same heads, for the states themselves."""
         heads: FloatArray = (self.axes_WF @ theta_FB) / self.scale_W[:, None]
         return heads
 
 
 def fit_layer(features: Features, *, layer: int, num_folds: int, seed: int) -> LayerFit:
-    """Choose the penalty and judge the held-out scores."""
+    """Choose the penalty by cross-validation, and judge the held-out scores.
+
+    Raises DataError if no comparison has weight, or if the fit does not converge.
+    """
     groups = features.groups
-    found = cross_validate(features.data, num_folds=num_folds, seed=seed)
+    validated = cross_validate(features.data, num_folds=num_folds, seed=seed)
     number = {key: index for index, key in enumerate(features.data.prompt_keys)}
     fold_R = np.array(
-        # A group without comparisons is judged by nothing, whatever its fold.
-        [found.fold_P[number.get(group.prompt_key, 0)] for group in groups for _ in range(group.num_replies)],
+        # A group without comparisons is not judged, so any fold will do for it.
+        [validated.fold_P[number.get(group.prompt_key, 0)] for group in groups for _ in range(group.num_replies)],
         dtype=np.intp,
     )
-    scores_R = np.take_along_axis(features.features_RF @ found.theta_FK, fold_R[:, None], axis=1)[:, 0]
+    scores_R = np.take_along_axis(features.features_RF @ validated.theta_FK, fold_R[:, None], axis=1)[:, 0]
     return LayerFit(
         layer=layer,
-        penalty=found.penalty,
-        at_edge=found.at_edge,
-        num_folds=found.num_folds,
+        penalty=validated.penalty,
+        at_edge=validated.at_edge,
+        num_folds=validated.num_folds,
         result=judge_scores(groups, scores_R),
     )
 
 
 def fit_heads(features: Features, chosen: LayerFit, *, num_draws: int, seed: int) -> Heads:
-    """The head on all data and `num_draws` on samples of the roots drawn with replacement.
+    """Fit the head on all data, and `num_draws` heads on samples of the roots drawn with replacement.
 
-    The penalty keeps its weight against the sum of the losses (see `learning_curve`).
+    The penalty keeps its weight relative to the sum of the losses (see `learning_curve`).
     """
     data = features.data
+    # The penalty is relative to the weight of the data, and was chosen with one fold held out. All data weigh more, so
+    # it is made smaller.
     penalty = chosen.penalty * (1 - 1 / chosen.num_folds)
     theta_F1 = fit(data, data.weights[:, None], np.array([penalty]))
     theta_FB = np.zeros((len(theta_F1), 0))
     if num_draws:
         weights_CB = bootstrap_weights(data, num_draws=num_draws, seed=seed)
+        # Started from the head on all data, to which each of these is close, so that a fit takes few steps.
         theta_FB = fit(data, weights_CB, np.full(num_draws, penalty), start_FB=np.repeat(theta_F1, num_draws, axis=1))
     return Heads(head_W=features.heads(theta_F1)[:, 0], bootstrap_WB=features.heads(theta_FB))
 
 
 def learning_curve(features: Features, chosen: LayerFit, *, seed: int) -> list[CurvePoint]:
-    """Accuracy and loss on held-out prompts by the share of the other roots that a head was fitted on.
+    """Return accuracy and loss on held-out prompts by the share of the other roots that a head was fitted on.
 
-    The penalty keeps its weight against the sum of the losses, as one prior belief does whatever the data. Shares too
-    small to leave a weighted comparison in every fold are left out.
+    The penalty keeps its weight relative to the sum of the losses, like a prior that does not depend on how much data
+    there is. Shares too small to leave a weighted comparison in every fold are left out.
     """
     data = features.data
     fold_C = fold_of_prompts(data.roots, chosen.num_folds, seed)[data.prompts]
     folds = range(fold_C.max() + 1)
     keys = [data.prompt_keys[prompt] for prompt in data.prompts]
-    reference = data.weights.sum() * (1 - 1 / len(folds))  # what the penalty was chosen with
+    # The sum of weights with which the penalty was chosen.
+    reference = data.weights.sum() * (1 - 1 / len(folds))
     points = []
     subsets = [list(nested_subsets(data.num_roots, CURVE, seed=seed + draw)) for draw in range(DRAWS)]
     for number, share in enumerate(CURVE):
+        # All draws hold the same data at the full share, so one of them is enough there.
         kept = [draw[number][data.roots_C] for draw in (subsets if share < 1 else subsets[:1])]
         weights_CB = np.stack([data.weights * part * (fold_C != fold) for part in kept for fold in folds], axis=1)
         totals_B = weights_CB.sum(0)
@@ -198,9 +209,10 @@ def learning_curve(features: Features, chosen: LayerFit, *, seed: int) -> list[C
 def _curve_point(
     share: float, data: Comparisons, logits_DC: FloatArray, comparisons: float, keys: Sequence[str]
 ) -> CurvePoint:
-    """Means over D draws for each comparison, and intervals over the prompts that judge, not over what was drawn."""
+    """Return means over D draws for each comparison, with intervals over the judged prompts, not over the draws."""
     sign_C = np.where(data.labels >= 0.5, 1.0, -1.0)
     decided = data.labels != 0.5
+    # A tie of scores counts as half a win.
     right_C = np.heaviside(logits_DC * sign_C, 0.5).mean(0)
     losses_C = nll_of(data.labels, logits_DC).mean(0)
     return CurvePoint(
@@ -212,9 +224,9 @@ def _curve_point(
 
 
 def uncertainty(groups: Sequence[TokenGroup], states_RW: Any, heads: Heads) -> Uncertainty | None:
-    """How sure the head is of each judged comparison, and whether it is right to be.
+    """Return how sure the head is of each judged comparison, and how often it is right when it is sure.
 
-    Label ties are left out; None if nothing else is there.
+    Label ties are left out; None if there are no other comparisons.
     """
     data = compare(groups, np.asarray(states_RW, dtype=np.float64))
     named = [(group, comparison) for group in groups for comparison in group.comparisons]
@@ -268,6 +280,6 @@ def uncertainty(groups: Sequence[TokenGroup], states_RW: Any, heads: Heads) -> U
 
 
 def judge_scores(groups: Sequence[TokenGroup], scores_R: Any) -> EvalResult:
-    """Evaluation of one score a reply, at β = 1."""
+    """Return the evaluation of one score for each reply, at β = 1."""
     sizes = np.cumsum(num_replies(groups))[:-1]
     return judge(score_rows(groups, np.split(np.asarray(scores_R, dtype=np.float64), sizes)), beta=1.0)

@@ -1,7 +1,7 @@
-"""`rewardlab probe`: a reward model without fine-tuning, in the time of one forward pass.
+"""Runs `rewardlab probe`: fits a reward model without fine-tuning, in the time of one forward pass.
 
-The backbone stays as it is; the head is the one answer of a convex problem on its final-token states. What it
-reaches is what fine-tuning has to beat, and fitting it a thousand times shows how much of it is luck of the data.
+The backbone stays as it is, and the head is the unique solution of a convex problem on its final-token states. What it
+reaches is what fine-tuning has to beat. Fitting it a thousand times shows how much of that is luck of the data.
 """
 
 from __future__ import annotations
@@ -53,22 +53,22 @@ from rewardlab.score import score_groups
 
 logger = logging.getLogger("rewardlab")
 CHECKED = 32
-"""Training preferences whose scores by the saved folder are compared with those from the states."""
+"""Training preferences whose scores by the saved folder are compared with those computed from the states."""
 CLOSE = 1e-3
-"""How far the two may be apart, in standard deviations of the scores: both are float32, in other batches."""
+"""How far the two may differ, in standard deviations of the scores: both are float32, but computed in other batches."""
 TINY = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """What a probe left behind."""
+    """What a probe leaves behind."""
 
     output_dir: Path
     model: Path
     """The reward model: the backbone, cut off after the chosen layer, and the fitted head."""
     layers: Sequence[LayerFit]
     chosen: LayerFit
-    """Of `layers`, the one with the smallest held-out loss."""
+    """The one of `layers` with the smallest held-out loss."""
     curve: Sequence[CurvePoint]
     test: EvalResult | None
     baselines: Mapping[str, EvalResult]
@@ -80,7 +80,7 @@ class ProbeResult:
 def probe(config: ProbeConfig) -> ProbeResult:
     """Fit a head on frozen states as `config` says, save it as a reward model, and judge it; see docs/probe.md.
 
-    Raises RewardlabError for anything the user can mend.
+    Raises a subclass of RewardlabError for anything the user can fix.
     """
     require_inputs(config.model, config.data)
     with only_writer(config.run.output_dir):
@@ -118,7 +118,8 @@ def _probe(config: ProbeConfig) -> ProbeResult:
         for name, part in groups.items()
     }
     fitted = _fit(config, groups, states)
-    clear_folder(config.run.output_dir)  # nothing but disk and memory can fail from here on
+    # Cleared only now: from here on only disk and memory can fail, so an earlier probe is not lost to a wrong flag.
+    clear_folder(config.run.output_dir)
     _write_start(config, prepared, tokens)
     folder = _save(config, model, base, fitted)
     result = ProbeResult(
@@ -160,6 +161,7 @@ def _fit(
     for layer, of in states["training"].items():
         features = Features.of(train, of)
         fits.append(fit_layer(features, layer=layer, num_folds=config.run.folds, seed=config.run.seed))
+        # Chosen by the loss, which tells layers apart where their accuracies are equal.
         if best is None or fits[-1].result.overall.sums.mean_nll < best[0].result.overall.sums.mean_nll:
             best = fits[-1], features
     assert best is not None, "at least one layer was asked for"
@@ -180,7 +182,7 @@ def _fit(
 
 
 def _log_folds(rule: str) -> None:
-    """What a held-out fold shares with the others."""
+    """Log what a held-out fold shares with the others."""
     shared = {
         "reply": "no first turn and no reply but for phrases",
         "first_turn": "no first turn, but replies, which join more than half of the prompts",
@@ -205,7 +207,7 @@ def _tokenize(config: ProbeConfig, prepared: Prepared, base: Base) -> tuple[dict
 
 
 def _resolve(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layout) -> ProbeConfig:
-    """The configuration with every default decided: what is hashed and saved, and what another probe can repeat."""
+    """Return the configuration with every default decided: what is hashed and saved, and can be repeated."""
     precision = choose_precision(
         config.model.precision,
         base.config,
@@ -225,7 +227,8 @@ def _resolve(config: ProbeConfig, base: Base, *, device: torch.device, layout: L
         log=logger.info,
     )
     decided: dict[str, Any] = compute | {
-        "overwrite": False,  # a permission for this run, not part of what it is
+        # A permission for this start, which is no property of the probe.
+        "overwrite": False,
         "precision": precision,
         "attention": "padded" if layout == "padded" else "shared",
         "save_dtype": str(saved_dtype(config.run.save_dtype)).removeprefix("torch."),
@@ -248,6 +251,7 @@ def _load(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layo
         seed=config.run.seed,
         layout=layout,
         device=device,
+        # Lines about the head would be about one that the fitted head replaces.
         log=lambda line: None if line.startswith(("head:", "parameters:")) else logger.info(line),
     )
 
@@ -261,13 +265,16 @@ def _write_start(config: ProbeConfig, prepared: Prepared, tokens: Mapping[str, o
 
 
 def _save(config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) -> Path:
-    """The model, cut off after the chosen layer, with the fitted head, as `best/`; verified."""
+    """Save the model, cut off after the chosen layer, with the fitted head, as `best/`, and verify it; return the
+    folder.
+    """
     layer, head_W = fitted.chosen.layer, fitted.heads.head_W
     cut_off(model, layer)
     with torch.no_grad():
         model.head.weight.copy_(torch.from_numpy(head_W)[None])
         if model.head.bias is not None:
-            model.head.bias.zero_()  # differences of scores say nothing about it
+            # The fit sees only differences of scores, which say nothing about the bias.
+            model.head.bias.zero_()
     folder = config.run.output_dir / "best"
     facts = {"config": to_mapping(config), "config_hash": config_hash(config), "layer": layer, **provenance()}
     save_reward_model(
@@ -282,18 +289,20 @@ def _save(config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) 
 def _judge_folder(
     config: ProbeConfig, folder: Path, fitted: _Fitted, groups: Mapping[str, Sequence[TokenGroup]]
 ) -> EvalResult | None:
-    """The test data judged by the saved folder: from the states if it gives the same scores, else by scoring them.
+    """Return the evaluation of the saved folder on the test data; None without test data.
 
-    Raises ArtifactError if the folder does not give the fitted scores though nothing was rounded.
+    It uses the states if the folder gives the same scores as they do, else the folder scores the data. Raises
+    ArtifactError if the folder does not give the fitted scores though nothing was rounded.
     """
     scorer = load(folder, check=False, trust_remote_code=config.model.trust_remote_code)
     some = groups["training"][:CHECKED]
     saved = np.concatenate(score_groups(scorer.model, some, budget=config.run.micro_token_budget)).astype(np.float64)
     wanted = fitted.scores["training"][: len(saved)]
-    # Scores may lie far from zero together, and only their differences mean anything.
+    # Centred, since only differences of scores mean anything and all of them may lie far from zero.
     distance = float(np.abs((saved - saved.mean()) - (wanted - wanted.mean())).max() / max(wanted.std(), TINY))
     logger.info("one score: the saved folder is %.0e of a standard deviation away from the fitted scores", distance)
-    rounded = config.run.save_dtype != "float32" or config.model.precision != "fp32"  # a folder's scores are float32
+    # A folder is scored in float32, so its scores differ if its weights were rounded or the states were not float32.
+    rounded = config.run.save_dtype != "float32" or config.model.precision != "fp32"
     if distance > CLOSE and not rounded:
         raise ArtifactError(
             f"{folder} scores {distance:.1e} standard deviations away from the head on the states it was fitted to. "
@@ -303,6 +312,7 @@ def _judge_folder(
     if not test:
         return None
     if not rounded:
+        # The folder gives the same scores, so the test data need not be computed again.
         return judge_scores(test, fitted.scores["test"])
     return evaluate_groups(
         scorer.model, test, beta=1.0, budget=config.run.micro_token_budget, progress="judging the saved folder"
@@ -310,7 +320,7 @@ def _judge_folder(
 
 
 def _write_results(result: ProbeResult) -> None:
-    """Score rows, uncertainty, and everything else as `probe.json`."""
+    """Write score rows, uncertainty, and everything else as `probe.json`."""
     evals = result.output_dir / "evals"
     write_evaluation(evals, "cross_validated", result.chosen.result)
     if result.test is not None:
@@ -325,15 +335,15 @@ def _write_results(result: ProbeResult) -> None:
             "chosen_layer": result.chosen.layer,
             "layers": [
                 {
-                    "layer": found.layer,
-                    "penalty": found.penalty,
-                    "penalty_at_edge": found.at_edge,
-                    "folds": found.num_folds,
+                    "layer": layer.layer,
+                    "penalty": layer.penalty,
+                    "penalty_at_edge": layer.at_edge,
+                    "folds": layer.num_folds,
                     "held_out": {
-                        name: jsonable(asdict(estimate)) for name, estimate in found.result.overall.estimates.items()
+                        name: jsonable(asdict(estimate)) for name, estimate in layer.result.overall.estimates.items()
                     },
                 }
-                for found in result.layers
+                for layer in result.layers
             ],
             "learning_curve": [
                 {

@@ -1,8 +1,8 @@
-"""What the head would read, computed once and kept on disk.
+"""Computes the hidden states that the head reads, once, and keeps them on disk.
 
-The states of a reply depend on its tokens, on the weights of the backbone and on the arithmetic, so these name the
-folder: another model, template or limit gets another one, and nothing can be taken for something it is not. Beside each
-file lies its checksum, and what does not fit it is computed again.
+The states of a reply depend on its tokens, on the weights of the backbone and on the arithmetic, so the name of the
+folder is a hash of these: another model, template or limit gets another folder, and states cannot be mistaken for those
+of another model. Each file has its checksum beside it; one that does not match is computed again.
 
 Legend: R replies, W hidden width.
 """
@@ -35,9 +35,9 @@ FloatArray = npt.NDArray[np.float32]
 CHUNK = 2048
 """Preferences computed between two writes to disk."""
 FORMAT = 1
-"""Changes when what is stored does."""
+"""Increased whenever what is stored changes."""
 SAYS_NOTHING = frozenset({"transformers_version", "_name_or_path"})
-"""Entries of a model's configuration that decide no state."""
+"""Entries of a model's configuration that do not affect the states."""
 
 
 def states_of(
@@ -49,11 +49,10 @@ def states_of(
     cache: Path | None,
     name: str,
 ) -> dict[int, FloatArray]:
-    """Layer -> [R, W] float32 states of every reply, in order; read from `cache` where they are there.
+    """Return layer -> [R, W] float32 states of every reply, in order, read from `cache` where they are there.
 
-    Arrays are memory-mapped where a cache is given. `name` names the progress bar.
-
-    Raises DataError for a state that is not finite.
+    Arrays are memory-mapped if a cache is given. `name` names the data in the progress bar and in messages. Raises
+    DataError for a state that is not finite.
     """
     shape = (int(num_replies(groups).sum()), model.head.in_features)
     if cache is None:
@@ -77,7 +76,7 @@ def states_of(
 
 
 def fingerprint(model: RewardModel, groups: Sequence[TokenGroup]) -> str:
-    """Sixteen hex digits that change with the weights, the configuration, the arithmetic or any token."""
+    """Return sixteen hex digits that change with the weights, the configuration, the arithmetic or any token."""
     digest = hashlib.sha256()
     backbone: Any = model.backbone  # nn.Module says that `config` is a Tensor
     config = backbone.config.to_dict()
@@ -89,6 +88,7 @@ def fingerprint(model: RewardModel, groups: Sequence[TokenGroup]) -> str:
     for group in groups:
         digest.update(group.num_replies.to_bytes(4, "little"))
         for part in (group.shared, *group.suffixes):
+            # Lengths are hashed too, so that tokens cannot move from one part to the next unnoticed.
             digest.update(len(part).to_bytes(4, "little"))
             digest.update(part.astype(np.int32).tobytes())
     return digest.hexdigest()[:16]
@@ -103,7 +103,11 @@ def _compute(
     name: str,
     shape: tuple[int, int],
 ) -> None:
-    """Write the layers, each under its name only when it is whole; OSError if the disk is full."""
+    """Write the states of the layers. Raises OSError if the disk is full.
+
+    Each file gets its name only when it is complete.
+    """
+    # The number of the process keeps two probes that run at once from writing into the same file.
     unfinished = {layer: folder / f".layer_{layer}.{os.getpid()}.npy" for layer in layers}
     try:
         arrays = {layer: _new_array(path, shape) for layer, path in unfinished.items()}
@@ -111,25 +115,26 @@ def _compute(
         for start in range(0, len(groups), CHUNK):
             part = groups[start : start + CHUNK]
             progress = f"states of {name} data, {start + len(part)} of {len(groups)}"
-            found = np.concatenate(
+            states = np.concatenate(
                 compute_groups(
                     model, part, lambda batch: layer_states(model, batch, layers), budget=budget, progress=progress
                 )
             )
-            if not np.isfinite(found).all():
+            if not np.isfinite(states).all():
                 raise DataError(
                     f"{name} data: the model's states are not finite in preferences "
                     f"{part[0].preference_id} to {part[-1].preference_id}. Use --precision fp32, or another model."
                 )
             for column, layer in enumerate(layers):
-                arrays[layer][row : row + len(found)] = found[:, column]
-            row += len(found)
+                arrays[layer][row : row + len(states)] = states[:, column]
+            row += len(states)
         for layer in layers:
             arrays[layer].flush()
             target = _file(folder, layer)
             for path in (target, _sum_of(target)):
                 if path.is_dir():
-                    remove(path)  # nothing else could take its name
+                    remove(path)  # a file cannot replace a folder
+            # The checksum first: a process killed between the two leaves a mismatch, and the states are computed again.
             write_summed_json(_sum_of(target), {"states": sha256_file(unfinished[layer])})
             unfinished[layer].replace(target)
     finally:
@@ -138,7 +143,10 @@ def _compute(
 
 
 def _new_array(path: Path, shape: tuple[int, int]) -> np.memmap:
-    """An array on the disk whose whole space is taken now: without space, a write to a mapped file ends the process."""
+    """Create an array on disk and reserve its whole space now.
+
+    If the disk were full later, a write to a mapped file would end the process with a signal instead of an error.
+    """
     array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:
@@ -147,21 +155,19 @@ def _new_array(path: Path, shape: tuple[int, int]) -> np.memmap:
 
 
 def _is_whole(path: Path, shape: tuple[int, int]) -> bool:
-    """Whether the file holds the states that were written, in this shape; one that does not is said to be computed
-    again.
-    """
+    """Whether the file holds the states that were written, in this shape; if it is damaged, a warning says so."""
     if not os.path.lexists(path):
         return False
-    damage = "it is no file"
+    damage = "it is not a file"
     if path.is_file():
         try:
             if not _sum_of(path).is_file():
                 damage = "it has no checksum"
             elif read_summed_json(_sum_of(path)) != {"states": sha256_file(path)}:
-                damage = "it is not what was written"
+                damage = "it does not match its checksum"
             else:
                 array = np.load(path, mmap_mode="r")
-                damage = "" if array.shape == shape and array.dtype == np.float32 else "it is of another shape"
+                damage = "" if array.shape == shape and array.dtype == np.float32 else "it has another shape or dtype"
         except (DataError, ValueError, EOFError, OSError) as error:
             damage = str(error)
     if damage:
@@ -170,9 +176,10 @@ def _is_whole(path: Path, shape: tuple[int, int]) -> bool:
 
 
 def _remove_left_over(folder: Path) -> None:
-    """Delete what processes that are no more did not finish."""
+    """Delete the unfinished files of processes that have ended."""
     for path in folder.glob(".layer_*.*.npy"):
         process = path.name.split(".")[2]
+        # Without /proc nothing says whether the process still runs, so its file stays.
         if process.isdecimal() and not Path(f"/proc/{process}").exists() and Path("/proc/self").exists():
             path.unlink(missing_ok=True)
 

@@ -1,1 +1,1 @@
-"""Changes weights."""
+"""Trains reward models: the loop, checkpoints, monitoring, cost and settings."""

@@ -1,8 +1,8 @@
-"""`--micro-token-budget auto`: the largest micro-batch that fits, found by computing some.
+"""`--micro-token-budget auto`: finds the largest micro-batch that fits by computing some.
 
-Memory grows with the tokens of a micro-batch almost in a straight line, so a few trials say where it ends. The trials
-are forward and backward passes over the run's own longest preferences, as bad as any step can be; nothing of them
-remains: no gradient, no random number drawn, no weight moved.
+Memory grows almost linearly with the tokens of a micro-batch, so a few trials show where it ends. The trials are
+forward and backward passes over the run's own longest preferences, which are the worst case of any step. They leave
+nothing behind: no gradient, no random number drawn, no weight changed.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rewardlab.training.loop.optimizer import state_bytes
 from rewardlab.training.settings.config import LossConfig
 
 CEILING: Final = {"cpu": 8192, "cuda": 65_536}
-"""Tokens beyond which a device computes no faster, only with more memory."""
+"""Tokens of a micro-batch above which a device gets no faster and only takes more memory."""
 DEFAULT: Final = 8192
 SHARE: Final = 0.85
-"""Of the free memory, what a step may take: allocators waste some, and others use the machine too."""
+"""Share of the free memory that a step may take: allocators waste some, and others use the machine too."""
 MAX_GROWTH: Final = 4
-"""How far beyond the largest trial the line is believed."""
+"""How many times the largest trial the fitted line is trusted to reach."""
 MAX_TRIALS: Final = 8
 STEP: Final = 256
-"""Budgets are multiples of it, where nothing else decides them."""
+"""Budgets are rounded to multiples of this number of tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,30 +42,31 @@ class Trial:
     """A micro-batch that was computed."""
 
     tokens: int
-    """Those that it had, at most the budget tried."""
+    """Tokens that it had; at most the budget tried."""
     bytes: int
-    """The most memory that it took beyond what was taken before."""
+    """The most memory that it took beyond what was in use before."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A budget, and why this one."""
+    """A budget, and why it was chosen."""
 
     budget: int
     reason: str
 
 
 def search(run: Callable[[int], Trial | None], *, floor: int, ceiling: int, limit: int) -> Choice:
-    """The largest budget between `floor` and `ceiling` whose trial takes at most `limit` bytes.
+    """Return the largest budget between `floor` and `ceiling` whose trial takes at most `limit` bytes.
 
-    `run(budget)` is a trial, None if memory ran out. The budget chosen was always tried, but for `floor` where it
-    takes more than the limit and still runs: smaller is impossible.
+    `run(budget)` is a trial; it returns None if memory ran out. The chosen budget has always been tried successfully.
+    Only `floor` is also chosen if it takes more than the limit and still runs, since nothing smaller is possible.
 
-    Raises DeviceMemoryError if memory runs out with `floor`.
+    Raises DeviceMemoryError if memory runs out even with `floor`.
     """
     computed: list[Trial] = []
     best, taken = 0, 0
     too_large = ceiling + 1
+    # The first trial is small, so that it fits in most cases and gives the line a point.
     budget = max(floor, min(ceiling, _round(ceiling // 8)))
     for _ in range(MAX_TRIALS):
         trial = run(budget)
@@ -81,16 +82,18 @@ def search(run: Callable[[int], Trial | None], *, floor: int, ceiling: int, limi
                     raise _does_not_fit(floor)
                 return Choice(budget=floor, reason=f"the largest preference; above {SHARE:.0%} of the free memory")
         proposal = _propose(computed, best, too_large, floor=floor, ceiling=ceiling, limit=limit)
+        # A gain of a tenth is not worth another trial.
         if proposal <= max(best * 1.1, best + 1) and (proposal < ceiling or best == ceiling):
             break
         budget = proposal
+    # All trials were too large; the smallest possible budget is the last chance.
     if best == 0:
         return search(run, floor=floor, ceiling=floor, limit=limit)
     return Choice(budget=best, reason=f"{taken / GIB:.2f} GiB of {limit / GIB:.2f} to be had")
 
 
 def _propose(computed: Sequence[Trial], best: int, too_large: int, *, floor: int, ceiling: int, limit: int) -> int:
-    """What to try next: twice as much, then where the line through the trials meets the limit."""
+    """Return the next budget to try: twice the best so far, then where the line through the trials meets the limit."""
     if not best:
         return max(floor, _round((floor + too_large) // 2)) if too_large > 2 * floor else floor
     aim = 2 * best
@@ -99,6 +102,7 @@ def _propose(computed: Sequence[Trial], best: int, too_large: int, *, floor: int
         slope, start = np.polyfit(np.array(tokens, float), np.array(taken, float), 1)
         aim = int((limit - start) / slope) if slope > 0 else MAX_GROWTH * best
     aim = min(aim, MAX_GROWTH * best)
+    # Between a budget that fits and one that does not, bisect.
     if aim >= too_large and too_large <= ceiling:
         aim = (best + too_large) // 2
     return ceiling if aim >= ceiling else max(_round(aim), best)
@@ -124,13 +128,16 @@ def choose_budget(
     floor: int,
     optimizer: str = "adamw",
 ) -> Choice:
-    """The budget for training `model` on `groups`, by trial.
+    """Return the budget for training `model` on `groups`, found by trial.
 
-    `floor` is the largest of them; the state of `optimizer` is added. Weights, gradients and random numbers are as
-    they were when this returns. Raises DeviceMemoryError if the largest preference does not fit.
+    `floor` is the tokens of the largest of the groups. The state of `optimizer`, which does not exist yet, is added to
+    what the trials take. Weights, gradients and random numbers are as before when this returns.
+
+    Raises DeviceMemoryError if the largest preference does not fit.
     """
     device = model.device
     worst = largest_groups(groups, batch_size, model.layout)
+    # No micro-batch is larger than a whole step made of the longest preferences.
     ceiling = max(floor, min(CEILING[device.type], _size(worst, model.layout)))
     free = free_memory(device)
     if free is None:
@@ -143,19 +150,22 @@ def choose_budget(
         chosen = fill(worst, budget, model.layout)
         batch = pack(chosen, share=model.layout != "unshared", indices=range(len(chosen)))
         with HighWater(device) as water:
-            found = unless_out_of_memory(lambda: _compute(model, batch, config))
+            finished = unless_out_of_memory(lambda: _compute(model, batch, config))
         model.zero_grad(set_to_none=True)
+        # On the CPU, freed memory counts as the process's until it is given back, and would be in the next trial's sum.
         release_cached(device)
-        taken = water.bytes - before + state  # which comes with the first step
-        return None if found is None else Trial(tokens=_size(chosen, model.layout), bytes=taken)
+        # The optimiser's state is created by the first step, after the trials, so it is added here.
+        taken = water.bytes - before + state
+        return None if finished is None else Trial(tokens=_size(chosen, model.layout), bytes=taken)
 
     devices = [device] if device.type == "cuda" else []
+    # Trials draw random numbers, such as dropout, and the run must draw the same whether there were trials or not.
     with torch.random.fork_rng(devices=devices):
         return search(run, floor=floor, ceiling=ceiling, limit=int(SHARE * free))
 
 
 def _compute(model: RewardModel, batch: PackedBatch, config: LossConfig) -> bool:
-    """Forward and backward of a micro-batch that is not the first of its step: gradients are there already."""
+    """Run forward and backward of a micro-batch that is not the first of its step, so gradients exist already."""
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.ones_like(parameter)
@@ -165,7 +175,7 @@ def _compute(model: RewardModel, batch: PackedBatch, config: LossConfig) -> bool
 
 
 def fill(groups: Sequence[TokenGroup], budget: int, layout: str) -> list[TokenGroup]:
-    """The groups in their order, without those that would exceed the budget."""
+    """Return the groups in order, leaving out those that would exceed the budget."""
     chosen: list[TokenGroup] = []
     for group in groups:
         if _size([*chosen, group], layout) <= budget:
@@ -174,7 +184,7 @@ def fill(groups: Sequence[TokenGroup], budget: int, layout: str) -> list[TokenGr
 
 
 def _size(groups: Sequence[TokenGroup], layout: str) -> int:
-    """Tokens computed for groups in one micro-batch."""
+    """Return the tokens computed for groups in one micro-batch, padding included."""
     if layout == "padded":
         return max(max(group.lengths) for group in groups) * sum(group.num_replies for group in groups)
     return sum(cost(group, layout) for group in groups)

@@ -1,4 +1,4 @@
-"""`rewardlab train` from a configuration to a verified reward model."""
+"""Runs `rewardlab train` from a configuration to a verified reward model."""
 
 from __future__ import annotations
 
@@ -48,40 +48,42 @@ AS_TRAINED: Final = ", as it trains"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a run left behind."""
+    """What a run leaves behind."""
 
     output_dir: Path
     best: Path | None
-    """The checkpoint that evaluated best; None without evaluation data, or if none beat the untrained model."""
+    """The folder of the best model; None without evaluation data, or if none beat the untrained model."""
     best_step: int | None
     last: Path
     last_step: int
     baseline: EvalResult | None
-    """Of the untrained model on the evaluation data."""
+    """The untrained model on the evaluation data."""
     selected: EvalResult | None
-    """Of the chosen model on the evaluation data that chose it."""
+    """The chosen model on the evaluation data by which it was chosen."""
     test_baseline: EvalResult | None
-    """Of the untrained model on the test data."""
+    """The untrained model on the test data."""
     test: EvalResult | None
-    """Of the chosen model, reloaded from its folder in float32, on the test data."""
+    """The chosen model on the test data, reloaded from its folder in float32."""
     baselines: Mapping[str, Mapping[str, EvalResult]]
     """`length only` and `bag of words`, fitted on the training data -> `selection` and `test` -> evaluation."""
     computed_in: Mapping[str, str]
-    """`before`, `after` and the baselines -> the precision of their numbers."""
+    """`before`, `after` and `baselines` -> the precision in which their numbers were computed."""
     card: PrecisionCard | None
-    """The chosen model in other precisions, on test data, else those that chose it; None after a run in float32."""
+    """The chosen model in other precisions, on test data or else on evaluation data; None after a run in float32."""
     live: PrecisionCard | None
-    """The chosen model as it was evaluated on the way, beside its folder in float32, on the data that chose it; None
-    without evaluation data, and after a run in float32 saved in it, where they are the same."""
+    """The chosen model as evaluated during training, compared with its folder in float32, on the evaluation data.
+
+    None without evaluation data, and after a run in float32 that was saved in float32, where the two are the same.
+    """
     train_seconds: float
     speed: str
     """Rates of the training steps and peak memory, in a line."""
     warnings: Sequence[WarningSign]
-    """What was wrong on the way, in the order in which it was seen."""
+    """Warning signs of the run, in the order in which they were seen."""
 
     @property
     def model(self) -> Path:
-        """`best`, or the last step's folder."""
+        """The folder of the chosen model: `best`, or the last step's."""
         return self.best if self.best is not None else self.last
 
     @property
@@ -90,11 +92,11 @@ class TrainResult:
         return self.last_step if self.best_step is None else self.best_step
 
     def compared(self, on: Literal["selection", "test"]) -> dict[str, EvalResult]:
-        """What was judged on the same data, by name: the baselines, `before` and `after` training."""
+        """Return evaluations on the same data by name: the baselines, `before` and `after` training."""
         before, after = (self.baseline, self.selected) if on == "selection" else (self.test_baseline, self.test)
-        found = {name: results.get(on) for name, results in self.baselines.items()}
-        found |= {"before": before, "after": after}
-        return {name: result for name, result in found.items() if result is not None}
+        by_name = {name: results.get(on) for name, results in self.baselines.items()}
+        by_name |= {"before": before, "after": after}
+        return {name: result for name, result in by_name.items() if result is not None}
 
 
 def train(
@@ -104,14 +106,15 @@ def train(
     eval_preferences: Rows | None = None,
     test_preferences: Rows | None = None,
 ) -> TrainResult:
-    """Train a reward model as `config` says, or go on with a run that was interrupted; see docs/api.md.
+    """Train a reward model as `config` says, or resume a run that was interrupted; see docs/api.md.
 
     `preferences` are rows in memory to train on, in place of data that `config` names: mappings in any layout of
-    docs/data.md, `Preference`s, a `datasets.Dataset`, or what gives such. `eval_preferences` choose the checkpoint and
-    `test_preferences` are judged once, at the end. They are read, checked and counted as rows of files are.
+    docs/data.md, `Preference`s, a `datasets.Dataset`, or any iterable of such rows. `eval_preferences` choose the
+    checkpoint, and `test_preferences` are judged once, at the end. They are read, checked and counted like rows of
+    files.
 
-    Raises RewardlabError for anything the user can mend, RunInterrupted if a signal or `max_hours` ended it early;
-    nothing of an earlier run is overwritten unless asked.
+    Raises a subclass of RewardlabError for anything the user can fix, and RunInterrupted if a signal or `max_hours`
+    ended the run early. Nothing of an earlier run is overwritten unless asked for.
     """
     stops = StopRequests(max_hours=config.run.max_hours)
     given = given_rows(preferences=preferences, eval_preferences=eval_preferences, test_preferences=test_preferences)
@@ -124,6 +127,7 @@ def _train(
 ) -> TrainResult:
     ready = make_ready(config, ranks, held, given)
     config = ready.config
+    # Before the model is loaded, so that nothing drawn while it loads depends on what ran in this process before.
     torch.manual_seed(config.run.seed)
     parts = parts_of(config.run.sharding, ranks)
     division = parts if ranks.size > 1 else None
@@ -137,10 +141,13 @@ def _train(
         log=logger.info,
         division=division,
     )
+    # A model may overflow in float16 whatever is trained. The canaries show that now, and not as NaN at some later
+    # step.
     require_range(model, ready.base.renderer)
     config = _settle_budget(config, model, ready.data)
     peak = peak_of(ready.device, model.compute_dtype, linear_shapes(model), count=ranks.size)
     logger.info("peak: %s", peak.line())
+    # Checkpoints hold only weights that train, so resuming compares the frozen ones by this.
     fingerprint = frozen_fingerprint(model)
     ranks.by_first(lambda: write_run_start(replace(ready, config=config), fingerprint, peak))
     saver = Saver(config, ready.base, model, ranks, division)
@@ -160,6 +167,7 @@ def _train(
     )
     started = time.perf_counter()
     with watch.observers, stops:
+        # Both baselines are of the untrained model, so they are taken before a checkpoint is loaded.
         test_baseline = _judge_untrained(config, model, ready, ranks)
         if ready.interrupted is not None:
             trainer.judge.take_up_baseline(config.run.token_budget)
@@ -168,6 +176,7 @@ def _train(
         trainer.fit()
         trainer.heed_late_signal()
     seconds, speed = time.perf_counter() - started, trainer.speed()
+    # The chosen model is loaded again below, and may not fit beside the one that trained.
     trainer.release()
     result = _finish(config, trainer, ready, seconds, ranks, division)
     if result.live is not None:
@@ -180,7 +189,10 @@ def _train(
 
 
 def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Ready, ranks: Ranks) -> EvalResult | None:
-    """The test data before training, which choose nothing: the other half of a before-and-after."""
+    """Evaluate the untrained model on the test data, the first half of a before-and-after; None without test data.
+
+    The result chooses nothing. A resumed run reads it from its folder, since its model is trained already.
+    """
     folder, name = config.run.output_dir / "evals", "test_before_training"
     if not ready.test:
         return None
@@ -202,7 +214,7 @@ def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Rea
 
 
 def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datasets) -> RewardTrainerConfig:
-    """With a number in place of `--micro-token-budget auto`."""
+    """Return the configuration with a number in place of `--micro-token-budget auto`."""
     if config.run.micro_token_budget != "auto":
         return config
     largest = largest_cost([data.train], model.layout)
@@ -226,7 +238,7 @@ def _finish(
     ranks: Ranks,
     parts: Parts | None,
 ) -> TrainResult:
-    """Verify the chosen model in a clean process and read the test data, once, with it."""
+    """Verify the chosen model in a clean process, and evaluate it on the test data, once."""
     last = config.run.output_dir / f"step_{trainer.step}"
     best = config.run.output_dir / "best" if trainer.judge.best_step is not None else None
     if trainer.judge.baseline is not None and best is None:
@@ -235,6 +247,7 @@ def _finish(
             last,
         )
     chosen = best or last
+    # A process of its own proves that the folder alone gives the scores, with nothing left over from training.
     ranks.by_first(lambda: verify_in_clean_process(chosen))
     logger.info("verified %s in a clean process", chosen)
     saved_as = read_spec(chosen).save_dtype
@@ -257,10 +270,12 @@ def _finish(
                 selected, test_result = (result, test_result) if name == "selection" else (selected, result)
         live = _live_card(config, trainer, selected, saved_as)
         if ranks.is_first:
-            (config.run.output_dir / "evals" / LIVE_FILE).unlink(missing_ok=True)  # of a run that was shorter
+            # Resuming may have chosen another model than the shorter run before, whose card would no longer be true.
+            (config.run.output_dir / "evals" / LIVE_FILE).unlink(missing_ok=True)
         if live is not None and ranks.is_first:
             write_card(config.run.output_dir / "evals", live, LIVE_FILE)
-        if config.model.precision != "fp32":  # `result` is of the last data judged, the test data if there are any
+        # `result` is of the data judged last: the test data if there are any.
+        if config.model.precision != "fp32":
             card = judge_precisions(
                 scorer,
                 test or trainer.judge.data.eval,
@@ -296,7 +311,7 @@ def _finish(
 def _live_card(
     config: RewardTrainerConfig, trainer: RewardTrainer, selected: EvalResult | None, saved_as: str
 ) -> PrecisionCard | None:
-    """How far the evaluations that chose the model are from the folder that came of it."""
+    """Return how far the evaluations that chose the model are from its saved folder; None where they cannot differ."""
     step = trainer.step if trainer.judge.best_step is None else trainer.judge.best_step
     live = _live_arithmetic(config)
     if selected is None or (live == CANONICAL and saved_as == "float32"):
@@ -308,20 +323,20 @@ def _live_card(
 
 
 def _reload(folder: Path, device: torch.device, parts: Parts | None) -> Scorer:
-    """The model in a folder in float32, as every reader of the folder computes: whole on each rank, or in parts."""
+    """Return the saved model in float32, as every reader of the folder computes it: whole on each rank, or sharded."""
     return assemble(
         folder, read_spec(folder), where=Where(device=device, division=parts), precision="fp32", attention_mode="auto"
     )
 
 
 def _computed_in(config: RewardTrainerConfig, saved_as: str) -> dict[str, str]:
-    """In which arithmetic, and by which weights, the numbers of the closing tables were computed."""
+    """Return in which arithmetic, and with which weights, the numbers of the closing tables were computed."""
     saved = CANONICAL if saved_as == "float32" else f"float32 by the saved {saved_as} weights"
     return {"baselines": "float64", "before": _live_arithmetic(config), "after": saved}
 
 
 def _live_arithmetic(config: RewardTrainerConfig) -> str:
-    """In which arithmetic, and by which weights, the model computes while it trains."""
+    """Return in which arithmetic, and with which weights, the model computes while it trains."""
     held = "" if config.model.quantization == "none" else f" on {config.model.quantization} weights"
     arithmetic = CANONICAL if config.model.precision == "fp32" else config.model.precision
     return arithmetic if arithmetic == CANONICAL and not held else f"{arithmetic}{held}{AS_TRAINED}"

@@ -1,6 +1,6 @@
-"""A run up to the point where the model is loaded: data, layout, settings, and the folder with what is known by then.
+"""Prepares a run up to where the model is loaded: data, layout, settings and the run folder.
 
-Everything that can be wrong with flags, data or the output folder is found here.
+Everything that can be wrong with flags, data or the output folder is found here, before the model costs time.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ from rewardlab.training.settings.conventions import settle_reading
 logger = logging.getLogger("rewardlab")
 
 LOCK_WAIT_S = 120.0
-"""How long a run that goes on waits for the process before it; a file server takes its time to miss a dead machine."""
+"""Seconds that a resumed run waits for the process before it: a file server notices late that a machine is dead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ready:
-    """A run as far as it can be decided before the model is loaded."""
+    """A run with everything decided that can be decided before the model is loaded."""
 
     config: RewardTrainerConfig
-    """Every default decided, but for `micro_token_budget auto`."""
+    """The settings with every default decided, except `micro_token_budget auto`."""
     base: Base
     device: torch.device
     layout: Layout
@@ -82,26 +82,28 @@ class Ready:
     tokens: Mapping[str, TokenReport]
     """What tokenising did to each kind of data."""
     facts: Mapping[str, Any]
-    """Of the manifest: what the data and the template are."""
+    """Entries of the manifest that say what the data and the template are."""
     interrupted: Interrupted | None
-    """The run to go on with."""
+    """The run to resume; None for a new one."""
     changes: Sequence[str] = ()
-    """Settings that differ from those it began with."""
+    """Settings that differ from those the resumed run began with."""
 
 
 def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given: Given = NOTHING) -> Ready:
-    """Data, layout and settings, with every error that can be told without the model's weights.
+    """Return data, layout and settings; raise every error that can be found without the model's weights.
 
-    `given` are rows in memory, in place of data that the configuration names.
-
-    The run folder is this process's own until `held` closes.
+    `given` are rows in memory, in place of data that the configuration names. The run folder is locked for this process
+    until `held` closes. Raises ConfigError for settings that do not fit together or a folder that holds another run,
+    DataError for unusable data, and ArtifactError for damaged checkpoints.
     """
+    # Only the first rank touches the run folder: ranks that each took its lock would lock each other out.
     interrupted = ranks.by_first(lambda: _claim(config, held, given))
     _require_same_rows(ranks, given)
     require_sharding(config, ranks, goes_on=interrupted is not None)
     if config.run.compat != "none":
         config = settle_reading(config, first_rows_of(config.data, given))
     if interrupted is not None:
+        # Before anything is measured, so that what the run decided when it began is not decided again.
         config = with_decisions(config, interrupted.config)
     config = config.replace(max_seq_len=settle_length(config.model, config.data.rendering))
     base = open_base(config.model, config.data.rendering, truncation=truncation_of(interrupted))
@@ -116,7 +118,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     )
     data, test, tokens = to_groups(config, prepared, base.renderer)
     device = device_of_rank()
-    layout = ranks.from_first(  # by a test that is measured, like the kernels below
+    # The choice is by a measurement, like that of kernels in _resolve, so ranks could choose differently.
+    layout = ranks.from_first(
         choose_layout(
             base.config,
             base.disk_class,
@@ -127,9 +130,10 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
         )
     )
     if config.run.micro_token_budget != "auto":
+        # A preference larger than the budget would otherwise be found only at the step that draws it.
         require_fit([data.train], config.run.token_budget, layout=layout)
     baselines = fit_all_baselines(config, data, test)
-    # What the first rank found fastest, all take.
+    # Every rank measures which kernels are fastest and may find others, so what the first one found holds for all.
     resolved = ranks.from_first(_resolve(config, base, num_groups=len(data.train), device=device, layout=layout))
     facts = {
         "data": prepared.reports,
@@ -140,6 +144,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
     }
     changes: Sequence[str] = ()
     if interrupted is not None:
+        # Compared after every default is decided: a default that was left out and one that was written out are the
+        # same.
         changes = require_same_run(resolved, interrupted, reschedule=config.run.reschedule)
         require_same_data(facts, interrupted.manifest)
     return Ready(
@@ -158,23 +164,26 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
 
 
 def _require_same_rows(ranks: Ranks, given: Given) -> None:
-    """Raise DataError on every rank unless all were given the same rows."""
+    """Raise DataError on every rank unless all ranks were given the same rows."""
     if given and ranks.size > 1:
         told = ranks.gather({purpose: fingerprint(source) for purpose, source in given.items()})
         if any(one != told[0] for one in told):
-            raise DataError("the ranks were given different rows. Every process gives all rows, in the same order.")
+            raise DataError("the ranks were given different rows. Give every process all rows, in the same order.")
 
 
 def _claim(config: RewardTrainerConfig, held: ExitStack, given: Given) -> Interrupted | None:
-    """Take the run folder, once what can be told without data and model is right; the run in it to go on with."""
+    """Check all that needs neither data nor model, lock the run folder, and return the run in it to resume, if any."""
+    # These need neither data nor model, so a wrong flag is reported before minutes go into reading.
     selection_of(config)
     require_optimizer(config.optimizer.optimizer)
     require_quantization(config.model.quantization)
     require_monitoring(config)
     require_inputs(config.model, config.data, given)
+    # Locked before anybody looks into it: the process of the interrupted run may still be writing its last checkpoint.
     held.enter_context(only_writer(config.run.output_dir, wait_s=LOCK_WAIT_S if config.run.resume is not None else 0.0))
     interrupted = find_interrupted(config) if config.run.resume is not None else None
-    # What a process left that was killed while it began is in nobody's way.
+    # With --resume a folder without models may be replaced: a process that was killed while it began has left it, and a
+    # batch job that is queued again must be able to start.
     may_begin = config.run.resume is not None and not holds_models(config.run.output_dir)
     claim_folder(
         config.run.output_dir,
@@ -186,7 +195,10 @@ def _claim(config: RewardTrainerConfig, held: ExitStack, given: Given) -> Interr
 
 
 def require_sharding(config: RewardTrainerConfig, ranks: Ranks, *, goes_on: bool) -> None:
-    """Raise ConfigError for what several ranks cannot do together; a run that goes on has found its budget."""
+    """Raise ConfigError for settings that several ranks cannot use together.
+
+    `goes_on` is whether the run is resumed, so that its token budget is already decided.
+    """
     if ranks.size == 1:
         return
     if config.run.micro_token_budget == "auto" and not goes_on:
@@ -204,7 +216,10 @@ def require_sharding(config: RewardTrainerConfig, ranks: Ranks, *, goes_on: bool
 def to_groups(
     config: RewardTrainerConfig, prepared: Prepared, renderer: Renderer
 ) -> tuple[Datasets, Groups, dict[str, TokenReport]]:
-    """(training and evaluation data, test data, what tokenising did to each)."""
+    """Return (training and evaluation data, test data, report of what tokenising did to each).
+
+    Raises DataError if too many rows are unusable.
+    """
     groups: dict[str, Groups] = {}
     reports: dict[str, TokenReport] = {}
     parts = {"training": prepared.train, "evaluation": prepared.eval, "test": prepared.test}
@@ -218,6 +233,7 @@ def to_groups(
     data = Datasets(
         train=train,
         eval=groups.get("evaluation", nothing),
+        # Drawn once, so that all evaluations judge the same rows and the gap shows the model, not the draw.
         train_eval=draw(train, config.data.selection.train_eval_limit, config.run.seed),
     )
     return data, groups.get("test", nothing), reports
@@ -226,12 +242,12 @@ def to_groups(
 def fit_all_baselines(
     config: RewardTrainerConfig, data: Datasets, test: Sequence[TokenGroup]
 ) -> dict[str, dict[str, EvalResult]]:
-    """What is to be beaten, by name and by what it was judged on (`selection`, `test`)."""
+    """Return evaluations of the baselines by name and by data (`selection`, `test`); empty if none are wanted."""
     judged = {"selection": data.eval, "test": test}
     if not config.data.selection.baselines or not any(judged.values()):
         return {}
-    found = fit_baselines(data.train, judged, seed=config.run.seed)
-    for name, results in found.items():
+    evaluations = fit_baselines(data.train, judged, seed=config.run.seed)
+    for name, results in evaluations.items():
         for on, result in results.items():
             logger.info(
                 "baseline: %s: accuracy %s on %s data",
@@ -239,13 +255,13 @@ def fit_all_baselines(
                 format_estimate(result.overall.estimates["eval_accuracy"]),
                 {"selection": "evaluation"}.get(on, on),
             )
-    return found
+    return evaluations
 
 
 def _resolve(
     config: RewardTrainerConfig, base: Base, *, num_groups: int, device: torch.device, layout: Layout
 ) -> RewardTrainerConfig:
-    """The configuration with every default decided: what is printed, hashed, saved and, on resuming, reused."""
+    """Return the configuration with every default decided: what is printed, hashed, saved and used on resuming."""
     steps = config.run.steps
     if steps is None:
         steps = max(1, round(config.run.epochs * steps_per_epoch(num_groups, config.run.batch_size)))
@@ -262,7 +278,9 @@ def _resolve(
         config.compute, base.config.get_text_config(), device=device, dtype=PRECISION[precision], log=logger.info
     )
     decided: dict[str, Any] = compute | {
-        "overwrite": False,  # permissions for this start, not part of what the run is
+        # These three are permissions for this start; they are no property of the run, so its hash must not depend on
+        # them.
+        "overwrite": False,
         "resume": None,
         "reschedule": False,
         "steps": steps,
@@ -280,7 +298,10 @@ def _resolve(
 
 
 def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
-    """Settings and manifest; of a run that goes on, what is different from now on."""
+    """Write settings, manifest, samples and baselines; for a resumed run, record what is different from now on.
+
+    Raises DataError if the frozen weights are not those that a resumed run began with.
+    """
     config, folder, interrupted = ready.config, ready.config.run.output_dir, ready.interrupted
     manifest = {
         "config_hash": config_hash(config),
@@ -290,11 +311,13 @@ def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
         "provenance": provenance(),
     }
     if interrupted is None:
+        # Cleared only here, after everything that can be refused has been checked.
         clear_folder(folder)
     else:
         require_same_base(fingerprint, interrupted.manifest)
         manifest = resumed_manifest(manifest, interrupted, ready.changes)
-    write_summed_json(folder / MANIFEST, manifest)  # before all else: by it the folder holds a run
+    # The manifest comes first, since it is what marks the folder as holding a run.
+    write_summed_json(folder / MANIFEST, manifest)
     write_json(folder / "config.json", to_mapping(config))
     if interrupted is None:
         write_text(folder / "samples.txt", _samples(ready.data.train[: config.run.log_samples], ready.base.renderer))
@@ -306,7 +329,7 @@ def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
 
 
 def configuration_block(config: RewardTrainerConfig, *, width: int) -> str:
-    """Hash and settings, but for those that are off or nothing, and are so by default."""
+    """Return the hash and the settings as text, without settings that are off or empty by default."""
     settings = settings_of(RewardTrainerConfig)
     shown = ", ".join(
         f"{name}={visible(str(value))}"
@@ -322,10 +345,11 @@ def configuration_block(config: RewardTrainerConfig, *, width: int) -> str:
 
 
 def _samples(groups: Sequence[TokenGroup], renderer: Renderer) -> str:
-    """Rendered replies as decoded tokens, the borders between tokens visible, and what a terminal would obey."""
+    """Return replies as decoded tokens with visible borders between them; control characters are escaped."""
     lines = []
     for group in groups:
         for reply in range(group.num_replies):
+            # Each token is decoded by itself, since the text of all of them together does not show where tokens begin.
             pieces = [renderer.tokenizer.decode([int(token)]) for token in group.conversation(reply)]
             boundary = group.prompt_tokens[reply]
             name = visible(group.preference_id)

@@ -111,7 +111,7 @@ def test_a_rank_that_cannot_write_is_an_error_on_all(tmp_path, on_ranks):
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"more": torch.zeros(1)}, "is of a model of which other parts train: more and 0 more"),
+        ({"more": torch.zeros(1)}, "is of a model in which other parameters train: more and 0 more"),
         ({"matrix": torch.zeros(2, 2)}, r"matrix is torch.float32 \[7, 3\] there, and torch.float32 \[2, 2\] here"),
         ({"matrix": torch.zeros(7, 3, dtype=torch.float64)}, "torch.float64"),
     ],
@@ -267,7 +267,7 @@ def test_scores_that_changed_on_the_disk_are_not_taken_for_what_the_model_gave(d
         path.write_text("".join(json.dumps(row | {"score": row["score"] + 1}) + "\n" for row in rows))
     result = train(copied)
     for name in damaged:
-        assert f"{name}.scores.jsonl is not what was written" in log.text
+        assert f"{name}.scores.jsonl does not match its checksum" in log.text
     assert history_of(copied.run.output_dir) == history_of(whole)
     if "step_0" in damaged:  # of the untrained model, which is at hand
         for name in damaged:

@@ -147,7 +147,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_taken(base_model, pa
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["step_4", "step_5"]
     flip(tmp_path / "run/checkpoints/step_5/tensors/rank_0.safetensors")
     train(config)
-    assert "step_5 is damaged (tensors/rank_0.safetensors is not what was written)" in log.text
+    assert "step_5 is damaged (tensors/rank_0.safetensors does not match its checksum)" in log.text
     assert "checkpoints/step_4, after step 4" in log.text
     whole = config.replace(resume=None, output_dir=tmp_path / "whole")
     train(whole)
@@ -214,7 +214,7 @@ def test_auto_begins_again_a_run_that_was_killed_before_its_first_checkpoint(
     config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, step=1, save_every=None, eval_every=8)
     shutil.rmtree(tmp_path / "run/checkpoints")
     train(config)
-    assert "had not come to a checkpoint; it begins again" in log.text
+    assert "has no checkpoint yet; it begins again" in log.text
 
 
 def test_auto_does_not_replace_a_run_that_has_models_but_no_checkpoints(base_model, pairs_file, tmp_path):
@@ -268,7 +268,7 @@ def test_a_course_that_is_given_up_leaves_no_checkpoint_and_no_best(base_model, 
         stop_after(patched, 3)
         with pytest.raises(RunInterrupted):
             train(config.replace(resume=str(checkpoints / "step_2")))
-    assert f"best/ is of step {best}, which lies ahead; it is removed" in log.text
+    assert f"best/ is of the later step {best}, so it is removed" in log.text
     assert sorted(path.name for path in checkpoints.iterdir()) == ["step_2", "step_3"]
     assert not (tmp_path / "run/step_8").exists()
     train(config.replace(resume="auto"))
@@ -279,7 +279,7 @@ def test_a_course_that_is_given_up_leaves_no_checkpoint_and_no_best(base_model, 
     ("changes", "message"),
     [
         ({"resume": "auto", "overwrite": True}, "--resume goes on with a run and --overwrite replaces it"),
-        ({"reschedule": True}, "--reschedule is about a run that goes on"),
+        ({"reschedule": True}, "--reschedule is for resuming a run"),
         ({"resume": ""}, "--resume: the name is empty"),
         ({"max_hours": 0}, "--max-hours 0.0: must be above 0"),
         ({"checkpoint_limit": 0}, "--checkpoint-limit 0: must be at least 1"),

@@ -32,7 +32,7 @@ REFUSED = {
     "schedule": ({"lr_scheduler": "linear"}, r"--lr-scheduler linear, it was cosine"),
     "several": ({"beta": 2.0, "weight_decay": 0.0}, r"--beta 2.0, it was 1.0; --weight-decay 0.0, it was 0.01"),
     "metric": ({"early_stopping_metric": "eval_loss"}, r"--early-stopping-metric eval_loss, it was eval_accuracy"),
-    "behind": ({"steps": 4, "reschedule": True}, r"--steps 4 is behind the checkpoint, which is at step 5"),
+    "behind": ({"steps": 4, "reschedule": True}, r"--steps 4 is fewer than the 5 steps of the checkpoint"),
 }
 
 

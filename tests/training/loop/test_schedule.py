@@ -82,7 +82,7 @@ def test_a_share_is_as_many_steps_as_in_transformers(ratio, num_steps):
         ({"warmup_steps": -1}, "--warmup-steps -1"),
         ({"warmup_ratio": 1.0}, "--warmup-ratio 1.0: a share"),
         ({"warmup_ratio": 50}, "for steps there is --warmup-steps"),
-        ({"warmup_ratio": 0.1, "warmup_steps": 5}, "give one of them"),
+        ({"warmup_ratio": 0.1, "warmup_steps": 5}, "give only one of them"),
         ({"lr_scheduler": "constant", "warmup_steps": 5}, "use constant_with_warmup"),
         ({"min_lr_ratio": 1.0}, "--min-lr-ratio 1.0"),
     ],

@@ -149,5 +149,5 @@ def test_only_the_newest_folders_are_kept_and_the_best(base_model, pairs_file, t
 def test_an_evaluation_that_is_no_number_is_told(base_model, pairs_file, tmp_path, verified_here, scripted, caplog):
     scripted += [0.3, NAN, 0.5]
     train(config_for(base_model, pairs_file, tmp_path / "run", steps=2, eval_every=1))
-    (line,) = [line for line in caplog.messages if "no number" in line]
-    assert line == "step 1/2  eval_accuracy is no number, so this evaluation is not the best"
+    (line,) = [line for line in caplog.messages if "not finite" in line]
+    assert line == "step 1/2  eval_accuracy is not finite, so this evaluation cannot be the best"

@@ -224,7 +224,7 @@ def test_a_mixture_of_datasets_becomes_names(tmp_path):
         ({"lora_target_modules": ["q"], "lora_modules_to_save": 3, "lr": 1}, r"Add `compat: trl`"),
         (
             {"eval_strategy": "no", "evaluation_strategy": "no"},
-            r"eval_strategy is there twice, also under another name",
+            r"eval_strategy is given twice, once under another name",
         ),
         ({"datasets": "a.jsonl"}, r"datasets: in a TRL file this is a list of mappings"),
         ({"datasets": [{"name": "a"}]}, r"datasets: in a TRL file this is a list of mappings"),

@@ -1,1 +1,1 @@
-"""What a run keeps: to resume exactly, and as reward-model folders."""
+"""What a run keeps on disk: checkpoints to resume exactly, and reward-model folders."""

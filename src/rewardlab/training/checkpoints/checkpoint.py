@@ -1,13 +1,13 @@
-"""Checkpoints: what an exact resume needs, in folders of their own beside the reward models.
+"""Writes and finds checkpoints: what an exact resume needs, in folders of their own beside the reward models.
 
 checkpoints/step_N/
   tensors/          weights that train and the optimiser's state (training/shards.py)
   state.json        step, open sums of the log, rows of the record, what selects the best
   checkpoint.json   SHA-256 of every file, so that damage is seen before anything is read
 
-A folder is written under another name and renamed when all of it is on the disk. The tensors are in one file a rank,
-and can be read by any number of ranks. Nothing that is read is run. Folders of format 1, which
-torch.distributed.checkpoint wrote, are read too (training/distcp.py).
+A folder is written under another name and renamed once all of it is on the disk. The tensors are in one file for each
+rank, and any number of ranks can read them. Nothing in a checkpoint is ever executed. Folders of format 1, which
+torch.distributed.checkpoint wrote, can be read too (training/distcp.py).
 """
 
 from __future__ import annotations
@@ -42,38 +42,39 @@ from rewardlab.training.checkpoints.shards import INDEX, Held, open_shards, read
 logger = logging.getLogger("rewardlab")
 FORMAT: Final = 2
 INDICES: Final = {1: METADATA, FORMAT: INDEX}
-"""Format -> the file that says where the tensors are."""
+"""For each format, the file that says where the tensors are."""
 OPEN: Final[Mapping[int, Callable[[Path], dict[str, Held]]]] = {1: open_distcp, FORMAT: open_shards}
 SUMS: Final = "checkpoint.json"
 DAMAGED: Final = ".damaged"
-"""Ending of the name that a checkpoint gets when it turns out not to be what was written."""
+"""Suffix added to the name of a checkpoint that is found to be damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """One that was found whole."""
+    """A checkpoint whose files were found complete and undamaged."""
 
     folder: Path
     state: Mapping[str, Any]
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """The number of steps done."""
         return int(self.state["step"])
 
     @property
     def format(self) -> int:
-        """Of the version that wrote it; see FORMAT."""
+        """The format of the version that wrote it; see FORMAT."""
         return int(self.state["format"])
 
     def names(self) -> set[str]:
-        """Names of its tensors."""
+        """Return the names of its tensors."""
         return set(self._held())
 
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
         """Fill live tensors by name.
 
-        Raises ArtifactError if the checkpoint is of other tensors: of another model, or of other parts that train.
+        Raises ArtifactError if the checkpoint is of another model, or of other parameters that train, or if it is
+        damaged.
         """
         read_shards(self._held(), tensors, where=self.folder)
 
@@ -84,9 +85,9 @@ class Checkpoint:
 def write_checkpoint(
     run: Path, step: int, tensors: Mapping[str, Tensor], state: Mapping[str, Any], *, ranks: Ranks, keep: int
 ) -> Path:
-    """Write `checkpoints/step_N` in the folder of a run and remove all but the `keep` newest; returns its folder.
+    """Write `checkpoints/step_N` in the folder of a run, remove all but the `keep` newest, and return its folder.
 
-    Every rank calls it, with its own shards. Raises OSError if the disk is full: earlier checkpoints are untouched.
+    Every rank calls it, with its own shards. Raises OSError if the disk is full; earlier checkpoints are untouched.
     """
     target = run / CHECKPOINTS / f"step_{step}"
     with _shared_folder(target, ranks) as temporary:
@@ -97,29 +98,37 @@ def write_checkpoint(
         try:
             written = write_shards(room, tensors, ranks)
         except OSError as error:
-            if error.errno == errno.ENOSPC:  # of the folder that people know
+            # Name the folder that people know: the temporary one is removed again.
+            if error.errno == errno.ENOSPC:
                 raise OSError(errno.ENOSPC, error.strerror, str(target)) from error
             raise
         sums = {f"tensors/{name}": digest for name, digest in written.items()}
         if ranks.is_first:
-            # Not `to_json`: a bar that no evaluation has set yet is NaN, and nobody else reads this file.
+            # json.dumps and not `to_json`, which refuses NaN: the bar of the selection is NaN until an evaluation sets
+            # it, and only this program reads the file.
             write_text(temporary / "state.json", json.dumps({"format": FORMAT, "step": step, **state}))
             for name in (f"tensors/{INDEX}", "state.json"):
                 sums[name] = sha256_file(temporary / name)
             write_summed_json(temporary / SUMS, {"format": FORMAT, "files": dict(sorted(sums.items()))})
     if ranks.is_first:
+        # Earlier checkpoints are removed only now that the new one is complete on the disk.
         prune(run, keep=keep)
     return target
 
 
 @contextmanager
 def _shared_folder(target: Path, ranks: Ranks) -> Iterator[Path]:
-    """`replacing_folder` by the first rank for all: they write into it, and it gets its name when all are done."""
+    """Create one temporary folder for all ranks to write into, and rename it to `target` when all are done.
+
+    The first rank creates and renames it.
+    """
     if ranks.is_first:
         with replacing_folder(target) as temporary:
+            # The random name of the temporary folder is known to the first rank alone.
             yield Path(ranks.from_first(str(temporary)))
             ranks.wait()
     else:
+        # No rank returns before the first one has renamed the folder, so that all of them can read it afterwards.
         yield Path(ranks.from_first(""))
         ranks.wait()
     ranks.wait()
@@ -127,7 +136,7 @@ def _shared_folder(target: Path, ranks: Ranks) -> Iterator[Path]:
 
 def prune(run: Path, *, keep: int) -> None:
     """Remove all but the `keep` newest checkpoints of a run."""
-    for folder in _found(run)[keep:]:
+    for folder in _folders(run)[keep:]:
         remove(folder)
 
 
@@ -139,21 +148,23 @@ def prune_after(run: Path, step: int) -> None:
 
 
 def newest_checkpoint(run: Path) -> Checkpoint | None:
-    """The newest whole checkpoint of a run; a damaged one is set aside and told, and the one before it taken.
+    """Return the newest undamaged checkpoint of a run; None if it has none at all.
 
-    Raises ArtifactError if there are checkpoints and all of them are damaged.
+    A damaged one is renamed with a warning, and the one before it is used. Raises ArtifactError if there are
+    checkpoints and all of them are damaged.
     """
-    found = _found(run)
-    for folder in found:
+    folders = _folders(run)
+    for folder in folders:
         if not (damage := _damage(folder)):
             return Checkpoint(folder=folder, state=_state(folder))
+        # Renamed, not deleted: the user may want to look into it, and the next resume must not find it again.
         aside = folder.with_name(folder.name + DAMAGED)
         remove(aside)
         folder.rename(aside)
         logger.warning(
-            "RESUME: %s is damaged (%s); it is now %s, and the one before it is taken", folder, damage, aside
+            "RESUME: %s is damaged (%s); it was renamed to %s, and the one before it is used", folder, damage, aside
         )
-    if found:
+    if folders:
         raise ArtifactError(
             f"every checkpoint of {run} is damaged. Restore {run / CHECKPOINTS} from a copy, or start again with "
             f"--overwrite."
@@ -162,14 +173,14 @@ def newest_checkpoint(run: Path) -> Checkpoint | None:
 
 
 def checkpoint_at(folder: Path) -> Checkpoint:
-    """The checkpoint in a folder. Raises ArtifactError if it is damaged."""
+    """Return the checkpoint in a folder. Raises ArtifactError if it is damaged."""
     if damage := _damage(folder):
         raise ArtifactError(f"{folder} is damaged ({damage}). Resume from another one, or from the run's folder.")
     return Checkpoint(folder=folder, state=_state(folder))
 
 
-def _found(run: Path) -> list[Path]:
-    """The newest first."""
+def _folders(run: Path) -> list[Path]:
+    """Return the checkpoint folders of a run, the newest first."""
     folder = run / CHECKPOINTS
     return [path for _, path in reversed(saved_steps(folder))] if folder.is_dir() else []
 
@@ -180,11 +191,11 @@ def _state(folder: Path) -> dict[str, Any]:
 
 
 def _damage(folder: Path) -> str:
-    """What is wrong with a checkpoint; empty if nothing is."""
+    """Return what is wrong with a checkpoint; empty if nothing is."""
     try:
         for place in (folder, folder / "tensors"):
             if not stat.S_ISDIR(place.lstat().st_mode):
-                return f"{place.name} is no folder"
+                return f"{place.name} is not a folder"
         kind, sums = _listed(folder / SUMS)
         for name in (f"tensors/{INDICES[kind]}", "state.json"):
             if name not in sums:
@@ -192,10 +203,11 @@ def _damage(folder: Path) -> str:
         for name, sha256 in sums.items():
             _require_plain(folder / name)
             if sha256_file(folder / name) != sha256:
-                return f"{name} is not what was written"
+                return f"{name} does not match its checksum"
         if _state(folder)["format"] != kind:
             return "state.json is of another format"
         OPEN[kind](folder / "tensors")
+    # Damaged JSON can parse as anything, so each of these errors means damage and none is a fault of the program.
     except (ValueError, TypeError, AttributeError) as error:
         return str(error)
     except (OSError, KeyError) as error:
@@ -204,7 +216,7 @@ def _damage(folder: Path) -> str:
 
 
 def _listed(path: Path) -> tuple[int, dict[str, str]]:
-    """(format, name -> SHA-256) in the list of a checkpoint's files."""
+    """Return (format, name -> SHA-256) from the list of a checkpoint's files."""
     _require_plain(path)
     listed: Any = read_json(path)
     kind = listed["format"]
@@ -215,6 +227,6 @@ def _listed(path: Path) -> tuple[int, dict[str, str]]:
 
 
 def _require_plain(path: Path) -> None:
-    """Raise ValueError for a folder, a link or a pipe: one would be read from elsewhere, or waited for."""
+    """Raise ValueError for a folder, a link, which may lead elsewhere, or a pipe, which may be waited for."""
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise ValueError(f"{path.name} is no plain file")
+        raise ValueError(f"{path.name} is not a plain file")

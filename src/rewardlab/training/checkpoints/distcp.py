@@ -1,10 +1,10 @@
-"""Tensors as earlier versions kept them, by torch.distributed.checkpoint, read without running anything.
+"""Reads tensors that earlier versions wrote with torch.distributed.checkpoint, without executing anything.
 
-tensors/.metadata       a pickle that says which part of which tensor lies where
-tensors/__N_M.distcp    the parts, each as torch.save writes it
+tensors/.metadata       a pickle that says which part of which tensor lies where tensors/__N_M.distcp    the parts, each
+as torch.save writes it
 
-A pickle may name any function to be called. Here the few names that such a file needs stand for plain records, and any
-other is refused; the parts are read by PyTorch's own reader for weights alone.
+A pickle can call any function that it names. Here the few names that such a file needs stand for plain records, and any
+other is refused; the parts are read by torch.load with `weights_only`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ METADATA: Final = ".metadata"
 
 
 class _Record:
-    """Stands for an object of torch.distributed.checkpoint: what it held."""
+    """Stands in for an object of torch.distributed.checkpoint, and keeps its attributes."""
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
 
 
 class _Index(_Record):
-    """Its key for a part of a tensor."""
+    """Stands in for the key of a part of a tensor: its name and offsets."""
 
     def key(self) -> tuple[str, tuple[int, ...]]:
         return self.state["fqn"], tuple(self.state["offset"])
 
-    def __hash__(self) -> int:  # keys of a dict get their state first
+    # Pickle sets the state of a dict's keys before it uses them, so the key is known here.
+    def __hash__(self) -> int:
         return hash(self.key())
 
     def __eq__(self, other: object) -> bool:
@@ -45,7 +46,7 @@ class _Index(_Record):
 
 
 def _nothing(*_: object) -> None:
-    """Stands for what says nothing that is needed here."""
+    """Stand in for a function whose result is not needed here."""
 
 
 STANDING_IN: Final[dict[tuple[str, str], Callable[..., Any]]] = {
@@ -72,6 +73,7 @@ DTYPES: Final = {str(dtype).removeprefix("torch."): dtype for dtype in KINDS}
 
 class _Names(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        # This is the only way in which a pickle can reach code, so every name that is not listed is refused.
         if module == "torch" and name in DTYPES:
             return DTYPES[name]
         if (module, name) not in STANDING_IN:
@@ -80,7 +82,7 @@ class _Names(pickle.Unpickler):
 
 
 def open_distcp(folder: Path) -> dict[str, Held]:
-    """The tensors in a folder by name. Raises ValueError if they are not what an earlier version wrote."""
+    """Return the tensors in a folder by name. Raises ValueError if they are not what an earlier version wrote."""
     try:
         metadata: Any = _Names(io.BytesIO((folder / METADATA).read_bytes())).load()
         storage = {index.key(): info.state for index, info in metadata.state["storage_data"].items()}
@@ -90,7 +92,8 @@ def open_distcp(folder: Path) -> dict[str, Held]:
         }
     except (OSError, ValueError):
         raise
-    except Exception as error:  # whatever a pickle that is none makes of itself
+    # A damaged pickle can raise almost any error.
+    except Exception as error:
         raise ValueError(f"{METADATA} cannot be read ({error})") from error
 
 
@@ -98,8 +101,9 @@ def _held(folder: Path, name: str, entry: Any, storage: dict[tuple[str, tuple[in
     pieces = []
     for chunk in entry["chunks"]:
         offsets, sizes = chunk.state["offsets"], chunk.state["sizes"]
+        # FSDP divides tensors by rows, and `read_shards` knows no other division.
         if tuple(sizes[1:]) != tuple(entry["size"][1:]):
-            raise ValueError(f"{name} is divided otherwise than by rows")
+            raise ValueError(f"{name} is not divided by rows")
         read = _reader(folder, storage[name, tuple(offsets)])
         pieces.append(Piece(start=offsets[0] if offsets else 0, count=sizes[0] if sizes else 1, read=read))
     held = Held(dtype=entry["properties"].state[0], shape=tuple(entry["size"]), pieces=pieces)
@@ -109,6 +113,7 @@ def _held(folder: Path, name: str, entry: Any, storage: dict[tuple[str, tuple[in
 
 def _reader(folder: Path, info: Any) -> Callable[[int, int], Tensor]:
     file, offset, length = str(info["relative_path"]), int(info["offset"]), int(info["length"])
+    # A name with a folder in it could make a damaged or crafted file read others elsewhere.
     if Path(file).name != file:
         raise ValueError(f"{file} is not the name of a file here")
 
@@ -118,10 +123,10 @@ def _reader(folder: Path, info: Any) -> Callable[[int, int], Tensor]:
             content = io.BytesIO(stream.read(length))
         try:
             part: Any = torch.load(content, map_location="cpu", weights_only=True)
-        except Exception as error:  # as above
+        except Exception as error:  # a damaged pickle, as above
             raise ValueError((str(error).splitlines() or [""])[0]) from error
         if not isinstance(part, Tensor):
-            raise ValueError("it is no tensor")
+            raise ValueError("it is not a tensor")
         return part[first:last] if part.ndim else part
 
     return read

@@ -1,4 +1,4 @@
-"""Going on with a run: which settings may differ from those it began with, and whether the data are still the same."""
+"""Resumes a run: which settings may differ from those it began with, and whether its data are still the same."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 logger = logging.getLogger("rewardlab")
 AUTO: Final = "auto"
 DRAWN_BY_CONVERSATION: Final = 2
-"""Format of checkpoints since dropout does not depend on micro-batches."""
+"""The first format of checkpoints in which adapter dropout does not depend on micro-batches."""
 
 PERMISSIONS: Final = ("overwrite", "resume", "reschedule")
-"""About one start of the program, not about what the run is."""
+"""Settings of one start of the program, which are no property of the run."""
 PROBED: Final = (
     "special_tokens_in_text",
     "precision",
@@ -38,9 +38,9 @@ PROBED: Final = (
     "linear_backend",
     "allocator",
 )
-"""Measured or found out when the run began; a resumed run takes what was decided then."""
+"""Settings that are measured or found out when a run begins; a resumed run takes what was decided then."""
 EARLIER: Final = {"special_tokens_in_text": "keep"}
-"""What held in runs that began before there was such a setting, where that is not today's default."""
+"""Values that runs had before a setting existed, where they differ from today's default."""
 BY_CONTENT: Final = (
     "model",
     "dataset",
@@ -50,7 +50,7 @@ BY_CONTENT: Final = (
     "test_dataset",
     "test_split",
 )
-"""Names, which may change when files move: what they stand for is compared."""
+"""Names, which may change when files move; what they stand for is compared instead."""
 FREE: Final = (
     "output_dir",
     "log_every",
@@ -77,9 +77,9 @@ FREE: Final = (
     "profile_steps",
     "batch_timeout_s",
 )
-"""They move no weight and choose no model."""
+"""Settings that change no weight and do not affect which model is chosen."""
 CADENCE: Final = ("eval_every", "early_stopping_patience", "early_stopping_min_delta")
-"""They move no weight, but decide which model is chosen and when the run stops."""
+"""Settings that change no weight, but affect which model is chosen and when the run stops."""
 ROUNDING: Final = (
     "micro_token_budget",
     "attention",
@@ -92,33 +92,34 @@ ROUNDING: Final = (
     "sharding",
     "defer_gradient_sync",
 )
-"""They change numbers by rounding alone."""
+"""Settings that change numbers by rounding alone."""
 LENGTH: Final = ("steps", "epochs", "warmup_steps", "warmup_ratio", "lr_scheduler", "min_lr_ratio")
-"""They move the learning rate; allowed with `--reschedule`."""
+"""Settings that change the learning rate; they may differ only with `--reschedule`."""
 SOURCE_FACTS: Final = ("name", "rows_read", "kept", "dropped", "unused_by_limit", "sha256")
-"""What says of a dataset that it is still the same; file names with folders do not."""
+"""Facts by which a dataset is recognised as the same; paths of files are not among them."""
 TOLD: Final = ("dropped_ids", "special_tokens_in_text")
-"""What a report on tokens says beside what they are."""
+"""Entries of a report on tokens that do not describe the tokens themselves."""
 LEVEL: Final = ("constant", "constant_with_warmup")
-"""Schedules in which the number of steps moves no learning rate."""
+"""Schedules whose learning rate does not depend on the number of steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupted:
-    """A run that can go on."""
+    """A run that can be resumed."""
 
     checkpoint: Checkpoint
     config: RewardTrainerConfig
-    """The settings it ran with, every default decided."""
+    """The settings it ran with, with every default decided."""
     config_hash: str
-    """Of the settings as they are in config.json."""
+    """The hash of the settings in config.json."""
     manifest: Mapping[str, Any]
 
 
 def find_interrupted(config: RewardTrainerConfig) -> Interrupted | None:
-    """What `--resume` asks to go on with; None to begin from the start.
+    """Return the run that `--resume` asks for; None if there is none yet, so that a new one begins.
 
-    Raises ConfigError if there is a run without anything to resume from, ArtifactError if all of it is damaged.
+    Raises ConfigError if there is a run without a checkpoint to resume from, or if `--resume` names a run outside
+    --output-dir, and ArtifactError if its checkpoints or its files are damaged.
     """
     assert config.run.resume is not None
     run = config.run.output_dir
@@ -128,7 +129,7 @@ def find_interrupted(config: RewardTrainerConfig) -> Interrupted | None:
             f"branch off, copy the folder and resume the copy."
         )
     if not holds_run(run) or not (run / "config.json").is_file():
-        logger.info("RESUME: no run in %s yet; it begins from the start", run)
+        logger.info("RESUME: no run in %s yet; a new one begins", run)
         return None
     sweep(run)
     is_checkpoint = config.run.resume != AUTO and Path(config.run.resume).parent.name == CHECKPOINTS
@@ -139,11 +140,12 @@ def find_interrupted(config: RewardTrainerConfig) -> Interrupted | None:
                 f"{run} holds a run without checkpoints, so it cannot be resumed. Begin again with --overwrite, or in "
                 f"another --output-dir."
             )
-        logger.warning("RESUME: the run in %s had not come to a checkpoint; it begins again from the start", run)
+        logger.warning("RESUME: the run in %s has no checkpoint yet; it begins again from the start", run)
         return None
     values, manifest = _read_object(run / "config.json"), _read_object(run / MANIFEST)
     entries, settings_hash = [{}, *manifest.get("resumed", [])], sha256_json(values)[:HASH_DIGITS]
-    # The manifest is written first, so a process that is killed in between leaves the settings before it.
+    # On each start the manifest is written before config.json. A process killed in between leaves the settings of the
+    # start before, whose hash is in the manifest's last entry.
     if settings_hash not in (manifest.get("config_hash"), entries[-1].get("config_hash_before")):
         raise ArtifactError(
             f"{run / 'config.json'} is not what the run wrote, by the hash in {MANIFEST}. Restore both from a copy, or "
@@ -158,24 +160,26 @@ def find_interrupted(config: RewardTrainerConfig) -> Interrupted | None:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """A JSON object in the folder of a run. Raises ArtifactError if it is none, or not what was written."""
+    """Return a JSON object in the folder of a run. Raises ArtifactError if it is missing, damaged or not an object."""
     remedy = "A run cannot go on without it: restore it from a copy, or begin again with --overwrite."
     if not path.is_file():
-        raise ArtifactError(f"{path} is no file. {remedy}")
+        raise ArtifactError(f"{path} is not a file. {remedy}")
     try:
         values = read_json(path)
-        if isinstance(values, dict) and SUM in values:  # since a later version
+        # Earlier versions wrote no checksum.
+        if isinstance(values, dict) and SUM in values:
             values = read_summed_json(path)
     except DataError as error:
         raise ArtifactError(f"{error} {remedy}") from error
     if not isinstance(values, dict):
-        raise ArtifactError(f"{path} holds no JSON object. {remedy}")
+        raise ArtifactError(f"{path} does not hold a JSON object. {remedy}")
     return values
 
 
 def with_decisions(config: RewardTrainerConfig, run: RewardTrainerConfig) -> RewardTrainerConfig:
-    """Settings as asked for, with what a run found out when it began in place of `auto` and of lengths left open."""
+    """Return the settings asked for, with `auto` and open lengths replaced by what the run decided when it began."""
     known = settings_of(RewardTrainerConfig)
+    # A new measurement could decide otherwise on a busy machine, and the run would then compute in another way.
     taken: dict[str, Any] = {name: known[name].of(run) for name in PROBED if known[name].of(config) == "auto"}
     if config.run.eval_every is None:
         taken["eval_every"] = run.run.eval_every
@@ -185,86 +189,94 @@ def with_decisions(config: RewardTrainerConfig, run: RewardTrainerConfig) -> Rew
 
 
 def held_out_by(run: Interrupted | None) -> Sequence[str]:
-    """The rules by which evaluation rows are held out: of a run that goes on, the one that it began with."""
-    found = run.manifest["data"].get("held_out") if run is not None else None
-    if found is None:
+    """Return the rules by which evaluation rows are held out; those of the run if one is resumed."""
+    held_out = run.manifest["data"].get("held_out") if run is not None else None
+    if held_out is None:
         return RULES
-    if "rule" not in found:
+    if "rule" not in held_out:
         logger.warning(
             "RESUME: evaluation rows are held out by whole prompts alone, which is how this run began; a new run keeps "
             "first turns and replies together too"
         )
-    return (found.get("rule", "prompt"),)
+    return (held_out.get("rule", "prompt"),)
 
 
 def truncation_of(run: Interrupted | None) -> str:
-    """The rule by which long conversations are cut: of a run that goes on, the one that it began with."""
+    """Return the rule by which long conversations are cut; that of the run if one is resumed."""
     return CUT_FEWEST if run is None else str(run.manifest.get("truncation", CUT_BY_STEPS))
 
 
 def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedule: bool) -> list[str]:
-    """What is different, a line each, in the resolved configuration of now and that of the run.
+    """Return a line for each setting that differs between the resolved configuration of now and that of the run.
 
-    Raises ConfigError where it would be another run.
+    Raises ConfigError if a difference would make it another run.
     """
     now, then, step = to_mapping(config), to_mapping(run.config), run.checkpoint.step
     passed_over = {*PERMISSIONS, *BY_CONTENT}
     if now["steps"] == then["steps"]:
-        passed_over |= {"epochs"}  # another way to say the same
+        # With equal steps, epochs are only another way to give the same length.
+        passed_over |= {"epochs"}
     changed = [name for name in now if now[name] != then[name] and name not in passed_over]
     lines = {name: f"--{name.replace('_', '-')} {now[name]}, it was {then[name]}" for name in changed}
     may_change = {*FREE, *CADENCE, *ROUNDING}
     if reschedule:
         may_change |= set(LENGTH)
+    # At a level learning rate a longer run has the same steps as a shorter one.
     elif config.schedule.lr_scheduler in LEVEL:
         may_change |= {"steps", "epochs"}
     if refused := [name for name in changed if name not in may_change]:
         remedy = "Give the settings that the run began with, or begin another run in another --output-dir."
         if set(refused) <= set(LENGTH):
             remedy = (
-                f"The learning rate of every step would be another, so this is not the run that began. Leave the "
-                f"length as it was, or take the new course from step {step} on with --reschedule."
+                f"The learning rate of every step would differ, so this would not be the same run. Leave the length as "
+                f"it was, or change the schedule from step {step} on with --reschedule."
             )
         raise ConfigError(f"--resume: {'; '.join(lines[name] for name in refused)}. {remedy}")
     assert config.run.steps is not None
     if config.run.steps < step:
-        raise ConfigError(f"--resume: --steps {config.run.steps} is behind the checkpoint, which is at step {step}.")
+        raise ConfigError(
+            f"--resume: --steps {config.run.steps} is fewer than the {step} steps of the checkpoint. Raise --steps."
+        )
     notes = {
         **dict.fromkeys(ROUNDING, "equal up to rounding from here on"),
         **dict.fromkeys(CADENCE, "which model is chosen may change"),
-        **dict.fromkeys(LENGTH, "the learning rate takes another course from here on"),
+        **dict.fromkeys(LENGTH, "the learning rate follows another schedule from here on"),
     }
     return [lines[name] + (f" ({notes[name]})" if name in notes else "") for name in changed]
 
 
 def require_same_data(facts: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
     """Raise DataError unless data and template are those that the manifest of the run describes."""
-    now, then = (_facts(json.loads(json.dumps(found)), manifest) for found in (facts, manifest))
+    # Through JSON, since the manifest was: tuples become lists, and keys become strings.
+    now, then = (_facts(json.loads(json.dumps(values)), manifest) for values in (facts, manifest))
     for what in now:
         if now[what] != then[what]:
             raise DataError(
                 f"--resume: {what} not what the run began with (see manifest.json), so this would be another run. "
-                f"Restore them, or begin another run in another --output-dir."
+                f"Restore what changed, or begin another run in another --output-dir."
             )
 
 
 def frozen_fingerprint(model: nn.Module) -> str:
-    """A number that changes with any bit of the weights that do not train; a checkpoint does not hold them.
+    """Return hex digits that change with any bit of the frozen weights, which a checkpoint does not hold.
 
-    Sums of the bits as integers, so that neither device nor order matters. Every rank calls it for a model in parts.
+    It sums the bits as integers, so it depends on neither the device nor the order of the sum. Every rank calls it for
+    a sharded model.
     """
     total = 0
     for parameter in model.parameters():
         if not parameter.requires_grad:
             bits = whole_of(parameter.detach()).contiguous().view(torch.uint8).view(-1)
+            # Most bytes are summed as integers of four bytes, which is faster; the few that are left are added singly.
             whole = bits[: len(bits) // 4 * 4].view(torch.int32)
-            found = int(whole.sum(dtype=torch.int64)) + int(bits[len(whole) * 4 :].sum(dtype=torch.int64))
-            total = (31 * total + found) % (1 << 61)
+            bit_sum = int(whole.sum(dtype=torch.int64)) + int(bits[len(whole) * 4 :].sum(dtype=torch.int64))
+            # Multiplied before adding, so that parameters which change places change the result.
+            total = (31 * total + bit_sum) % (1 << 61)
     return f"{total:x}"
 
 
 def require_same_base(fingerprint: str, manifest: Mapping[str, Any]) -> None:
-    """Raise DataError if the weights that do not train are not those that the run began with."""
+    """Raise DataError if the frozen weights are not those that the run began with."""
     if manifest.get("frozen_weights") != fingerprint:
         raise DataError(
             "--resume: the frozen weights of --model are not those that the run began with. Name the same model, with "
@@ -273,12 +285,13 @@ def require_same_base(fingerprint: str, manifest: Mapping[str, Any]) -> None:
 
 
 def resumed_manifest(now: Mapping[str, Any], run: Interrupted, changes: Sequence[str]) -> dict[str, Any]:
-    """The manifest of a run that goes on: what it began with, and an entry about this start. Tells changes."""
+    """Return the manifest of a resumed run: what it began with, and an entry about this start. Logs what changed."""
     logger.info("RESUME: %s, after step %d", run.checkpoint.folder, run.checkpoint.step)
     for line in changes:
         logger.warning("RESUME: %s", line)
     before, after = run.manifest["provenance"], now["provenance"]
     for what in ("packages", "platform", "python"):
+        # Other versions and machines may round differently, so this is a warning; it is no reason to refuse.
         if before.get(what) != after.get(what):
             logger.warning("RESUME: %s: %s, it was %s; equal up to rounding", what, after.get(what), before.get(what))
     if run.checkpoint.format < DRAWN_BY_CONVERSATION and run.config.model.lora and run.config.model.lora_dropout:
@@ -295,17 +308,20 @@ def resumed_manifest(now: Mapping[str, Any], run: Interrupted, changes: Sequence
 
 
 def _facts(manifest: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """What the data and the template of a run are, without names that may have moved, and as far as `told` says it."""
+    """Return the facts by which data and template are compared, without names that may have moved.
+
+    Only facts that `told`, the manifest of the run, has are included.
+    """
 
     def content(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        # By its name a limit draws the rows; otherwise it may change as files move.
+        # A limit draws its rows by the name of the dataset, so the name matters there; elsewhere files may move.
         return [
             {key: report[key] for key in SOURCE_FACTS if key != "name" or report["unused_by_limit"]}
             for report in reports
         ]
 
     data = manifest["data"]
-    # What is held out was once told in fewer numbers.
+    # Earlier versions recorded fewer numbers about held-out data, and only those can be compared.
     held_out = data.get("held_out") and {key: data["held_out"].get(key) for key in told["data"].get("held_out", ())}
     return {
         "the training data are": content(data["train"]),

@@ -1,4 +1,4 @@
-"""The model that trains, as reward-model folders: by one process, or by those together that hold it in parts."""
+"""Saves the model that trains as a reward-model folder: by one process, or by all ranks that hold a sharded model."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ logger = logging.getLogger("rewardlab")
 
 
 class Saver:
-    """Writes the model as reward-model folders: the first rank does, and where the model is in `parts`, the others hand
-    it one weight after another.
+    """Writes the model as reward-model folders. The first rank writes; of a sharded model, every rank takes part in
+    gathering one weight after another.
     """
 
     def __init__(
@@ -30,7 +30,10 @@ class Saver:
         self._config, self._base, self._model, self._ranks, self._parts = config, base, model, ranks, parts
 
     def save(self, folder: Path, step: int) -> None:
-        """Every rank calls it. Raises as `save_reward_model` does, on all of them."""
+        """Write the model after `step` to `folder`. Every rank calls it.
+
+        Raises as `save_reward_model` does, on all ranks.
+        """
         if self._parts is None:
             self._ranks.by_first(lambda: self._write(folder, step))
         else:
@@ -49,6 +52,7 @@ class Saver:
             division=self._parts,
         )
         logger.info("saved %s (%s)", folder, spec.save_dtype)
+        # The usual rounding of the run's precision is expected; a warning about it in each run would hide the others.
         if spec.max_rounding_error > _usual(config):
             logger.warning(
                 "saved scores differ from the live ones by up to %.2f on the canaries (weights saved as %s, live "
@@ -61,13 +65,13 @@ class Saver:
 
 
 def _usual(config: RewardTrainerConfig) -> float:
-    """The largest distance between live and saved scores of which nothing is said."""
+    """Return the largest difference between live and saved scores that needs no warning."""
     dtype = str(PRECISION[config.model.precision]).removeprefix("torch.")
     return max(NOTABLE_ROUNDING, SCORE_TOLERANCE[dtype])
 
 
 def _what_to_do(save_dtype: str, config: RewardTrainerConfig) -> str:
-    """So that live and saved scores are nearer to each other."""
+    """Return how to bring live and saved scores closer together, as the end of a sentence; empty if nothing does."""
     if save_dtype != "float32":
         return ". --save-dtype float32 saves the weights as they are"
     if config.model.precision == "fp32":

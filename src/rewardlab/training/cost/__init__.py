@@ -1,1 +1,1 @@
-"""What a step costs: tokens, FLOPs, time and memory."""
+"""Measures what a step costs: tokens, FLOPs, time and memory."""

@@ -1,4 +1,4 @@
-"""What a micro-batch costs a RewardModel: tokens, padding, model FLOPs."""
+"""Counts what a micro-batch costs a RewardModel: tokens, padding, model FLOPs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rewardlab.training.cost.throughput import ModelShape, Work
 
 
 def shape_of(model: RewardModel) -> ModelShape:
-    """What decides the model's FLOPs, read off its weights and its configuration."""
+    """Return what decides the model's FLOPs, read from its weights and its configuration."""
     config = model.config
     weights = {True: 0.0, False: 0.0}
     last = {True: 0, False: 0}
@@ -32,6 +32,7 @@ def shape_of(model: RewardModel) -> ModelShape:
         for parameter, share in _multiplied(layer, _expert_share(config))
     )
     window = getattr(config, "sliding_window", None) or 0
+    # A configuration without `layer_types` has the same kind of attention in all layers.
     every = "sliding_attention" if window and getattr(config, "use_sliding_window", True) else "full_attention"
     kinds = list(getattr(config, "layer_types", None) or [every] * config.num_hidden_layers)
     windowed = kinds.count("sliding_attention") if window else 0
@@ -53,25 +54,27 @@ def shape_of(model: RewardModel) -> ModelShape:
 
 
 def idle_layers(backbone: nn.Module) -> list[nn.Module]:
-    """The layers below everything that trains, through which no gradient passes; none where that cannot be told."""
+    """Return the layers below everything that trains, through which no gradient passes; none where that is unknown."""
     try:
         layers = list(decoder_layers(backbone))
         above = {id(parameter) for module in (*layers, final_norm(backbone)) for parameter in module.parameters()}
     except ModelError:
         return []
+    # Something outside the layers trains, embeddings say, so gradients pass through all layers.
     if any(parameter.requires_grad and id(parameter) not in above for parameter in backbone.parameters()):
         return []
     return list(takewhile(lambda layer: not any(p.requires_grad for p in layer.parameters()), layers))
 
 
 def linear_shapes(model: RewardModel) -> list[tuple[int, int]]:
-    """(outputs, inputs) of the backbone's matrices; the head's where it has none."""
-    found = [weight_shape(parameter)[-2:] for parameter, _ in _multiplied(model.backbone, 1.0)]
-    return [(outputs, inputs) for outputs, inputs in found or [tuple(model.head.weight.shape)]]
+    """Return (outputs, inputs) of the backbone's matrices; those of the head if it has none."""
+    shapes = [weight_shape(parameter)[-2:] for parameter, _ in _multiplied(model.backbone, 1.0)]
+    return [(outputs, inputs) for outputs, inputs in shapes or [tuple(model.head.weight.shape)]]
 
 
 def _multiplied(backbone: nn.Module, expert_share: float) -> Iterator[tuple[nn.Parameter, float]]:
-    """Every matrix that tokens are multiplied with, and the share of tokens that are."""
+    """Yield every matrix that tokens are multiplied with, and the share of the tokens for which that holds."""
+    # Embeddings are looked up by index, which takes no FLOPs.
     looked_up = {id(module.weight) for module in backbone.modules() if isinstance(module, nn.Embedding)}
     for name, parameter in backbone.named_parameters():
         if parameter.ndim >= 2 and id(parameter) not in looked_up:
@@ -79,16 +82,17 @@ def _multiplied(backbone: nn.Module, expert_share: float) -> Iterator[tuple[nn.P
 
 
 def _expert_share(config: object) -> float:
-    """Share of a layer's experts that a token visits; 1 for models without any."""
+    """Return the share of a layer's experts that a token visits; 1 for models without experts."""
     chosen = getattr(config, "num_experts_per_tok", None)
     total = getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None)
     return chosen / total if chosen and total else 1.0
 
 
 def work_of(batch: PackedBatch, shape: ModelShape, *, layout: str, row_tokens: int | None = None) -> Work:
-    """The work of a micro-batch. One without indices is a dummy: all of it is padding.
+    """Return the work of a micro-batch. One without indices is a dummy, all of which counts as padding.
 
-    `row_tokens` is what a packed row is computed with where that is more than it has (RewardModel.row_length).
+    `row_tokens` is the length with which a packed row is computed, where it is more than the row has
+    (RewardModel.row_length).
     """
     lengths = [shared + own for shared, suffixes in batch.groups for own in suffixes]
     groups = batch.groups if layout != "padded" else [(0, (length,)) for length in lengths]

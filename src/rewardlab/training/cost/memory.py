@@ -1,4 +1,4 @@
-"""Memory of the device: how much was used, how much is free, and what to do when it runs out."""
+"""Measures memory of the device: how much was used, how much is free, and whether an error means that none is left."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ _REFUSALS: Final = (
     "CUBLAS_STATUS_NOT_INITIALIZED",  # no room for a handle's workspace
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""What the RuntimeErrors of torch say where memory is meant but the type is not its own."""
+"""Texts of torch's RuntimeErrors that mean out of memory although the type of the error does not say so."""
 _ONEDNN_REFUSALS: Final = ("could not create a primitive", "could not create a memory object")
-"""All that oneDNN says, as in bf16 on the CPU; of what it cannot compute it speaks as of `a primitive descriptor`."""
+"""Whole texts of oneDNN's errors, for instance in bf16 on the CPU, when memory runs out.
+
+They are compared as a whole: for what oneDNN cannot compute, it says `could not create a primitive descriptor`.
+"""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -38,9 +41,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def unless_out_of_memory(compute: Callable[[], Result]) -> Result | None:
-    """What `compute` returns, or None if memory ran out on the way; other errors pass.
+    """Return what `compute` returns, or None if memory ran out; other errors pass through.
 
-    The error is gone when this returns, and with it what its traceback held.
+    When this returns the error is gone, and with it the tensors that its traceback held.
     """
     try:
         return compute()
@@ -51,7 +54,8 @@ def unless_out_of_memory(compute: Callable[[], Result]) -> Result | None:
 
 
 def release_cached(device: torch.device) -> None:
-    """Give back what the allocator keeps for later."""
+    """Give back the memory that the allocator keeps for later."""
+    # Tensors in reference cycles, as exceptions leave them, are freed only by the garbage collector.
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -60,25 +64,27 @@ def release_cached(device: torch.device) -> None:
 
 
 _TAKEN: Final[dict[torch.device, int]] = {}
-"""The most that `take_peak` saw, which the counters of torch have forgotten."""
+"""The largest peak of each device that `take_peak` saw; the counters of torch are reset there."""
 
 
 def peak_memory(device: torch.device) -> int:
-    """Bytes: the most that tensors took on a GPU, or that the process took of the machine; 0 where nobody counts."""
+    """Return the peak in bytes: of tensors on a GPU, else of the process; 0 where nothing counts it."""
     if device.type == "cuda":
         return max(torch.cuda.max_memory_allocated(device), _TAKEN.get(device, 0))
     if (high_water := process_peak()) is not None:
         return high_water
     if sys.platform == "win32":
         return 0
+    # Imported here, since the module does not exist on Windows.
     import resource
 
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # macOS reports bytes, other systems kibibytes.
     return largest if sys.platform == "darwin" else largest * 1024
 
 
 def take_peak(device: torch.device) -> int:
-    """Bytes: the most that tensors took on a GPU since the last call; `peak_memory` goes on counting from the start."""
+    """Return the peak of tensors on a GPU since the last call, in bytes; `peak_memory` still counts from the start."""
     peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     _TAKEN[device] = max(peak, _TAKEN.get(device, 0))
@@ -86,15 +92,16 @@ def take_peak(device: torch.device) -> int:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes that a run may still take, what the allocator keeps included; None where it cannot be told."""
+    """Return the bytes that a run can still take, with what the allocator keeps; None where that is unknown."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
+        # What the allocator holds but no tensor uses can be taken too, without asking the driver.
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return available()
 
 
 def available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Bytes that a process may still take: what the machine has, or what its control group allows; None off Linux."""
+    """Return the bytes that a process can still take, limited by machine and control groups; None outside Linux."""
     try:
         lines = (proc / "meminfo").read_text(encoding="ascii").splitlines()
         (machine,) = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
@@ -104,7 +111,7 @@ def available(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
 
 
 def _left_in_groups(proc: Path, cgroups: Path) -> list[int]:
-    """What is left in every control group above the process, in version 1 and 2; those not to be read are left out."""
+    """Return the bytes left in every control group above the process (versions 1 and 2) that can be read."""
     try:
         entries = (proc / "self/cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -124,19 +131,20 @@ def _left_in_groups(proc: Path, cgroups: Path) -> list[int]:
             if not level.is_relative_to(root):
                 break
             try:
-                # Cached files count as used but go when memory is wanted.
+                # Cached files count as used, but the kernel drops them when memory is needed.
                 stat = dict(line.split() for line in (level / "memory.stat").read_text(encoding="ascii").splitlines())
                 taken = int((level / used).read_text(encoding="ascii")) - int(stat.get(reclaimable, 0))
                 left.append(int((level / limit).read_text(encoding="ascii")) - taken)
-            except (OSError, ValueError):  # no such group here, or `max`
+            except (OSError, ValueError):  # the group does not exist, or its limit is the word `max`
                 continue
     return left
 
 
 def process_peak(process: int | str = "self", proc: Path = Path("/proc")) -> int | None:
-    """Bytes: the most of the machine that a process had at once; None where /proc does not say, or it is no more.
+    """Return the most memory that a process had at once, in bytes; None where /proc does not say, or the process has
+    ended.
 
-    Not getrusage: what that tells survives exec, so a run started from a large process would have its size.
+    It is not taken from getrusage, whose value survives exec: a run started from a large process would show that size.
     """
     try:
         lines = (proc / str(process) / "status").read_text(encoding="utf-8").splitlines()
@@ -146,9 +154,9 @@ def process_peak(process: int | str = "self", proc: Path = Path("/proc")) -> int
 
 
 class HighWater:
-    """The most memory in use inside a `with`, in bytes: of tensors on a GPU, else of the whole process.
+    """The peak of memory in use inside a `with`, in bytes: of tensors on a GPU, else of the whole process.
 
-    The process is looked at again and again by a thread, so a peak of less than a millisecond can be missed.
+    The process is sampled by a thread, so a peak of less than a millisecond can be missed.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -159,6 +167,7 @@ class HighWater:
 
     def __enter__(self) -> HighWater:
         if self.device.type == "cuda":
+            # Work launched before must have ended, or its memory would count as this block's.
             torch.cuda.synchronize(self.device)
             torch.cuda.reset_peak_memory_stats(self.device)
         else:
@@ -182,5 +191,5 @@ class HighWater:
 
 
 def in_use(device: torch.device) -> int:
-    """Bytes in use now, in the sense of HighWater."""
+    """Return the bytes in use now, counted as in HighWater."""
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else resident() or 0

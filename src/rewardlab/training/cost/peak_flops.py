@@ -1,4 +1,4 @@
-"""The most FLOP/s that the device can do in the arithmetic of the run: from a table, else by a short measurement."""
+"""Finds the most FLOP/s of the device in the arithmetic of the run, from a table or by a short measurement."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from torch import Tensor
 from rewardlab.training.cost.throughput import Peak, known_peak
 
 LIMIT_S: Final = 1.0
-"""Seconds after which nothing more is measured, but for the few products that always are."""
+"""Seconds after which no more is measured, except the few products that always are."""
 TRIAL_ROWS: Final = 128
-"""At which all kernels and shapes are compared, to spend the time on the fastest first."""
+"""Rows with which all kernels and shapes are compared, to spend the time on the fastest first."""
 MIN_ROWS: Final = 1024
-"""Measured however slow the device is: with fewer rows a product is well below the peak."""
+"""Rows that are measured however slow the device is: with fewer a product is well below the peak."""
 MAX_ROWS: Final[Mapping[str, int]] = {"cpu": 4096, "cuda": 8192}
 CALLS: Final[Mapping[str, int]] = {"cpu": 1, "cuda": 10}
-"""Products between two looks at the clock: on a GPU a launch and a wait would be a large part of one."""
+"""Products between two readings of the clock: on a GPU a launch and a wait would be a large part of one product."""
 MAX_REPEATS: Final = 6
 MAX_SIDE: Final = 4096
-"""Larger matrices are cut to this: the rate no longer rises with them."""
+"""Larger matrices are cut to this: above it the rate no longer rises."""
 Linear = Callable[[Tensor, Tensor], Tensor]
 
 
 def peak_of(device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[int, int]], *, count: int = 1) -> Peak:
-    """The peak of `count` devices like this for matmuls in `dtype`; `shapes` are (outputs, inputs) of the model's
-    weights.
+    """Return the peak of `count` devices like this one for matmuls in `dtype`.
 
-    A GPU of the table has its maker's number, everything else is measured, on those shapes.
+    A GPU in the table has its maker's number. For any other device it is measured on `shapes`, the (outputs, inputs) of
+    the model's weights.
     """
     peak = makers_peak(device, dtype)
     if peak is None:
@@ -42,7 +42,7 @@ def peak_of(device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[int
 
 
 def makers_peak(device: torch.device, dtype: torch.dtype) -> Peak | None:
-    """The peak of a GPU of the table for matmuls in `dtype`; None for every other device."""
+    """Return the peak of a GPU in the table for matmuls in `dtype`; None for every other device."""
     if device.type != "cuda":
         return None
     name, arithmetic = torch.cuda.get_device_name(device), _arithmetic(device, dtype)
@@ -60,25 +60,26 @@ def _arithmetic(device: torch.device, dtype: torch.dtype) -> str:
 def measure(
     device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[int, int]]
 ) -> tuple[float, tuple[int, int, int]]:
-    """(best FLOP/s, the rows, outputs and inputs that gave it) over the two largest shapes, in about a second.
+    """Return (best FLOP/s, the rows, outputs and inputs that gave it) over the two largest shapes, in about a second.
 
-    The kernel and shape that is fastest in a short trial is measured with MIN_ROWS at least, up to MAX_ROWS where there
-    is time, and the others after it. No global random number is drawn.
+    The kernel and shape that is fastest in a short trial is measured first, with at least MIN_ROWS rows and up to
+    MAX_ROWS if there is time; the others follow. No global random number is drawn.
     """
     deadline = time.perf_counter() + LIMIT_S
     cut = {(min(outputs, MAX_SIDE), min(inputs, MAX_SIDE)) for outputs, inputs in shapes}
     largest = sorted(cut, key=lambda shape: (-shape[0] * shape[1], shape))[:2]
     candidates = [(linear, shape) for linear in _linears(device, dtype) for shape in largest]
-    found: list[tuple[float, tuple[int, int, int]]] = []
+    rates: list[tuple[float, tuple[int, int, int]]] = []
     trials = []
     for linear, (outputs, inputs) in candidates:
         product = _product(linear, TRIAL_ROWS, outputs, inputs, device, dtype)
         seconds = _seconds(product, device, repeats=2, deadline=deadline)
         trials.append(2 * TRIAL_ROWS * outputs * inputs / seconds)
-        found.append((trials[-1], (TRIAL_ROWS, outputs, inputs)))
+        rates.append((trials[-1], (TRIAL_ROWS, outputs, inputs)))
     for place, number in enumerate(sorted(range(len(candidates)), key=lambda number: -trials[number])):
         linear, (outputs, inputs) = candidates[number]
-        # Rows that can be measured twice; by the trial's rate, which is below that of more rows, so rather too few.
+        # The rows that can be measured twice in the time left. The trial's rate is below that of more rows, so this is
+        # rather too few than too many.
         fitting = trials[number] * (deadline - time.perf_counter()) / (2 * CALLS[device.type] * 2 * outputs * inputs)
         if place and fitting < MIN_ROWS:
             continue
@@ -87,22 +88,22 @@ def measure(
             rows *= 2
         product = _product(linear, rows, outputs, inputs, device, dtype)
         seconds = _seconds(product, device, repeats=MAX_REPEATS, deadline=deadline)
-        found.append((2 * rows * outputs * inputs / seconds, (rows, outputs, inputs)))
-    return max(found)
+        rates.append((2 * rows * outputs * inputs / seconds, (rows, outputs, inputs)))
+    return max(rates)
 
 
 def _linears(device: torch.device, dtype: torch.dtype) -> list[Linear]:
-    """Ways to multiply: torch's own and, on a CPU in float32, oneDNN's, which on some machines is twice as fast."""
-    found: list[Linear] = [F.linear]
+    """Return the ways to multiply: torch's own and, on a CPU in float32, oneDNN's, on some machines twice as fast."""
+    linears: list[Linear] = [F.linear]
     if device.type == "cpu" and dtype is torch.float32 and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        found.append(lambda x, weight: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], ""))
-    return found
+        linears.append(lambda x, weight: torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], ""))
+    return linears
 
 
 def _product(
     linear: Linear, rows: int, outputs: int, inputs: int, device: torch.device, dtype: torch.dtype
 ) -> Callable[[], object]:
-    """A product of [rows, inputs] and [outputs, inputs]."""
+    """Return a function that computes a product of [rows, inputs] and [outputs, inputs]."""
     numbers = torch.Generator(device).manual_seed(0)
     row = torch.rand(1, inputs, generator=numbers, device=device).to(dtype)
     x, weight = row.repeat(rows, 1), row.repeat(outputs, 1)
@@ -110,7 +111,7 @@ def _product(
 
 
 def _seconds(product: Callable[[], object], device: torch.device, *, repeats: int, deadline: float) -> float:
-    """The best time of one call; measured once at least, and not again where it would end after `deadline`."""
+    """Return the best time of one call, measured at least once, and not again where that would end after `deadline`."""
     best = math.inf
     for _ in range(repeats):
         _wait(device)
@@ -119,6 +120,8 @@ def _seconds(product: Callable[[], object], device: torch.device, *, repeats: in
             product()
         _wait(device)
         now = time.perf_counter()
+        # The best time counts, since other processes can only make a product slower. A coarse clock may say that it
+        # took none.
         best = min(best, max(now - started, 1e-9) / CALLS[device.type])
         if 2 * now - started > deadline:
             break
@@ -127,4 +130,5 @@ def _seconds(product: Callable[[], object], device: torch.device, *, repeats: in
 
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
+        # A GPU computes asynchronously: without waiting, only the launch of the kernels would be timed.
         torch.cuda.synchronize(device)

@@ -1,7 +1,7 @@
-"""What a run gets out of its machine: work counted, and the rates that follow. Pure arithmetic, no torch.
+"""Counts the work of a run, and the rates that follow from it. Pure arithmetic, no torch.
 
 FLOPs are those of the model, not of the machine: padding, dummies and activations computed a second time count for
-nothing, so a utilisation made from them falls when any of these grows. A multiply-add is two.
+nothing, so a utilisation computed from them falls when any of these grows. A multiply-add counts as two FLOPs.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ GIB: Final = 2**30
 
 DENSE_PEAK: Final[Mapping[str, Mapping[str, float]]] = {
     # TFLOP/s without sparsity, half precision accumulated in float32, from NVIDIA's data sheets (A100, A10, L4, L40S,
-    # A40, H100, H200, T4, V100) and its white papers on the GA102 and AD102 chips (RTX cards). Names as the driver
-    # gives them, matched whole: a laptop's, a Ti's or a slice's (MIG) peak is another one, and is measured.
+    # A40, H100, H200, T4, V100) and its white papers on the GA102 and AD102 chips (RTX cards). Names are those of the
+    # driver, matched as a whole: laptop cards, Ti cards and MIG slices have other peaks, which are measured.
     r"A100[- ](SXM4|PCIE|PCIe)-\d+GB|A100 \d+GB PCIe": {"bf16": 312, "tf32": 156, "fp32": 19.5},
     r"H100 80GB HBM3": {"bf16": 989.4, "tf32": 494.7, "fp32": 66.9},
     r"H100 PCIe": {"bf16": 756, "tf32": 378, "fp32": 51},
@@ -42,26 +42,29 @@ Groups = Iterable[tuple[int, Sequence[int]]]
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The most that a device could do in the arithmetic of the run."""
+    """The most that a device can do in the arithmetic of the run."""
 
     flops: float
     """FLOP/s."""
     source: str
-    """Where the number is from, in words."""
+    """Where the number comes from, in words."""
 
     def line(self) -> str:
-        """For the log and the report."""
+        """Return it as text for the log and the report."""
         return f"{self.flops / 1e12:.3g} TFLOP/s ({self.source})"
 
 
 def known_peak(device_name: str, arithmetic: str) -> float | None:
-    """FLOP/s of a GPU by the driver's name for it, in `bf16`, `fp16`, `tf32` or `fp32`; None if the table has none."""
+    """Return the FLOP/s of a GPU by the driver's name for it; None if the table has none.
+
+    `arithmetic` is `bf16`, `fp16`, `tf32` or `fp32`.
+    """
     name = device_name.removeprefix("NVIDIA ").strip()
     for pattern, peaks in DENSE_PEAK.items():
         if re.fullmatch(pattern, name):
             # A GPU that has bf16 is as fast in float16.
-            found = peaks.get(arithmetic, peaks.get("bf16") if arithmetic == "fp16" else None)
-            return None if found is None else found * 1e12
+            tflops = peaks.get(arithmetic, peaks.get("bf16") if arithmetic == "fp16" else None)
+            return None if tflops is None else tflops * 1e12
     return None
 
 
@@ -70,31 +73,31 @@ class ModelShape:
     """What decides how many FLOPs a token takes."""
 
     frozen_weights: int
-    """Weights of the backbone that a token is multiplied with and that do not train; embeddings are looked up."""
+    """Frozen weights of the backbone that a token is multiplied with; embeddings are looked up and do not count."""
     trained_weights: int
-    """The same for those that train."""
+    """The same for weights that train."""
     head_weights: int
     attention_width: int
-    """Query heads times the width of a head."""
+    """Number of query heads times the width of a head."""
     full_layers: int
-    """Layers in which a token attends to all before it."""
+    """Layers in which a token attends to all tokens before it."""
     last_frozen: int = 0
     last_trained: int = 0
-    """Of these weights, those that only tokens at which a score is read go through, in the last layer."""
+    """The part of those weights, in the last layer, that is computed only for tokens whose score is read."""
     windowed_layers: int = 0
     window: int = 0
-    """Tokens that a token sees in those layers, itself included."""
+    """Tokens that a token sees in windowed layers, itself included."""
     idle_weights: int = 0
-    """Of the frozen weights, those below everything that trains: no gradient passes through them."""
+    """Those of the frozen weights that are below everything that trains, so that no gradient passes through them."""
     idle_full_layers: int = 0
     idle_windowed_layers: int = 0
 
     def flops(self, groups: Groups) -> int:
-        """Model FLOPs of forward and backward over groups of conversations.
+        """Return the model FLOPs of forward and backward over groups of conversations.
 
-        A weight costs 2 a token forward and 2 backward for its input, and 2 more if it trains; a query-key pair
-        costs 4 a unit of attention width forward and twice that backward; the head is paid where scores are read.
-        Nothing is backward below the first layer that trains.
+        For each token, a weight costs 2 FLOPs forward and 2 backward for its input, and 2 more if it trains. A
+        query-key pair costs 4 for each unit of attention width forward, and twice that backward. The head is computed
+        where scores are read. Below the first layer that trains nothing is computed backward.
         """
         tokens = reads = full = windowed = 0
         for shared, replies in groups:
@@ -104,39 +107,43 @@ class ModelShape:
             if self.windowed_layers:
                 windowed += attended_pairs(shared, replies, self.window)
         linear = tokens * (4 * self.frozen_weights + 6 * self.trained_weights) + 6 * reads * self.head_weights
+        # In the last layer, tokens whose score is not read do not go through these weights.
         linear -= (tokens - reads) * (4 * self.last_frozen + 6 * self.last_trained)
+        # 12 is 4 FLOPs forward and 8 backward; 8 below is the backward part, which idle layers do not have.
         attention = 12 * self.attention_width * (self.full_layers * full + self.windowed_layers * windowed)
         linear -= 2 * tokens * self.idle_weights
-        if self.idle_weights == self.frozen_weights and not self.trained_weights:  # the last layer too is idle
+        # With everything frozen the last layer is idle too, and its part was subtracted twice.
+        if self.idle_weights == self.frozen_weights and not self.trained_weights:
             linear += 2 * (tokens - reads) * self.last_frozen
         idle = 8 * self.attention_width * (self.idle_full_layers * full + self.idle_windowed_layers * windowed)
         return linear + attention - idle
 
 
 def attended_pairs(shared: int, replies: Sequence[int], window: int | None = None) -> int:
-    """Query-key pairs of a group whose shared tokens are computed once: each token sees itself and what is before it
-    in its conversation, at most `window` tokens.
+    """Return the query-key pairs of a group whose shared tokens are computed once.
+
+    Each token attends to itself and to what is before it in its conversation, at most `window` tokens.
     """
     window = window or shared + max(replies)
     return _causal(shared, window) + sum(_causal(shared + own, window) - _causal(shared, window) for own in replies)
 
 
 def _causal(length: int, window: int) -> int:
-    """Pairs of one row of `length` tokens."""
+    """Return the pairs of one row of `length` tokens."""
     whole = min(length, window)
     return whole * (whole + 1) // 2 + (length - whole) * window
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What was computed; the work of parts adds up to that of the whole."""
+    """Counts of what was computed; the work of parts adds up to that of the whole."""
 
     computed_tokens: int = 0
-    """All of them, padding and dummies included."""
+    """All tokens, with padding and dummies."""
     padding_tokens: int = 0
-    """Those that belong to no conversation."""
+    """Tokens that belong to no conversation."""
     unshared_tokens: int = 0
-    """Tokens of the conversations, each with its own prompt."""
+    """Tokens of the conversations if each had its own copy of the prompt."""
     model_flops: int = 0
 
     def __add__(self, other: Work) -> Work:
@@ -148,23 +155,23 @@ class Work:
         )
 
     def numbers(self) -> list[int]:
-        """The four, to be added up elsewhere."""
+        """Return the four counts, to be summed over the ranks."""
         return [self.computed_tokens, self.padding_tokens, self.unshared_tokens, self.model_flops]
 
     @classmethod
     def from_numbers(cls, numbers: Sequence[float]) -> Work:
-        """Inverse of `numbers`."""
+        """Return the work that has these counts: the inverse of `numbers`."""
         computed, padding, unshared, flops = map(round, numbers)
         return cls(computed_tokens=computed, padding_tokens=padding, unshared_tokens=unshared, model_flops=flops)
 
     @property
     def padding_share(self) -> float:
-        """Padding tokens over computed tokens."""
+        """Padding tokens divided by computed tokens; NaN if nothing was computed."""
         return self.padding_tokens / self.computed_tokens if self.computed_tokens else math.nan
 
     @property
     def sharing_ratio(self) -> float:
-        """Tokens of the unshared conversations over computed tokens: 1 without sharing and padding."""
+        """Unshared tokens divided by computed tokens: 1 without sharing and padding; NaN if nothing was computed."""
         return self.unshared_tokens / self.computed_tokens if self.computed_tokens else math.nan
 
 
@@ -175,7 +182,7 @@ class Throughput:
     work: Work = Work()
     comparisons: int = 0
     seconds: float = 0.0
-    """In training steps; evaluating and saving not included."""
+    """Time in training steps, without evaluating and saving."""
     steps: int = 0
 
     def __add__(self, other: Throughput) -> Throughput:
@@ -188,11 +195,11 @@ class Throughput:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Throughput:
-        """Inverse of `dataclasses.asdict`."""
+        """Return the throughput that `dataclasses.asdict` turned into `values`."""
         return cls(**{**values, "work": Work(**values["work"])})
 
     def values(self, peak: Peak | None, peak_memory: int) -> dict[str, float]:
-        """Columns of metrics.csv; `peak_memory` in bytes. Without a peak the utilisation is NaN."""
+        """Return columns of metrics.csv; `peak_memory` is in bytes. Without a peak the utilisation is NaN."""
         rate = self.work.model_flops / self.seconds if self.seconds else math.nan
         return {
             "tokens": self.work.computed_tokens,
@@ -208,7 +215,7 @@ class Throughput:
 
 
 def speed_line(values: Mapping[str, float]) -> str:
-    """The rates of `Throughput.values` in at most 74 columns."""
+    """Return the rates of `Throughput.values` in at most 74 columns."""
     share = "" if math.isnan(values["mfu"]) else f"  MFU {100 * values['mfu']:.0f} %"
     ratio = values["sharing_ratio"]
     return (
@@ -219,7 +226,8 @@ def speed_line(values: Mapping[str, float]) -> str:
 
 
 def short(number: float) -> str:
-    """At most five letters: `0.52`, `4.1`, `812`, `47.1k`, `1235k`."""
+    """Return a number in at most five characters: `0.52`, `4.1`, `812`, `47.1k`, `1235k`."""
+    # The limits are where rounding would add a digit: 99.95 becomes 100.0 with one decimal.
     if number >= 99_950:
         return f"{number / 1000:.0f}k"
     if number >= 9_999.5:
@@ -228,7 +236,7 @@ def short(number: float) -> str:
 
 
 def closing_line(total: Throughput, peak: Peak | None, peak_memory: int) -> str:
-    """What a report says of a whole run."""
+    """Return the line of a report about the speed of a whole run; `peak_memory` is in bytes."""
     if not total.steps:
         return "Speed: no step was trained."
     values = total.values(peak, peak_memory)

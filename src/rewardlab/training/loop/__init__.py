@@ -1,1 +1,1 @@
-"""The steps of a run: loss, update, schedule, and which model is the best so far."""
+"""Computes the steps of a run: loss, update and schedule, and which model is the best so far."""

@@ -1,4 +1,4 @@
-"""What a step says when it cannot be computed: what happened, where, and what to do."""
+"""The errors of a step that cannot be computed: what happened, where, and what to do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rewardlab.core.errors import DeviceMemoryError, NonFiniteError
 
 
 def no_weight(step: int, total: float, examples: str) -> NonFiniteError:
-    """The weights of a step's comparisons add up to nothing."""
+    """Return the error for a step whose comparisons have a total weight that is not above 0."""
     return NonFiniteError(
         f"step {step}: the weights of its comparisons add up to {total}. Examples: {examples}. Leave out rows of "
         f"weight 0, or raise --batch-size."
@@ -18,9 +18,12 @@ def no_weight(step: int, total: float, examples: str) -> NonFiniteError:
 def not_finite(
     step: int, grad_norm: float, told: Sequence[tuple[bool, str]], *, loss_scale: float | None
 ) -> NonFiniteError:
-    """A loss or the gradient is not finite; `told` has, of each rank, whether a loss of its own is not, and which
-    examples it had. `loss_scale` is that of a run in float16.
+    """Return the error for a loss or gradient that is not finite.
+
+    `told` has for each rank whether one of its own losses is not finite, and which examples it had. `loss_scale` is
+    that of a run in float16, else None.
     """
+    # A NaN spreads to the gradients of all ranks, so only those with a broken loss are shown, where there are any.
     by_loss = [text for is_guilty, text in told if is_guilty] or [text for _, text in told]
     scale = "" if loss_scale is None else f" with a loss scale of {loss_scale:g}"
     return NonFiniteError(
@@ -31,7 +34,7 @@ def not_finite(
 
 
 def no_memory_for_state(step: int) -> DeviceMemoryError:
-    """The optimiser's state, which is made at the first update, does not fit."""
+    """Return the error for an optimiser state, created at the first update, that does not fit into memory."""
     return DeviceMemoryError(
         f"step {step}: out of memory for the optimiser's state; AdamW's is two float32 copies of every weight that "
         f"trains. Train with --lora, another --optimizer or a smaller model; --micro-token-budget does not change this."
@@ -39,7 +42,10 @@ def no_memory_for_state(step: int) -> DeviceMemoryError:
 
 
 def no_memory_on_rank(step: int, rank: int, budget: int) -> DeviceMemoryError:
-    """The other ranks are inside a layer and wait for this one, so nothing can be tried again."""
+    """Return the error for a rank that ran out of memory where the step cannot be tried again.
+
+    The other ranks are inside a layer, waiting for this one.
+    """
     return DeviceMemoryError(
         f"step {step}: out of memory on rank {rank} with --micro-token-budget {budget}. Start again with "
         f"--micro-token-budget {budget // 2} --resume auto."
@@ -47,7 +53,7 @@ def no_memory_on_rank(step: int, rank: int, budget: int) -> DeviceMemoryError:
 
 
 def no_memory(step: int, budget: int, least: int) -> DeviceMemoryError:
-    """Also half of the budget was too much."""
+    """Return the error for a step that does not fit into memory even with half the token budget."""
     return DeviceMemoryError(
         f"step {step}: out of memory, also with --micro-token-budget {budget}. Set a smaller --micro-token-budget (at "
         f"least {least}, the largest preference), lower --max-seq-len, or turn on --activation-checkpointing. The "

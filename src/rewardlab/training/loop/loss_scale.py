@@ -1,10 +1,12 @@
-"""The number that a loss is multiplied with while its gradients are computed in float16, which ends at 65,504.
+"""The factor on the loss while gradients are computed in float16, whose largest number is 65,504.
 
-Below 6e-8 a float16 number is zero, and a step's gradients reach that. So the loss is made larger, and the float32
-gradients of the weights smaller again by as much (Micikevicius et al. 2018, "Mixed precision training"). Powers of two
-change no digit. Where other trainers leave a step out whose gradients became infinite, here it is computed again with
-half the scale: every step is taken, whatever the scale began with. The steps after it go up again, doubling each time,
-to half of what was too much; so one unusual batch does not leave the others with gradients that are zero.
+A float16 number below 6e-8 becomes zero, and gradients are often smaller than that. So the loss is multiplied by a
+scale, and the float32 gradients of the weights are divided by it (Micikevicius et al. 2018, "Mixed precision
+training"). The scale is a power of two, which changes no digit.
+
+Other trainers skip a step whose gradients became infinite. Here it is computed again with half the scale, so every step
+is taken, whatever the first scale was. The steps after it double the scale again, up to half of what was too large, so
+that one unusual batch does not leave the later ones with gradients of zero.
 """
 
 from __future__ import annotations
@@ -17,35 +19,35 @@ from typing import Any, Final
 from rewardlab.distributed.ranks import Ranks
 
 FIRST: Final = 2.0**16
-"""The scale that a run begins with, as PyTorch's GradScaler does."""
+"""The scale of a run's first step; PyTorch's GradScaler begins with the same."""
 LEAST: Final = 1.0
-"""No smaller scale is tried: gradients that are infinite with it are none that could be trained with."""
+"""The smallest scale that is tried: gradients that are infinite even without scaling cannot be trained with."""
 STEPS_TO_GROW: Final = 2000
-"""Steps in a row without a retry after which a larger scale is tried, as there."""
+"""Steps in a row without a retry after which a larger scale is tried, as in GradScaler."""
 
 
 @dataclass
 class LossScale:
-    """The scale of the coming step, and how it moves."""
+    """The scale of the coming step, and how it changes."""
 
     moves: bool
-    """Whether there is any need of it; otherwise it stays 1."""
+    """Whether gradients are computed in float16; otherwise the scale stays 1."""
     value: float = 1.0
     goal: float = 1.0
-    """The largest scale that is not known to be too much."""
+    """The largest scale that is not known to be too large."""
     steps: int = 0
-    """Steps in a row that were taken at the goal."""
+    """Steps in a row that were taken with the scale at its goal."""
     first_try: float | None = None
-    """The scale with which a step that is computed again was begun."""
+    """The scale with which the present step was first tried, if it is being computed again."""
 
     @classmethod
     def of(cls, *, in_float16: bool) -> LossScale:
-        """That of a run's first step."""
+        """Return the scale for the first step of a run."""
         first = FIRST if in_float16 else 1.0
         return cls(moves=in_float16, value=first, goal=first)
 
     def halve(self) -> bool:
-        """After gradients that are not finite; whether there is a smaller scale to try."""
+        """Halve the scale after gradients that are not finite; return whether there was a smaller one to try."""
         if not self.moves or self.value <= LEAST:
             return False
         if self.first_try is None:
@@ -54,21 +56,28 @@ class LossScale:
         return True
 
     def is_too_large(self, ranks: Ranks, grad_norm: float, *, in_float32: Iterable[float]) -> bool:
-        """Whether the gradients of a step, on any rank, left the range of float16 though what is float32 did not: its
-        losses and the head's gradient. The scale is halved then; False if that cannot help.
+        """Whether the gradients of a step, on any rank, overflowed float16 though its float32 numbers are finite.
+
+        The numbers in float32 are its losses and the head's gradient norm. If so, the scale has been halved and the
+        step has to be computed again. False also if halving cannot help. Every rank calls it.
         """
         if not self.moves:
             return False
+        # A loss that is not finite in float32 is a real failure, which a smaller scale would only hide. The ranks
+        # decide together, since all of them must repeat the step or none.
         lost, overflowed = ranks.any(not all(map(math.isfinite, in_float32)), not math.isfinite(grad_norm))
         return overflowed and not lost and self.halve()
 
     def count_step(self) -> None:
-        """After a step that was taken."""
+        """Raise the scale if it is time to; called after every step that was taken."""
         if not self.moves:
             return
         if self.first_try is not None:
+            # The goal is half of the scale that failed. Going back to that scale would make every step fail once and
+            # cost double.
             self.goal, self.steps, self.first_try = max(LEAST, self.first_try / 2), 0, None
         elif self.value < self.goal:
+            # A retry may have halved the scale many times for one batch; it recovers by doubling once a step.
             self.value = min(self.goal, self.value * 2)
         else:
             self.steps += 1
@@ -76,7 +85,7 @@ class LossScale:
                 self.value, self.goal, self.steps = self.value * 2, self.goal * 2, 0
 
     def state(self) -> list[float]:
-        """For a checkpoint, between two steps."""
+        """Return what a checkpoint keeps, between two steps."""
         return [self.value, self.goal, self.steps]
 
     def restore(self, state: Any) -> None:

@@ -23,7 +23,7 @@ STATISTICS = ("nll", "correct", "margin", "comparisons", "decided", "score_ties"
 
 
 def smooth(label: Tensor, epsilon: float) -> Tensor:
-    """y(1 − ε) + (1 − y)ε: 1 becomes 1 − ε. (For the convention y(1 − ε) + ε/2, use ε/2 here.)"""
+    """Return y(1 − ε) + (1 − y)ε, so 1 becomes 1 − ε. (For the convention y(1 − ε) + ε/2, use ε/2 here.)"""
     return label * (1 - epsilon) + (1 - label) * epsilon
 
 
@@ -35,40 +35,41 @@ def bradley_terry(
     beta: float = 1.0,
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, " C"]:
-    """−[y log σ(βd − m) + (1 − y) log σ(−(βd − m))] for every comparison, oriented so that y ≥ ½.
+    """Return −[y log σ(βd − m) + (1 − y) log σ(−(βd − m))] for every comparison, oriented so that y ≥ ½.
 
-    Orientation makes the loss of (i, j, y) that of (j, i, 1 − y), margin included; a tie has no margin. Finite for
-    any finite difference (Bradley and Terry 1952; soft labels as in cross-entropy).
+    Orientation gives (i, j, y) the same loss as (j, i, 1 − y), margin included; a tie has no margin. The loss is finite
+    for any finite difference (Bradley and Terry 1952; soft labels as in cross-entropy).
     """
     label_C = label_C.to(difference_C.dtype)
     flipped_C = label_C < 0.5
     logit_C = beta * torch.where(flipped_C, -difference_C, difference_C)
     target_C = smooth(torch.where(flipped_C, 1 - label_C, label_C), label_smoothing)
+    # A margin says by how much the preferred reply should win, and in a tie neither is preferred.
     logit_C = logit_C - torch.where(label_C == 0.5, torch.zeros_like(logit_C), torch.ones_like(logit_C) * margin_C)
     return -(target_C * F.logsigmoid(logit_C) + (1 - target_C) * F.logsigmoid(-logit_C))
 
 
 def margin_regularizer(difference_C: Float[Tensor, " C"], kind: str = "l2") -> Float[Tensor, " C"]:
-    """d², or |d| for `l1`: keeps the gap between two replies small."""
+    """Return d², or |d| for `l1`: it keeps the gap between two replies small."""
     return difference_C.abs() if kind == "l1" else difference_C.square()
 
 
 def score_regularizer(first_C: Float[Tensor, " C"], second_C: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
-    """r_i² + r_j²: keeps the scores themselves small."""
+    """Return r_i² + r_j²: it keeps the scores themselves small."""
     return first_C.square() + second_C.square()
 
 
 def centering(first_C: Float[Tensor, " C"], second_C: Float[Tensor, " C"]) -> Float[Tensor, " C"]:
-    """(r_i + r_j)²: keeps the mean of a pair at zero (Eisenstein et al. 2023)."""
+    """Return (r_i + r_j)²: it keeps the mean of a pair near zero (Eisenstein et al. 2023)."""
     return (first_C + second_C).square()
 
 
 def plackett_luce(
     rewards_R: Float[Tensor, " R"], ranking_GK: Int[Tensor, "G K"], *, beta: float = 1.0, label_smoothing: float = 0.0
 ) -> Float[Tensor, " G"]:
-    """−log probability of each ranking: Π over ranks of softmax(βr) among those not yet placed (Plackett 1975).
+    """Return −log probability of each ranking: Π over ranks of softmax(βr) among those not yet placed (Plackett 1975).
 
-    `ranking_GK` names replies from best to worst; −1 fills. Smoothing gives ε to the reversed ranking. At K = 2
+    `ranking_GK` numbers replies from best to worst, padded with −1. Smoothing gives ε to the reversed ranking. At K = 2
     both equal Bradley-Terry.
     """
     real_GK = ranking_GK >= 0
@@ -76,6 +77,8 @@ def plackett_luce(
 
     def negative_log_likelihood(logits_GK: Tensor, real_GK: Tensor) -> Tensor:
         masked_GK = logits_GK.masked_fill(~real_GK, float("-inf"))
+        # The denominator for place k sums over the replies at place k and below: a cumulative log-sum-exp from the
+        # right.
         rest_GK = masked_GK.flip(1).logcumsumexp(1).flip(1)
         return torch.where(real_GK, rest_GK - logits_GK, torch.zeros_like(logits_GK)).sum(1)
 
@@ -83,21 +86,22 @@ def plackett_luce(
     if label_smoothing == 0:
         return loss_G
     reversed_GK, real_reversed_GK = logits_GK.flip(1), real_GK.flip(1)
+    # Reversing puts the padding in front; a stable sort moves it behind the replies again without reordering them.
     order_GK = torch.argsort(~real_reversed_GK, dim=1, stable=True)
     reversed_G = negative_log_likelihood(reversed_GK.gather(1, order_GK), real_reversed_GK.gather(1, order_GK))
     return (1 - label_smoothing) * loss_G + label_smoothing * reversed_G
 
 
 def total_weight(batch: PackedBatch) -> float:
-    """What the batch adds to Σ w: the comparisons' weights, a ranking counting as its comparisons do together."""
+    """Return what a batch adds to Σ w: the weights of its comparisons. A ranking counts as its comparisons together."""
     return float(batch.weight_C.sum())
 
 
 def preference_loss(rewards_R: Float[Tensor, " R"], batch: PackedBatch, config: LossConfig) -> Float[Tensor, ""]:
-    """Σ w·ℓ of a batch, regularisers included; divide by Σ `total_weight` over all batches of the step.
+    """Return Σ w·ℓ of a batch, regularisers included; divide by Σ `total_weight` over all batches of the step.
 
-    With Plackett-Luce, a preference that has a ranking contributes its ranking's loss, with the weight of its
-    comparisons together, in place of its comparisons' losses.
+    With Plackett-Luce, the comparisons of a ranked preference are replaced by its ranking's loss, weighted with the
+    weights of those comparisons together.
     """
     first_C, second_C = rewards_R[batch.first_C], rewards_R[batch.second_C]
     difference_C = first_C - second_C
@@ -122,14 +126,16 @@ def preference_loss(rewards_R: Float[Tensor, " R"], batch: PackedBatch, config: 
         loss_C = loss_C + config.score_regularization_lambda * score_regularizer(first_C, second_C)
     if config.center_lambda:
         loss_C = loss_C + config.center_lambda * centering(first_C, second_C)
-    # Replies outside every comparison still belong to the graph, so that no rank is left without a backward pass.
+    # The zero term keeps every reply in the graph, also those outside all comparisons: a rank whose replies have none
+    # must still run a backward pass, or the others wait for it in FSDP's collectives.
     return total + (weight_C * loss_C).sum() + 0.0 * rewards_R.sum()
 
 
 def _ranking_weights(batch: PackedBatch) -> Float[Tensor, " G"]:
-    """For each ranking, the weights of the comparisons among its replies together; without a sync."""
+    """Return, for each ranking, the summed weight of its comparisons, without waiting for the device."""
     num_rankings, num_replies = len(batch.ranking_GK), batch.num_replies
-    # One place more on both sides, for the −1 that fill and for the replies of no ranking.
+    # Both tables have one extra place: index `num_replies` takes the padding of −1, and owner `num_rankings` the
+    # replies that are in no ranking.
     index_GK = torch.where(batch.ranking_GK >= 0, batch.ranking_GK, num_replies)
     number_GK = torch.arange(num_rankings, device=index_GK.device)[:, None].expand_as(index_GK)
     owner_R = index_GK.new_full((num_replies + 1,), num_rankings).index_put((index_GK,), number_GK)
@@ -139,10 +145,14 @@ def _ranking_weights(batch: PackedBatch) -> Float[Tensor, " G"]:
 
 @torch.no_grad()
 def statistics(rewards_R: Float[Tensor, " R"], batch: PackedBatch, *, beta: float) -> Float[Tensor, " 8"]:
-    """What the log shows of a training batch, as float64 sums in the order of STATISTICS, without a sync."""
+    """Return what the log shows of a batch: float64 sums in the order of STATISTICS, without waiting for the device.
+
+    They judge the raw labels: neither label smoothing nor margins nor regularisers enter.
+    """
     difference_C = (rewards_R[batch.first_C] - rewards_R[batch.second_C]).double()
     label_C = batch.label_C
     finite_C = difference_C.isfinite()
+    # Zeroed before it is multiplied with masks: NaN times 0 is NaN, and would spoil the sum.
     clean_C = difference_C.where(finite_C, 0.0)
     decided_C = finite_C & (label_C != 0.5)
     oriented_C = torch.where(label_C < 0.5, -clean_C, clean_C)
@@ -164,7 +174,7 @@ def statistics(rewards_R: Float[Tensor, " R"], batch: PackedBatch, *, beta: floa
 
 
 def to_sums(loss: float, weight: float, statistics: Sequence[float]) -> Sums:
-    """Sums of core.types from the totals of a step, its statistics in the order of STATISTICS."""
+    """Return Sums from the totals of a step; `statistics` are in the order of STATISTICS."""
     nll, correct, margin, *counts = statistics
     comparisons, decided, score_ties, label_ties, non_finite = map(round, counts)
     return Sums(

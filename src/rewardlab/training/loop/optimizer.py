@@ -1,4 +1,4 @@
-"""The optimiser over float32 master weights: which learning rate and which decay every weight gets."""
+"""Builds the optimiser over float32 master weights: which learning rate and weight decay each weight gets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPSILON: Final = 1e-8
 
 
 def require_optimizer(name: str) -> None:
-    """Raise ConfigError if an optimiser cannot run here, for want of a device or a package."""
+    """Raise ConfigError if an optimiser cannot run here, because a device or a package is missing."""
     if name == "adamw8bit":
         require_bitsandbytes(f"--optimizer {name}")
 
@@ -31,12 +31,12 @@ def build_optimizer(
     head: Collection[str],
     decay_exempt: Collection[str],
 ) -> torch.optim.Optimizer:
-    """The optimiser that `config` names, over every trainable parameter.
+    """Return the optimiser that `config` names, over every trainable parameter.
 
-    `lr` is the head's learning rate, `config.backbone_share` of it the backbone's. `head` names the parameters of the
-    head, whose group is the first; `decay_exempt` names those without decay.
+    `head` names the parameters of the head, which form the first group, with learning rate `lr`; the backbone's is
+    `config.backbone_share` of it. `decay_exempt` names the parameters without weight decay.
 
-    Raises ModelError if a trainable parameter is narrower than float32: its updates would be rounded away. Raises
+    Raises ModelError if a trainable parameter is narrower than float32, since its updates would be rounded away, and
     ConfigError if the optimiser cannot run here.
     """
     require_optimizer(config.optimizer)
@@ -45,6 +45,7 @@ def build_optimizer(
     if narrow:
         raise ModelError(f"trainable parameters must be float32 or wider; {narrow[0]} is not.")
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
+    # A stable sort that puts the head first: the learning rate of the first group is the one that is logged.
     for name, parameter in sorted(trainable, key=lambda entry: entry[0] not in head):
         rate = lr if name in head else lr * config.backbone_share
         exempt = name in decay_exempt or (config.head_only_weight_decay and name not in head)
@@ -62,30 +63,37 @@ def _make(name: str, groups: list[dict[str, Any]], lr: float) -> torch.optim.Opt
         bitsandbytes: Any = importlib.import_module("bitsandbytes")
         made: torch.optim.Optimizer = bitsandbytes.optim.AdamW8bit(groups, lr=lr, betas=BETAS, eps=EPSILON)
         return made
+    # Fused: one kernel updates many parameters, instead of several kernels for each.
     return torch.optim.AdamW(groups, lr=lr, betas=BETAS, eps=EPSILON, fused=True)
 
 
 def state_bytes(parameters: Iterable[nn.Parameter], optimizer: str) -> int:
-    """Bytes that an optimiser keeps for those of the parameters that train, as good as exactly."""
+    """Return about how many bytes an optimiser keeps for those of the parameters that train."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if optimizer == "sgd":
         return 0
-    if optimizer == "adafactor":  # one number a row and one a column
+    # Adafactor keeps one number for each row and one for each column of a matrix.
+    if optimizer == "adafactor":
         return sum(
             p.itemsize * (p.numel() // p.shape[-1] + p.numel() // p.shape[-2] if p.ndim > 1 else p.numel())
             for p in trained
         )
+    # AdamW keeps two moments for each weight, in 8 bits or in at least float32.
     return sum(2 * p.numel() * (1 if optimizer == "adamw8bit" else max(4, p.itemsize)) for p in trained)
 
 
 def create_state(optimizer: torch.optim.Optimizer, model: nn.Module, held: Collection[str]) -> None:
-    """Make the state that a first step would make, without moving a weight, for a checkpoint of tensors with the names
-    `held` to be read into: a weight that never had a gradient has none.
+    """Create the optimiser state that a first step would create, without changing a weight, so that a checkpoint can be
+    read into it.
+
+    `held` are the names of the checkpoint's tensors. A weight that never had a gradient has no state among them, and
+    gets none.
     """
     moved = {name.removeprefix("optimizer.").rpartition(".")[0] for name in held if name.startswith("optimizer.")}
     chosen: set[Tensor] = {parameter for name, parameter in model.named_parameters() if name in moved}
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
+        # PyTorch's optimisers create their state only inside `step`, so one step is taken with a learning rate of 0.
         group["lr"] = 0.0
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter) if parameter in chosen else None
@@ -96,8 +104,9 @@ def create_state(optimizer: torch.optim.Optimizer, model: nn.Module, held: Colle
 
 
 def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Every tensor that training moves, by name: `model.NAME` and `optimizer.NAME.KEY`. They are the live ones, so what
-    is read into them is what the run goes on with.
+    """Return every tensor that training changes, by name: `model.NAME` and `optimizer.NAME.KEY`.
+
+    They are the live tensors, so reading a checkpoint into them restores the run.
     """
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
     tensors = {f"model.{name}": parameter.detach() for parameter, name in names.items()}
@@ -109,7 +118,7 @@ def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
 
 
 def optimizer_numbers(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """What an optimiser keeps as plain numbers, by `NAME.KEY`: a count of steps, where it is not a tensor."""
+    """Return what an optimiser keeps as plain numbers, by `NAME.KEY`, such as a step count that is not a tensor."""
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
     return {
         f"{names[parameter]}.{key}": value
@@ -120,7 +129,7 @@ def optimizer_numbers(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def restore_numbers(model: nn.Module, optimizer: torch.optim.Optimizer, numbers: Mapping[str, float]) -> None:
-    """Inverse of `optimizer_numbers`, once there is a state."""
+    """Restore what `optimizer_numbers` returned; the optimiser must have its state already."""
     parameters = dict(model.named_parameters())
     for place, value in numbers.items():
         name, _, key = place.rpartition(".")

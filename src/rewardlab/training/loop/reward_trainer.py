@@ -1,4 +1,4 @@
-"""The Trainer's partners for reward models: what a step is made of, and what counts as a better model."""
+"""The Trainer's partners for reward models: RewardSteps makes a step, RewardJudge says which model is the best."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ class RewardSteps:
         self._shape = shape_of(model)
         self._to_loss = self._loss_and_statistics
         if config.compute.compile:
+            # Compiled with dynamic shapes, since every micro-batch has another number of replies and comparisons.
             self._to_loss = torch.compile(self._loss_and_statistics, dynamic=True)
 
     @property
@@ -72,10 +73,14 @@ class RewardSteps:
         return self.model.compute_dtype is torch.float16
 
     def plan(self, step: int, budget: int) -> list[PackedBatch]:
-        """The rows of the step's macro-batch that are this rank's, in level micro-batches."""
+        """Return this rank's micro-batches of the step, of about equal size.
+
+        Raises ConfigError if a preference is larger than `budget`.
+        """
         config, groups = self.config, self.train
         chosen = macro_batch(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
         built, layout = [groups[index] for index in chosen], self.model.layout
+        # Every rank plans for all ranks and takes its own part: planning is cheap, and nothing has to be communicated.
         plans = plan_micro_batches(built, budget, layout=layout, num_ranks=self._ranks.size)
         return [
             pack([built[n] for n in row], share=layout != "unshared", indices=[chosen[n] for n in row])
@@ -83,17 +88,17 @@ class RewardSteps:
         ]
 
     def reads(self, step: int) -> str:
-        """Numbers of the step's preferences, and where they lie."""
+        """Return the numbers of the step's preferences, and where they are stored."""
         config, groups = self.config, self.train
         rows = macro_batch(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
         return f"preferences {_some(list(map(str, rows)))} of {origin(groups)}"
 
     def least_budget(self) -> int:
-        """Tokens of the largest preference."""
+        """Return the tokens of the largest preference."""
         return largest_cost([self.train], self.model.layout)
 
     def weight(self, batch: PackedBatch) -> float:
-        """Σ w of its comparisons."""
+        """Return Σ w of its comparisons."""
         return losses.total_weight(batch)
 
     def move(self, batch: PackedBatch) -> PackedBatch:
@@ -101,8 +106,9 @@ class RewardSteps:
         return batch.to(self._device)
 
     def forward(self, batch: PackedBatch, step: int) -> tuple[Tensor, Tensor]:
-        """The preference loss, and the statistics of losses.STATISTICS."""
-        # Another draw each step, the same for all its micro-batches, and on all ranks.
+        """Return ([] preference loss, [8] statistics in the order of losses.STATISTICS)."""
+        # Seeds stochastic rounding and adapter dropout: new numbers each step, but the same for all its micro-batches
+        # and ranks, so that neither the token budget nor the number of ranks changes what is trained.
         self.model.step_draw = (self.config.run.seed, step)
         return self._to_loss(self.model(batch), batch)
 
@@ -117,20 +123,20 @@ class RewardSteps:
         require_adapter_gradients(self.model)
 
     def head(self) -> nn.Module:
-        """The reward head."""
+        """Return the reward head."""
         return self.model.head
 
     def work(self, batch: PackedBatch) -> Work:
-        """Tokens and FLOPs of a micro-batch."""
+        """Return the tokens and FLOPs of a micro-batch."""
         model = self.model
         return work_of(batch, self._shape, layout=model.layout, row_tokens=model.row_length(batch.num_tokens))
 
     def describe(self, batch: PackedBatch) -> str:
-        """The ids of its preferences."""
+        """Return the ids of its preferences."""
         return _some([self.train[index].preference_id for index in batch.indices])
 
     def report(self, totals: StepTotals) -> StepReport:
-        """Sums over comparisons, and the speed."""
+        """Return the sums over comparisons, the norms and the speed of a step."""
         sums = losses.to_sums(totals.loss, totals.weight, totals.statistics)
         return StepReport(
             sums=sums,
@@ -142,7 +148,7 @@ class RewardSteps:
 
 
 class RewardJudge:
-    """Evaluates on held-out preferences, knows the best model so far and writes it; `Judge` of a Trainer.
+    """Evaluates on held-out preferences, knows the best model so far and writes it. `Judge` of a Trainer.
 
     `save` writes the model as it is, after a step, to a folder; it is called for `best/` and `step_N/`.
     """
@@ -181,7 +187,7 @@ class RewardJudge:
         return self.records.folder
 
     def evaluate(self, step: int, budget: int) -> None:
-        """Judge the evaluation data and the fixed part of the training data, and offer the model as the best."""
+        """Evaluate on held-out data and on the fixed part of the training data, record both, and select."""
         if not self.data.eval:
             return
         result = self._judge(self.data.eval, budget, "evaluating")
@@ -228,11 +234,15 @@ class RewardJudge:
             progress=progress,
             ranks=self._ranks,
         )
+        # Evaluating runs forward passes without a backward pass, after which FSDP keeps the gathered weights.
         self._parallel.drop_gathered()
         return result
 
     def _evaluate_training_part(self, step: int, budget: int, result: EvalResult) -> dict[str, float]:
-        """The fixed part of the training data, and how much better the model does there: the train–eval gap."""
+        """Evaluate on the fixed part of the training data; return its columns and those of the train–eval gap.
+
+        A gap is positive where the model does better on the training data.
+        """
         if not self.data.train_eval:
             return {}
         seen, held_out = self._judge(self.data.train_eval, budget, "evaluating training rows").overall, result.overall
@@ -241,7 +251,9 @@ class RewardJudge:
         for name, metric, sign in (("accuracy", "eval_accuracy", 1), ("loss", "eval_loss", -1)):
             estimate = seen.estimates[metric]
             pair = (estimate, held_out.estimates[metric])
-            gaps[name] = gap = difference(*pair[::sign])  # positive where the model does better on what it has seen
+            # More accuracy is better and less loss is: the order of the two is turned so that a positive gap means the
+            # same.
+            gaps[name] = gap = difference(*pair[::sign])
             values |= {
                 f"train_eval_{name}": estimate.value,
                 f"gap_{name}": gap.value,
@@ -261,19 +273,20 @@ class RewardJudge:
 
     @property
     def best_step(self) -> int | None:
-        """The step of `best/`; None as long as nothing beat the untrained model."""
+        """The step of `best/`; None as long as no evaluation beat the untrained model."""
         return self.selection.best_step
 
     def _offer(self, step: int, result: EvalResult) -> None:
-        """Let the rule see an evaluation."""
+        """Update the selection with an evaluation, and warn if the metric is not finite."""
         if self.baseline is None:
+            # The first evaluation is at step 0, before any update.
             self.baseline = result
         values = {name: value for name, value in self.records.rows[step].items() if value is not None}
         non_finite = result.overall.sums.non_finite
         better = self.selection.offer(step, values, sound=not non_finite)
         if not better and (non_finite or self.selection.metric not in values):
             logger.warning(
-                "step %d/%d  %s is no number%s, so this evaluation is not the best",
+                "step %d/%d  %s is not finite%s, so this evaluation cannot be the best",
                 step,
                 self._num_steps,
                 self.config.run.early_stopping_metric,
@@ -290,7 +303,7 @@ class RewardJudge:
         self._best_on_disk = step
 
     def should_stop(self) -> str:
-        """That patience has come to its end."""
+        """Return a message if patience has run out, else an empty string."""
         patience = self.config.run.early_stopping_patience
         if patience is None or self.selection.since_best < patience:
             return ""
@@ -302,11 +315,12 @@ class RewardJudge:
         )
 
     def save(self, step: int) -> None:
-        """Write `step_N/`, and remove the oldest above --save-total-limit."""
+        """Write `step_N/`, and remove the oldest folders above --save-total-limit."""
         folder = self.folder / f"step_{step}"
         if folder not in self._saved:
             self.save_to(folder, step)
             self._saved.append(folder)
+        # Only after the new folder is complete, so that a failed save never costs the last model.
         while self.config.run.save_total_limit and len(self._saved) > self.config.run.save_total_limit:
             self._remove(self._saved.pop(0))
 
@@ -315,38 +329,45 @@ class RewardJudge:
             remove(folder)
 
     def state(self) -> dict[str, Any]:
-        """What was selected so far."""
+        """Return the state of the selection, as JSON."""
         return {"selection": self.selection.state()}
 
     def take_up_baseline(self, budget: int) -> None:
-        """In a run that goes on, before `restore`: the evaluation of the untrained model, as the run wrote it, or made
-        again if that is gone or damaged, computing at most `budget` tokens at a time.
+        """Restore the evaluation of the untrained model of a resumed run; call it before `restore`.
+
+        It is read from the run folder, or, if it is missing or damaged there, computed again, at most `budget` tokens
+        at a time.
         """
         if not self.data.eval:
             return
         folder, beta = self.folder / "evals", self.config.loss.beta
         self.baseline = read_evaluation(folder, "step_0", beta=beta, ranks=self._ranks)
         if self.baseline is None:
+            # The checkpoint is not loaded yet, so the model still is the untrained one.
             self.baseline = self._judge(self.data.eval, budget, "evaluating the untrained model")
             if self._ranks.is_first:
                 write_evaluation(folder, "step_0", self.baseline)
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
-        """Take the selection up again, and remove models that lie ahead."""
+        """Restore the selection, and remove models that the run saved after `step`."""
         asked = {name: getattr(self.selection, name) for name in ("metric", "mode", "min_delta")}
+        # The metric and its threshold may be changed on resuming, so they come from the settings and not from the
+        # checkpoint.
         self.selection = Selection(**{**state["selection"], **asked})
         if self.records.writes:
             folder, rows = self.folder / "evals", self.records.rows
+            # Rows without this column are of training steps alone, and have no scores on the disk.
             evaluated = [number for number in rows if rows[number].get("eval_pairs") is not None]
-            found = {number: read_scores(folder, f"step_{number}") for number in evaluated}
+            by_step = {number: read_scores(folder, f"step_{number}") for number in evaluated}
             self.records.restore_distributions(
-                {number: distributions(scores) for number, scores in found.items() if scores is not None}
+                {number: distributions(scores) for number, scores in by_step.items() if scores is not None}
             )
         self._best_on_disk, saved = saved_step(self.folder / "best"), saved_steps(self.folder)
-        self._ranks.wait()  # until all have looked: below, the first removes what lies ahead
+        # Every rank must have looked at the folders before the first one removes some of them below.
+        self._ranks.wait()
         if self._best_on_disk is not None and self._best_on_disk > step:
             logger.warning(
-                "RESUME: best/ is of step %d, which lies ahead; it is removed, and made anew by what beats %s %.4f",
+                "RESUME: best/ is of the later step %d, so it is removed until another model beats %s %.4f",
                 self._best_on_disk,
                 self.config.run.early_stopping_metric,
                 self.selection.bar,
@@ -355,7 +376,7 @@ class RewardJudge:
             self._best_on_disk = self.selection.best_step = None
         for saved_at, folder in saved:
             if not (folder / SPEC_FILE).is_file():
-                continue  # not of this run
+                continue  # not a folder that this run wrote
             if saved_at > step:
                 self._remove(folder)  # the run writes it again when it gets there
             else:
@@ -376,9 +397,10 @@ def reward_trainer(
     machine: Machine | None = None,
     observers: Observers | None = None,
 ) -> RewardTrainer:
-    """A Trainer for a RewardModel, alone in its process unless `machine` says otherwise.
+    """Return a Trainer for a RewardModel, alone in its process unless `machine` says otherwise.
 
-    `observers` are told what happens, in place of those of the machine. Raises ConfigError as `selection_of` does.
+    `observers` replace those of `machine`. Raises ConfigError as `selection_of` and `build_optimizer` do, and
+    ModelError if a trainable parameter is narrower than float32.
     """
     machine = replace(machine or Machine(), batch_timeout_s=config.monitor.batch_timeout_s)
     if observers is not None:
@@ -417,5 +439,5 @@ def reward_trainer(
 
 
 def _some(names: Sequence[str]) -> str:
-    """The first eight, and how many more there are."""
+    """Return the first eight names, and how many more there are."""
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -1,4 +1,4 @@
-"""How the learning rate moves over a run: the schedules of transformers, by their names, one step a macro-step."""
+"""The learning rate over a run: the schedules of transformers, by their names, advanced once an optimiser step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from rewardlab.training.settings.config import WARMUP_RATIO, ScheduleConfig
 
 
 def warmup_steps(config: ScheduleConfig, num_steps: int) -> int:
-    """Steps of linear warm-up: as given, or a share of the run, rounded up; no step of a share below one."""
+    """Return the steps of linear warm-up: as configured, or a share of the run, rounded up; 0 if the share is below one
+    step.
+    """
     if config.warmup_steps is not None:
         return config.warmup_steps
     ratio = config.warmup_ratio
@@ -24,9 +26,9 @@ def warmup_steps(config: ScheduleConfig, num_steps: int) -> int:
 
 
 def build_schedule(optimizer: torch.optim.Optimizer, config: ScheduleConfig, num_steps: int) -> LRScheduler:
-    """The schedule of a run of `num_steps`; its `step()` follows the optimiser's.
+    """Return the schedule of a run of `num_steps`; call its `step()` after the optimiser's.
 
-    Warm-up goes from 0 in the first step to the full rate in the one after it, as in transformers.
+    As in transformers, the first step has a rate of 0 and the step after the warm-up the full rate.
     """
     options: dict[str, Any] = {}
     if config.lr_scheduler == "cosine_with_min_lr":
@@ -42,8 +44,9 @@ def build_schedule(optimizer: torch.optim.Optimizer, config: ScheduleConfig, num
 
 
 def seek(schedule: LRScheduler, step: int) -> None:
-    """Put a schedule of `build_schedule` where it stands after `step` steps: a rate is a function of the step alone."""
+    """Set a schedule of `build_schedule` to where it stands after `step` steps."""
     assert isinstance(schedule, LambdaLR)
+    # Set directly, since a rate depends on the step alone; PyTorch's own way would take `step` calls.
     schedule.last_epoch, schedule._step_count = step, step + 1
     rates = [base * share(step) for base, share in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)]
     for group, rate in zip(schedule.optimizer.param_groups, rates, strict=True):

@@ -1,4 +1,4 @@
-"""Which evaluation is the best so far, and since when: one rule for `best/` and for stopping."""
+"""Decides which evaluation is the best so far: one rule for `best/` and for early stopping."""
 
 from __future__ import annotations
 
@@ -15,46 +15,51 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 
 RISING: Final = ("accuracy", "margin")
 FALLING: Final = ("loss", "nll", "ece")
-"""Last words of metrics whose better direction goes without saying."""
+"""Last words of metrics for which it is clear whether higher (RISING) or lower (FALLING) is better."""
 
 
 def column(metric: str) -> str:
-    """The column of metrics.csv that a metric's name means."""
+    """Return the column of metrics.csv that a metric's name stands for."""
     return EARLIER_COLUMNS.get(metric, ALIASES.get(metric, metric))
 
 
 def direction(metric: str, mode: str) -> Literal["max", "min"]:
-    """Which way is better. Raises ConfigError where `auto` cannot know."""
+    """Return whether higher ("max") or lower ("min") is better. Raises ConfigError if `auto` cannot tell."""
     if mode in ("max", "min"):
         return "max" if mode == "max" else "min"
     name = column(metric)
     word = name.rsplit("_", 1)[-1]
     if not name.startswith("gap_") and word in (*RISING, *FALLING):
         return "max" if word in RISING else "min"
-    raise ConfigError(f"--early-stopping-metric {metric}: is more of it better? Add --early-stopping-mode max or min.")
+    raise ConfigError(
+        f"--early-stopping-metric {metric}: the name does not say whether higher or lower is better. Add "
+        f"--early-stopping-mode max or min."
+    )
 
 
 @dataclass(kw_only=True)
 class Selection:
-    """The best evaluation so far. The first one sets the bar and is never the best: its head is untrained."""
+    """The best evaluation so far. The first one is of the untrained model: it sets the bar and is never the best."""
 
     metric: str
     mode: Literal["max", "min"]
     min_delta: float = 0.0
-    """By how much a value must pass the bar."""
+    """By how much a value must exceed the bar to be better."""
     bar: float = math.nan
     bar_loss: float = math.nan
     best_step: int | None = None
     evaluations: int = 0
     since_best: int = 0
-    """Evaluations since the best one, or since the first."""
+    """Evaluations since the best one, or since the first if none was better."""
 
     def offer(self, step: int, values: Mapping[str, float], *, sound: bool = True) -> bool:
-        """Whether the evaluation of a step, by the columns of metrics.csv, is the best so far.
+        """Update with the evaluation of a step; return whether it is the best so far.
 
-        Equal accuracies are decided by the loss, unless a `min_delta` is asked for. What is not a number, or not
-        `sound` because scores were not, never is; anything beats a bar that is not a number.
+        `values` are columns of metrics.csv. With equal accuracies the lower loss is better, unless a `min_delta` is
+        set. A value that is not finite, or not `sound` because some scores were not finite, is never the best. Any
+        finite value beats a bar that is not finite.
         """
+        # Scores that are not finite are left out of the metric, which could look better for it.
         value = values.get(self.metric, math.nan) if sound else math.nan
         loss = values.get("eval_loss", math.nan)
         first = self.evaluations == 0
@@ -72,18 +77,22 @@ class Selection:
             return False
         if not math.isfinite(self.bar):
             return True
+        # Accuracies on a few hundred pairs are often equal, and the loss still tells such models apart.
         if value == self.bar and self.metric == "eval_accuracy" and self.min_delta == 0:
             return loss < self.bar_loss or (math.isnan(self.bar_loss) and not math.isnan(loss))
         gained = value - self.bar if self.mode == "max" else self.bar - value
         return gained > self.min_delta
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return asdict(self)
 
 
 def selection_of(config: RewardTrainerConfig) -> Selection:
-    """The rule that a configuration asks for. Raises ConfigError for a metric that is not logged."""
+    """Return the rule that a configuration asks for.
+
+    Raises ConfigError for a metric that is not a column of metrics.csv, or whose better direction is not known.
+    """
     metric = column(config.run.early_stopping_metric)
     logged = [name for name in COLUMNS if name != "step"]
     if metric not in logged:

@@ -1,4 +1,4 @@
-"""What a step came to, on its way from the device, over the ranks, to the record: each border is crossed by one object.
+"""The results of a step: on the device, on a rank, over all ranks. One class for each of these stages.
 
 Legend: B micro-batches of a rank, S statistics that a task counts.
 """
@@ -22,13 +22,14 @@ class Accumulated:
     losses_B: Tensor
     """Σ w·ℓ of each micro-batch."""
     statistics_S: Tensor
-    """Their sums over the micro-batches."""
+    """Sums over the micro-batches."""
     grad_norm: Tensor
-    """Of all gradients together, before clipping."""
+    """[] norm of all gradients together, before clipping."""
     head_grad_norm: Tensor
 
     def fetch(self) -> Computed:
-        """The same on the host: the one time that a step waits for the device."""
+        """Return the same numbers on the host. This is the one time in a step that the host waits for the device."""
+        # One tensor, so that there is one copy from the device and not one for each number.
         norms = torch.stack([self.grad_norm, self.head_grad_norm])
         numbers = torch.cat([self.losses_B, self.statistics_S, norms]).tolist()
         num_losses = len(self.losses_B)
@@ -42,18 +43,18 @@ class Accumulated:
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """What a rank computed in a step."""
+    """What a rank computed in a step, on the host."""
 
     losses: Sequence[float]
     """[B] Σ w·ℓ of each micro-batch."""
     statistics: Sequence[float]
-    """[S]"""
+    """[S] sums over the micro-batches."""
     grad_norm: float
     head_grad_norm: float
 
     @property
     def is_finite(self) -> bool:
-        """Whether the weights may be moved by it."""
+        """Whether all losses and the gradient norm are finite, so that the weights may be updated."""
         return all(map(math.isfinite, [*self.losses, self.grad_norm]))
 
 
@@ -66,14 +67,15 @@ class Share:
     loss: float
     """Σ w·ℓ over its micro-batches."""
     statistics: Sequence[float]
-    """[S]"""
+    """[S] sums over its micro-batches."""
     work: Work
 
     @classmethod
     def of(cls, computed: Computed, work: Work) -> Share:
-        """That of a rank."""
+        """Return the share of a rank."""
         finite = computed.is_finite
         return cls(
+            # Counted by itself, so that after the sum every rank sees it and stops at the same step.
             num_broken=float(not finite),
             loss=math.fsum(computed.losses) if finite else math.nan,
             statistics=computed.statistics,
@@ -81,11 +83,11 @@ class Share:
         )
 
     def numbers(self) -> list[float]:
-        """All of it in a list."""
+        """Return all of its numbers in a list, to be summed over the ranks."""
         return [self.num_broken, self.loss, *self.statistics, *self.work.numbers()]
 
     def like(self, numbers: Sequence[float]) -> Share:
-        """Inverse of `numbers`, for a list of the same length."""
+        """Return the share that has these numbers: the inverse of `numbers`, for a list of the same length."""
         num_broken, loss, *rest = numbers
         num_statistics = len(self.statistics)
         return Share(
@@ -107,7 +109,7 @@ class StepTotals:
     statistics: Sequence[float]
     """[S], as `Steps.forward` counts them."""
     grad_norm: float
-    """Before clipping."""
+    """Norm of all gradients before clipping."""
     head_grad_norm: float
     work: Work
     seconds: float

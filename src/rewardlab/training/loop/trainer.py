@@ -1,8 +1,8 @@
-"""The Trainer: steps, clipping, cadence, logging, evaluation and saving. It does not know what is learned.
+"""The Trainer: steps, clipping, evaluation, logging and saving. It does not know what is learned.
 
-It has two partners. One makes steps: what a micro-batch is, what it costs and what its loss is (`Steps`). The other
-judges the model and writes it to the run folder (`Judge`). For reward models they are in reward_trainer.py. A step is
-computed by `train_step` and the methods below it, in the order in which they are called.
+Its two partners do: `Steps` makes steps (micro-batches, their cost and their loss), and `Judge` evaluates the model and
+writes it to the run folder. reward_trainer.py has those for reward models. `train_step` and the methods below it
+compute a step, in the order in which they are called.
 """
 
 from __future__ import annotations
@@ -46,34 +46,34 @@ MicroBatch = TypeVar("MicroBatch")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a run runs on, who watches it and who may end it."""
+    """What a run computes on, who observes it and who may stop it."""
 
     peak: Peak | None = None
-    """What utilisation is measured against, of all ranks together."""
+    """The peak of all ranks together, against which utilisation is measured."""
     parallel: Parallel = field(default_factory=Parallel)
     """How the ranks share a step."""
     stops: StopRequests = field(default_factory=StopRequests)
-    """Asked between steps whether to go on."""
+    """Asked between steps whether the run should end."""
     observers: Observers = field(default_factory=Observers)
-    """Told what happens; whoever made them closes them."""
+    """Told what happens. Whoever made them closes them."""
     batch_timeout_s: float = MonitorConfig.batch_timeout_s
-    """How long a step may wait for its plan, which is read from a disk."""
+    """Seconds that a step may wait for its plan, which is read from disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What moves the weights."""
+    """What changes the weights."""
 
     optimizer: torch.optim.Optimizer
-    """Its first group has the learning rate that is logged."""
+    """The learning rate of its first parameter group is the one that is logged."""
     schedule: LRScheduler
     max_grad_norm: float
-    """Gradients longer than this are scaled down to it."""
+    """Gradients with a larger norm are scaled down to this norm."""
 
 
 @runtime_checkable
 class Steps(Protocol[MicroBatch]):
-    """Makes the steps of a task out of micro-batches, of which each rank has its own.
+    """Makes the steps of a task out of micro-batches. Each rank has micro-batches of its own.
 
     The losses of all micro-batches of a step, on all ranks, are added and divided once by the sum of their weights.
     """
@@ -83,73 +83,73 @@ class Steps(Protocol[MicroBatch]):
         """Whether gradients are computed in float16, so that the loss has to be scaled."""
 
     def plan(self, step: int, budget: int) -> list[MicroBatch]:
-        """The micro-batches of step `step` (from 0) on this rank, at most `budget` tokens each.
+        """Return this rank's micro-batches of step `step` (from 0), at most `budget` tokens each.
 
-        A function of its arguments alone, since it is called beside the training thread and again after a failure.
+        Must depend on its arguments alone: it runs beside the training thread, and again after a failure.
         """
 
     def reads(self, step: int) -> str:
-        """What `plan` reads for a step, by names alone: said when it cannot be read."""
+        """Return the names of what `plan` reads for a step, for the message when it cannot be read."""
 
     def least_budget(self) -> int:
-        """The smallest budget, in tokens, with which every step can be planned."""
+        """Return the smallest budget, in tokens, with which every step can be planned."""
 
     def weight(self, batch: MicroBatch) -> float:
-        """What a micro-batch adds to Σ w."""
+        """Return what a micro-batch adds to Σ w."""
 
     def move(self, batch: MicroBatch) -> MicroBatch:
-        """The micro-batch on its way to the device, without waiting for it."""
+        """Start copying a micro-batch to the device, without waiting for it, and return the copy."""
 
     def forward(self, batch: MicroBatch, step: int) -> tuple[Tensor, Tensor]:
-        """(Σ w·ℓ with its graph, detached statistics [S] in float64) of a micro-batch that was moved."""
+        """Return (Σ w·ℓ with its graph, detached statistics [S] in float64) of a micro-batch that was moved."""
 
     def require_gradients(self) -> None:
-        """Raise ModelError if the backward pass just made, the first of this process, missed something that trains."""
+        """Raise ModelError if the first backward pass of this process gave something that trains no gradient."""
 
     def head(self) -> nn.Module:
-        """The part whose gradient norm is logged apart."""
+        """Return the module whose gradient norm is logged separately."""
 
     def work(self, batch: MicroBatch) -> Work:
-        """What a micro-batch computes."""
+        """Return the tokens and FLOPs of a micro-batch."""
 
     def describe(self, batch: MicroBatch) -> str:
-        """Which examples a micro-batch holds, for error messages."""
+        """Return the names of the examples of a micro-batch, for error messages."""
 
     def report(self, totals: StepTotals) -> StepReport:
-        """What is told and recorded of a step."""
+        """Return what is logged and recorded of a step."""
 
 
 @runtime_checkable
 class Judge(Protocol):
-    """Judges the model between steps, and writes it to the run folder. All ranks call it alike."""
+    """Evaluates the model between steps and writes it to the run folder. All ranks call every method."""
 
     def evaluate(self, step: int, budget: int) -> None:
-        """Evaluate the model as it is after `step`, computing at most `budget` tokens at a time, and record it."""
+        """Evaluate the model as it is after `step`, at most `budget` tokens at a time, and record the result."""
 
     def best_is_due(self, step: int) -> bool:
-        """Whether the model after `step` was found to be the best so far, and is not yet on the disk as that."""
+        """Whether the model after `step` is the best so far and is not yet saved as such."""
 
     def save_best(self, step: int) -> None:
-        """Write the model as it is to `best/`."""
+        """Write the model as it is now to `best/`."""
 
     def should_stop(self) -> str:
-        """Why training should end after the last evaluation, or an empty text."""
+        """Return why training should end after the last evaluation, or an empty string."""
 
     def save(self, step: int) -> None:
-        """Write the model as it is to its `step_N/` folder, if it is not there."""
+        """Write the model as it is now to its `step_N/` folder, if it is not there."""
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON."""
+        """Return what a checkpoint keeps, as JSON."""
 
     def restore(self, state: Mapping[str, Any], step: int) -> None:
-        """Inverse of `state`, for a checkpoint of `step`. What the run saved after it is removed."""
+        """Restore what `state` returned in a checkpoint of `step`, and remove models that the run saved after it."""
 
 
 JudgeT = TypeVar("JudgeT", bound=Judge)
 
 
 class Trainer(Generic[MicroBatch, JudgeT]):
-    """Every step is one optimiser update by the mean over all that its micro-batches weigh."""
+    """Trains a model. Every step is one optimiser update by the weighted mean over all its micro-batches."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         records: Records,
         machine: Machine | None = None,
     ) -> None:
-        """By default the process is alone."""
+        """Without `machine`, the process is alone."""
         machine = machine or Machine()
         self.model = model
         self.config = config
@@ -179,7 +179,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         self.step = 0
         self.loss_scale = LossScale.of(in_float16=steps.in_float16)
         self.token_budget = config.token_budget
-        """Tokens computed at a time: the configuration's, or half of it once memory ran out."""
+        """Tokens computed at a time: the configured number, or half of it once memory ran out."""
         self._evaluated_step = -1
         """The last step at which the model was evaluated."""
         self._gradients_checked = False
@@ -192,11 +192,11 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         self.eval_every = config.interval(num_steps)
 
     def fit(self) -> None:
-        """Train to the last step, evaluating and saving at the configured cadence, from the start or from where
-        `restore` left off.
+        """Train to the last step, evaluating and saving as configured, from the start or from where `restore` left off.
 
-        Raises NonFiniteError before the update of a step whose loss or gradient is not finite, and RunInterrupted
-        between two steps if that was asked for.
+        Raises NonFiniteError before the update if the loss or gradient of a step is not finite, DeviceMemoryError if a
+        step does not fit in memory, DataError if its data cannot be read in time, and RunInterrupted between steps on
+        request.
         """
         with steps_bar(self.num_steps, self.step) as bar:
             ended = self._finish_step()
@@ -209,31 +209,30 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         self.keeper.finish()
 
     def _finish_step(self) -> bool:
-        """All that is due after a step, in an order in which it can be taken up again after any part of it; returns
-        whether training is over.
-        """
+        """Do all that is due after a step, in an order that resuming can repeat; return whether training is over."""
         last = self.step == self.num_steps
         evaluates = last or self.step % self.eval_every == 0
         if self.log.progress.window and (evaluates or self.step % self.config.log_every == 0):
             self.observers.row(self.step, self.log.note_steps(self.step))
         if evaluates and self._evaluated_step != self.step:
-            self._heed_stop()
+            self._heed_stop()  # before the evaluation, which can outlast the time that a scheduler leaves until a kill
             self.log.note_speed(self.step)
             self.judge.evaluate(self.step, self.token_budget)
             self._evaluated_step = self.step
-        # Ranks agree by hand: their metrics are of the same scores, but perhaps not by the same processor.
+        # Saving is collective, so ranks must decide alike. They judge the same scores, but different CPUs may round the
+        # metrics differently; without this agreement one rank would wait in a save that the others skip.
         (best, stop) = self.ranks.any(
             evaluates and self.judge.best_is_due(self.step), evaluates and bool(self.judge.should_stop())
         )
         if best:
-            self._checkpoint()  # first: whoever resumes finds the best model on the disk, or in hand
+            self._checkpoint()  # first, so that a run resumed before best/ is whole still has that model, and saves it
             self.judge.save_best(self.step)
         if stop and not last:
             logger.info("step %d/%d  STOP  %s", self.step, self.num_steps, self.judge.should_stop())
             last = True
         saves = last or bool(self.step and self.config.save_every and self.step % self.config.save_every == 0)
         if saves or self.keeper.is_due(self.step):
-            self._checkpoint()  # before the model is saved: a run that shows one can go on
+            self._checkpoint()  # before the model is saved, so that a run with a saved model can always be resumed
         if saves:
             self.judge.save(self.step)
         if not last:
@@ -241,19 +240,19 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         return last
 
     def heed_late_signal(self) -> None:
-        """Raise RunInterrupted if a signal came after the last step, and what is still to do can be done later."""
+        """Raise RunInterrupted if a signal came after the last step; the rest is then done by resuming."""
         (signalled,) = self.ranks.any(self.config.checkpoints and self.keeper.stops.signalled)
         if signalled:
             raise self.keeper.interruption(self.step, self.num_steps)
 
     def _heed_stop(self) -> None:
-        """Raise RunInterrupted, after a checkpoint, if any rank was asked to end."""
+        """Write a checkpoint and raise RunInterrupted if any rank was asked to stop."""
         if self.keeper.is_asked_to_stop():
             self._checkpoint()
             raise self.keeper.interruption(self.step, self.num_steps)
 
     def _checkpoint(self) -> None:
-        """Keep the state after this step, unless that is done or there is nothing yet to keep."""
+        """Write a checkpoint of the state after this step, unless it exists already or no step has been taken."""
         if not self.keeper.lacks(self.step):
             return
         state = {
@@ -271,7 +270,9 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         logger.info("step %d/%d  CHECKPOINT  %s (%s)", self.step, self.num_steps, folder, duration(seconds))
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint of this run: the next `fit` trains from there, as if nothing had happened."""
+        """Load a checkpoint of this run, so that `fit` goes on as if it had never stopped. Raises ArtifactError if it
+        is damaged or of another model.
+        """
         self.parallel.drop_gathered()
         create_state(self.optimizer, self.model, checkpoint.names())
         checkpoint.read_into(training_tensors(self.model, self.optimizer))
@@ -281,7 +282,8 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         self.keeper.begin(self.step)
         self._evaluated_step = state["evaluated_step"]
         asked, held = state["token_budget"]
-        if asked == self.config.token_budget:  # otherwise it was changed by hand
+        # A budget that was halved for want of memory stays halved, unless the user has now asked for another one.
+        if asked == self.config.token_budget:
             self.token_budget = held
         if self.loss_scale.moves:
             self.loss_scale.restore(state["loss_scale"])
@@ -291,28 +293,31 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         self.judge.restore(state["task"], self.step)
 
     def release(self) -> None:
-        """Give the memory of weights and optimiser back; what was saved and recorded stays."""
+        """Free the memory of the weights and the optimiser; what was saved and recorded stays."""
         self.optimizer.state.clear()
         for module in self.model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None and not parameter.is_floating_point():
-                    module._parameters[name] = None  # quantised weights cannot be moved to `meta`
+                    # Dropped instead of moved, since quantised weights cannot be moved to `meta`.
+                    module._parameters[name] = None
         self.model.to("meta")
 
     def train_step(self, batches: Sequence[MicroBatch]) -> StepReport:
-        """Move the weights once, by the mean gradient over all that the batches weigh, which `Steps.plan` made.
+        """Update the weights once, by the weighted mean gradient over `batches`, which `Steps.plan` made.
 
-        If memory runs out the step is planned again with half the budget and computed from its start, once. In float16
-        it is computed again, with half the loss scale, until its gradients are finite.
+        If memory runs out, the step is planned and computed again, once, with half the token budget. In float16 it is
+        computed again with half the loss scale until its gradients are finite. Raises NonFiniteError if the loss or
+        gradient is not finite or no comparison has weight, DeviceMemoryError if the step does not fit in memory, and
+        DataError if its data cannot be read in time.
         """
         started = time.perf_counter()
-        # Known before any backward: each micro-batch's share depends on all the others.
+        # Each micro-batch's loss is divided by the weight of all, so the total must be known before the first backward.
         (total_weight,) = self.ranks.total([sum(self.steps.weight(batch) for batch in batches)])
         if not total_weight > 0:
             raise failures.no_weight(self.step + 1, total_weight, "; ".join(map(self.steps.describe, batches)))
         while True:
             batches, accumulated = self._accumulate_in_memory(batches, total_weight)
-            # The host works while the device does.
+            # The device still computes: the host counts work and plans the next step before `fetch` waits for it.
             work = sum((self.steps.work(batch) for batch in batches), Work())
             if self.step + 1 < self.num_steps:
                 self._begin_plan(self.step + 1)
@@ -326,6 +331,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         share = share.like(self.ranks.total(share.numbers()))
         if share.num_broken:
             raise self._not_finite(batches, own)
+        # AdamW creates its state in the first update, which can be too much for a device that fits the step itself.
         if unless_out_of_memory(self._update) is None:
             raise failures.no_memory_for_state(self.step + 1)
         self.loss_scale.count_step()
@@ -345,17 +351,17 @@ class Trainer(Generic[MicroBatch, JudgeT]):
     def _accumulate_in_memory(
         self, batches: Sequence[MicroBatch], total_weight: float
     ) -> tuple[Sequence[MicroBatch], Accumulated]:
-        """What `_accumulate` gives, and for which batches: if memory runs out, those of half the budget."""
-        found = self._accumulate(batches, total_weight)
-        if found is None:
+        """Return `batches` and the result of `_accumulate`, for batches of half the budget if memory runs out."""
+        accumulated = self._accumulate(batches, total_weight)
+        if accumulated is None:
             batches = self._with_half_the_budget()
-            found = self._accumulate(batches, total_weight)
-        if found is None:
+            accumulated = self._accumulate(batches, total_weight)
+        if accumulated is None:
             raise self._no_memory()
-        return batches, found
+        return batches, accumulated
 
     def _accumulate(self, batches: Sequence[MicroBatch], total_weight: float) -> Accumulated | None:
-        """Clipped gradients of the step, and what is told of it. None if memory ran out on any rank."""
+        """Compute and clip the step's gradients; return its losses and norms, or None if any rank ran out of memory."""
         summed = unless_out_of_memory(lambda: self._backward(batches, total_weight))
         if summed is None and not self.parallel.can_back_off:
             raise self._no_memory()
@@ -363,22 +369,24 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         if failed or summed is None:
             return None
         norms = unless_out_of_memory(self._clip)
-        if norms is None and self.ranks.size > 1:  # the others are in the middle of adding up
+        if norms is None and self.ranks.size > 1:  # the others wait in the all-reduce, so the step cannot be repeated
             raise self._no_memory()
         if norms is None:
             return None
         return Accumulated(losses_B=summed[0], statistics_S=summed[1], grad_norm=norms[0], head_grad_norm=norms[1])
 
     def _backward(self, batches: Sequence[MicroBatch], total_weight: float) -> tuple[Tensor, Tensor]:
-        """(the loss of each micro-batch, their summed statistics); gradients of this rank are added up on the way."""
+        """Accumulate gradients in `.grad`; return ([B] losses, [S] summed statistics) of the micro-batches."""
         self.observers.step_begins(self.step + 1)
-        # What a model draws in a step is a function of the step, so a resumed run draws the same.
+        # What the model draws, as for dropout, depends on the step alone, so a resumed run draws the same numbers.
         torch.manual_seed(seed_of_step(self.config.seed, self.step, self.ranks.rank))
         losses, statistics = [], []
         for number, batch in enumerate(ahead(batches, self.steps.move), start=1):
             self.parallel.before_micro_batch(is_last=number == len(batches))
             loss, counted = self.steps.forward(batch, self.step)
             self.observers.forward_done()
+            # Divided before backward: float16 gradients stay in range, and micro-batches add up to the mean by
+            # themselves.
             torch.autograd.backward(loss / (total_weight / self.loss_scale.value))
             self.observers.backward_done()
             losses.append(loss.detach().double())
@@ -386,13 +394,16 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         return torch.stack(losses), torch.stack(statistics).sum(0)
 
     def _clip(self) -> tuple[Tensor, Tensor]:
-        """(norm of all gradients, norm of the head's), summed over the ranks and in float64; then clips them."""
-        if not self._gradients_checked:  # before those of other ranks are added
+        """Clip gradients; return ([] norm of all, [] norm of the head's) before clipping, over all ranks."""
+        # Checked before the sum over the ranks, which fills in gradients that this rank failed to compute.
+        if not self._gradients_checked:
             self.steps.require_gradients()
             self._gradients_checked = True
         trainable = self._trainable()
         self.parallel.sum_gradients(trainable)
         if self.loss_scale.value != 1:
+            # Unscaled before the norm is taken, so that the clipping threshold and the logged norm do not depend on the
+            # scale.
             torch._foreach_mul_([p.grad for p in trainable if p.grad is not None], 1 / self.loss_scale.value)
         head_norm, grad_norm = norm_of(self.steps.head().parameters()), norm_of(trainable)
         nn.utils.clip_grads_with_norm_(trainable, self.max_grad_norm, grad_norm, foreach=True)
@@ -405,11 +416,11 @@ class Trainer(Generic[MicroBatch, JudgeT]):
 
     @property
     def lr(self) -> float:
-        """Learning rate of the coming step."""
+        """The learning rate of the coming step."""
         return float(self.schedule.get_last_lr()[0])
 
     def _begin_plan(self, step: int) -> Pending[list[MicroBatch]]:
-        """The plan of a step, in the making since now or before; made beside this thread, where a read may stall."""
+        """Return the pending plan of a step. It is made in another thread, since reading from a disk may stall."""
         budget = self.token_budget
         key = (step, budget)
         if self._next is None or self._next.key != key:
@@ -417,7 +428,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         return self._next
 
     def _planned(self, step: int) -> list[MicroBatch]:
-        """The micro-batches of a step, made ahead of it or now. DataError if that takes too long."""
+        """Return the micro-batches of a step, planned ahead or now. Raises DataError if that takes too long."""
         pending = self._begin_plan(step)
         if not pending.wait(self.batch_timeout_s):
             what = self.steps.reads(step)
@@ -429,7 +440,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         return pending.result()
 
     def _with_half_the_budget(self) -> list[MicroBatch]:
-        """Drop what the step has computed, and plan it again: more micro-batches, the same mean."""
+        """Discard the step's gradients and plan it again with half the budget: more micro-batches, the same mean."""
         self.optimizer.zero_grad(set_to_none=True)
         release_cached(self.device)
         budget = max(self.token_budget // 2, self.steps.least_budget())
@@ -458,7 +469,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         return failures.not_finite(self.step + 1, own.grad_norm, told, loss_scale=scale)
 
     def speed(self) -> str:
-        """The closing line about all steps, and what memory made of the budget."""
+        """Return the closing line about the speed of all steps, with the token budget if memory ran out."""
         line = self.log.closing_line()
         if self.token_budget != self.config.token_budget:
             line += f" Out of memory on the way: --micro-token-budget {self.token_budget} at the end."
@@ -466,7 +477,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
 
 
 def ahead(batches: Iterable[MicroBatch], move: Callable[[MicroBatch], MicroBatch]) -> Iterator[MicroBatch]:
-    """Every batch after `move`, which is called for the next one before the present one is handed out."""
+    """Yield every batch after `move`, called one batch ahead: copying the next overlaps with computing this one."""
     moved: deque[MicroBatch] = deque()
     for batch in batches:
         moved.append(move(batch))
@@ -476,12 +487,12 @@ def ahead(batches: Iterable[MicroBatch], move: Callable[[MicroBatch], MicroBatch
 
 
 def seed_of_step(seed: int, step: int, rank: int) -> int:
-    """What torch's generators are seeded with before a step."""
+    """Return the seed of torch's generators for a step of a rank."""
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)[0] >> 1)
 
 
 def norm_of(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Of all gradients together, whole ones also where each rank has a shard."""
+    """Return the [] norm of all gradients together; of whole gradients also where each rank has a shard."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = nn.utils.get_total_norm(gradients, foreach=True)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,1 +1,1 @@
-"""Who watches a run, and what is recorded of it."""
+"""Watches a run and records it."""

@@ -1,8 +1,8 @@
-"""What the GPU of this process does, sampled through NVML by a thread of its own.
+"""Samples the GPU of this process through NVML, in a thread of its own.
 
 CUDA and NVML number devices differently: CUDA_VISIBLE_DEVICES hides some, and CUDA sorts by speed where NVML sorts by
-slot. So the device is found by its UUID, which CUDA tells of the one in use, or by the name of the MIG slice that
-CUDA_VISIBLE_DEVICES gives.
+slot. So the device is found by its UUID, which CUDA gives for the device in use, or by the name of the MIG slice in
+CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ COLUMNS: Final = (
     "power_w",
     "temperature_c",
 )
-"""Columns of gpu.csv: since the start of training, macro-steps done, and what NVML says; empty where it does not."""
+"""Columns of gpu.csv: seconds since the start, steps done, and what NVML measures; empty where it does not."""
 GIB: Final = 2**30
 PATIENCE_S: Final = 5.0
-"""Seconds to wait for a last sample: a driver that hangs does not hold up the end of a run."""
+"""Seconds to wait for the last sample, so that a driver that hangs cannot hold up the end of a run."""
 
 
 def require_nvml(cuda_available: bool) -> None:
@@ -50,16 +50,22 @@ def require_nvml(cuda_available: bool) -> None:
 
 
 def visible_slice(index: int, visible: str | None) -> str | None:
-    """The MIG slice that CUDA's device `index` is, by CUDA_VISIBLE_DEVICES; None if it is a whole GPU."""
+    """Return the name of the MIG slice that is CUDA's device `index`; None for a whole GPU.
+
+    `visible` is CUDA_VISIBLE_DEVICES.
+    """
     names = [name.strip() for name in (visible or "").split(",")]
     return names[index] if index < len(names) and names[index].startswith("MIG-") else None
 
 
 class Gpu:
-    """A device of NVML; `values` are what it says now. Raises ConfigError if NVML does not know the device."""
+    """A device of NVML."""
 
     def __init__(self, nvml: Any, uuid: str, name: str | None) -> None:
-        """`uuid` is CUDA's, without a prefix; `name` that of a MIG slice as in CUDA_VISIBLE_DEVICES."""
+        """`uuid` is CUDA's, without a prefix; `name` is that of a MIG slice as in CUDA_VISIBLE_DEVICES, else None.
+
+        Raises ConfigError if NVML cannot be started or does not know the device.
+        """
         self._nvml = nvml
         try:
             nvml.nvmlInit()
@@ -69,12 +75,12 @@ class Gpu:
             ) from error
         self.handle = self._find(uuid, name)
         self.card = self.handle
-        """The whole GPU: a slice has no power and temperature of its own."""
+        """The whole GPU, since a slice has no power and temperature of its own."""
         if self._ask(nvml.nvmlDeviceIsMigDeviceHandle, self.handle):
             self.card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self.handle)
 
     def values(self) -> dict[str, float | None]:
-        """Columns of gpu.csv; None for what this device does not tell, utilisation of a slice, say."""
+        """Return the columns of gpu.csv as they are now; None for what this device does not measure."""
         nvml = self._nvml
         memory = self._ask(nvml.nvmlDeviceGetMemoryInfo, self.handle)
         busy = self._ask(nvml.nvmlDeviceGetUtilizationRates, self.handle)
@@ -88,10 +94,11 @@ class Gpu:
         }
 
     def close(self) -> None:
-        """Let go of NVML."""
+        """Shut NVML down."""
         self._nvml.nvmlShutdown()
 
     def _find(self, uuid: str, name: str | None) -> Any:
+        # CUDA leaves out the prefix that says whether a UUID is of a whole GPU or of a slice, so both are tried.
         names = [name] if name else [f"GPU-{uuid}", f"MIG-{uuid}"]
         for candidate in names:
             if (handle := self._ask(self._nvml.nvmlDeviceGetHandleByUUID, candidate)) is not None:
@@ -103,7 +110,7 @@ class Gpu:
         )
 
     def _by_instances(self, name: str) -> Any:
-        """A slice under its older name, MIG-GPU-<uuid>/<GPU instance>/<compute instance>; None if it is not there."""
+        """Return a slice by its older name, MIG-GPU-<uuid>/<GPU instance>/<compute instance>; None if there is none."""
         nvml = self._nvml
         card, *instances = name.removeprefix("MIG-").split("/")
         parent = self._ask(nvml.nvmlDeviceGetHandleByUUID, card)
@@ -113,13 +120,13 @@ class Gpu:
             part = self._ask(nvml.nvmlDeviceGetMigDeviceHandleByIndex, parent, index)
             if part is None:
                 continue
-            found = nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part)
-            if [str(number) for number in found] == instances:
+            numbers = nvml.nvmlDeviceGetGpuInstanceId(part), nvml.nvmlDeviceGetComputeInstanceId(part)
+            if [str(number) for number in numbers] == instances:
                 return part
         return None
 
     def _ask(self, question: Callable[..., Any], *about: object) -> Any:
-        """What NVML answers, or None if it has no answer for this device."""
+        """Return the answer of an NVML function, or None if it has none for this device."""
         try:
             return question(*about)
         except self._nvml.NVMLError:
@@ -127,14 +134,15 @@ class Gpu:
 
 
 class GpuWatch:
-    """Samples a Gpu into a CSV file until it is closed, and says the means of what was since the last time."""
+    """Samples a Gpu into a CSV file until it is closed, and logs the means since the last time."""
 
     def __init__(self, gpu: Gpu, path: Path, cadence: Cadence, *, interval_s: float) -> None:
-        """The means are said where `cadence` is due."""
+        """The means are logged where `cadence` is due."""
         self.gpu = gpu
         self.cadence = cadence
         self.step = 0
         self._interval_s = interval_s
+        # Line buffering: a run that is killed leaves whole rows.
         self._file = path.open("a", encoding="utf-8", newline="", buffering=1)
         self._writer = csv.DictWriter(self._file, fieldnames=COLUMNS, lineterminator="\n")
         if not self._file.tell():
@@ -147,19 +155,19 @@ class GpuWatch:
         self._thread = threading.Thread(target=self._run, name="gpu", daemon=True)
 
     def observer(self) -> Observer:
-        """Begins to sample."""
+        """Start the sampling thread and return the observer to be told what happens."""
         self._thread.start()
         return Observer(name="--track-gpu", step_done=self._step_done, row=self._row, close=lambda failed: self.close())
 
     def close(self) -> None:
-        """Stop; the file is whole after this."""
+        """Stop sampling and close the file."""
         self._stop.set()
         self._thread.join(PATIENCE_S)
         self._file.close()
         self.gpu.close()
 
     def sample(self) -> None:
-        """One row."""
+        """Take one sample and write it as a row."""
         values = self.gpu.values()
         row = {"seconds": round(time.perf_counter() - self._started, 3), "step": self.step, **values}
         self._writer.writerow({name: "" if value is None else value for name, value in row.items()})
@@ -172,7 +180,8 @@ class GpuWatch:
                 self.sample()
                 if self._stop.wait(self._interval_s):
                     return
-        except Exception as error:  # told, and raised on the training thread, where it is dropped with a warning
+        # Kept, and raised on the training thread in _step_done, where Observers drops this watch with a warning.
+        except Exception as error:
             self._error = error
 
     def _step_done(self, step: int) -> None:
@@ -181,16 +190,18 @@ class GpuWatch:
             raise self._error
 
     def _row(self, step: int, values: Mapping[str, Any]) -> None:
+        # A row is reported once with values of training steps and once with those of an evaluation; one line is enough.
         if "train_loss" not in values or not self.cadence.is_due(step):
             return
         with self._lock:
+            # The sampling thread appends to this list while the training thread empties it.
             since, self._since = self._since, []
         if text := means(since):
             logger.info("%s  GPU   %s", self.cadence.label(step), text)
 
 
 def means(samples: list[Mapping[str, float | None]]) -> str:
-    """Means over samples, in a line; what no sample has is left out."""
+    """Return the means over samples in a line, without values that no sample has."""
 
     def mean(name: str) -> float | None:
         known = [value for sample in samples if (value := sample[name]) is not None]
@@ -206,7 +217,7 @@ def means(samples: list[Mapping[str, float | None]]) -> str:
 
 
 def watch_gpu(device: torch.device, visible: str | None, path: Path, cadence: Cadence, *, interval_ms: int) -> Observer:
-    """An observer of the device of this run; `visible` is CUDA_VISIBLE_DEVICES. Raises ConfigError as `Gpu` does."""
+    """Return an observer of this run's GPU; `visible` is CUDA_VISIBLE_DEVICES. Raises ConfigError as `Gpu` does."""
     index = torch.cuda.current_device() if device.index is None else device.index
     uuid = str(torch.cuda.get_device_properties(index).uuid).removeprefix("GPU-")
     gpu = Gpu(importlib.import_module("pynvml"), uuid, visible_slice(index, visible))

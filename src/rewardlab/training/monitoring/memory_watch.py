@@ -1,4 +1,4 @@
-"""Memory of every step, forward and backward apart, to memory.csv."""
+"""Writes the memory of every step, forward and backward separately, to memory.csv."""
 
 from __future__ import annotations
 
@@ -25,27 +25,31 @@ COLUMNS: Final = (
     "process_gib",
     "process_peak_gib",
 )
-"""Columns of memory.csv: tensors and allocator after the step, the most that tensors took in any forward and backward
-pass of it (on a GPU); what the process has, and the most that it had so far (on a CPU)."""
+"""Columns of memory.csv, in GiB.
+
+On a GPU: tensors and allocator after the step, and the peak of tensors in any of its forward and backward passes. On a
+CPU: memory of the process, and its peak so far.
+"""
 GIB: Final = 2**30
 
 
 class MemoryWatch:
-    """Writes a row a step; the host asks its own books, so the device is never waited for."""
+    """Writes a row for each step. It reads counters on the host, so it never waits for the device."""
 
     def __init__(self, device: torch.device, path: Path, cadence: Cadence) -> None:
-        """The most since the last time is said where `cadence` is due."""
+        """The largest values since the last time are logged where `cadence` is due."""
         self.device = device
         self.cadence = cadence
         self._forward = self._backward = 0
         self._since: list[dict[str, float]] = []
+        # Line buffering: a run that is killed leaves whole rows.
         self._file = path.open("a", encoding="utf-8", newline="", buffering=1)
         self._writer = csv.DictWriter(self._file, fieldnames=COLUMNS, restval="", lineterminator="\n")
         if not self._file.tell():
             self._writer.writeheader()
 
     def observer(self) -> Observer:
-        """What it wants to be told."""
+        """Return the observer to be told what happens."""
         phases: dict[str, Any] = {}
         if self.device.type == "cuda":
             phases = {
@@ -66,28 +70,30 @@ class MemoryWatch:
         take_peak(self.device)
 
     def _forward_done(self) -> None:
+        # Reading the peak resets torch's counter, so the backward pass that follows is measured by itself.
         self._forward = max(self._forward, take_peak(self.device))
 
     def _backward_done(self) -> None:
         self._backward = max(self._backward, take_peak(self.device))
 
     def _step_done(self, step: int) -> None:
-        found: dict[str, int | None]
+        sizes: dict[str, int | None]
         if self.device.type == "cuda":
             stats = torch.cuda.memory_stats(self.device)
-            found = {
+            sizes = {
                 "allocated_gib": stats["allocated_bytes.all.current"],
                 "reserved_gib": stats["reserved_bytes.all.current"],
                 "forward_peak_gib": self._forward,
                 "backward_peak_gib": self._backward,
             }
         else:
-            found = {"process_gib": resident(), "process_peak_gib": peak_memory(self.device) or None}
-        row = {name: value / GIB for name, value in found.items() if value is not None}
+            sizes = {"process_gib": resident(), "process_peak_gib": peak_memory(self.device) or None}
+        row = {name: value / GIB for name, value in sizes.items() if value is not None}
         self._since.append(row)
         self._writer.writerow({"step": step} | {name: round(value, 4) for name, value in row.items()})
 
     def _row(self, step: int, values: Mapping[str, Any]) -> None:
+        # A row is reported once with values of training steps and once with those of an evaluation; one line is enough.
         if "train_loss" not in values or not self.cadence.is_due(step):
             return
         most = {name: max(row[name] for row in self._since) for name in (self._since or [{}])[-1]}

@@ -1,4 +1,4 @@
-"""Everyone who watches a run: viewers, memory, GPU and profiler as its settings ask, and always the warning signs."""
+"""Sets up who watches a run: viewers, memory, GPU and profiler as the settings ask, and always the warning signs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WARNINGS: Final = "warnings.jsonl"
 
 
 class HealthWatch:
-    """Tells every warning sign at once, in the log and in warnings.jsonl; `signs` are all that were told."""
+    """Reports every warning sign at once, in the log and in warnings.jsonl; `signs` are all that were reported."""
 
     def __init__(self, folder: Path, health: Health, cadence: Cadence) -> None:
         self.health = health
@@ -39,23 +39,23 @@ class HealthWatch:
         write_text(self.path, "")
 
     def start(self, truncation: Mapping[str, tuple[int, int]]) -> None:
-        """Look at the data: name -> (replies whose prompt was cut, replies)."""
+        """Check the data for warning signs; `truncation` is name -> (replies whose prompt was cut, replies)."""
         self._tell(self.health.start(truncation))
 
     def row(self, step: int, values: Mapping[str, Any]) -> None:
-        """Look at values of a row."""
+        """Check the values of a row for warning signs."""
         self._tell(self.health.offer({**values, "step": step}))
 
     def judge_live(self, card: PrecisionCard) -> None:
-        """Look at the chosen model as it was evaluated on the way."""
+        """Check the chosen model as it was evaluated during training."""
         self._tell(self.health.judge_live(card))
 
     def judge_precisions(self, card: PrecisionCard) -> None:
-        """Look at the saved model in other precisions."""
+        """Check the saved model in other precisions."""
         self._tell(self.health.judge_precisions(card))
 
     def resume(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take up a run by the rows that it has: what they tell was told."""
+        """Restore the signs of a resumed run from its rows; they are not reported again."""
         for step in sorted(rows):
             self.signs += self.health.offer({**rows[step], "step": step})
         write_text(self.path, "".join(to_json(sign.as_dict(), indent=None) + "\n" for sign in self.signs))
@@ -69,34 +69,34 @@ class HealthWatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """Who watches a run, and what they have seen; on all ranks but the first nobody does."""
+    """Who watches a run, and what they have seen. Only the first rank watches; the others have an empty one."""
 
     observers: Observers = field(default_factory=Observers)
     health: HealthWatch | None = None
 
     @property
     def signs(self) -> Sequence[WarningSign]:
-        """What was wrong so far."""
+        """The warning signs so far."""
         return self.health.signs if self.health is not None else ()
 
     def judge_live(self, card: PrecisionCard) -> None:
-        """Look at the chosen model as it was evaluated on the way."""
+        """Check the chosen model as it was evaluated during training."""
         if self.health is not None:
             self.health.judge_live(card)
 
     def judge_precisions(self, card: PrecisionCard) -> None:
-        """Look at the saved model in other precisions."""
+        """Check the saved model in other precisions."""
         if self.health is not None:
             self.health.judge_precisions(card)
 
     def resume(self, rows: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take up a run by the rows that it has."""
+        """Restore the warning signs of a resumed run from its rows."""
         if self.health is not None:
             self.health.resume(rows)
 
 
 def require_monitoring(config: RewardTrainerConfig) -> None:
-    """Raise ConfigError for what cannot be watched here, as far as it can be told before anything runs."""
+    """Raise ConfigError for what cannot be watched here, as far as that is known before anything runs."""
     require_viewers(config.monitor.report_to)
     if config.monitor.track_gpu:
         require_nvml(torch.cuda.is_available())
@@ -111,31 +111,31 @@ def watch_run(
     *,
     resumed_at: int | None = None,
 ) -> Watch:
-    """Begin to watch a run, by its resolved configuration; `tokens` says what tokenising did to each kind of data.
+    """Start watching a run, by its resolved configuration; `tokens` reports what tokenising did to each kind of data.
 
-    With `resumed_at` it goes on after that step. With several ranks only the first one calls this.
-
-    Raises ConfigError for a viewer or a GPU that cannot be had.
+    `resumed_at` is the step after which a resumed run goes on. With several ranks only the first one calls this. Raises
+    ConfigError for a viewer or a GPU that is not available.
     """
     assert config.run.steps is not None
     assert config.run.eval_every is not None
     folder, cadence = config.run.output_dir, Cadence(num_steps=config.run.steps, every=config.run.eval_every)
-    found: list[Observer] = []
+    observers: list[Observer] = []
     if config.monitor.profile:
+        # Checked again, since with --epochs the number of steps was not known at the first check.
         require_steps(config.monitor.profile_steps, config.run.steps)
-        found.append(StepProfiler(device, folder / "profile", num_traced=config.monitor.profile_steps).observer())
+        observers.append(StepProfiler(device, folder / "profile", num_traced=config.monitor.profile_steps).observer())
     if config.monitor.profile_memory:
-        found.append(MemoryWatch(device, folder / "memory.csv", cadence).observer())
+        observers.append(MemoryWatch(device, folder / "memory.csv", cadence).observer())
     if config.monitor.track_gpu:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        found.append(
+        observers.append(
             watch_gpu(device, visible, folder / "gpu.csv", cadence, interval_ms=config.monitor.gpu_sample_interval_ms)
         )
-    # Not settled in the configuration: it repeats elsewhere, with or without TensorBoard, as the same run.
-    found += open_sinks(choose_viewers(config.monitor.report_to), folder, to_mapping(config), resumed_at=resumed_at)
+    # `auto` is not replaced in the configuration, so that the run has the same hash on machines without TensorBoard.
+    observers += open_sinks(choose_viewers(config.monitor.report_to), folder, to_mapping(config), resumed_at=resumed_at)
     facts = RunFacts(num_steps=config.run.steps, warmup_steps=config.schedule.warmup_steps or 0, beta=config.loss.beta)
     health = HealthWatch(folder, Health(facts), cadence)
     health.start({name: (report.truncated_replies, report.replies) for name, report in tokens.items()})
     return Watch(
-        observers=Observers([*found, Observer(name="the watch for warning signs", row=health.row)]), health=health
+        observers=Observers([*observers, Observer(name="the watch for warning signs", row=health.row)]), health=health
     )

@@ -1,4 +1,4 @@
-"""Those who watch a run: told what happens, on the training thread, and never able to end it."""
+"""Observers of a run: called on the training thread with what happens, and never able to end the run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ logger = logging.getLogger("rewardlab")
 
 @dataclass(frozen=True, kw_only=True)
 class Observer:
-    """Someone who watches, and what they want to be told; the rest stays None. Steps count from 1."""
+    """The callbacks of something that watches a run; those it does not need stay None. Steps count from 1."""
 
     name: str
-    """For the message if it fails."""
+    """Name for the warning if it fails."""
     step_begins: Callable[[int], None] | None = None
-    """Before the first forward pass of a macro-step; again if the step is computed again."""
+    """Called before the first forward pass of a step, and again if the step is computed again."""
     forward_done: Callable[[], None] | None = None
-    """After the forward pass of a micro-batch, as far as the host is concerned."""
+    """Called after the forward pass of a micro-batch; the device may still be computing it."""
     backward_done: Callable[[], None] | None = None
     step_done: Callable[[int], None] | None = None
-    """After the update."""
+    """Called after the update."""
     row: Callable[[int, Mapping[str, Any]], None] | None = None
-    """Values that were just added to the row of a step in metrics.csv."""
+    """Called with values that were just added to the row of a step in metrics.csv."""
     close: Callable[[bool], None] | None = None
-    """Once, at the end; the argument says whether an error ended the run."""
+    """Called once, at the end; the argument is whether an error ended the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +36,14 @@ class Cadence:
 
     num_steps: int
     every: int
-    """Steps between evaluations, which is when summaries are said."""
+    """Steps between evaluations, which is when summaries are logged."""
 
     def is_due(self, step: int) -> bool:
         """Whether an evaluation follows this step."""
         return step % self.every == 0 or step == self.num_steps
 
     def label(self, step: int) -> str:
-        """`step 4/12`."""
+        """Return the beginning of a line, such as `step 4/12`."""
         return f"step {step}/{self.num_steps}"
 
 
@@ -51,9 +51,9 @@ EVENTS = ("step_begins", "forward_done", "backward_done", "step_done", "row", "c
 
 
 class Observers:
-    """All who watch. One that raises is told of in one warning and dropped; the run goes on. Closed by `with`.
+    """All observers of a run. One that raises is dropped with one warning, and the run goes on. Closed by `with`.
 
-    With several ranks only the first has any: what they write is there once.
+    With several ranks only the first one has observers, so that each file is written once.
     """
 
     def __init__(self, observers: Iterable[Observer] = ()) -> None:
@@ -93,10 +93,12 @@ class Observers:
         self._tell("row", step, values)
 
     def _tell(self, event: str, *what: object) -> None:
+        # A copy of the list, since `_drop` removes entries while this loop runs.
         for observer, callback in list(self._told[event]):
             try:
                 callback(*what)
-            except Exception as error:  # whatever a viewer's package or a full disk raises: watching is not the run
+            # Any error of a viewer's package, or a full disk: watching must never end the run.
+            except Exception as error:
                 self._drop(observer, error)
 
     def _drop(self, observer: Observer, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Some steps under torch's profiler: a trace to look at, and a table of what took longest."""
+"""Traces some steps with torch's profiler: a trace to look at, and a table of the operators that took longest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rewardlab.training.monitoring.observers import Observer
 logger = logging.getLogger("rewardlab")
 
 WARMUP_STEPS: Final = 2
-"""Steps before the traced ones: kernels are chosen and the profiler itself starts up in them."""
+"""Steps before the traced ones, in which kernels are chosen and the profiler itself starts."""
 MOST_OPERATORS: Final = 30
 """Rows of the table."""
 
@@ -31,7 +31,7 @@ def require_steps(num_traced: int, num_steps: int) -> None:
 
 
 class StepProfiler:
-    """Traces the macro-steps after `WARMUP_STEPS`, counted from the first one that this process does."""
+    """Traces the steps after `WARMUP_STEPS`, counted from the first one of this process."""
 
     def __init__(self, device: torch.device, folder: Path, *, num_traced: int) -> None:
         self.device = device
@@ -50,7 +50,7 @@ class StepProfiler:
         self._steps = 0
 
     def observer(self) -> Observer:
-        """What it wants to be told."""
+        """Return the observer to be told what happens."""
         return Observer(name="--profile", step_begins=self._begin, step_done=self._step_done, close=self._close)
 
     def _begin(self, step: int) -> None:
@@ -62,6 +62,7 @@ class StepProfiler:
         if self._running:
             self._steps += 1
             self._profiler.step()
+            # Stopped as soon as the trace is written, since the profiler slows every step down while it runs.
             if self.done:
                 self._stop()
 
@@ -75,12 +76,12 @@ class StepProfiler:
         self._running = False
         self._profiler.stop()
 
-    def _write(self, found: Any) -> None:
+    def _write(self, trace: Any) -> None:
         self.done = True
         self.folder.mkdir(parents=True, exist_ok=True)
-        found.export_chrome_trace(str(self.folder / "trace.json"))
+        trace.export_chrome_trace(str(self.folder / "trace.json"))
         sort_by = f"self_{'device' if self.device.type == 'cuda' else 'cpu'}_time_total"
-        table = found.key_averages().table(sort_by=sort_by, row_limit=MOST_OPERATORS)
+        table = trace.key_averages().table(sort_by=sort_by, row_limit=MOST_OPERATORS)
         write_text(self.folder / "operators.txt", table)
         logger.info(
             "profile: %d steps in %s (chrome://tracing or ui.perfetto.dev) and %s",

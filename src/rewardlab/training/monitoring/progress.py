@@ -1,4 +1,4 @@
-"""What the steps of a run did: one report a step, summed for the lines of the log and the rows of the record."""
+"""Sums up the steps of a run for the lines of the log and the rows of the record."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ logger = logging.getLogger("rewardlab")
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
-    """What one macro-step did."""
+    """The result of one step."""
 
     sums: Sums
     grad_norm: float
-    """Before clipping."""
+    """Norm of all gradients before clipping."""
     head_grad_norm: float
     throughput: Throughput
     lr: float
@@ -32,34 +32,34 @@ class StepReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StepReport:
-        """Inverse of `dataclasses.asdict`."""
+        """Return the report that `dataclasses.asdict` turned into `values`."""
         parts = {"sums": Sums(**values["sums"]), "throughput": Throughput.from_dict(values["throughput"])}
         return cls(**{**values, **parts})
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """Sums that are still open at some step; a checkpoint keeps them, so that a resumed run closes the same ones."""
+    """Sums that are still open at some step. A checkpoint keeps them, so that a resumed run closes the same sums."""
 
     window: list[StepReport] = field(default_factory=list)
     """Steps since the last line of the log; their sums are divided once."""
     since_evaluation: Throughput = field(default_factory=Throughput)
     total: Throughput = field(default_factory=Throughput)
-    """Of all steps."""
+    """All steps."""
 
     def add(self, report: StepReport) -> None:
-        """Count a step."""
+        """Add a step."""
         self.window.append(report)
         self.since_evaluation += report.throughput
         self.total += report.throughput
 
     def state(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the sums as JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Progress:
-        """Inverse of `state`."""
+        """Return the progress that `state` gave."""
         return cls(
             window=[StepReport.from_dict(report) for report in values["window"]],
             since_evaluation=Throughput.from_dict(values["since_evaluation"]),
@@ -67,7 +67,9 @@ class Progress:
         )
 
     def close_window(self, peak: Peak | None, peak_memory: int) -> tuple[int, dict[str, Any]]:
-        """(steps, columns of metrics.csv) of the window, after which a new one begins. `peak_memory` in bytes."""
+        """Return (number of steps, columns of metrics.csv) of the window, and begin a new one. `peak_memory` is in
+        bytes.
+        """
         reports, self.window = self.window, []
         sums = sum((report.sums for report in reports), Sums())
         throughput = sum((report.throughput for report in reports), Throughput())
@@ -77,6 +79,7 @@ class Progress:
             "train_accuracy": sums.accuracy,
             "train_margin": sums.mean_margin,
             "train_pairs": sums.comparisons,
+            # Norms have no weights, so they are averaged over steps; losses are sums that are divided once.
             "grad_norm": sum(report.grad_norm for report in reports) / len(reports),
             "lr": reports[-1].lr,
             "head_grad_norm": sum(report.head_grad_norm for report in reports) / len(reports),
@@ -84,16 +87,16 @@ class Progress:
 
 
 class Logbook:
-    """Sums up what steps did, and tells it: `progress` holds what has not been told yet."""
+    """Adds up steps, and logs and records the sums; `progress` holds what has not been logged yet."""
 
     def __init__(self, records: Records, *, num_steps: int, peak: Peak | None, device: torch.device) -> None:
-        """`peak` is what utilisation is measured against."""
+        """`peak` is the peak against which utilisation is measured; without it there is none."""
         self.progress = Progress()
         self._records, self._num_steps, self._peak, self._device = records, num_steps, peak, device
         self._programs = compiled_programs()
 
     def note_steps(self, step: int) -> Mapping[str, Any]:
-        """The row and the line of the steps since the last ones; the row's values."""
+        """Record and log the steps since the last time; return the values of the row."""
         num_steps, values = self.progress.close_window(self._peak, peak_memory(self._device))
         self._records.add(step, values)
         remaining = (self._num_steps - step) * values["seconds"] / num_steps
@@ -112,21 +115,21 @@ class Logbook:
         return values
 
     def note_budget(self, step: int, tried: int, budget: int) -> None:
-        """A step that did not fit into memory, and is computed again in smaller parts."""
+        """Log that a step did not fit into memory and is computed again in smaller micro-batches."""
         logger.warning(
             "step %d/%d  OUT OF MEMORY at --micro-token-budget %d; from here on %d, so set that",
             *(step, self._num_steps, tried, budget),
         )
 
     def note_loss_scale(self, step: int, value: float) -> None:
-        """A step that is computed again in float16."""
+        """Log that a step is computed again with a smaller loss scale."""
         logger.info(
             "step %d/%d  LOSS SCALE  gradients beyond float16's range; computed again with a loss scale of %g",
             *(step, self._num_steps, value),
         )
 
     def note_speed(self, step: int) -> None:
-        """The line about the speed of the steps since the last evaluation."""
+        """Log the speed of the steps since the last evaluation."""
         throughput, self.progress.since_evaluation = self.progress.since_evaluation, Throughput()
         if not throughput.steps:
             return
@@ -137,23 +140,23 @@ class Logbook:
             self._programs = compiled_programs()
 
     def closing_line(self) -> str:
-        """About all steps together."""
+        """Return a line about the speed of all steps together."""
         return closing_line(self.progress.total, self._peak, peak_memory(self._device))
 
 
 def duration(seconds: float) -> str:
-    """`3m05s`, or `7s`."""
+    """Return seconds as `3m05s`, or `7s`."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
 def compiled_programs() -> int:
-    """Programs made in this process so far."""
+    """Return how many programs torch.compile has made in this process so far."""
     return int(counters["stats"]["unique_graphs"])
 
 
 def growth_line(before: int, since: int) -> str:
-    """What a log says if programs were made after the count was `before`, at step `since`; empty if none were."""
+    """Return a line if programs were compiled since step `since`, when there were `before`; else an empty string."""
     now = compiled_programs()
     if now == before:
         return ""

@@ -1,7 +1,7 @@
-"""The run folder: metrics as CSV and JSONL, reward distributions, samples.
+"""Writes the files of a run folder: metrics as CSV and JSONL, reward distributions.
 
-Every file is replaced in one step, but for a new row of the metrics, which is appended by one write and flushed to the
-disk, as a warning is: a process that is killed leaves whole lines. Only a full disk or a loss of power may leave a torn
+Every file is replaced atomically. Only new rows of the metrics, and warnings, are appended, each by one write that is
+flushed to the disk, so a process that is killed leaves whole lines; a full disk or a loss of power may leave a torn
 last line. Rows of memory.csv and gpu.csv are not flushed.
 
 config.json                 the resolved configuration
@@ -81,21 +81,22 @@ class Records:
     """Collects rows by step and keeps the files of a run folder up to date."""
 
     def __init__(self, folder: Path, *, writes: bool = True) -> None:
-        """`writes` is off on all ranks but the first, which keep the rows to themselves."""
+        """`writes` is False on all ranks but the first; they keep rows in memory and write no files."""
         self.folder = folder
         self.writes = writes
         self.rows: dict[int, dict[str, float | None]] = {}
         self.distributions: dict[str, object] = {}
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """Merge values into the row of a step; a row behind all others is appended to both metric files.
+        """Merge values into the row of a step. A row after all others is appended to both metric files.
 
-        Raises KeyError for a value that is no column.
+        Raises KeyError for a value that is not a column.
         """
         unknown = set(values) - set(COLUMNS)
         if unknown:
             raise KeyError(f"not a column of metrics.csv: {sorted(unknown)}")
-        # The first row replaces what may be there; a row that changes, or comes late, moves what is behind it.
+        # Only a new last row can be appended. The first row replaces files of an earlier run, and a row that changes or
+        # is inserted makes both files be written anew.
         files = self.folder / "metrics.csv", self.folder / "metrics.jsonl"
         is_last = bool(self.rows) and step > max(self.rows) and all(file.is_file() for file in files)
         row = self.rows.setdefault(step, {"step": step})
@@ -104,18 +105,18 @@ class Records:
         self._write(rows, whole=not is_last)
 
     def rewind(self, rows: Iterable[Mapping[str, float | None]], step: int) -> None:
-        """Take up the record of a run as it was after `step`: `rows` is all of it, and what came later is removed.
+        """Restore the record as it was after `step`: `rows` is all of it, and files of later evaluations are removed.
 
-        Reward distributions are taken up by whoever has the scores (`restore_distributions`).
+        Reward distributions are restored by the caller, who has the scores (`restore_distributions`).
         """
         self.rows = {int(row["step"] or 0): current_columns(row) for row in rows}
         if not self.writes:
             return
         if self.rows:
             self._write([self.rows[number] for number in sorted(self.rows)], whole=True)
-        for found in (self.folder / "evals").glob("step_*"):
-            if (match := re.match(r"step_(\d+)\.", found.name)) and int(match[1]) > step:
-                remove(found)
+        for file in (self.folder / "evals").glob("step_*"):
+            if (match := re.match(r"step_(\d+)\.", file.name)) and int(match[1]) > step:
+                remove(file)
 
     def _write(self, rows: list[dict[str, float | None]], *, whole: bool) -> None:
         if not self.writes:
@@ -125,12 +126,12 @@ class Records:
         write(self.folder / "metrics.jsonl", "".join(to_json(row, indent=None) + "\n" for row in rows))
 
     def add_distribution(self, step: int, scores: Mapping[str, list[float]]) -> None:
-        """Scores of preferred (`chosen`) and other (`rejected`) replies at an evaluation."""
+        """Record the scores of preferred (`chosen`) and other (`rejected`) replies at an evaluation."""
         self.distributions[str(step)] = _finite(scores)
         self._write_distributions()
 
     def restore_distributions(self, found: Mapping[int, Mapping[str, list[float]]]) -> None:
-        """Begin with those of earlier evaluations, by their steps."""
+        """Replace the reward distributions by those `found` in earlier evaluations, by step."""
         self.distributions = {str(step): _finite(found[step]) for step in sorted(found)}
         self._write_distributions()
 

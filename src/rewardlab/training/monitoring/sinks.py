@@ -1,6 +1,7 @@
-"""Where the values of metrics.csv go besides: TensorBoard, or a service by its own package. The record is our JSONL.
+"""Sends the values of metrics.csv to viewers: TensorBoard, or a service by its own package.
 
-A package that is missing is an error before anything runs; a sink that fails later is dropped (see observers.py).
+The record is our own JSONL in any case. A missing package is an error before anything runs; a viewer that fails later
+is dropped (see observers.py).
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ from rewardlab.training.settings.config import Viewer
 logger = logging.getLogger("rewardlab")
 
 PROJECT: Final = "rewardlab"
-"""Project or experiment in a service, unless its own environment variable names another."""
+"""Name of the project or experiment in a service, unless its own environment variable gives another one."""
 GROUPS: Final = ("train_eval", "train", "eval", "gap")
-"""First words of columns by which viewers group them."""
+"""First words of columns, by which viewers group them."""
 HEADLINE: Final = ("eval_accuracy", "eval_loss", "eval_margin", "eval_ece", "train_loss")
-"""What TensorBoard's table of hyper-parameters shows."""
+"""Columns that TensorBoard's table of hyper-parameters shows."""
 MOST_PARAMETERS: Final = 100
-"""Parameters that MLflow takes at once."""
+"""The most parameters that MLflow accepts in one call."""
 
 
 def require_viewers(asked: Sequence[Viewer]) -> None:
-    """Raise ConfigError for a package that is not installed, or a service that lets nobody in: before there is a run
-    folder, and before anything is computed.
+    """Raise ConfigError if a package is not installed, or a service accepts no login.
+
+    Called before the run folder exists and before anything is computed.
     """
     for viewer in asked:
         if viewer not in ("auto", "none") and not _installed(viewer):
@@ -49,7 +51,7 @@ def require_viewers(asked: Sequence[Viewer]) -> None:
 
 
 def choose_viewers(asked: Sequence[Viewer]) -> tuple[Viewer, ...]:
-    """What `--report-to` means here: `auto` decided."""
+    """Return the viewers that `--report-to` means here, with `auto` decided."""
     if tuple(asked) != ("auto",):
         return tuple(asked)
     if _installed("tensorboard"):
@@ -61,11 +63,10 @@ def choose_viewers(asked: Sequence[Viewer]) -> tuple[Viewer, ...]:
 def open_sinks(
     viewers: Sequence[Viewer], folder: Path, settings: Mapping[str, object], *, resumed_at: int | None = None
 ) -> list[Observer]:
-    """An observer for each viewer; `settings` is the configuration as JSON, the run is named after its folder.
+    """Return an observer for each viewer.
 
-    With `resumed_at` the run goes on after that step.
-
-    Raises ConfigError where one cannot be started, a service without a login, say.
+    `settings` is the configuration as JSON; the run is named after its folder. `resumed_at` is the step after which a
+    resumed run goes on. Raises ConfigError if a viewer cannot be started, such as a service without a login.
     """
     opened: list[Observer] = []
     for viewer in viewers:
@@ -73,7 +74,9 @@ def open_sinks(
             continue
         try:
             opened.append(OPEN[viewer](folder, settings, resumed_at))
-        except Exception as error:  # every package has errors of its own
+        # Each package has errors of its own, and all of them mean that this viewer cannot be used.
+        except Exception as error:
+            # Closes the viewers that were opened before this one failed.
             with Observers(opened):
                 raise _not_started(viewer, error) from error
     return opened
@@ -82,13 +85,13 @@ def open_sinks(
 def _not_started(viewer: Viewer, error: Exception) -> ConfigError:
     first = (str(error).splitlines() or [""])[0]
     return ConfigError(
-        f"--report-to {viewer}: cannot be started ({type(error).__name__}: {first}). See to its login and settings, or "
+        f"--report-to {viewer}: cannot be started ({type(error).__name__}: {first}). Check its login and settings, or "
         f"leave it out."
     )
 
 
 def tag(column: str) -> str:
-    """`eval_loss` as `eval/loss`, `lr` as `run/lr`: viewers group names by what is before the stroke."""
+    """Return `eval_loss` as `eval/loss` and `lr` as `run/lr`: viewers group names by what is before the slash."""
     for group in GROUPS:
         if column.startswith(f"{group}_"):
             return f"{group}/{column.removeprefix(f'{group}_')}"
@@ -96,14 +99,16 @@ def tag(column: str) -> str:
 
 
 def scalars(values: Mapping[str, Any]) -> dict[str, float]:
-    """Those that are finite numbers, by their tags."""
+    """Return the values that are finite numbers, by their tags."""
     return {
         tag(name): float(value) for name, value in values.items() if value is not None and math.isfinite(float(value))
     }
 
 
 def _plain(settings: Mapping[str, object]) -> dict[str, bool | int | float | str]:
-    """Settings as viewers take them: lists as words, nothing for what is not set, text that any file can hold."""
+    """Return settings as viewers accept them: lists as words, unset ones left out, text escaped so that any file can
+    hold it.
+    """
     return {
         name: value if isinstance(value, (bool, int, float)) else visible(_words(value))
         for name, value in settings.items()
@@ -124,10 +129,10 @@ def _installed(package: str) -> bool:
 
 def _open_tensorboard(folder: Path, settings: Mapping[str, object], resumed_at: int | None) -> Observer:
     tensorboard: Any = importlib.import_module("torch.utils.tensorboard")
-    # What an earlier process wrote of later steps is shown no more: these steps come again.
+    # Hides what an earlier process wrote about later steps, since these steps are trained again.
     purge_step = None if resumed_at is None else resumed_at + 1
     writer = tensorboard.SummaryWriter(log_dir=str(folder / "tensorboard"), purge_step=purge_step)
-    # Not add_hparams: it would make a run of its own, in a folder below.
+    # Not SummaryWriter.add_hparams, which would show a second run in a folder below this one.
     for summary in tensorboard.summary.hparams(_plain(settings), {tag(column): 0.0 for column in HEADLINE}):
         writer.file_writer.add_summary(summary)
     lines = ["| setting | value |", "| --- | --- |"]
@@ -138,14 +143,16 @@ def _open_tensorboard(folder: Path, settings: Mapping[str, object], resumed_at: 
     def row(step: int, values: Mapping[str, Any]) -> None:
         for name, value in scalars(values).items():
             writer.add_scalar(name, value, step)
-        writer.flush()  # whoever watches sees it now
+        # Flushed at every row, so that somebody who watches sees it now and not after two minutes.
+        writer.flush()
 
     return Observer(name="TensorBoard", row=row, close=lambda failed: writer.close())
 
 
 def _sign_in_to_wandb() -> None:
     wandb: Any = importlib.import_module("wandb")
-    wandb.login()  # asks on a terminal, and raises where nobody can be asked; of no account if it is used offline
+    # Asks for a key on a terminal and raises where nobody can be asked; used offline, it needs no account.
+    wandb.login()
 
 
 def _open_wandb(folder: Path, settings: Mapping[str, object], _resumed_at: int | None) -> Observer:
@@ -169,7 +176,7 @@ def _open_trackio(folder: Path, settings: Mapping[str, object], _resumed_at: int
 
 
 def _find_mlflow() -> None:
-    """Ask its server for the experiment, which the runs of this process then belong to."""
+    """Ask MLflow's server for the experiment, to which the runs of this process then belong."""
     mlflow: Any = importlib.import_module("mlflow")
     if (number := os.environ.get("MLFLOW_EXPERIMENT_ID")) is not None:
         mlflow.set_experiment(experiment_id=number)
@@ -191,7 +198,7 @@ def _open_mlflow(folder: Path, settings: Mapping[str, object], _resumed_at: int 
 
 
 SIGN_IN: Final[Mapping[str, Callable[[], None]]] = {"wandb": _sign_in_to_wandb, "mlflow": _find_mlflow}
-"""Services that can say whether they let anybody in before there is a run. Any error is one."""
+"""Checks whether a service accepts a login before there is a run; any error means that it does not."""
 OPEN: Final[Mapping[str, Callable[[Path, Mapping[str, object], int | None], Observer]]] = {
     "tensorboard": _open_tensorboard,
     "wandb": _open_wandb,

@@ -1,1 +1,1 @@
-"""What a run can be told, and where defaults come from. Needs no torch."""
+"""The settings of a run, and where their defaults come from. Needs no torch."""

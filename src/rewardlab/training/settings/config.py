@@ -1,4 +1,4 @@
-"""Settings of the training room. Needs nothing but the standard library."""
+"""The settings of `rewardlab train`. Needs nothing but the standard library."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ WARMUP_RATIO = 0.05
 MOST_STEPS: Final = 1_000_000_000
 COUNTS: Final = (1, math.inf)
 FACTORS: Final = (0, 1_000_000)
-"""Lowest and highest: of a count, and of rates, β and λ, beyond which float32 has no numbers left for what they
-multiply."""
+"""Lowest and highest values: COUNTS of a count, FACTORS of learning rates, β and λ.
+
+Above a million, float32 has no numbers left for what they multiply.
+"""
 SHORTEST_INTERVAL: Final = 5
-"""Steps between evaluations at least, unless told otherwise: a short trial is to train, not to evaluate."""
+"""The default is at least this many steps between evaluations, so that a short trial run mostly trains."""
 Viewer = Literal["auto", "tensorboard", "wandb", "trackio", "mlflow", "none"]
 SchedulerName = Literal["cosine", "linear", "constant", "constant_with_warmup", "cosine_with_min_lr"]
 PresetName = Literal["none", "0.5b-trial", "3b-lora-shp", "7b-lora-shp", "full-finetuning", "proxy-rm", "plain"]
@@ -35,7 +37,7 @@ OptimizerName = Literal["adamw", "sgd", "adafactor", "adamw8bit"]
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
-    """What is minimised (formulas: docs/design/formulas.md)."""
+    """The loss that is minimised (formulas: docs/design/formulas.md)."""
 
     beta: float = 1.0
     """σ(beta · score difference) is the probability of the preferred reply."""
@@ -52,10 +54,12 @@ class LossConfig:
     kwise_loss: Literal["pairs", "plackett-luce"] = "pairs"
     """For K > 2: Bradley-Terry over the judged pairs, or Plackett-Luce over the ranking."""
     kwise_weight: Literal["prompt", "comparison"] = "prompt"
-    """For K > 2: each prompt counts once, or each comparison does."""
+    """For K > 2: whether each prompt counts once, or each comparison."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range."""
         require(self.beta > 0, f"--beta {self.beta}: must be above 0.")
+        # At ½ both directions would count the same, and nothing could be learned.
         require(
             0 <= self.label_smoothing < 0.5,
             f"--label-smoothing {self.label_smoothing}: must be at least 0 and below 0.5 (0.05 trains towards 0.95).",
@@ -71,18 +75,19 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """How the learning rate moves over a run."""
+    """The learning rate over a run."""
 
     lr_scheduler: SchedulerName = "cosine"
-    """Course of the learning rate after the warm-up: down to 0, to a part of it, or level."""
+    """Course of the learning rate after the warm-up: down to 0, down to a share of it, or constant."""
     warmup_steps: int | None = None
     """Steps in which the learning rate rises from 0; by default `warmup_ratio` of the run."""
     warmup_ratio: float | None = None
     """Share of the run in which the learning rate rises from 0; by default 0.05, and none for `constant`."""
     min_lr_ratio: float = 0.1
-    """Where `cosine_with_min_lr` ends, as a part of the learning rate."""
+    """Where `cosine_with_min_lr` ends, as a share of the learning rate."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range, and for settings that contradict each other."""
         require_between(self, warmup_steps=(0, MOST_STEPS))
         require(
             self.warmup_ratio is None or 0 <= self.warmup_ratio < 1,
@@ -91,7 +96,7 @@ class ScheduleConfig:
         )
         require(
             not (self.warmup_steps and self.warmup_ratio),
-            "--warmup-steps and --warmup-ratio say the same thing; give one of them.",
+            "--warmup-steps and --warmup-ratio set the same thing; give only one of them.",
         )
         require(
             self.lr_scheduler != "constant" or not (self.warmup_steps or self.warmup_ratio),
@@ -102,7 +107,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """How gradients move the weights."""
+    """How gradients change the weights."""
 
     optimizer: OptimizerName = "adamw"
     """AdamW; plain SGD, which keeps no state; Adafactor, which keeps little; or AdamW with moments in 8 bits (CUDA and
@@ -110,19 +115,22 @@ class OptimizerConfig:
     lr: float | None = None
     """Highest learning rate; by default 5e-6 for full fine-tuning, 5e-5 for LoRA and 1e-3 for the head alone."""
     differential_lr: bool = False
-    """Give the backbone, adapters included, a lower learning rate than the head. It must adapt: in one study all such
-    runs ended near 51 % accuracy."""
+    """Give the backbone, adapters included, a lower learning rate than the head. The backbone must adapt too: in one
+    study all runs with this ended near 51 % accuracy.
+    """
     backbone_lr_mult: float | None = None
-    """With `--differential-lr`, the backbone's learning rate as a part of `--lr`; by default 0.1."""
+    """With `--differential-lr`, the backbone's learning rate as a share of `--lr`; by default 0.1."""
     weight_decay: float = 0.01
-    """Weight decay, apart from the gradient; never on norms, biases and the head's bias."""
+    """Weight decay, decoupled from the gradient; never applied to norms, biases and the head's bias."""
     head_only_weight_decay: bool = False
-    """Decay the head alone."""
+    """Apply weight decay to the head alone."""
     max_grad_norm: float = 1.0
-    """Gradients longer than this are scaled down to it."""
+    """Largest gradient norm; larger gradients are scaled down to it."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range, and for an optimiser that needs `lr` without one."""
         require(self.lr is None or self.lr > 0, f"--lr {self.lr}: must be above 0.")
+        # SGD's step grows with the gradient, and Adafactor's with the size of the weights, so AdamW's rates do not fit.
         require(
             self.lr is not None or self.optimizer not in ("sgd", "adafactor"),
             f"--optimizer {self.optimizer}: the default learning rates are those of AdamW. Give one with --lr.",
@@ -140,7 +148,7 @@ class OptimizerConfig:
 
     @property
     def backbone_share(self) -> float:
-        """The backbone's learning rate over that of the head."""
+        """The backbone's learning rate divided by the head's."""
         if not self.differential_lr:
             return 1.0
         return BACKBONE_LR_MULT if self.backbone_lr_mult is None else self.backbone_lr_mult
@@ -148,12 +156,12 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """Steps, cadence and output; knows nothing of rewards."""
+    """Steps, cadence and output of a run."""
 
     compat: Literal["none", "trl"] = "none"
-    """Whose defaults hold for what flags and file leave out: rewardlab's, or those of TRL's RewardTrainer."""
+    """Whose defaults hold for settings that neither flags nor file give: rewardlab's, or TRL's RewardTrainer's."""
     preset: PresetName = "none"
-    """Settings from experience for what flags and file leave out; docs/presets.md says which for what."""
+    """Recommended settings, used where neither flags nor file give one; docs/presets.md says which for what."""
     output_dir: Path = Path("runs/reward-model")
     """Run folder: configuration, metrics, samples and the saved models."""
     overwrite: bool = False
@@ -184,37 +192,44 @@ class RunConfig:
     save_total_limit: int | None = None
     """`step_N/` folders kept, the newest ones; `best/` and the last step's are always kept."""
     resume: str | None = None
-    """Go on with an interrupted run: `auto` for the one in `--output-dir`, if there is one, or the folder of a run or
-    of one of its checkpoints, whose settings then hold."""
+    """Resume an interrupted run: `auto` for the one in `--output-dir`, if there is one, or the folder of a run or of
+    one of its checkpoints, whose settings then hold.
+    """
     reschedule: bool = False
-    """On resuming, let the learning rate follow the schedule of changed `--steps` from here on."""
+    """When resuming with changed `--steps`, let the learning rate follow the new schedule from here on."""
     checkpoints: bool = True
-    """Keep what an exact resume needs in `checkpoints/`: before each new `best/`, and as the next two say."""
+    """Keep what an exact resume needs in `checkpoints/`: before each new `best/`, and at the interval of
+    `--checkpoint-minutes` or `--checkpoint-every`.
+    """
     checkpoint_minutes: float = 15.0
-    """Minutes after which there is another checkpoint."""
+    """Minutes between checkpoints."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints, in place of minutes."""
+    """Steps between checkpoints, instead of minutes."""
     checkpoint_limit: int = 2
-    """Checkpoints kept while the run goes on, the newest ones; one of a finished run."""
+    """Checkpoints kept during the run, the newest ones; a finished run keeps one."""
     max_hours: float | None = None
-    """Stop after so many hours with a checkpoint and exit status 75, so that a batch job can queue itself again."""
+    """Stop after this many hours with a checkpoint and exit status 75, so that a batch job can queue itself again."""
     sharding: Literal["full", "hybrid", "none"] = "full"
-    """With many devices (torchrun): weights, gradients and optimiser in parts over all of them, or within each node, or
-    whole on each. `none` is fastest for what fits; only there one that runs out of memory makes all take less."""
+    """With several devices (torchrun): shard weights, gradients and optimiser over all of them, or within each node, or
+    keep them whole on each. `none` is fastest for what fits; only there do all go on with less memory when one runs out
+    of it.
+    """
     defer_gradient_sync: bool = False
-    """With `--sharding full` or `hybrid`: add gradients up once a step, not in every micro-batch; faster, and takes the
-    memory of all gradients."""
+    """With `--sharding full` or `hybrid`: sum gradients over the devices once a step, not in every micro-batch; faster,
+    but takes the memory of all gradients.
+    """
     early_stopping_metric: str = "eval_accuracy"
     """What decides which checkpoint is `best/`, and whether training stops: any column of metrics.csv. Equal
     accuracies are decided by the loss."""
     early_stopping_mode: Literal["auto", "max", "min"] = "auto"
-    """Whether more or less of it is better; `auto` knows accuracies, margins, losses and ECE."""
+    """Whether higher or lower values of it are better; `auto` knows accuracies, margins, losses and ECE."""
     early_stopping_patience: int | None = None
-    """Stop after so many evaluations in a row without a better one; by default never."""
+    """Stop after this many evaluations in a row without a better one; by default never."""
     early_stopping_min_delta: float = 0.0
     """By how much an evaluation must be better to count as better."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range, and for settings that contradict each other."""
         require(self.epochs > 0, f"--epochs {self.epochs}: must be above 0.")
         for name in ("checkpoint_minutes", "max_hours"):
             value = getattr(self, name)
@@ -241,53 +256,54 @@ class RunConfig:
         require(self.resume != "", "--resume: the name is empty; give auto, a run's folder or a checkpoint's.")
         require(
             not (self.resume and self.overwrite),
-            "--resume goes on with a run and --overwrite replaces it; give one of them.",
+            "--resume goes on with a run and --overwrite replaces it; give only one of them.",
         )
         require(
             not (self.reschedule and self.resume is None),
-            "--reschedule is about a run that goes on; give --resume with it.",
+            "--reschedule is for resuming a run; give --resume with it.",
         )
 
     @property
     def token_budget(self) -> int:
-        """`micro_token_budget` of a configuration in which it is decided."""
+        """`micro_token_budget` as a number of tokens, in a configuration in which `auto` is decided."""
         assert isinstance(self.micro_token_budget, int), "--micro-token-budget auto is decided before training"
         return self.micro_token_budget
 
     def interval(self, num_steps: int) -> int:
-        """Steps between the evaluations of a run of so many."""
+        """Return the steps between evaluations for a run of `num_steps`."""
         return self.eval_every or max(SHORTEST_INTERVAL, num_steps // 10)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorConfig:
-    """How a run is watched; changes no number of it."""
+    """How a run is monitored; changes none of its numbers."""
 
     report_to: tuple[Viewer, ...] = ("auto",)
-    """Who gets the values of metrics.csv as well, one or several; `auto` is TensorBoard where it is installed."""
+    """Viewers that also get the values of metrics.csv, one or several; `auto` is TensorBoard where it is installed."""
     profile_memory: bool = False
-    """Memory of every step, forward and backward apart, to `memory.csv`."""
+    """Write the memory of every step, forward and backward separately, to `memory.csv`."""
     track_gpu: bool = False
-    """Utilisation, memory, power and temperature of the run's GPU, sampled through NVML, to `gpu.csv`."""
+    """Write utilisation, memory, power and temperature of the run's GPU, sampled through NVML, to `gpu.csv`."""
     gpu_sample_interval_ms: int = 500
-    """Milliseconds between these samples."""
+    """Milliseconds between samples of the GPU."""
     profile: bool = False
     """Trace some steps with torch's profiler, to `profile/`."""
     profile_steps: int = 3
-    """How many, after two that warm up."""
+    """Steps to trace, after two steps that warm up."""
     batch_timeout_s: float = 60.0
     """Seconds to wait for the data of a step before the run ends with an error."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range, and for viewers that cannot be combined."""
         alone = [viewer for viewer in self.report_to if viewer in ("auto", "none")]
-        require(len(self.report_to) > 0, "--report-to: name one or several, or none.")
+        require(len(self.report_to) > 0, "--report-to: it is empty; name one or several viewers, or `none`.")
         require(
             not alone or len(self.report_to) == 1,
-            f"--report-to {' '.join(self.report_to)}: {' and '.join(alone)} stands alone.",
+            f"--report-to {' '.join(self.report_to)}: {' and '.join(alone)} cannot be given with others. Leave it out.",
         )
         require(
             len(set(self.report_to)) == len(self.report_to),
-            f"--report-to {' '.join(self.report_to)}: names one twice.",
+            f"--report-to {' '.join(self.report_to)}: a viewer is named twice. Name each once.",
         )
         require(self.batch_timeout_s > 0, f"--batch-timeout-s {self.batch_timeout_s}: must be above 0.")
         require_between(
@@ -311,13 +327,16 @@ class RewardTrainerConfig(Composed):
 
     @classmethod
     def of(cls: type[Trained], **settings: Any) -> Trained:
-        """The configuration with these settings by their flat names; a `preset` fills in what is not given, as the flag
-        does. Raises ConfigError as `Composed.of` does.
+        """Return the configuration with these settings, given by their flat names; a `preset` fills in what is not
+        given.
+
+        Raises ConfigError as `Composed.of` does.
         """
         made: Trained = super().of(**settings, **fill(settings))
         return made
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for settings of different sections that contradict each other, and without a model."""
         selection, reading = self.data.selection, self.data.reading
         loss, model = self.loss, self.model
         require_model(model.model, model_is="a hub model, a folder, or smollm2-135m-instruct")

@@ -1,8 +1,8 @@
-"""What holds where nothing is given: a preset (`--preset`), or another project's conventions (`--compat trl`).
+"""Fills in settings that are not given: from a preset (`--preset`), or from TRL's conventions (`--compat trl`).
 
-What flags and files say wins over both; what they change, and what cannot be matched, is printed. Reads that
-project's configuration files as well.
-Needs nothing but the standard library, since the command line reads it before anything else.
+Flags and files win over both. What is filled in, and what of TRL cannot be matched, is printed. TRL's configuration
+files are translated here too. Needs nothing but the standard library, since the command line reads it before anything
+else.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from rewardlab.training.settings.trl_keys import KEYS
 logger = logging.getLogger("rewardlab")
 
 BATCH_SIZE: Final = 8
-"""Of TRL, on each device."""
+"""TRL's default batch size, on each device."""
 TRL: Final[dict[str, object]] = {
     "max_seq_len": 1024,
     "overlong": "drop",
     "special_tokens_in_text": "keep",
     "lora_rank": 16,
     "lora_alpha": 32.0,
-    "lora_dropout": 0.0,  # 0.05 in name only: disable_dropout, on by default, sets the adapters' dropout to 0 too
+    # TRL names 0.05, but its disable_dropout, on by default, sets the dropout of adapters to 0 too.
+    "lora_dropout": 0.0,
     "lora_target_modules": ("peft-default",),
     "label_smoothing": 0.0,
     "epochs": 3.0,
@@ -53,7 +54,7 @@ NOT_MATCHED: Final[Mapping[str, str]] = {
     "1 / (width + 1)",
     "pad": "in TRL the embedding of the pad token gets no gradient, and a score is read before EOS where EOS pads",
 }
-"""Topic -> where a run with TRL's defaults still differs from TRL's own."""
+"""Topic -> how a run with TRL's defaults still differs from TRL's own."""
 
 DECIDES_EVALUATION: Final = ("eval_dataset", "eval_split", "eval_fraction")
 OURS: Final = tuple(settings_of(RewardTrainerConfig))
@@ -64,15 +65,16 @@ class Conventions:
 
     def __init__(self) -> None:
         self.settled: set[str] = set()
-        """Topics of NOT_MATCHED on which the file has decided."""
+        """Topics of NOT_MATCHED that the file has decided."""
         self.preset_in_file: object = None
         self.from_preset: dict[str, object] = {}
-        """What the preset filled in."""
+        """The settings that the preset filled in."""
 
     def translate(self, values: Mapping[str, object], where: str) -> dict[str, object]:
-        """A file by our names; one of TRL's is recognised by a key that only TRL has, and then implies `compat`.
+        """Return the values of a file by our names.
 
-        Raises ConfigError for what cannot be translated.
+        A file is TRL's if it has a key that only TRL has, which then implies `compat: trl`. Raises ConfigError for what
+        cannot be translated, and for a file that mixes TRL's names with ours and does not say `compat: trl`.
         """
         self.preset_in_file = values.get("preset")
         if not is_trl_file(values, OURS):
@@ -92,15 +94,16 @@ class Conventions:
         return {"compat": "trl", **made.settings}
 
     def complete(self, values: Mapping[str, object]) -> dict[str, object]:
-        """The settings with the preset or the conventions they ask for filled in.
+        """Return the settings with those of the preset, or of TRL's conventions, filled in.
 
-        Raises ConfigError for a preset beside conventions, and for one that has nothing left to say.
+        Raises ConfigError for a preset together with `compat: trl`, and for a preset that would change nothing.
         """
         self.from_preset, preset = fill(values), preset_of(values)
         if preset is not None and not self.from_preset and preset.name != self.preset_in_file:
             raise ConfigError(
-                f"--preset {preset.name} would change nothing: all its settings are given, and what is given wins over "
-                f"a preset. Leave it out, or take those settings out of the file (a run's config.json gives them all)."
+                f"--preset {preset.name} would change nothing: all its settings are given, and a given setting wins "
+                f"over a preset. Leave the preset out, or remove those settings from the file (a run's config.json has "
+                f"all of them)."
             )
         if values.get("compat") != "trl":
             return {**values, **self.from_preset}
@@ -111,6 +114,7 @@ class Conventions:
         changed = [
             f"{flag(name, value)} (not {show(default[name])})"
             for name, value in filled.items()
+            # Settings of LoRA do nothing without adapters, so they are not listed then.
             if value != default[name] and not (name.startswith("lora_") and not values.get("lora"))
         ]
         logger.info("compat trl: %s", ", ".join(changed) or "every setting is given")
@@ -122,7 +126,7 @@ class Conventions:
         return {**values, **filled}
 
     def tell(self, config: RewardTrainerConfig) -> None:
-        """Print what the preset set, and what was given instead."""
+        """Log what the preset set, and what was given instead."""
         preset = preset_of({"preset": config.run.preset})
         if preset is None:
             return
@@ -152,11 +156,10 @@ def _flag(name: str, value: object) -> str:
 def settle_reading(
     config: RewardTrainerConfig, rows: Sequence[tuple[str, Mapping[str, object]]]
 ) -> RewardTrainerConfig:
-    """With `compat trl`, what TRL decides by the rows: the chat template for messages, bare texts otherwise; margins.
+    """Return the configuration with what TRL decides by the rows, under `compat trl`: template and margins.
 
-    `rows` holds the first row of every dataset, with the dataset's name. Explicit settings stay.
-
-    Raises ConfigError if some datasets hold texts and others messages.
+    TRL uses the chat template for messages and bare texts otherwise. `rows` holds the name and the first row of every
+    dataset. Explicit settings stay. Raises ConfigError if some datasets hold texts and others messages.
     """
     if config.run.compat != "trl" or not rows:
         return config

@@ -1,8 +1,8 @@
-"""Presets: settings that experience supports, by the names of their fields (`--preset NAME`).
+"""Presets: settings that have proved themselves, by the names of their fields (`--preset NAME`).
 
-What is given, by flag or file, wins over a preset, a preset over the defaults. A preset says nothing about which
-model, data and folders. Where its values are from and how far to trust them: docs/presets.md. Needs nothing but
-the standard library.
+Settings given by flag or file win over a preset, and a preset wins over the defaults. A preset names no model, data or
+folders. docs/presets.md says where its values come from and how far to trust them. Needs nothing but the standard
+library.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ class Preset:
     source: str
     settings: Mapping[str, object]
     advice: str = ""
-    """What to change first if it does not fit."""
+    """What to change first if the preset does not fit."""
 
 
 STUDY_SMOOTHING: Final = 0.05
-"""Targets of 0.95 and 0.05, as the study's pages have it; its code computed y(1 − ε) + ε/2, which is 0.025 here."""
+"""Targets of 0.95 and 0.05, as the study's pages say; its code computed y(1 − ε) + ε/2, which would be 0.025 here."""
 
 SCHEDULE: Final[Mapping[str, object]] = {"lr_scheduler": "cosine", "warmup_ratio": 0.05}
 LORA_ON_SHP: Final[Mapping[str, object]] = {
     "lora": True,
-    "lora_target_modules": ("all-linear",),  # of Qwen and Llama the seven: q, k, v, o, gate, up, down
+    # For Qwen and Llama these are seven: q, k, v, o, gate, up and down.
+    "lora_target_modules": ("all-linear",),
     **SCHEDULE,
     "steps": 1000,
     "batch_size": 16,
@@ -126,15 +127,15 @@ PRESETS: Final[Mapping[str, Preset]] = {
 
 
 def preset_of(values: Mapping[str, object]) -> Preset | None:
-    """The preset that settings name; None if they name none, or none that there is."""
+    """Return the preset that settings name; None if they name none, or one that does not exist."""
     name = values.get("preset")
     return PRESETS.get(name) if isinstance(name, str) else None
 
 
 def fill(given: Mapping[str, object]) -> dict[str, object]:
-    """What the preset named in `given` adds to it: its settings but for those that were given, or said otherwise.
+    """Return the settings that the preset named in `given` adds: those that are not given, nor replaced by others.
 
-    Raises ConfigError where other conventions are asked for as well.
+    Raises ConfigError if `compat: trl` is given as well.
     """
     preset = preset_of(given)
     if preset is None:
@@ -152,7 +153,8 @@ def fill(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def _said_otherwise(name: str, given: Mapping[str, object], preset: Preset) -> bool:
-    """Epochs decide where a preset has steps; a learning rate is for adapters or for all weights; and so on."""
+    """Whether other given settings decide the same thing: epochs instead of steps, say."""
+    # The learning rate of a preset is for adapters or for all weights, so it is left out where the other one trains.
     if name == "lr":
         return "lora" in given and given["lora"] != preset.settings["lora"]
     if name in ("warmup_steps", "warmup_ratio") and given.get("lr_scheduler") == "constant":

@@ -1,6 +1,6 @@
-"""TRL's configuration files in our words: what `trl reward --config` reads, for `rewardlab train --config`.
+"""Translates TRL's configuration files: what `trl reward --config` reads, for `rewardlab train --config`.
 
-A key becomes a setting, needs nothing, or is named with what to do instead. Needs nothing but the standard library.
+Each key becomes a setting, needs nothing, or is named with what to do instead. Needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ VIEWERS: Final = get_args(Viewer)
 
 @dataclass(kw_only=True)
 class Translation:
-    """Settings by our names, a line for every key, and what was settled that TRL's conventions would say otherwise."""
+    """Settings by our names, a line for every key, and the topics that the file itself decided."""
 
     settings: dict[str, object] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
-    """Of the keys, as the file writes them where it uses an older name."""
+    """Key -> the older name under which the file has it."""
     settled: set[str] = field(default_factory=set)
-    """Topics of compat.NOT_MATCHED that the file itself decided."""
+    """Topics of conventions.NOT_MATCHED that the file itself decided."""
 
     def set(self, setting: str, value: object, key: str, value_there: object, remark: str = "") -> None:
-        """A key that becomes a setting."""
+        """Record a key that becomes a setting."""
         self.settings[setting] = value
         key = self.names.get(key, key)
         self.lines.append(f"{key}: {show(value_there)} -> {flag(setting, value)}{remark and f' ({remark})'}")
 
     def say(self, key: str, value_there: object, text: str) -> None:
-        """A key that becomes none."""
+        """Record a key that becomes no setting, and why."""
         self.lines.append(f"{self.names.get(key, key)}: {show(value_there)} -> no setting: {text}")
 
 
 def flag(setting: str, value: object) -> str:
-    """A setting as it would stand on the command line."""
+    """Return a setting as it would stand on the command line."""
     name = setting.replace("_", "-")
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
@@ -57,7 +57,7 @@ def flag(setting: str, value: object) -> str:
 
 
 def show(value: object) -> str:
-    """A value as YAML has it, near enough."""
+    """Return a value about as YAML writes it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple)):
@@ -71,10 +71,10 @@ def is_trl_file(values: Values, ours: Sequence[str]) -> bool:
 
 
 def translate(values: Values, ours: Sequence[str], *, where: str) -> Translation:
-    """The file in our words. Our own settings may stand in it beside TRL's.
+    """Return the file by our names. Our own settings may stand in it beside TRL's.
 
-    Raises ConfigError for a key that neither side knows, for a setting given under both names, and for data that
-    cannot be had as the file wants them.
+    Raises ConfigError for a key that neither side knows, for a setting given under both names, and for data that cannot
+    be read as the file asks.
     """
     own = {key: value for key, value in values.items() if key in ours and key not in KEYS}
     file = _by_current_names({key: value for key, value in values.items() if key not in own}, ours, where)
@@ -101,7 +101,7 @@ def _by_current_names(values: Values, ours: Sequence[str], where: str) -> dict[s
             near = did_you_mean(key, [*KEYS, *ours])
             raise ConfigError(f"{where}: {key!r} is a key neither of TRL nor of rewardlab.{near}")
         if (current := OLDER_NAMES.get(key, key)) in file:
-            raise ConfigError(f"{where}: {current} is there twice, also under another name. Keep one.")
+            raise ConfigError(f"{where}: {current} is given twice, once under another name. Keep one.")
         file[current] = value
     return file
 
@@ -112,6 +112,7 @@ def _by_current_names(values: Values, ours: Sequence[str], where: str) -> dict[s
 def _whole(file: Values, key: str, default: int, where: str) -> int:
     value = file.get(key, default)
     value = default if value is None else value
+    # In Python `true` is the whole number 1, which nobody means by it.
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigError(f"{where}: {key}: expected a whole number, got {value!r}.")
     return value
@@ -121,18 +122,19 @@ def _batch(file: Values, made: Translation, where: str) -> None:
     keys = ("per_device_train_batch_size", "gradient_accumulation_steps")
     if all(file.get(key) is None for key in keys):
         return
+    # A step of TRL's counts pairs on each device and in each accumulated batch; --batch-size counts all of them.
     factors = [_whole(file, keys[0], 8, where), _whole(file, keys[1], 1, where)]
     names, remark = list(keys), "with several devices in TRL: times their number"
     if (ranks := num_ranks()) > 1:
         factors, names, remark = [*factors, ranks], [*names, "WORLD_SIZE"], "of all processes together, as in TRL"
     made.set(
         *("batch_size", math.prod(factors), " x ".join(names), " x ".join(map(str, factors))),
-        remark=f"{remark}; memory is --micro-token-budget's business",
+        remark=f"{remark}; memory is set by --micro-token-budget",
     )
 
 
 def num_ranks() -> int:
-    """Processes that torchrun started for this run, each of which TRL gives a batch of its own."""
+    """Return the processes that torchrun started for this run. In TRL each of them has a batch of its own."""
     size = os.environ.get("WORLD_SIZE", "")
     return int(size) if re.fullmatch("[1-9][0-9]{0,5}", size) else 1
 
@@ -160,7 +162,7 @@ def _cadence(file: Values, made: Translation, where: str) -> None:
 
 
 def _steps(value: object, key: str, setting: str, made: Translation) -> None:
-    """A cadence in steps; TRL also takes a share of the run."""
+    """Record a cadence in steps; TRL also accepts a share of the run."""
     if isinstance(value, float) and value < 1:
         made.say(key, value, f"a share of the run; give {flag(setting, 'STEPS')}")
     else:
@@ -261,6 +263,7 @@ def _is_one_file(name: object) -> bool:
 def _best(file: Values, made: Translation) -> None:
     metric = file.get("metric_for_best_model")
     if metric is None and file.get("load_best_model_at_end"):
+        # The default of transformers, if the best model is to be loaded at the end.
         metric = "loss"
     name = f"eval_{str(metric).removeprefix('eval_')}"
     if name in ("eval_loss", "eval_accuracy", "eval_margin"):
@@ -328,9 +331,10 @@ def _adapters(file: Values, made: Translation, where: str) -> None:
 
 
 def _only_with_adapters(file: Values, made: Translation) -> None:
-    """Keys that do nothing in TRL without `use_peft`, and are refused here without --lora."""
+    """Record keys that do nothing in TRL without `use_peft`, and that are refused here without --lora."""
     adapted = bool(file.get("use_peft"))
     modules = file.get("lora_modules_to_save") or []
+    # The head, which TRL calls `score`, is always trained and saved here, so it needs no setting.
     others = tuple(name for name in (modules if isinstance(modules, (list, tuple)) else [modules]) if name != "score")
     kind = "nf4" if file.get("load_in_4bit") else "int8"
     quantized = "load_in_4bit" if kind == "nf4" else "load_in_8bit"

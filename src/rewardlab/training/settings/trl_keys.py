@@ -1,7 +1,7 @@
-"""The keys of TRL's configuration files: what they are called here, or what is said about them.
+"""The keys of TRL's configuration files: their names here, or what is said about them.
 
 Every key of TRL 1.16's `ScriptArguments`, `DatasetMixtureConfig`, `ModelConfig` and `RewardConfig` is in one of these
-tables; a test holds them against TRL where it is installed.
+tables; a test compares them with TRL where it is installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RENAMED: Final[Mapping[str, str]] = {
         )
     },
 }
-"""Keys whose values mean here what they mean in TRL; null leaves TRL's default."""
+"""Keys whose values mean the same here as in TRL; null leaves TRL's default."""
 
 OLDER_NAMES: Final[Mapping[str, str]] = {
     "evaluation_strategy": "eval_strategy",
@@ -34,12 +34,12 @@ OLDER_NAMES: Final[Mapping[str, str]] = {
     "activation_checkpointing": "gradient_checkpointing",
     "activation_checkpointing_kwargs": "gradient_checkpointing_kwargs",
 }
-"""Names that other versions of transformers and TRL have for a key, and the key."""
+"""Names that other versions of transformers and TRL have for a key -> the key."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remark:
-    """Keys that become no setting, what is said about them, and the values about which nothing need be said."""
+    """Keys that become no setting, what is said about them, and the values that need no remark."""
 
     keys: tuple[str, ...]
     text: str
@@ -47,7 +47,7 @@ class Remark:
 
 
 def _named(*lines: str) -> tuple[str, ...]:
-    """The words of all lines."""
+    """Return the words of all lines."""
     return tuple(word for line in lines for word in line.split())
 
 
@@ -153,7 +153,7 @@ HANDLED: Final = frozenset(
         "load_in_4bit load_in_8bit bnb_4bit_quant_type optim report_to",
     )
 )
-"""Keys with a rule of their own, in trl_file."""
+"""Keys with a rule of their own in trl_file."""
 
 KEYS: Final = frozenset({*RENAMED, *OLDER_NAMES, *HANDLED, *(key for remark in REMARKS for key in remark.keys)})
 """Every key that TRL knows."""
