@@ -133,16 +133,16 @@ FORMATS = ("jsonl", "jsonl.gz", "json", "csv", "parquet")
 
 @st.composite
 def changed_rows(draw: st.DrawFn) -> tuple[str, list[dict[str, Any]]]:
-    """A layout, and rows of it with any columns left out or of other values."""
-    layout = draw(st.sampled_from(sorted(GOOD)))
+    """A schema, and rows of it with any columns left out or of other values."""
+    schema = draw(st.sampled_from(sorted(GOOD)))
     rows = []
     for _ in range(draw(st.integers(0, 5))):
-        names = draw(st.lists(st.sampled_from([*GOOD[layout], *MORE]), max_size=3))
-        row = {**GOOD[layout], **{name: draw(VALUES) for name in names}}
+        names = draw(st.lists(st.sampled_from([*GOOD[schema], *MORE]), max_size=3))
+        row = {**GOOD[schema], **{name: draw(VALUES) for name in names}}
         for name in draw(st.lists(st.sampled_from(sorted(row)), max_size=1)):
             del row[name]
         rows.append(row)
-    return layout, rows
+    return schema, rows
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> Path | None:
@@ -204,16 +204,16 @@ def pairs_in(rows: list[dict[str, Any]]) -> int:
     return len({key for key in keys if key is not None}) + keys.count(None)
 
 
-def require_every_row(folder: Path, ending: str, layout: str, rows: list[dict[str, Any]]) -> None:
+def require_every_row(folder: Path, ending: str, schema: str, rows: list[dict[str, Any]]) -> None:
     """A good row and these: each is kept or dropped, or the file is refused in words."""
-    path = written(folder / f"a.{ending}", [GOOD[layout], *rows])
+    path = written(folder / f"a.{ending}", [GOOD[schema], *rows])
     if path is None:
         return
     found = account(path)
-    if found is not None and layout != "long":
+    if found is not None and schema != "long":
         assert found == 1 + len(rows)
-    if found is not None and layout == "long" and ending in ("jsonl", "jsonl.gz", "json"):
-        assert found == pairs_in([GOOD[layout], *rows])
+    if found is not None and schema == "long" and ending in ("jsonl", "jsonl.gz", "json"):
+        assert found == pairs_in([GOOD[schema], *rows])
 
 
 @pytest.mark.parametrize("ending", FORMATS)

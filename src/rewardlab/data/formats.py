@@ -1,7 +1,7 @@
 """One row of a public preference dataset -> a Preference, or the named cause why it cannot be used.
 
-Pure functions of their arguments; finding and reading files is the business of `sources`. The layout of a
-dataset is recognised by the columns of its first row (`LAYOUTS`), and every later row is read by that layout.
+Pure functions of their arguments; finding and reading files is the business of `sources`. The schema of a
+dataset is recognised by the columns of its first row (`SCHEMAS`), and every later row is read by that schema.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ParsedRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class Schema:
     """Columns by which a dataset is recognised, and the reader of its rows."""
 
     name: str
@@ -86,32 +86,32 @@ class Layout:
         return ", ".join(self.needed) + (f" and one of {'/'.join(self.one_of)}" if self.one_of else "")
 
     def fits(self, columns: Iterable[str]) -> bool:
-        """Whether rows with these columns have this layout."""
+        """Whether rows with these columns have this schema."""
         present = set(columns)
         return present.issuperset(self.needed) and (not self.one_of or not present.isdisjoint(self.one_of))
 
 
-def recognise(columns: Iterable[str], place: str) -> Layout:
-    """The first layout that fits the columns.
+def recognise(columns: Iterable[str], place: str) -> Schema:
+    """The first schema that fits the columns.
 
-    Raises DataError naming the columns found and the layouts accepted.
+    Raises DataError naming the columns found and the schemas accepted.
     """
     names = list(columns)
-    for layout in LAYOUTS:
-        if layout.fits(names):
-            return layout
+    for schema in SCHEMAS:
+        if schema.fits(names):
+            return schema
     near = [f"{name!r} as {meant!r}" for name in names if (meant := meant_column(name, names))]
     hint = f" Perhaps {', '.join(near)} is meant." if near else ""
-    accepted = "; ".join(f"{layout.columns} ({layout.name})" for layout in LAYOUTS)
+    accepted = "; ".join(f"{schema.columns} ({schema.name})" for schema in SCHEMAS)
     raise DataError(
-        f"{place}: the columns {', '.join(map(repr, names)) or '(none)'} are no known layout of preferences."
+        f"{place}: the columns {', '.join(map(repr, names)) or '(none)'} match no known schema of preferences."
         f"{hint} Rename them to one of: {accepted}."
     )
 
 
 def meant_column(name: str, present: Collection[str]) -> str | None:
-    """The column of a layout, not among those present, that a name of none looks like, whatever its case."""
-    known = dict.fromkeys(column for layout in LAYOUTS for column in (*layout.needed, *layout.one_of))
+    """The column of a schema, not among those present, that a name of none looks like, whatever its case."""
+    known = dict.fromkeys(column for schema in SCHEMAS for column in (*schema.needed, *schema.one_of))
     if name in known:
         return None
     by_case = {column.casefold(): column for column in known if column not in present}
@@ -119,17 +119,17 @@ def meant_column(name: str, present: Collection[str]) -> str | None:
     return by_case[near[0]] if near else None
 
 
-def read_rows(rows: Sequence[Row], *, layout: Layout, place: str, rules: Rules) -> ParsedRow:
+def read_rows(rows: Sequence[Row], *, schema: Schema, place: str, rules: Rules) -> ParsedRow:
     """The preference made of one row (of all rows of a pair in long-form data); `place` becomes its id.
 
     Raises UnusableRowError for rows to drop, DataError where a flag forbids dropping them.
     """
     for row in rows:
         require_bounded(row)
-        _require_fields(row, layout)
-    if layout is not LONG_FORM:
+        _require_fields(row, schema)
+    if schema is not LONG_FORM:
         (row,) = rows
-        return layout.read(row, place, rules)
+        return schema.read(row, place, rules)
     try:
         row = _join_pair(rows, rules.reading)
     except UnusableRowError as unusable:
@@ -138,7 +138,7 @@ def read_rows(rows: Sequence[Row], *, layout: Layout, place: str, rules: Rules) 
                 f"{place}: {unusable.detail}. Complete the pair, or drop such pairs with --incomplete-pairs drop."
             ) from unusable
         raise
-    return layout.read(row, place, rules)
+    return schema.read(row, place, rules)
 
 
 def seeded_generator(seed: int, name: str) -> np.random.Generator:
@@ -146,7 +146,7 @@ def seeded_generator(seed: int, name: str) -> np.random.Generator:
     return np.random.default_rng(int(sha256_text(f"{seed}\x1f{name}")[:32], 16))
 
 
-# --- layouts -------------------------------------------------------------------------------------------------
+# --- schemas -------------------------------------------------------------------------------------------------
 
 
 def _read_explicit(row: Row, place: str, rules: Rules) -> ParsedRow:
@@ -285,19 +285,19 @@ def _read_ranking(row: Row, kept: Sequence[int], num_replies: int) -> tuple[int,
     return tuple(kept.index(k) for k in order if k in kept)
 
 
-LONG_FORM = Layout(
+LONG_FORM = Schema(
     name="long form, two rows a pair",
     needed=("pair_id", "role"),
     one_of=("messages", *LONG_FORM_TEXTS),
     read=_read_long_form,
 )
-LAYOUTS = (
+SCHEMAS = (
     LONG_FORM,
-    Layout(name="K-wise", needed=("prompt", "responses"), one_of=("scores", "ranking"), read=_read_kwise),
-    Layout(name="judged replies", needed=("prompt", "replies", "comparisons"), read=_read_judged),
-    Layout(name="SHP", needed=("history", "human_ref_A", "human_ref_B", "labels"), read=_read_shp),
-    Layout(name="pairs", needed=("prompt", "chosen", "rejected"), read=_read_explicit),
-    Layout(name="whole conversations or HH transcripts", needed=("chosen", "rejected"), read=_read_implicit),
+    Schema(name="K-wise", needed=("prompt", "responses"), one_of=("scores", "ranking"), read=_read_kwise),
+    Schema(name="judged replies", needed=("prompt", "replies", "comparisons"), read=_read_judged),
+    Schema(name="SHP", needed=("history", "human_ref_A", "human_ref_B", "labels"), read=_read_shp),
+    Schema(name="pairs", needed=("prompt", "chosen", "rejected"), read=_read_explicit),
+    Schema(name="whole conversations or HH transcripts", needed=("chosen", "rejected"), read=_read_implicit),
 )
 """In the order in which they are tried."""
 
@@ -475,9 +475,9 @@ def _side(row: Row) -> object:
     return next(row[column] for column in ("messages", *LONG_FORM_TEXTS) if row.get(column) is not None)
 
 
-def _require_fields(row: Row, layout: Layout) -> None:
-    for column in layout.needed:
+def _require_fields(row: Row, schema: Schema) -> None:
+    for column in schema.needed:
         if row.get(column) is None:
             raise UnusableRowError("missing_field", f"no {column!r}")
-    if layout.one_of and all(row.get(column) is None for column in layout.one_of):
-        raise UnusableRowError("missing_field", f"none of {', '.join(map(repr, layout.one_of))}")
+    if schema.one_of and all(row.get(column) is None for column in schema.one_of):
+        raise UnusableRowError("missing_field", f"none of {', '.join(map(repr, schema.one_of))}")

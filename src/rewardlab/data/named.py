@@ -119,7 +119,7 @@ def require_sources(config: DataConfig, given: Given = NOTHING) -> None:
 
 
 def require_readable(names: Sequence[str], split: str) -> None:
-    """Raise DataError for a dataset that is not there, is empty, or begins with a row of no known layout.
+    """Raise DataError for a dataset that is not there, is empty, or begins with a row of no known schema.
 
     Hub data are not asked for, and of a large .json file nothing is read.
     """

@@ -47,7 +47,7 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True, repr=False)
 class TooDeep:
-    """In place of a value that is nested too deep to be kept; no layout has a use for one."""
+    """In place of a value that is nested too deep to be kept; no schema has a use for one."""
 
     def __repr__(self) -> str:
         return "a value nested too deep to keep"

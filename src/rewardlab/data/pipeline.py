@@ -18,7 +18,7 @@ from rewardlab.core.bars import bar
 from rewardlab.core.errors import DataError
 from rewardlab.data.bulk import render_all
 from rewardlab.data.chat import Renderer
-from rewardlab.data.formats import LAYOUTS, Rules
+from rewardlab.data.formats import SCHEMAS, Rules
 from rewardlab.data.readers import Source
 from rewardlab.data.sources import Mask, Tally, Unit, chosen_by_limit, open_units, parse_units
 from rewardlab.data.store import Columns, StoreWriter, encode
@@ -37,8 +37,8 @@ class Job:
     """What is to be done with the units of a dataset, the same for all of them."""
 
     source: Source
-    layout: str
-    """Name of the layout."""
+    schema: str
+    """Name of the schema."""
     rules: Rules
     renderer: Renderer | None
     """None: the rows are read and checked, and nothing more."""
@@ -57,8 +57,8 @@ class Done:
 
 def work(job: Job, units: tuple[Unit, ...]) -> Done:
     """A chunk of units as columns. Raises DataError as `parse_units` does."""
-    layout = next(layout for layout in LAYOUTS if layout.name == job.layout)
-    found, tally = parse_units(units, source=job.source, layout=layout, rules=job.rules)
+    schema = next(schema for schema in SCHEMAS if schema.name == job.schema)
+    found, tally = parse_units(units, source=job.source, schema=schema, rules=job.rules)
     columns = None
     if job.renderer is not None:
         preferences = [preference for preference in found if preference is not None]
@@ -82,8 +82,8 @@ def write_store(
 
     Raises DataError for what cannot be read or used.
     """
-    layout, units = open_units(source)
-    job = Job(source=replace(source, rows=None), layout=layout.name, rules=rules, renderer=renderer, overlong=overlong)
+    schema, units = open_units(source)
+    job = Job(source=replace(source, rows=None), schema=schema.name, rules=rules, renderer=renderer, overlong=overlong)
     tally = Tally()
     if limit is not None:
         kept = []

@@ -387,7 +387,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
     number = 0
     try:
         file = parquet.ParquetFile(path)
-        # No layout has a use for times, and Python has none after the year 9999.
+        # No schema has a use for times, and Python has none after the year 9999.
         times = [field.name for field in file.schema_arrow if is_time(field.type)]
         for batch in file.iter_batches(batch_size=PARQUET_ROWS):
             for row in batch.drop_columns(times).to_pylist():
@@ -398,7 +398,7 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _read_rows(source: Source) -> Iterator[tuple[int, Row]]:
-    """Rows in memory, a Preference as the mapping that its layout has."""
+    """Rows in memory, a Preference as the mapping that its schema has."""
     for number, row in enumerate(source.rows or (), start=1):
         if isinstance(row, Preference):
             yield number, asdict(row)

@@ -1,7 +1,7 @@
 """What a row holds: prompts, replies and numbers, or the named cause why they cannot be used.
 
 Every function takes a value as JSON, CSV or Parquet give it and raises `UnusableRowError` with a cause from
-`CAUSES` if it is not what the layout promises.
+`CAUSES` if it is not what the schema promises.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_REPLIES: Final = 256
 prompt or a reply, and replies."""
 
 CAUSES: Mapping[str, str] = {
-    "missing_field": "a column that the layout or a flag needs is absent or null",
+    "missing_field": "a column that the schema or a flag needs is absent or null",
     "reply_not_text": "a reply is neither text nor a list of messages",
     "empty_reply": "a reply ends in a turn without text",
     "identical_replies": "the replies to compare are the same text",

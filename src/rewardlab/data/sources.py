@@ -20,7 +20,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import parse_line, sha256_file
 from rewardlab.core.types import Preference
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.formats import LONG_FORM, Layout, ParsedRow, Rules, read_rows, recognise, seeded_generator
+from rewardlab.data.formats import LONG_FORM, ParsedRow, Rules, Schema, read_rows, recognise, seeded_generator
 from rewardlab.data.pairs import group_pairs
 from rewardlab.data.readers import Source, find_sources, has_lines, read_row_lines, read_source
 from rewardlab.data.rows import CAUSES, MAX_CHARACTERS, Row, UnreadRow, UnusableRowError
@@ -223,10 +223,10 @@ Unit = tuple[int, str | tuple[Row, ...]]
 """What becomes one preference: its number, and a line of JSON or its rows (two in long-form data)."""
 
 
-def open_units(source: Source) -> tuple[Layout, Iterator[Unit]]:
-    """(layout, all units) of a dataset, in order.
+def open_units(source: Source) -> tuple[Schema, Iterator[Unit]]:
+    """(schema, all units) of a dataset, in order.
 
-    Raises DataError if there are no rows or their layout is unknown, and for what cannot be read.
+    Raises DataError if there are no rows or their schema is unknown, and for what cannot be read.
     """
     lines = read_row_lines(source.path) if source.path and has_lines(source) else None
     rows = read_source(source) if lines is None else _parsed(source, lines)
@@ -241,13 +241,13 @@ def open_units(source: Source) -> tuple[Layout, Iterator[Unit]]:
     number, row = head[-1]
     if isinstance(row, UnreadRow):
         raise DataError(f"{source.label}: every row has more than {MAX_CHARACTERS:,} characters. Is it the right file?")
-    layout = recognise(row, f"{source.label}:{number}")
-    if layout is LONG_FORM:
-        return layout, group_pairs(chain(head, rows))
+    schema = recognise(row, f"{source.label}:{number}")
+    if schema is LONG_FORM:
+        return schema, group_pairs(chain(head, rows))
     units = ((number, (row,)) for number, row in chain(head, rows if lines is None else ()))
     if lines is None:
-        return layout, units
-    return layout, chain(units, ((number, line if isinstance(line, str) else (line,)) for number, line in lines))
+        return schema, units
+    return schema, chain(units, ((number, line if isinstance(line, str) else (line,)) for number, line in lines))
 
 
 def _parsed(source: Source, lines: Iterator[tuple[int, str | UnreadRow]]) -> Iterator[tuple[int, Row]]:
@@ -257,7 +257,7 @@ def _parsed(source: Source, lines: Iterator[tuple[int, str | UnreadRow]]) -> Ite
 
 
 def parse_units(
-    units: Iterable[Unit], *, source: Source, layout: Layout, rules: Rules
+    units: Iterable[Unit], *, source: Source, schema: Schema, rules: Rules
 ) -> tuple[list[Preference | None], Tally]:
     """(what became of each unit, the account): a preference, or None if it is dropped.
 
@@ -271,7 +271,7 @@ def parse_units(
             assert source.path is not None
             content = (parse_line(source.path, number, content),)
         try:
-            parsed = read_rows(content, layout=layout, place=place, rules=rules)
+            parsed = read_rows(content, schema=schema, place=place, rules=rules)
         except UnusableRowError as unusable:
             tally.drop(place, unusable)
             found.append(None)
@@ -290,8 +290,8 @@ def chosen_by_limit(rules: Rules, kept: int, limit: int | None) -> Numbers:
 
 def _load_source(source: Source, rules: Rules, limit: int | None) -> tuple[tuple[Preference, ...], SourceReport]:
     """The preferences of one dataset and the account of its rows."""
-    layout, units = open_units(source)
-    found, tally = parse_units(units, source=source, layout=layout, rules=rules)
+    schema, units = open_units(source)
+    found, tally = parse_units(units, source=source, schema=schema, rules=rules)
     kept = [preference for preference in found if preference is not None]
     preferences = tuple(kept[index] for index in chosen_by_limit(rules, len(kept), limit))
     report = tally.report(source, used=len(preferences), sha256=sha256_file(source.path) if source.path else None)
