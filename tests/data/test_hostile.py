@@ -88,11 +88,11 @@ def test_a_name_that_is_not_utf8_is_refused_as_it_can_be_shown(tmp_path: Path) -
 def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(pair(0)) + "\n" + line + "\n")
     with pytest.raises(
-        DataError, match=r"a.jsonl:2: cannot be read \(the key '(prompt|role)' stands twice in one object"
+        DataError, match=r"a.jsonl:2: cannot be read \(the key '(prompt|role)' appears twice in one object"
     ):
         load(tmp_path / "a.jsonl")
     (tmp_path / "a.json").write_text(f"[{line}]")
-    with pytest.raises(DataError, match="line 1: the key .* is there twice"):
+    with pytest.raises(DataError, match="line 1: the key .* appears twice"):
         load(tmp_path / "a.json")
 
 
