@@ -323,7 +323,8 @@ def saved_step(folder: Path) -> int | None:
     if spec.digests and spec.digests.get("provenance") != part_digests(spec)["provenance"]:
         raise ArtifactError(
             f"{folder / SPEC_FILE}: its provenance was changed after the model was saved. Restore {folder} from a "
-            f"copy, or go back to an earlier checkpoint with --resume RUN/{CHECKPOINTS}/step_N after moving {folder} away."
+            f"copy, or go back to an earlier checkpoint with --resume RUN/{CHECKPOINTS}/step_N after moving {folder} "
+            f"away."
         )
     step = spec.provenance.get("step")
     return step if isinstance(step, int) else None

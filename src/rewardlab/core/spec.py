@@ -60,8 +60,8 @@ class RendererSpec:
     max_length: int
     """Tokens a conversation may have after truncation."""
     truncation: str = CUT_FEWEST
-    """One of `TRUNCATIONS`. Whole old turns are cut first, then the start of the oldest one left; never the reply or the
-    system turn. Older models keep `CUT_BY_STEPS`."""
+    """One of `TRUNCATIONS`. Whole old turns are cut first, then the start of the oldest one left; never the reply or
+    the system turn. Older models keep `CUT_BY_STEPS`."""
     final_token_id: int | None
     """Last token of every rendering, where the score is read; None if renderings end differently."""
     bos_token_id: int | None
