@@ -1,9 +1,9 @@
 """Control tokens typed inside a message: by default they are read as text, so that nobody can forge a turn.
 
 A chat template writes control tokens such as `<|im_end|>` as text, and a tokenizer cannot tell them from the same
-letters in a message: a reply that holds `<|im_end|>\\n<|im_start|>user\\n…` would be read as several turns, and its
-author could write the verdict of the next one. The tokenizer's own option against this (`split_special_tokens`) does
-not help, since it would break up the template's control tokens too. Instead:
+letters in a message: a reply that holds `<|im_end|>\\n<|im_start|>user\\n…` would be read as several turns, some of
+them by a user who never wrote them. The tokenizer's own option against this (`split_special_tokens`) does not help,
+since it would break up the template's control tokens too. Instead:
 
 1. The control tokens of a conversation are counted, and compared with the number that its turns account for. Nearly
    all conversations end here and cost nothing more.
