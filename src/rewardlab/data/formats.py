@@ -273,8 +273,7 @@ def _read_comparison(entry: object, num_replies: int, reading: ReadingConfig) ->
     return replace(
         made,
         weight=made.weight * (1.0 if weight is None else weight),
-        margin=margin if margin is not None and made.label != 0.5 and not made.margin else
-        made.margin,
+        margin=margin if margin is not None and made.label != 0.5 and not made.margin else made.margin,
     )
 
 

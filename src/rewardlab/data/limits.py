@@ -57,7 +57,7 @@ def require_harmless(template: str) -> None:
         return
     for line, kind, text in tokens:
         if kind == "operator" and text == "**":
-            raise RenderError(f"line {line} of the chat template takes a power (**), which may run for ever. Remove it.")
+            raise RenderError(f"line {line} of the chat template takes a power, which may never finish. Remove it.")
         if kind in ("integer", "float") and float(text.replace("_", "")) > MAX_NUMBER:
             raise RenderError(
                 f"line {line} of the chat template names {text:.20}, which is above {MAX_NUMBER}. Lower it."
