@@ -80,7 +80,7 @@ def test_a_name_that_is_not_utf8_is_refused_as_it_can_be_shown(tmp_path: Path) -
     with pytest.raises(DataError, match=r"f\\xff.jsonl: its name is not UTF-8. Rename the file") as caught:
         load(path)
     str(caught.value).encode()
-    with pytest.raises(DataError, match="no name of a file has a null character"):
+    with pytest.raises(DataError, match="a file name cannot have a null character"):
         load("a\0b.jsonl")
 
 

@@ -126,7 +126,7 @@ class _Worker:
     """One process, and the job that it has loaded."""
 
     def __init__(self) -> None:
-        # An empty entry means the working directory, which a worker started with `-c` would resolve in its own way.
+        # An empty entry means the current directory. It is written out, so that the worker imports from the same one.
         path = [entry or str(Path.cwd()) for entry in sys.path]
         self._process = subprocess.Popen(
             [sys.executable, "-c", MAIN.format(path=path)],
