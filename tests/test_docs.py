@@ -32,7 +32,7 @@ from rewardlab.artifact.canaries import FAULTS
 from rewardlab.core.run_folder import PROBE_FILES, RUN_FILES
 from rewardlab.core.spec import SCORE_TOLERANCE, Canary, RendererSpec, RewardSpec
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.formats import LAYOUTS
+from rewardlab.data.formats import SCHEMAS
 from rewardlab.data.readers import EXTENSIONS
 from rewardlab.data.rows import CAUSES
 from rewardlab.data.sources import load_preferences
@@ -449,9 +449,9 @@ def test_the_pages_of_data_give_every_cause_and_extension() -> None:
     assert [extension for extension in EXTENSIONS if f"`{extension}`" not in page] == []
 
 
-def test_every_row_on_the_data_page_becomes_a_preference_and_no_layout_is_missing(tmp_path: Path) -> None:
+def test_every_row_on_the_data_page_becomes_a_preference_and_no_schema_is_missing(tmp_path: Path) -> None:
     examples = [rows_of(block.text) for block in blocks(read("data.md"), "json")]
-    layouts = set()
+    schemas = set()
     for number, rows in enumerate(examples):
         text = "".join(json.dumps(row) + "\n" for row in rows)
         path = tmp_path / f"{number}.jsonl"
@@ -459,8 +459,8 @@ def test_every_row_on_the_data_page_becomes_a_preference_and_no_layout_is_missin
         reading = ReadingConfig(max_drop_fraction=0.0)
         loaded = load_preferences([str(path)], split="train", reading=reading, seed=0, limit=None)
         assert len(loaded.preferences) == 1, text
-        layouts.add(next(layout.name for layout in LAYOUTS if layout.fits(rows[0])))
-    assert layouts == {layout.name for layout in LAYOUTS}
+        schemas.add(next(schema.name for schema in SCHEMAS if schema.fits(rows[0])))
+    assert schemas == {schema.name for schema in SCHEMAS}
 
 
 def rows_of(text: str) -> list[dict[str, Any]]:

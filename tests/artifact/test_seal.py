@@ -118,7 +118,7 @@ def test_canaries_that_were_changed_taken_away_or_emptied_are_named(copy):
         assert "canaries changed after" in refusals(copy)
     for nothing in ({"canaries": []}, {"canaries": None}):
         write_spec(copy, sound | nothing)
-        assert "it holds no canaries, so nothing could tell whether the scores are still those" in refusals(copy)
+        assert "it holds no canaries, so the scores of the model cannot be verified" in refusals(copy)
     write_spec(copy, {name: value for name, value in sound.items() if name != "canaries"})
     assert "it holds no canaries" in refusals(copy)
     with pytest.raises(ArtifactError, match="it holds no canaries"):

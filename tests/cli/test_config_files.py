@@ -99,7 +99,7 @@ def test_an_empty_file_says_nothing(tmp_path):
         ("run.yaml", "eval_split: no\n", r"eval_split: expected str, got False"),
         ("run.yaml", "eval-dataset: [1]\n", r"eval_dataset: expected str, got 1"),
         ("run.yaml", "precision: fp8\n", r"precision: 'fp8' is not one of 'auto', 'fp32', 'bf16'"),
-        ("run.yaml", "max-seq-len: 64\nmax_seq_len: 32\n", r"max_seq_len is there twice"),
+        ("run.yaml", "max-seq-len: 64\nmax_seq_len: 32\n", r"max_seq_len appears twice"),
         ("run.yaml", "- a\n- b\n", r"expected `name: value` lines, got a list"),
         ("run.yaml", "just text\n", r"expected `name: value` lines, got a str"),
         ("run.yaml", "a: [1\n", r"not valid YAML"),

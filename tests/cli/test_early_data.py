@@ -49,14 +49,14 @@ def files(tmp_path: Path) -> dict[str, str]:
 CASES = [
     ("train --dataset {missing}", "no such file"),
     ("train --dataset {empty}", "no rows"),
-    ("train --dataset {odd}", "no known layout"),
-    ("train --dataset {good} --eval-dataset {odd_csv}", "no known layout"),
-    ("train --dataset {good} --test-dataset {odd_json}", "no known layout"),
+    ("train --dataset {odd}", "no known schema"),
+    ("train --dataset {good} --eval-dataset {odd_csv}", "no known schema"),
+    ("train --dataset {good} --test-dataset {odd_json}", "no known schema"),
     ("train --dataset {good} --eval-split tset", "is one file and has no splits"),
     ("train --dataset {splits} --hf-split tset", "There is: "),
-    ("probe --dataset {odd_csv}", "no known layout"),
+    ("probe --dataset {odd_csv}", "no known schema"),
     ("probe --dataset {splits} --test-split tset", "There is: "),
-    ("eval --dataset {odd}", "no known layout"),
+    ("eval --dataset {odd}", "no known schema"),
     ("eval --dataset {splits} --hf-split tset", "There is: "),
 ]
 

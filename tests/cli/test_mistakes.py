@@ -34,7 +34,11 @@ ALL = "--eval-fraction 0 "
 @pytest.mark.parametrize(
     ("rows", "more", "message"),
     [
-        ([{"ask": "a", "good": "b"}], "", r"data\.jsonl:1: the columns 'ask', 'good' are no known layout.*Rename them"),
+        (
+            [{"ask": "a", "good": "b"}],
+            "",
+            r"data\.jsonl:1: the columns 'ask', 'good' match no known schema.*Rename them",
+        ),
         ([], "", r"data\.jsonl: no rows"),
         ([ROW | {"chosen": ""}] * 3, "", r"none of the 3 rows can be used:\n  empty_reply: 3 .*data\.jsonl:1"),
         ([TWO_PROMPTS], "", r"prompt_differs: 1 .*data\.jsonl:1: the sides part at turn 1"),

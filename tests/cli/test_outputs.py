@@ -43,7 +43,7 @@ def test_an_evaluation_replaces_no_file_of_others(saved, tmp_path, capsys):
     put(tmp_path / "app", {"manifest.json": '{"name": "an app"}'})
     data = write_pairs(tmp_path / "pairs.jsonl", 6)
     said = refusal(capsys, "eval", "--model", saved, "--dataset", data, "--output-dir", tmp_path / "app", "--overwrite")
-    assert "holds manifest.json, which no evaluation of rewardlab's wrote" in said
+    assert "holds manifest.json, which `rewardlab eval` did not write" in said
     assert (tmp_path / "app/manifest.json").read_text() == '{"name": "an app"}'
 
 
@@ -116,7 +116,7 @@ def test_files_of_others_are_never_removed(base_model, pairs_file, tmp_path, cap
     files = {name: FOREIGN[name] for name in names}
     put(tmp_path / "run", files)
     said = refusal(capsys, *short_run(base_model, tmp_path / "run"), "--dataset", pairs_file, *more)
-    assert re.match(rf"{tmp_path / 'run'} holds .*, which a run would replace, but no run of rewardlab's\.", said)
+    assert re.match(rf"{tmp_path / 'run'} holds .*, which a run would replace, but no rewardlab run\.", said)
     assert there(tmp_path / "run", files)
 
 
@@ -135,10 +135,10 @@ def test_what_others_put_into_the_folders_of_a_run_stays_when_it_is_replaced(
     main([*line, "--overwrite"])
     assert there(tmp_path / "run", added)
     assert not (tmp_path / "run/evals/step_99.scores.jsonl").exists(), "of the run that was replaced"
-    assert "evals: left as they are, since no run wrote them: mine.csv, mine.metrics.json" in caplog.text
+    assert "evals: not removed, since no run wrote them: mine.csv, mine.metrics.json" in caplog.text
     put(tmp_path / "run", {"step_7/notes.txt": "mine"})
     said = refusal(capsys, *line, "--overwrite")
-    assert said.startswith(f"{tmp_path / 'run/step_7'} is no reward model that a run saved")
+    assert said.startswith(f"{tmp_path / 'run/step_7'} is not a reward model that a run saved")
     assert (tmp_path / "run/best").exists() or (tmp_path / "run/step_2").exists()
 
 
@@ -152,7 +152,8 @@ def test_a_file_that_somebody_put_beside_a_saved_model_is_named_and_stays(base_m
         for name in ("notes.txt", "adapter/plot.png", "more/weights.pt"):
             put(model, {name: "mine"})
             said = refusal(capsys, *line, "--overwrite")
-            assert said.startswith(f"{model} holds {name}, which no run wrote, and would be removed with it. Move what")
+            expected = f"{model} holds {name}, which no run wrote and which would be removed with it. Move what"
+            assert said.startswith(expected)
             assert there(model, {name: "mine"})
             (model / name).unlink()
         (model / "link").symlink_to(tmp_path)
@@ -161,7 +162,7 @@ def test_a_file_that_somebody_put_beside_a_saved_model_is_named_and_stays(base_m
     spec = run / "best/reward_spec.json"
     text = spec.read_text()
     spec.write_text("{")
-    assert "So it cannot be told what in" in refusal(capsys, *line, "--overwrite")
+    assert "So it is unknown which files in" in refusal(capsys, *line, "--overwrite")
     spec.write_text(text)
     main([*line, "--overwrite"])
 

@@ -79,7 +79,7 @@ def test_what_is_no_lock_is_refused_and_stays_as_it_is(how, tmp_path):
         "socket": lambda: listener.bind(str(path)),
     }
     make[how]()
-    with pytest.raises(ConfigError, match="something else has that name"), only_process(folder, "--here"):
+    with pytest.raises(ConfigError, match="but this is not a lock"), only_process(folder, "--here"):
         pass
     listener.close()
     assert precious.read_text() == "three months of work"

@@ -1,4 +1,4 @@
-"""What tests of layouts share: one row, or a few, through the reader of its layout."""
+"""What tests of schemas share: one row, or a few, through the reader of its schema."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def read(
     data = from_mapping(DataConfig, settings, where="the test")
     bare = data.rendering.joins_texts
     rules = Rules(source="rows", reading=data.reading, seed=seed, kwise_loss=kwise_loss, bare=bare)
-    return read_rows(rows, layout=recognise(rows[0], place), place=place, rules=rules)
+    return read_rows(rows, schema=recognise(rows[0], place), place=place, rules=rules)
 
 
 def preference(*rows: Row, **settings: Any) -> Preference:

@@ -164,7 +164,7 @@ def test_a_damaged_entry_is_said_and_made_again(tmp_path: Path, caplog: pytest.L
     assert caplog.text == ""
     (tmp_path / "k" / "tokens.bin").write_bytes(b"1234")
     assert cache.make("k", write)[1] is True
-    assert "damaged (tokens.bin has changed); it is prepared again" in caplog.text
+    assert "damaged (tokens.bin has changed); the data are prepared again" in caplog.text
     assert cache.make("k", fail)[1] is False
 
 

@@ -104,7 +104,7 @@ def test_tokens_that_a_template_cannot_repeat_are_refused():
         build_renderer(tokenizer_with(f"$A {EOS}"), RenderingConfig(chat_template="concat"))
     without_eos = make_tokenizer(None)
     without_eos.eos_token = None
-    with pytest.raises(RenderError, match="no EOS to end a reply with"):
+    with pytest.raises(RenderError, match="has no EOS token"):
         build_renderer(without_eos, RenderingConfig(chat_template="concat"))
 
 

@@ -1,4 +1,4 @@
-"""Laws of reading one row: every layout gives the preference it means, every fault its own cause."""
+"""Laws of reading one row: every schema gives the preference it means, every fault its own cause."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from parsing import KWISE, PAIR, PROMPT, assistant, cause, preference, read, rep
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.formats import LAYOUTS, Rules, read_rows, recognise
+from rewardlab.data.formats import SCHEMAS, Rules, read_rows, recognise
 from rewardlab.data.rows import CAUSES, SHOWN_CHARACTERS, UnusableRowError
 
 SHP = {"history": "Why?", "human_ref_A": "a", "human_ref_B": "b", "labels": 1, "score_ratio": 3.0}
@@ -70,7 +70,7 @@ class TestPairs:
     def test_a_later_row_without_a_needed_column_is_dropped(self) -> None:
         rules = Rules(source="rows", reading=ReadingConfig(), seed=0)
         with pytest.raises(UnusableRowError, match="missing_field: no 'rejected'"):
-            read_rows([{"prompt": "a", "chosen": "b"}], layout=recognise(PAIR, "x:1"), place="x:2", rules=rules)
+            read_rows([{"prompt": "a", "chosen": "b"}], schema=recognise(PAIR, "x:1"), place="x:2", rules=rules)
 
     @pytest.mark.parametrize("reply", [5, {"role": "assistant", "content": "a"}, True, 1.5])
     def test_a_reply_that_is_no_text_is_dropped(self, reply: object) -> None:
@@ -253,15 +253,15 @@ class TestSHP:
 
 
 class TestRecognition:
-    @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-    def test_a_layout_is_recognised_by_its_columns_and_others_do_not_matter(self, layout: Any) -> None:
-        columns = [*layout.needed, *layout.one_of[-1:], "meta", "source"]
-        assert recognise(columns, "f:1") is layout
+    @pytest.mark.parametrize("schema", SCHEMAS, ids=lambda schema: schema.name)
+    def test_a_layout_is_recognised_by_its_columns_and_others_do_not_matter(self, schema: Any) -> None:
+        columns = [*schema.needed, *schema.one_of[-1:], "meta", "source"]
+        assert recognise(columns, "f:1") is schema
 
     def test_unknown_columns_are_an_error_with_place_columns_and_layouts(self) -> None:
         with pytest.raises(DataError, match=r"^rows\.jsonl:1: the columns 'question', 'good'") as caught:
             recognise(["question", "good"], "rows.jsonl:1")
-        assert all(layout.columns in str(caught.value) for layout in LAYOUTS)
+        assert all(schema.columns in str(caught.value) for schema in SCHEMAS)
 
 
 def test_details_are_short_whatever_the_row_holds() -> None:

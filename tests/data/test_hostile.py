@@ -80,7 +80,7 @@ def test_a_name_that_is_not_utf8_is_refused_as_it_can_be_shown(tmp_path: Path) -
     with pytest.raises(DataError, match=r"f\\xff.jsonl: its name is not UTF-8. Rename the file") as caught:
         load(path)
     str(caught.value).encode()
-    with pytest.raises(DataError, match="no name of a file has a null character"):
+    with pytest.raises(DataError, match="a file name cannot have a null character"):
         load("a\0b.jsonl")
 
 
@@ -88,11 +88,11 @@ def test_a_name_that_is_not_utf8_is_refused_as_it_can_be_shown(tmp_path: Path) -
 def test_a_key_that_stands_twice_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(pair(0)) + "\n" + line + "\n")
     with pytest.raises(
-        DataError, match=r"a.jsonl:2: cannot be read \(the key '(prompt|role)' stands twice in one object"
+        DataError, match=r"a.jsonl:2: cannot be read \(the key '(prompt|role)' appears twice in one object"
     ):
         load(tmp_path / "a.jsonl")
     (tmp_path / "a.json").write_text(f"[{line}]")
-    with pytest.raises(DataError, match="line 1: the key .* is there twice"):
+    with pytest.raises(DataError, match="line 1: the key .* appears twice"):
         load(tmp_path / "a.json")
 
 
@@ -133,16 +133,16 @@ FORMATS = ("jsonl", "jsonl.gz", "json", "csv", "parquet")
 
 @st.composite
 def changed_rows(draw: st.DrawFn) -> tuple[str, list[dict[str, Any]]]:
-    """A layout, and rows of it with any columns left out or of other values."""
-    layout = draw(st.sampled_from(sorted(GOOD)))
+    """A schema, and rows of it with any columns left out or of other values."""
+    schema = draw(st.sampled_from(sorted(GOOD)))
     rows = []
     for _ in range(draw(st.integers(0, 5))):
-        names = draw(st.lists(st.sampled_from([*GOOD[layout], *MORE]), max_size=3))
-        row = {**GOOD[layout], **{name: draw(VALUES) for name in names}}
+        names = draw(st.lists(st.sampled_from([*GOOD[schema], *MORE]), max_size=3))
+        row = {**GOOD[schema], **{name: draw(VALUES) for name in names}}
         for name in draw(st.lists(st.sampled_from(sorted(row)), max_size=1)):
             del row[name]
         rows.append(row)
-    return layout, rows
+    return schema, rows
 
 
 def written(path: Path, rows: list[dict[str, Any]]) -> Path | None:
@@ -204,16 +204,16 @@ def pairs_in(rows: list[dict[str, Any]]) -> int:
     return len({key for key in keys if key is not None}) + keys.count(None)
 
 
-def require_every_row(folder: Path, ending: str, layout: str, rows: list[dict[str, Any]]) -> None:
+def require_every_row(folder: Path, ending: str, schema: str, rows: list[dict[str, Any]]) -> None:
     """A good row and these: each is kept or dropped, or the file is refused in words."""
-    path = written(folder / f"a.{ending}", [GOOD[layout], *rows])
+    path = written(folder / f"a.{ending}", [GOOD[schema], *rows])
     if path is None:
         return
     found = account(path)
-    if found is not None and layout != "long":
+    if found is not None and schema != "long":
         assert found == 1 + len(rows)
-    if found is not None and layout == "long" and ending in ("jsonl", "jsonl.gz", "json"):
-        assert found == pairs_in([GOOD[layout], *rows])
+    if found is not None and schema == "long" and ending in ("jsonl", "jsonl.gz", "json"):
+        assert found == pairs_in([GOOD[schema], *rows])
 
 
 @pytest.mark.parametrize("ending", FORMATS)

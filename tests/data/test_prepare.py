@@ -262,7 +262,7 @@ def test_what_is_missing_shows_before_anything_is_prepared(config: RewardTrainer
     (tmp_path / "odd.jsonl").write_text('{"x": 1}\n')
     for changed, error, words in (
         ({"test_dataset": (str(tmp_path / "none.jsonl"),)}, DataError, "no such file"),
-        ({"eval_dataset": (str(tmp_path / "odd.jsonl"),)}, DataError, "no known layout"),
+        ({"eval_dataset": (str(tmp_path / "odd.jsonl"),)}, DataError, "no known schema"),
         ({"eval_split": "test"}, ConfigError, "is one file and has no splits"),
     ):
         with pytest.raises(error, match=words):

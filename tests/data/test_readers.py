@@ -73,7 +73,7 @@ class TestFiles:
         ("value", "message"),
         [
             ({"prompt": ["a"], "chosen": ["b", "c"]}, r"equal length; got prompt \(1\), chosen \(2\)"),
-            ({"version": 1, "rows": []}, r"got version \(no list\), rows \(0\)"),
+            ({"version": 1, "rows": []}, r"got version \(not a list\), rows \(0\)"),
             ("text", "got a JSON str"),
             ([pair(0), 5], r"f\.json:2: row 2 is int"),
         ],

@@ -1,1 +1,1 @@
-"""Judges score rows: intervals, metrics, calibration. Imports neither torch nor transformers."""
+"""Evaluates score rows: intervals, metrics, calibration. Imports neither torch nor transformers."""

@@ -1,11 +1,12 @@
-"""Expected calibration error of preference probabilities, and what it would be by chance.
+"""Expected calibration error (ECE) of preference probabilities, and its range under perfect calibration.
 
 Legend: N comparisons, B bins on [0, 1], H = B/2 bins on [½, 1], C clusters (prompts), R resamples.
 
-A comparison has no natural order, so each stands in for both: (p, y) and (1 − p, 1 − y) with weight one half, and the
-bins sum to N. The two halves of the diagram are then mirror images, so everything is computed on the upper half, from
-q = max(p, 1 − p) and the label turned with it; the middle bins' shared edge at p = ½, a tie of scores, carries no gap.
-That makes every number here the same for a comparison and for its swapped twin.
+The order of the two replies in a comparison is arbitrary, so each comparison is counted in both orders: as (p, y) and
+as (1 − p, 1 − y), each with weight one half, so that the weights of the bins sum to N. The two halves of the diagram
+are then mirror images, and everything is computed on the upper half, from q = max(p, 1 − p) and the label turned with
+it. At p = ½, a tie of scores, the two orders share an edge and their gaps cancel. As a result every number here is the
+same for a comparison and for the same comparison with its replies swapped.
 """
 
 from __future__ import annotations
@@ -31,13 +32,17 @@ from rewardlab.core.types import Estimate
 NUM_BINS = 10
 NUM_NULL_DRAWS = 1000
 MIN_COMPARISONS = 20
-"""Below this many an interval of ECE would be too wide to say anything (and hold the truth in 99 of 100 cases)."""
+"""Below this many comparisons ECE gets no interval: it would be too wide to be of use (its coverage is 99 %)."""
 NUM_NOISE_DRAWS = 1000
-"""Draws of the noise in the bins' gaps when an interval of ECE is found; half of them mirror the other half."""
+"""Draws of the noise in the gaps of the bins behind an interval of ECE. Half of them mirror the other half, so that the
+noise has a mean of exactly 0."""
 PRIOR_COMPARISONS = 1.0
-"""Added to each bin's comparisons, with the variance of a calibrated model's labels, when its noise is estimated."""
-_HALVINGS = 20  # of the range in which a limit is looked for
-_CHUNK_VALUES = 1 << 22  # bounds the memory of a chunk of redrawn labels to some tens of megabytes
+"""Comparisons added to each bin, with the label variance of a calibrated model, when its noise is estimated. Otherwise
+a bin of one comparison would have no noise."""
+# Bisection steps for a limit of the interval: each halves the range in which the limit lies.
+_HALVINGS = 20
+# Labels are redrawn in chunks of so many values, which limits their memory to some tens of megabytes.
+_CHUNK_VALUES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,32 +51,32 @@ class Bin:
 
     low: float
     high: float
-    """Edges; the edge nearer to ½ belongs to the bin, the other does not (but 0 and 1 do)."""
+    """The edges. The edge nearer to ½ belongs to the bin, the other one does not, except 0 and 1."""
     weight: float
-    """Comparisons in it, each counted one half for (p, y) and one half for (1 − p, 1 − y)."""
+    """Comparisons in the bin, each counted one half for (p, y) and one half for (1 − p, 1 − y)."""
     mean_probability: float
     mean_label: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """ECE beside the range it would have if the model were calibrated."""
+    """ECE, and the range it would have if the model were calibrated."""
 
     ece: float
     null_low: float
     null_high: float
-    """95 % of the ECEs of labels redrawn from the model's own probabilities lie in this range."""
+    """The central 95 % of the ECEs of labels redrawn from the model's own probabilities."""
     n: int
-    """Comparisons; the weights of the bins sum to it."""
+    """Number of comparisons, to which the weights of the bins sum."""
     bins: tuple[Bin, ...]
 
 
 def ece(p: Numbers, y: Numbers, *, bins: int = NUM_BINS) -> float:
-    """Expected calibration error Σ_b (n_b/N) |mean p − mean y| over B equal-width bins of the symmetrised pairs.
+    """Return the expected calibration error Σ_b (n_b/N) |mean p − mean y| over B equal-width bins of symmetrised pairs.
 
     `p` [N] are probabilities that the first reply is preferred, `y` [N] labels in [0, 1]. `bins` is even, because an
-    odd count has a middle bin in which mirror images cancel. NaN without comparisons. It is never negative and so
-    biased upwards: a calibrated model shows about 0.02 at N = 1,000.
+    odd count has a middle bin in which mirror images cancel. NaN without comparisons. ECE is never negative and
+    therefore biased upwards: a calibrated model shows about 0.02 at N = 1,000.
     """
     folded = _fold(p, y, bins)
     return _ece_of_totals(_bin_table(folded).sum(axis=0))
@@ -80,10 +85,10 @@ def ece(p: Numbers, y: Numbers, *, bins: int = NUM_BINS) -> float:
 def null_band(
     p: Numbers, *, bins: int = NUM_BINS, seed: int = 0, draws: int = NUM_NULL_DRAWS, level: float = 0.95
 ) -> tuple[float, float]:
-    """The central `level` of the ECEs that a calibrated model with these probabilities would show.
+    """Return the central range, of share `level`, of the ECEs of a calibrated model with these probabilities `p` [N].
 
-    Labels are redrawn independently as 0 or 1 with P(1) = p. Labels given as probabilities scatter less than that, so
-    for them the band is wider than need be.
+    Labels are redrawn independently as 0 or 1 with P(1) = p. Soft labels scatter less than that, so for them the band
+    is wider than necessary. NaN without comparisons.
     """
     probabilities = np.asarray(p, dtype=np.float64)
     if probabilities.size == 0:
@@ -95,7 +100,7 @@ def null_band(
 def calibrate(
     p: Numbers, y: Numbers, *, bins: int = NUM_BINS, seed: int = 0, draws: int = NUM_NULL_DRAWS
 ) -> Calibration:
-    """ECE, its null band and the reliability diagram of probabilities `p` [N] and labels `y` [N]."""
+    """Return ECE, its null band and the reliability diagram of probabilities `p` [N] and labels `y` [N]."""
     folded = _fold(p, y, bins)
     null_low, null_high = null_band(p, bins=bins, seed=seed, draws=draws)
     return Calibration(
@@ -116,13 +121,14 @@ def ece_estimate(
     level: float = 0.95,
     seed: int = 0,
 ) -> Estimate:
-    """ECE with an interval, by prompt where the keys in `clusters` [N] repeat.
+    """Return ECE with an interval, clustered by prompt where the keys in `clusters` [N] repeat.
 
-    An ECE is a sum of absolute values and so lies above the truth, the more the smaller the data are; for a calibrated
-    model the truth is 0, the end of its range. Bootstrap intervals miss it there. This one holds every true value
-    under which an ECE like the one seen is not among the extreme (1 − level)/2 on either side: hybrid resampling
-    (Chuang & Lai 2000, Statistica Sinica 10, 1-50), the gaps of the bins being normal around those that are likeliest
-    for that value. It is widened to hold the ECE itself. Fewer than 20 comparisons or 10 prompts get none.
+    ECE is a sum of absolute values, so it overestimates the truth, the more so the fewer the comparisons. For a
+    calibrated model the truth is 0, the end of the range, which bootstrap intervals miss. This interval instead holds
+    every true value under which the observed ECE is not among the extreme (1 − level)/2 on either side: hybrid
+    resampling (Chuang & Lai 2000, Statistica Sinica 10, 1-50), with the gaps of the bins distributed normally around
+    the likeliest gaps for that value. It is widened to hold the ECE itself. Fewer than 20 comparisons or 10 prompts get
+    no interval.
     """
     folded = _fold(p, y, bins)
     table = _bin_table(folded)
@@ -136,6 +142,7 @@ def ece_estimate(
     gap_H = table[:, :-1].mean(axis=0)
     noise_H = _noise(folded, table, gap_H)
     if repeated:
+        # Rows of one prompt may be right or wrong together. As for shares, the larger of the two variances is used.
         residuals_CH = totals[:, :-1] - gap_H * totals[:, -1:]
         noise_H = np.maximum(noise_H, np.square(residuals_CH).sum(axis=0) * n / (n - 1) / len(table) ** 2)
     low, high = _ece_limits(np.abs(gap_H), noise_H, tail=(1 - level) / 2, seed=seed)
@@ -146,7 +153,7 @@ def ece_estimate(
 
 
 def _noise(folded: _Folded, table: FloatArray, gap_H: FloatArray) -> FloatArray:
-    """[H] variances of the bins' mean gaps over independent comparisons, the number in a bin being random too."""
+    """Return [H] variances of the bins' mean gaps over independent comparisons, whose number in a bin is random too."""
     num_comparisons = len(table)
     count_H = np.bincount(folded.bin, minlength=folded.num_bins).astype(np.float64)
     filled_H = np.maximum(count_H, 1)
@@ -162,10 +169,10 @@ def _noise(folded: _Folded, table: FloatArray, gap_H: FloatArray) -> FloatArray:
 
 
 def _ece_limits(gap_H: FloatArray, noise_H: FloatArray, *, tail: float, seed: int) -> tuple[float, float]:
-    """The smallest and the largest ECE that the absolute gaps [H] seen, with such variances [H], do not contradict.
+    """Return the smallest and the largest ECE that the observed absolute gaps [H] with these variances [H] allow.
 
-    The likeliest gaps with a given sum are those seen, each moved in proportion to its variance and none beyond 0; so
-    one number, the `move`, goes through all candidates, from all zero (a calibrated model) upwards.
+    The likeliest gaps with a given sum are the observed ones, each moved in proportion to its variance but not below 0.
+    So a single number, the move, parametrises all candidates, from all zero (a calibrated model) upwards.
     """
     gap_H, noise_H = gap_H[noise_H > 0], noise_H[noise_H > 0]
     if not gap_H.size:
@@ -177,7 +184,8 @@ def _ece_limits(gap_H: FloatArray, noise_H: FloatArray, *, tail: float, seed: in
 
 
 def _last_candidate(gap_H: FloatArray, noise_H: FloatArray, noise_RH: FloatArray, *, share: float) -> float:
-    """The largest ECE under which no less than this share of the noisy ECEs are up to the one seen; 0 if none is."""
+    """Return the largest ECE under which at least this share of the noisy ECEs are at most the observed; 0 if none
+    is."""
     seen = gap_H.sum()
     lowest, highest = -float((gap_H / noise_H).max()), 20 / math.sqrt(float(noise_H.sum()))
     if (np.abs(noise_RH).sum(axis=1) <= seen).mean() < share:
@@ -197,7 +205,7 @@ class _Folded:
     probability: FloatArray
     """[N], in [½, 1]."""
     label: FloatArray
-    """[N]; ½ at p = ½, where the two orders share a bin and their labels average to it."""
+    """[N], ½ at p = ½, where the two orders share a bin and their labels average to ½."""
     bin: npt.NDArray[np.int64]
     """[N], index among the H upper bins."""
     num_bins: int
@@ -205,6 +213,7 @@ class _Folded:
 
 
 def _fold(p: Numbers, y: Numbers, bins: int) -> _Folded:
+    """Return comparisons turned so that the model prefers the first reply, from probabilities [N] and labels [N]."""
     assert bins >= 2, f"{bins} bins: at least 2"
     assert bins % 2 == 0, f"{bins} bins: an even number"
     probability, label = np.asarray(p, dtype=np.float64), np.asarray(y, dtype=np.float64)
@@ -217,14 +226,15 @@ def _fold(p: Numbers, y: Numbers, bins: int) -> _Folded:
     label = np.where(swapped, 1 - label, label)
     label = np.where(probability == 0.5, 0.5, label)
     half = bins // 2
+    # A probability of 1 belongs to the last bin and not to one beyond it.
     index = np.minimum((probability * bins).astype(np.int64), bins - 1) - half
     return _Folded(probability=probability, label=label, bin=index, num_bins=half)
 
 
 def _bin_table(folded: _Folded) -> FloatArray:
-    """[N, H + 1]: each comparison's gap p − y in the column of its bin, and a last column of ones.
+    """Return [N, H + 1]: each comparison's gap p − y in the column of its bin, and a last column of ones.
 
-    ECE is a function of the column sums alone, over any sub- or resample.
+    The ECE of any subsample or resample is a function of its column sums alone.
     """
     num_comparisons = folded.probability.size
     table = np.zeros((num_comparisons, folded.num_bins + 1))
@@ -238,7 +248,7 @@ def _ece_of_totals(totals: FloatArray) -> float:
 
 
 def _null_draws(folded: _Folded, *, draws: int, seed: int) -> FloatArray:
-    """[R] ECEs of labels redrawn from the probabilities."""
+    """Return [R] ECEs of labels redrawn from the probabilities."""
     generator = np.random.default_rng(seed)
     num_comparisons = folded.probability.size
     in_bin_NH = (folded.bin[:, None] == np.arange(folded.num_bins)) & (folded.probability != 0.5)[:, None]
@@ -253,6 +263,7 @@ def _null_draws(folded: _Folded, *, draws: int, seed: int) -> FloatArray:
 
 
 def _diagram(folded: _Folded) -> tuple[Bin, ...]:
+    """Return the B bins of the reliability diagram, the lower half being the mirror image of the upper."""
     half = folded.num_bins
     weight = np.bincount(folded.bin, minlength=half) / 2
     probability = np.bincount(folded.bin, folded.probability, half) / 2

@@ -1,7 +1,7 @@
-"""Warning signs of a run: which were seen at which step, and what to try. Judges the rows of metrics.csv alone.
+"""Warning signs of a run: which were seen at which step, and what to try, from the rows of metrics.csv alone.
 
-A sign is told when it appears, and again only after it was gone. No clock, no files, no torch: a running Trainer offers
-its rows one by one, and the history of a finished run is judged by the same code.
+A sign is reported when it appears, and again only after it was gone. Nothing here uses a clock, files or torch: a
+running trainer passes its rows one by one, and the history of a finished run is judged by the same code.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.analysis.signs import AT_EVALUATION, MOSTLY, WHILE_TRAINING, History, Look, RunFacts
 
 GONE: Final = 3
-"""Looks in a row that a sign must be gone before it is told again."""
+"""Consecutive checks without a sign after which it is reported again if it returns."""
 
 ADVICE: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -45,41 +45,41 @@ ADVICE: Final[Mapping[str, str]] = MappingProxyType(
         "truncated": "Raise --max-seq-len, or leave long rows out with --overlong drop.",
     }
 )
-"""Every sign, and what to try."""
+"""Name of every sign -> what to try."""
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WarningSign:
-    """What was seen at a step, and what to try."""
+    """A sign that was seen at a step, and what to try."""
 
     step: int
     name: str
     """A key of `ADVICE`."""
     text: str
-    """A sentence with the numbers."""
+    """What was seen: a sentence with the numbers."""
     advice: str
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON."""
+        """Return the sign as a JSON mapping."""
         return asdict(self)
 
     def line(self) -> str:
-        """For the log and the report."""
+        """Return the sign as one line for the log and the report."""
         return f"{self.name}: {self.text} {self.advice}"
 
 
 class Health:
-    """Is offered each row of a run and says what is new."""
+    """Judges the rows of a run as they come, and returns the signs that are new."""
 
     def __init__(self, facts: RunFacts) -> None:
         self.history = History(facts)
         self._gone: dict[str, int] = {}
-        """Sign that was told -> looks since it was last seen."""
+        """Sign that was reported -> checks since it was last seen."""
 
     def start(self, truncation: Mapping[str, tuple[int, int]]) -> list[WarningSign]:
-        """Signs in the data: name -> (replies whose prompt was cut, replies)."""
+        """Return signs in the data. `truncation` maps a name of data to (replies whose prompt was cut, replies)."""
         cut = {name: (part, of) for name, (part, of) in truncation.items() if of and part >= MOSTLY * of}
         if not cut:
             return []
@@ -87,14 +87,15 @@ class Health:
         return [self._sign("truncated", f"prompts were cut to fit the limit of tokens: {shares}.")]
 
     def judge_precisions(self, card: PrecisionCard) -> list[WarningSign]:
-        """Signs in the saved model: in half precision it has other margins, by more than the data leave open."""
+        """Return a sign if half precision changes the margins of the saved model beyond the interval of their mean."""
         return self._compare("other_precision", card)
 
     def judge_live(self, card: PrecisionCard) -> list[WarningSign]:
-        """The same of the chosen model as it was evaluated on the way."""
+        """Return a sign if the chosen model, as evaluated during training, differs as much from the saved one."""
         return self._compare("live_differs", card)
 
     def _compare(self, sign: str, card: PrecisionCard) -> list[WarningSign]:
+        """Return `sign` if the card has notable differences."""
         if not (notable := card.notable()):
             return []
         margin = card.margin
@@ -110,33 +111,35 @@ class Health:
         ]
 
     def offer(self, row: Row) -> list[WarningSign]:
-        """New signs after a row of metrics.csv, or after a part of it: values of one step may come one after the other.
+        """Return the new signs after a row of metrics.csv, or after a part of it: the values of one step may come in
+        parts.
 
-        Cells may be numbers, texts of numbers, empty or None. Rows come in the order of their steps.
+        Cells may be numbers, numbers as text, empty or None. Rows come in the order of their steps.
         """
         values = {name: number for name, cell in current_columns(row).items() if (number := _number(cell)) is not None}
         history = self.history
         history.step = int(values["step"])
-        found = []
+        new = []
         if "train_loss" in values or "train_nll" in values:
             history.add_trained(values)
-            found += self._look(WHILE_TRAINING)
+            new += self._look(WHILE_TRAINING)
         if "eval_loss" in values or "eval_accuracy" in values:
             history.evaluated.append(values)
-            found += self._look(AT_EVALUATION)
-        return found
+            new += self._look(AT_EVALUATION)
+        return new
 
     def _look(self, looks: Mapping[str, Look]) -> list[WarningSign]:
-        found = []
+        """Return the signs that these checks see and that were not reported lately."""
+        new = []
         for name, look in looks.items():
             text = look(self.history)
             if text is None:
                 self._gone[name] = self._gone.get(name, GONE) + 1
             else:
                 if self._gone.get(name, GONE) >= GONE:
-                    found.append(self._sign(name, text))
+                    new.append(self._sign(name, text))
                 self._gone[name] = 0
-        return found
+        return new
 
     def _sign(self, name: str, text: str) -> WarningSign:
         return WarningSign(step=self.history.step, name=name, text=text, advice=ADVICE[name])
@@ -145,17 +148,20 @@ class Health:
 def judge(
     rows: Iterable[Row], facts: RunFacts | None = None, *, truncation: Mapping[str, tuple[int, int]] | None = None
 ) -> list[WarningSign]:
-    """Every sign of a whole history, in the order in which it would have been told; facts are guessed without."""
+    """Return every sign of a whole history, in the order in which a running trainer would have reported them.
+
+    Without `facts`, they are derived from the rows.
+    """
     rows = list(rows)
     health = Health(facts or _facts_of(rows))
-    found = health.start(truncation or {})
+    signs = health.start(truncation or {})
     for row in rows:
-        found += health.offer(row)
-    return found
+        signs += health.offer(row)
+    return signs
 
 
 def _facts_of(rows: Sequence[Row]) -> RunFacts:
-    """The last row is the end; the warm-up ends where the learning rate is highest."""
+    """Derive the facts of a run: it ends at the last row, and its warm-up ends where the learning rate is highest."""
     steps = [int(number) for row in rows if (number := _number(row.get("step"))) is not None]
     rates = [(rate, row) for row in rows if (rate := _number(row.get("lr"))) is not None]
     highest = max(rates, key=lambda entry: entry[0], default=(0.0, {"step": 0}))
@@ -164,7 +170,7 @@ def _facts_of(rows: Sequence[Row]) -> RunFacts:
 
 
 def _number(cell: Any) -> float | None:
-    """A finite number, or None."""
+    """Return a cell as a finite number, or None."""
     try:
         number = float(cell)
     except (TypeError, ValueError):

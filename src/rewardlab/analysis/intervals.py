@@ -1,16 +1,20 @@
-"""Formulas of intervals for shares and means over prompts, on arrays: [data sets, prompts] to [data sets].
+"""Formulas of intervals for shares and means over prompts, from arrays [data sets, prompts] to arrays [data sets].
+
+Many data sets at once, because the simulations that check the coverage of these formulas evaluate thousands.
 
 Legend: D data sets, C clusters (prompts), M rows in all. Cluster c has `sizes` m_c rows, which sum to s_c (`sums`) and
 whose squares sum to `squares`. The estimate is the ratio p = Σ s_c / Σ m_c with residuals e_c = s_c − p·m_c. Its
-variance is found twice:
+variance is estimated twice:
 
-    by rows alike   rows of a prompt have one correlation ρ (analysis of variance: Donner 1986), so that the variance of
-                    s_c is σ²·S_c with S_c = m_c (1 + (m_c − 1)ρ): much steadier where a few prompts hold most rows
-    by residuals    Σ e_c² / (1 − m_c/M) / M² (Cochran 1977, chapter 6; the divisor: Bell & McCaffrey 2002), which
-                    asks for no such thing
+    by rows alike   assumes that any two rows of a prompt have the same correlation ρ (analysis of variance: Donner
+                    1986), so that the variance of s_c is σ²·S_c with S_c = m_c (1 + (m_c − 1)ρ). This estimate is
+                    much more stable where a few prompts hold most rows.
+    by residuals    Σ e_c² / (1 − m_c/M) / M² (Cochran 1977, chapter 6; the divisor: Bell & McCaffrey 2002). This
+                    estimate needs no such assumption.
 
-The larger one counts. Where every prompt has one row, both are the usual s²/n, and nothing here differs from the
-textbook. Which formula is used for what was decided by simulation (benchmarks/coverage.py; docs/design/intervals.md).
+The larger of the two is used. Where every prompt has one row, both are the usual s²/n, and nothing here differs from
+the textbook. Which formula is used for what was decided by simulation (benchmarks/coverage.py;
+docs/design/intervals.md).
 """
 
 from __future__ import annotations
@@ -25,11 +29,15 @@ from scipy.special import ndtri, stdtrit
 FloatArray = npt.NDArray[np.float64]
 
 PRIOR_PROMPTS = 0.3
-"""Of a share: how much of a prompt of average size, wholly right or wrong, is added when ρ is estimated.
+"""For a share: the part of a prompt of average size, all of whose rows are right or all wrong, that is added to the
+data when ρ is estimated.
 
-With few failures ρ is often found to be 0 by accident; 0.3 keeps coverage at 0.97 above 93 % and disappears with C."""
+With few failures the estimate of ρ is often 0 by chance, and the interval too narrow. With 0.3, intervals of a share of
+0.97 cover the truth in more than 93 % of simulations, and the effect vanishes as C grows."""
 _TINY = 1e-300
-_STRAIGHT = 1e-8  # skewness below which Hall's transformation is the identity to float64
+"""Lowest divisor, in place of 0."""
+# Below this skewness Hall's transformation equals the identity in float64, and its inverse would divide by almost 0.
+_STRAIGHT = 1e-8
 
 
 class Limits(NamedTuple):
@@ -41,7 +49,7 @@ class Limits(NamedTuple):
 
 
 def wilson_limits(share: FloatArray, n: FloatArray, *, level: float) -> Limits:
-    """Wilson's interval of a share of n independent 0/1 outcomes; n need not be whole.
+    """Return Wilson's interval of a share of n independent 0/1 outcomes; n need not be a whole number.
 
     Centre (p + z²/2n) / (1 + z²/n), half width z/(1 + z²/n) · √(p(1 − p)/n + z²/4n²); it lies inside [0, 1] and is
     never empty. Source: Wilson (1927), JASA 22, 209-212.
@@ -57,22 +65,26 @@ def wilson_limits(share: FloatArray, n: FloatArray, *, level: float) -> Limits:
 
 
 def share_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, level: float) -> Limits:
-    """A share of outcomes in [0, 1]: Wilson's interval for as many plain and independent outcomes as these are worth.
+    """Return an interval of a share of outcomes in [0, 1]: Wilson's, for the effective number of independent outcomes.
 
-    They are worth n = p(1 − p) / (variance of p). Ties and soft outcomes vary less than wins and losses, so they are
-    worth more than their number, rows of a prompt less: n is then M over the design effect (Kish 1965). Source of the
-    idea: Korn & Graubard (1998), Survey Methodology 24, 193-201; compared with its rivals by Franco, Little, Louis &
-    Slud (2019), J. Survey Statistics and Methodology 7, 334-364; with ρ in the design effect by Saha, Miller & Wang
-    (2016), Int. J. Biostatistics 12(2). `PRIOR_PROMPTS`, and one prompt that varies like wins and losses, are ours.
+    The effective number is n = p(1 − p) / (variance of p). Ties and soft outcomes vary less than wins and losses, so it
+    is larger than their number. Rows of one prompt are correlated, so it is smaller: n is then M over the design effect
+    (Kish 1965). Source of the idea: Korn & Graubard (1998), Survey Methodology 24, 193-201; compared with its rivals by
+    Franco, Little, Louis & Slud (2019), J. Survey Statistics and Methodology 7, 334-364; with ρ in the design effect by
+    Saha, Miller & Wang (2016), Int. J. Biostatistics 12(2). Two details are ours: `PRIOR_PROMPTS`, and one more prompt
+    that varies like wins and losses.
     """
     own = _Clusters.of(sums, squares, sizes)
     plain = own.value * (1 - own.value)
     row = np.maximum(squares.sum(-1) / own.total - np.square(own.value), 0.0)
+    # One prompt that varies like wins and losses is added. Without it, outcomes that do not vary (all ties) would be
+    # worth infinitely many outcomes and have an interval of width 0.
     row = (own.count * row + plain) / (own.count + 1)
     alike = np.clip(own.correlation(prior=PRIOR_PROMPTS * own.typical_size / 4), 0.0, 1.0)
     effect = own.spread(alike).sum(-1) / own.total
     by_rows_alike = row * effect / own.total
-    # The residuals of plain outcomes, one a prompt, would add the N/(N − 1) that Wilson's interval does not have.
+    # With one row a prompt, the estimate by residuals has a factor N/(N − 1) that Wilson's interval does not have.
+    # Plain outcomes must give exactly Wilson's interval, so it is left out there.
     single = (sizes == 1).all(-1)
     variance = np.where(single, by_rows_alike, np.maximum(by_rows_alike, own.by_residuals()))
     worth = np.where(plain > 0, plain / np.maximum(variance, _TINY), own.total / effect)
@@ -80,9 +92,10 @@ def share_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, le
 
 
 def loss_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, level: float) -> Limits:
-    """The mean of values with a long tail on one side, such as losses: Hall's transformation of the t statistic.
+    """Return an interval of the mean of values with a long tail on one side, such as losses, by Hall's transformation.
 
-    Student's interval misses such means upwards, at 10 to 40 rows in a tenth to a fifth of all cases. Source: Hall
+    Student's interval lies below the true mean of such values too often: at 10 to 40 rows in a tenth to a fifth of all
+    cases. Source: Hall
     (1992), J. Royal Statistical Society B 54, 221-228 (his cubic), with t quantiles and the adjusted skewness.
     """
     own = _moments(sums, squares, sizes)
@@ -90,10 +103,10 @@ def loss_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, lev
 
 
 def mean_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, level: float) -> Limits:
-    """The mean of values of any shape: the wider limit, on each side, of Student's and Hall's interval.
+    """Return an interval of the mean of values of any shape: on each side, the wider limit of Student's and Hall's.
 
-    Hall's alone is too narrow for symmetric values with heavy tails, whose sample skewness is noise; Student's alone is
-    too narrow for skewed ones.
+    Hall's alone is too narrow for symmetric values with heavy tails, whose sample skewness is noise. Student's alone is
+    too narrow for skewed values.
     """
     own, quantile = _moments(sums, squares, sizes), _student(sizes, level)
     skewed, reach = _skewed(own, own.error_by_residuals, quantile=quantile), quantile * own.error
@@ -101,18 +114,19 @@ def mean_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, lev
 
 
 class _Moments(NamedTuple):
-    """Of p, arrays [D]."""
+    """Moments of the estimate p, arrays [D]."""
 
     value: FloatArray
     error: FloatArray
-    """Standard error, the larger one."""
+    """Standard error by the larger of the two variances."""
     error_by_residuals: FloatArray
     skewness: FloatArray
-    """γ."""
+    """γ, the skewness of p."""
 
 
 def _moments(sums: FloatArray, squares: FloatArray, sizes: FloatArray) -> _Moments:
-    if (sizes == 1).all():  # the same in fewer steps, since this is the usual case
+    # One row a prompt is the usual case. The general code below gives the same numbers in more steps.
+    if (sizes == 1).all():
         count = sizes.shape[-1]
         value = sums.mean(-1)
         residuals = sums - value[:, None]
@@ -121,61 +135,68 @@ def _moments(sums: FloatArray, squares: FloatArray, sizes: FloatArray) -> _Momen
     own = _Clusters.of(sums, squares, sizes)
     alike, variance = own.by_rows_alike()
     by_residuals, spread = own.by_residuals(), own.spread(alike)
-    # All prompts are alike once standardised; what they add to the third moment of p goes by S_c.
+    # Standardised residuals are assumed to have one distribution for all prompts. A prompt then contributes to the
+    # third moment of p in proportion to S_c^1.5.
     skewness = _skewness(own.residuals / np.sqrt(spread * (1 - own.part)))
     skewness = skewness * (spread**1.5).sum(-1) / spread.sum(-1) ** 1.5
     return _Moments(own.value, np.sqrt(np.maximum(variance, by_residuals)), np.sqrt(by_residuals), skewness)
 
 
 def _skewness(residuals: FloatArray) -> FloatArray:
-    """[D] adjusted skewness (Joanes & Gill 1998, G₁ without its centring) of residuals [D, C]; 0 where all are 0."""
+    """Return [D] adjusted skewness (Joanes & Gill 1998, G₁ without its centring) of residuals [D, C]; 0 if all are
+    0."""
     count, largest = residuals.shape[-1], np.abs(residuals).max(-1)
-    scaled = residuals / np.where(largest > 0, largest, 1.0)[:, None]  # so that no power is too small for float64
+    # Scaled by the largest, so that the third power of small residuals does not underflow in float64.
+    scaled = residuals / np.where(largest > 0, largest, 1.0)[:, None]
     square = np.maximum(np.square(scaled).mean(-1), 0.5 / count)
     skewness: FloatArray = (scaled**3).mean(-1) / square**1.5 * (np.sqrt(count * (count - 1)) / (count - 2))
     return skewness
 
 
 def _skewed(own: _Moments, error: FloatArray, *, quantile: float) -> Limits:
-    """Hall's limits: f(T) = T + γT²/3 + γ²T³/27 + γ/6 is Student's where T = (p − μ)/error has skewness γ."""
+    """Return Hall's limits, from the quantiles of Student's distribution: f(T) = T + γT²/3 + γ²T³/27 + γ/6 has it
+    approximately where T = (p − μ)/error has skewness γ.
+    """
     low, high = (own.value - error * _inverse(y, own.skewness) for y in (quantile, -quantile))
     return Limits(own.value, low, high)
 
 
 def _inverse(y: float, skewness: FloatArray) -> FloatArray:
-    """The T with f(T) = y."""
+    """Return the T with f(T) = y, where f is Hall's transformation (see `_skewed`)."""
     third, moved = skewness / 3, y - skewness / 6
     straight = np.abs(third) < _STRAIGHT
     return np.where(straight, moved, (np.cbrt(1 + 3 * third * moved) - 1) / np.where(straight, 1.0, third))
 
 
 def _student(sizes: FloatArray, level: float) -> float:
-    """Quantile of Student's distribution with C − 1 degrees of freedom."""
+    """Return the quantile of Student's distribution with C − 1 degrees of freedom for a two-sided interval."""
     return float(stdtrit(sizes.shape[-1] - 1, (1 + level) / 2))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Clusters:
-    """What the formulas share; arrays [D, C], or [D] where a prompt is not meant."""
+    """Quantities that the formulas share: [D, C] where there is one for each prompt, otherwise [D]."""
 
     sizes: FloatArray
+    """[D, C] m_c, the rows of each prompt."""
     residuals: FloatArray
-    """e_c."""
+    """[D, C] e_c."""
     part: FloatArray
-    """m_c / M."""
+    """[D, C] m_c / M."""
     total: FloatArray
-    """M."""
+    """[D] M."""
     value: FloatArray
-    """p."""
+    """[D] p."""
     typical_size: FloatArray
-    """Donner's n₀: the size of a prompt, less where sizes differ."""
+    """[D] Donner's n₀: the mean size of a prompt, reduced where sizes differ."""
     between: FloatArray
-    """Sum of squares between prompts."""
+    """[D] sum of squares between prompts."""
     within: FloatArray
-    """Sum of squares within them."""
+    """[D] sum of squares within prompts."""
 
     @classmethod
     def of(cls, sums: FloatArray, squares: FloatArray, sizes: FloatArray) -> _Clusters:
+        """Return the quantities from [D, C] sums, sums of squares and numbers of rows of the prompts."""
         total = sizes.sum(-1)
         value = sums.sum(-1) / total
         residuals = sums - value[:, None] * sizes
@@ -196,31 +217,34 @@ class _Clusters:
         return int(self.sizes.shape[-1])
 
     def mean_squares(self, prior: FloatArray | float = 0.0) -> tuple[FloatArray, FloatArray]:
-        """Between prompts, with a sum of squares added, and within."""
+        """Return [D] mean squares between prompts, with `prior` added to their sum of squares, and [D] within
+        prompts."""
         return (self.between + prior) / (self.count - 1), self.within / np.maximum(self.total - self.count, 1)
 
     def correlation(self, prior: FloatArray | float = 0.0) -> FloatArray:
-        """ρ of two rows of a prompt, by analysis of variance; 1 where no rows differ at all."""
+        """Return [D] ρ, the correlation of two rows of a prompt by analysis of variance; 1 where all rows are equal."""
         between, within = self.mean_squares(prior)
         scale = between + (self.typical_size - 1) * within
         return np.where(scale > 0, (between - within) / np.maximum(scale, _TINY), 1.0)
 
     def spread(self, alike: FloatArray) -> FloatArray:
-        """S_c."""
+        """Return [D, C] S_c, from ρ [D]."""
         spread: FloatArray = self.sizes * (1 + (self.sizes - 1) * alike[:, None])
         return spread
 
     def by_residuals(self) -> FloatArray:
-        """Variance of p."""
+        """Return [D] the variance of p by residuals."""
         variance: FloatArray = (np.square(self.residuals) / (1 - self.part)).sum(-1) / np.square(self.total)
         return variance
 
     def by_rows_alike(self) -> tuple[FloatArray, FloatArray]:
-        """ρ, as far below 0 as the largest prompt allows, and the variance of p."""
-        found = self.correlation()
-        lowest = -0.9 / np.maximum(self.sizes.max(-1) - 1, 1)  # at −1 in its place a sum would not vary at all
-        alike = np.clip(found, lowest, 1.0)
+        """Return [D] ρ, no lower than the largest prompt allows, and [D] the variance of p by rows alike."""
+        correlation = self.correlation()
+        # At −1/(m − 1) the sum of a prompt of m rows would not vary at all. 0.9 of that keeps its variance above 0.
+        lowest = -0.9 / np.maximum(self.sizes.max(-1) - 1, 1)
+        alike = np.clip(correlation, lowest, 1.0)
         between, within = self.mean_squares()
         row = within + (between - within) / self.typical_size
-        row = np.where(found > lowest, row, (self.between + self.within) / (self.total - 1))
+        # Where ρ was clipped, the analysis of variance does not hold, and the plain variance of the rows is used.
+        row = np.where(correlation > lowest, row, (self.between + self.within) / (self.total - 1))
         return alike, row * self.spread(alike).sum(-1) / np.square(self.total)

@@ -1,6 +1,6 @@
-"""Linear Bradley–Terry models on fixed features: convex, so each has one answer, and fitted in seconds.
+"""Linear Bradley–Terry models on fixed features: convex, so each has one solution, and fitted in seconds.
 
-Many models are fitted at once, one a column: the folds and penalties of a cross-validation, bootstrap replicates,
+Many models are fitted at once, one in each column: the folds and penalties of a cross-validation, bootstrap replicates,
 the sizes of a learning curve. They differ only in the weights of the comparisons and in the penalty, so a step of
 L-BFGS for all of them is two matrix products.
 
@@ -24,26 +24,27 @@ from rewardlab.core.types import TokenGroup
 
 FloatArray = npt.NDArray[np.float64]
 Matrix = Any
-"""A dense array or a scipy.sparse matrix: what `@`, `.T` and elementwise squares are defined for."""
+"""A dense array or a scipy.sparse matrix."""
 
 TOLERANCE = 1e-9
-"""Fitting stops where the objective is certainly within this of its minimum, in nats a comparison."""
+"""Fitting stops once the objective is provably within this of its minimum, in nats per comparison."""
 ROUGH = 1e-4
-"""Enough to compare penalties by."""
+"""Tolerance that suffices to compare penalties."""
 MAX_ITERATIONS = 5000
+"""Iterations of L-BFGS after which a fit fails."""
 MEMORY = 8
 """Pairs of steps and gradient changes that L-BFGS keeps."""
 SUFFICIENT = 1e-4
 """Share of the predicted decrease that a step must reach (Armijo's rule)."""
 PENALTIES = tuple(float(penalty) for penalty in np.geomspace(1e-3, 1e2, 11))
-"""Candidates of the cross-validation, for features whose differences have mean square 1."""
+"""Candidates of the cross-validation, suited to features whose differences have a mean square of 1."""
 MAX_ENTRIES = 20_000_000
-"""Comparisons × columns computed at a time."""
+"""Most comparisons × columns that are computed at a time, to limit memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparisons:
-    """What linear models are fitted to: differences of features with their labels, weights and prompts."""
+    """The data of linear models: differences of features with their labels, weights and prompts."""
 
     differences: Matrix
     """[C, F] features of the first reply minus those of the second."""
@@ -54,11 +55,12 @@ class Comparisons:
     weights: FloatArray
     """[C] at least 0."""
     prompts: npt.NDArray[np.intp]
-    """[C] index of the prompt; what is counted together."""
+    """[C] index of the prompt, the unit that is counted."""
     prompt_keys: tuple[str, ...]
     """[P]."""
     roots: npt.NDArray[np.intp]
-    """[P] index of the root; what is drawn and held out together. Roots are numbered as their prompts first occur."""
+    """[P] index of the root, the unit that is drawn and held out. Roots are numbered in the order of their first
+    prompts."""
 
     @property
     def num_roots(self) -> int:
@@ -73,16 +75,16 @@ class Comparisons:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossValidation:
-    """What cross-validation over roots found."""
+    """The result of a cross-validation over roots."""
 
     penalty: float
     """The candidate with the smallest held-out loss."""
     losses: dict[float, float]
     """Candidate -> mean held-out negative log-likelihood."""
     theta_FK: FloatArray
-    """Coefficients with the chosen penalty, one column a fold: fitted without it."""
+    """[F, K] coefficients with the chosen penalty. Column k is fitted without fold k."""
     fold_P: npt.NDArray[np.intp]
-    """Which column's fold each prompt belongs to."""
+    """[P] the fold of each prompt, an index of a column."""
 
     @property
     def num_folds(self) -> int:
@@ -98,10 +100,10 @@ class CrossValidation:
 def compare(
     groups: Sequence[TokenGroup], features_RF: Matrix, roots_G: npt.NDArray[np.int64] | None = None
 ) -> Comparisons:
-    """The judgements of the groups, over features of all their replies in order (R replies, F features).
+    """Return the comparisons of the groups, from features [R, F] of all their replies in order.
 
-    `roots_G` has the same number for groups that belong together, among them all of one prompt; without it no two
-    prompts do.
+    `roots_G` has the same number for groups that belong together, among them all groups of one prompt. Without it,
+    each prompt is a root of its own.
     """
     first, second, judged, keys = [], [], [], []
     root_of: dict[str, int] = {}
@@ -136,30 +138,33 @@ def fit(
     start_FB: FloatArray | None = None,
     tolerance: float = TOLERANCE,
 ) -> FloatArray:
-    """[F, B] coefficients that minimise Σ w·ℓ / Σ w + penalty/2 · ‖θ‖², each column with its weights and penalty.
+    """Return [F, B] coefficients that minimise Σ w·ℓ / Σ w + penalty/2 · ‖θ‖², each column with its weights and
+    penalty.
 
     ℓ is the Bradley–Terry loss with margin (docs/design/formulas.md) at β = 1. The problem is strictly convex for
-    penalties above 0; columns are computed apart from each other, so their company changes nothing but rounding.
+    penalties above 0. Columns are independent of each other, so fitting them together changes only rounding.
 
-    Raises DataError if a column has no weight at all, or does not converge.
+    Raises DataError if all weights of a column are 0, or if it does not converge.
     """
     if not (weights_CB.sum(0) > 0).all():
         raise DataError("no comparison has any weight, so there is nothing to fit. Look at the weights of the data.")
     num_columns = weights_CB.shape[1]
-    found = np.zeros((data.differences.shape[1], num_columns))
+    theta_FB = np.zeros((data.differences.shape[1], num_columns))
     block = max(1, MAX_ENTRIES // max(len(data.labels), 1))
     for first in range(0, num_columns, block):
         part = slice(first, first + block)
-        start = found[:, part] if start_FB is None else start_FB[:, part]
-        found[:, part] = _lbfgs(_Objective(data, weights_CB[:, part], penalties_B[part]), start.copy(), tolerance)
-    return found
+        start = theta_FB[:, part] if start_FB is None else start_FB[:, part]
+        theta_FB[:, part] = _lbfgs(_Objective(data, weights_CB[:, part], penalties_B[part]), start.copy(), tolerance)
+    return theta_FB
 
 
 class _Objective:
-    """Value and gradient for a block of columns, and the diagonal of the Hessian at θ = 0, which bounds it."""
+    """Value and gradient for a block of columns, and the diagonal of the Hessian at θ = 0, an upper bound
+    everywhere."""
 
     def __init__(self, data: Comparisons, weights_CB: FloatArray, penalties_B: FloatArray) -> None:
-        sign_C = np.where(data.labels >= 0.5, 1.0, -1.0)  # turned so that the label is at least ½
+        # Comparisons are turned so that every label is at least ½: the margin favours the preferred reply.
+        sign_C = np.where(data.labels >= 0.5, 1.0, -1.0)
         self.differences = _scale_rows(data.differences, sign_C)
         self.label_C1 = np.maximum(data.labels, 1 - data.labels)[:, None]
         self.margin_C1 = np.where(data.labels == 0.5, 0.0, data.margins)[:, None]
@@ -170,7 +175,7 @@ class _Objective:
         self.curvature_FB = 0.25 * np.asarray(mean_square_FB) + penalties_B
 
     def __call__(self, theta_FB: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """([B] values, [F, B] gradients)."""
+        """Return ([B] values, [F, B] gradients)."""
         logits_CB = self.differences @ theta_FB - self.margin_C1
         nll_CB = -(self.label_C1 * log_expit(logits_CB) + (1 - self.label_C1) * log_expit(-logits_CB))
         value_B = (self.share_CB * nll_CB).sum(0) + 0.5 * self.penalty_B * (theta_FB**2).sum(0)
@@ -178,7 +183,7 @@ class _Objective:
         return value_B, np.asarray(self.differences.T @ slope_CB) + self.penalty_B * theta_FB
 
     def keep(self, columns: npt.NDArray[np.bool_]) -> None:
-        """Go on with these columns alone."""
+        """Drop all other columns."""
         self.share_CB = self.share_CB[:, columns]
         self.penalty_B = self.penalty_B[columns]
         self.curvature_FB = self.curvature_FB[:, columns]
@@ -187,20 +192,21 @@ class _Objective:
 def _lbfgs(objective: _Objective, theta_FB: FloatArray, tolerance: float) -> FloatArray:
     """Minimise every column by L-BFGS (Nocedal & Wright, Algorithms 7.4 and 7.5) with backtracking.
 
-    Columns that have converged leave the block, so that the last ones do not cost what all of them do.
+    Columns that have converged are dropped from the block, so that the last ones do not cost as much as all of them.
     """
-    found_FB = theta_FB.copy()
+    result_FB = theta_FB.copy()
     remaining = np.arange(theta_FB.shape[1])
     value_B, gradient_FB = objective(theta_FB)
     steps: list[tuple[FloatArray, FloatArray]] = []
     for _ in range(MAX_ITERATIONS):
-        # The penalty makes the objective strongly convex, which bounds the distance to the minimum.
+        # The penalty makes the objective strongly convex: its value exceeds the minimum by at most ‖gradient‖² / (2 ·
+        # penalty).
         done_B = (gradient_FB**2).sum(0) / (2 * objective.penalty_B) <= tolerance
         if done_B.any():
-            found_FB[:, remaining[done_B]] = theta_FB[:, done_B]
+            result_FB[:, remaining[done_B]] = theta_FB[:, done_B]
             going = ~done_B
             if not going.any():
-                return found_FB
+                return result_FB
             objective.keep(going)
             remaining, theta_FB, value_B, gradient_FB = (
                 remaining[going], theta_FB[:, going], value_B[going], gradient_FB[:, going]
@@ -219,7 +225,10 @@ def _lbfgs(objective: _Objective, theta_FB: FloatArray, tolerance: float) -> Flo
 def _direction(
     gradient_FB: FloatArray, steps: Sequence[tuple[FloatArray, FloatArray]], curvature_FB: FloatArray
 ) -> FloatArray:
-    """The two-loop recursion, each column with its own history; a step without curvature is passed over."""
+    """Return the direction by the two-loop recursion, each column with its own history.
+
+    Steps without positive curvature, which only rounding can produce here, are skipped.
+    """
     rest_FB = gradient_FB.copy()
     used = []
     for step_FB, change_FB in reversed(steps):
@@ -241,9 +250,10 @@ def _search(
     gradient_FB: FloatArray,
     direction_FB: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Halve the steps that do not decrease their column enough; (point, value, gradient) reached."""
+    """Halve the steps that do not decrease their column enough. Return the (point, value, gradient) reached."""
     slope_B = (gradient_FB * direction_FB).sum(0)
     length_B = np.ones_like(value_B)
+    # Near the minimum the decrease is smaller than rounding errors, and no step would ever be accepted.
     rounding_B = 1e-14 * np.maximum(1.0, np.abs(value_B))
     for _ in range(60):
         moved_FB = theta_FB + length_B * direction_FB
@@ -258,7 +268,7 @@ def _search(
 def cross_validate(
     data: Comparisons, *, penalties: Sequence[float] = PENALTIES, num_folds: int = 5, seed: int = 0
 ) -> CrossValidation:
-    """Choose the penalty by the loss on held-out prompts: every prompt is held out once, with all of its root.
+    """Choose the penalty by the loss on held-out prompts. Every prompt is held out once, with all of its root.
 
     With fewer roots than folds, each root is a fold.
 
@@ -292,16 +302,18 @@ def cross_validate(
 
 
 def nll_of(labels: FloatArray, logits: FloatArray) -> FloatArray:
-    """Negative log-likelihood of the labels, without margins, elementwise."""
+    """Return the negative log-likelihood of the labels, without margins, elementwise."""
     losses: FloatArray = -(labels * log_expit(logits) + (1 - labels) * log_expit(-logits))
     return losses
 
 
 def fold_of_prompts(roots_P: npt.NDArray[np.intp], num_folds: int, seed: int) -> npt.NDArray[np.intp]:
-    """[P] fold of each prompt, from 0; prompts of one root have the same.
+    """Return [P] the fold of each prompt, from 0. Prompts of one root have the same fold.
 
-    Each root, the largest first and those of one size in a random order, goes to the fold that has the fewest prompts.
-    So folds have equal numbers of prompts, or nearly, unless a root is larger than that.
+    Each root, the largest first and those of equal size in random order, goes to the fold with the fewest prompts so
+    far. Folds then have nearly equal numbers of prompts, unless a single root is larger than that.
+
+    Raises ValueError for fewer than two roots.
     """
     sizes_Q = np.bincount(roots_P)
     if len(sizes_Q) < 2:
@@ -317,9 +329,9 @@ def fold_of_prompts(roots_P: npt.NDArray[np.intp], num_folds: int, seed: int) ->
 
 
 def bootstrap_weights(data: Comparisons, *, num_draws: int, seed: int) -> FloatArray:
-    """[C, B] weights under which each column is one bootstrap sample of the roots, with all of their prompts.
+    """Return [C, B] weights that make each column one bootstrap sample of the roots, with all of their prompts.
 
-    A sample without any weight, possible with very few roots, is the whole data instead.
+    A sample without any weight, possible with very few roots, is replaced by the whole data.
     """
     generator = np.random.default_rng((seed, 2))
     counts_QB = generator.multinomial(data.num_roots, np.full(data.num_roots, 1 / data.num_roots), size=num_draws).T
@@ -328,7 +340,7 @@ def bootstrap_weights(data: Comparisons, *, num_draws: int, seed: int) -> FloatA
 
 
 def nested_subsets(num_roots: int, shares: Sequence[float], *, seed: int) -> Iterator[npt.NDArray[np.bool_]]:
-    """For each share, [Q] which roots belong to it; smaller ones lie within larger ones."""
+    """Yield for each share [Q] which roots belong to it. Smaller subsets lie within larger ones."""
     order = np.random.default_rng((seed, 3)).permutation(num_roots)
     rank = np.empty(num_roots, dtype=np.intp)
     rank[order] = np.arange(num_roots)

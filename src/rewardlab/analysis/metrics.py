@@ -1,8 +1,8 @@
-"""Metrics of a reward model from its score rows, and the one table of their names.
+"""Metrics of a reward model from its score rows, and the table of their names.
 
-Legend: N comparisons. Every comparison is first turned so that its raw label is at least ½; a metric that could tell
-(i, j, y) from (j, i, 1 − y) would depend on how a file happened to be written. Comparison weights shape the training
-loss only: every metric here counts each comparison once.
+Legend: N comparisons. Every comparison is first turned so that its raw label is at least ½. Otherwise a metric could
+tell (i, j, y) from (j, i, 1 − y) and would depend on the order of replies in a file. Comparison weights matter for the
+training loss only: every metric here counts each comparison once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "eval_ece": "expected calibration error of σ(β d) over symmetrised pairs, 10 equal-width bins",
     }
 )
-"""Every metric computed here, and what it means in one line."""
+"""Name of every metric computed here -> what it means, in one line."""
 
 ALIASES: Mapping[str, str] = MappingProxyType(
     {
@@ -47,7 +47,7 @@ ALIASES: Mapping[str, str] = MappingProxyType(
         "eval_expected_calibration_error": "eval_ece",
     }
 )
-"""Names in use elsewhere, and ours."""
+"""Names that others use -> our name."""
 
 
 EARLIER_COLUMNS: Mapping[str, str] = MappingProxyType(
@@ -68,23 +68,23 @@ def current_columns(row: Mapping[str, Cell]) -> dict[str, Cell]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OrientedComparisons:
-    """Comparisons turned so that each label is at least ½: the columns every metric is computed from."""
+    """Comparisons turned so that each label is at least ½, as the columns from which every metric is computed."""
 
     difference: FloatArray
-    """[N] score of the preferred reply minus that of the other; not finite if either score is not."""
+    """[N] score of the preferred reply minus that of the other; not finite if either score is not finite."""
     label: FloatArray
     """[N] raw label in [½, 1]; ½ is a tie."""
     prompt_keys: tuple[str, ...]
-    """N keys, the clusters of every interval."""
+    """N prompt keys, the clusters of every interval."""
 
     @property
     def finite(self) -> OrientedComparisons:
-        """Those with two finite scores."""
+        """The comparisons with two finite scores."""
         return self.where(np.isfinite(self.difference))
 
     @property
     def decided(self) -> OrientedComparisons:
-        """Those with two finite scores and a label that is not a tie."""
+        """The comparisons with two finite scores and a label that is not a tie."""
         return self.where(np.isfinite(self.difference) & (self.label != 0.5))
 
     @property
@@ -94,17 +94,17 @@ class OrientedComparisons:
         return np.heaviside(self.difference, 0.5)
 
     def probability(self, *, beta: float) -> FloatArray:
-        """[N] σ(β d), the model's probability that the preferred reply is preferred."""
+        """Return [N] σ(β d), the model's probability that the preferred reply is preferred."""
         probability: FloatArray = expit(beta * self.difference)
         return probability
 
     def nll(self, *, beta: float) -> FloatArray:
-        """[N] −[y log σ(β d) + (1 − y) log σ(−β d)], stable for any finite d."""
+        """Return [N] −[y log σ(β d) + (1 − y) log σ(−β d)], numerically stable for any finite d."""
         logits = beta * self.difference
         return self.label * np.logaddexp(0.0, -logits) + (1 - self.label) * np.logaddexp(0.0, logits)
 
     def where(self, kept: npt.NDArray[np.bool_]) -> OrientedComparisons:
-        """Those that are marked in [N]."""
+        """Return the comparisons for which `kept` [N] is true."""
         return OrientedComparisons(
             difference=self.difference[kept],
             label=self.label[kept],
@@ -113,14 +113,15 @@ class OrientedComparisons:
 
 
 def oriented(comparisons: Iterable[ScoredComparison]) -> OrientedComparisons:
-    """Turn every comparison so that its raw label is at least ½ (swap the replies otherwise)."""
+    """Return the comparisons as columns, turned so that every raw label is at least ½."""
     joined = list(comparisons)
     label = np.array([entry.comparison.label for entry in joined], dtype=np.float64)
     first = np.array([entry.first.score for entry in joined], dtype=np.float64)
     second = np.array([entry.second.score for entry in joined], dtype=np.float64)
     assert ((label >= 0) & (label <= 1)).all(), "a label is a probability"
     swapped = label < 0.5
-    with np.errstate(invalid="ignore", over="ignore"):  # ∞ − ∞ is NaN, which is what "not finite" needs
+    # ∞ − ∞ is NaN, which rightly counts as not finite, so numpy need not warn.
+    with np.errstate(invalid="ignore", over="ignore"):
         difference = np.where(swapped, second - first, first - second)
     return OrientedComparisons(
         difference=difference,
@@ -131,28 +132,32 @@ def oriented(comparisons: Iterable[ScoredComparison]) -> OrientedComparisons:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a set of score rows says about the model."""
+    """The metrics of a set of score rows."""
 
     sums: Sums
-    """Numerators and counts; those of parts add up to those of the whole."""
+    """Numerators and counts. Those of parts add up to those of the whole."""
     estimates: Mapping[str, Estimate]
     """One entry for each name in `METRICS`."""
 
 
 def sums(rows: Sequence[ScoreRow], *, beta: float) -> Sums:
-    """Numerators and counts over all comparisons of the rows, with probabilities σ(β d).
+    """Return numerators and counts over all comparisons of the rows, with probabilities σ(β d).
 
     Comparisons with a score that is not finite are counted in `comparisons` and `non_finite` and nowhere else, so
     comparisons = decided + label_ties + non_finite. `score_ties` are those that count one half in `correct`. The loss
-    is the plain negative log-likelihood, its weight the number of finite comparisons.
+    is the plain negative log-likelihood, and its weight the number of finite comparisons.
+
+    Raises DataError if a reply has two rows.
     """
     return _sums(oriented(join_comparisons(rows)), beta=beta)
 
 
 def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluation:
-    """Every metric in `METRICS` with its interval, by prompt where prompts repeat.
+    """Return every metric in `METRICS` with its interval, clustered by prompt where prompts repeat.
 
-    `seed` is that of the noise drawn for the interval of ECE: the same rows give the same intervals.
+    `seed` is that of the noise drawn for the interval of ECE, so that the same rows give the same intervals.
+
+    Raises DataError if a reply has two rows.
     """
     columns = oriented(join_comparisons(rows))
     finite, decided = columns.finite, columns.decided
@@ -166,7 +171,7 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
 
 
 def by_source(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> dict[str, Evaluation]:
-    """`evaluate` for each source apart, in the order in which sources first appear."""
+    """Return `evaluate` of each source alone, in the order in which sources first appear. Raises as it does."""
     groups: dict[str, list[ScoreRow]] = {}
     for row in rows:
         groups.setdefault(row.source, []).append(row)

@@ -1,7 +1,7 @@
-"""The same replies scored in several precisions: how far their scores, margins and verdicts are apart, pair by pair.
+"""Compare scores of the same replies in several precisions: how far scores, margins and verdicts differ.
 
-Legend: N comparisons, R replies. What is compared are two scores of one reply, so every difference is paired and needs
-far fewer rows than two accuracies would to be told from zero.
+Legend: N comparisons, R replies. Two scores of the same reply are compared, so every difference is paired. It takes far
+fewer rows to tell a paired difference from zero than a difference of two independent accuracies.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from rewardlab.core.types import Estimate, ScoreRow, join_comparisons
 
 CANONICAL: Final = "float32"
 NEAREST: Final = "nearest "
-"""Before the name of a precision: of weights rounded to the nearest, as other engines round them."""
+"""Prefix of the name of a precision whose weights are rounded to the nearest value, as other engines do it."""
 FEWEST_PROMPTS: Final = 40
-"""Below this many the interval of a ratio of two spreads is too narrow (91 % at 10 and 25), and there is none."""
+"""Below this many prompts a ratio of two spreads gets no interval, since it would be too narrow (coverage of 91 % at 10
+and 25 prompts)."""
 MEASURES: Final = {
     "accuracy": "share of comparisons ranked as labelled",
     "accuracy − float32's": "paired",
@@ -32,43 +33,50 @@ MEASURES: Final = {
     "score spread": "standard deviation of these differences, in standard deviations of a score",
     "margin error": "root mean square of the differences of margins, in standard deviations of a margin",
 }
-"""Rows of a precision card, and what they mean."""
+"""Row of a precision card -> what it means."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionCard:
-    """One model on one sample, in float32 and other precisions."""
+    """Scores of one model on one sample, compared between float32 and other precisions."""
 
     measures: Mapping[str, Mapping[str, Estimate]]
-    """Precision -> measure -> estimate; the first precision is float32, which is compared with nothing."""
+    """Precision -> measure -> estimate. The first precision is float32, the reference, which has no differences."""
     margin_error: Mapping[str, float]
     """Precision -> root mean square of the differences of margins, in units of the score."""
     not_finite: Mapping[str, int]
-    """Precision -> replies whose score is finite in float32 and not in it; left out of what is compared."""
+    """Precision -> number of replies whose score is finite in float32 but not in it. They are left out of
+    comparisons."""
     margin: Estimate
     """Mean margin in float32."""
     num_preferences: int
     num_available: int
-    """Preferences of which the sample was drawn."""
+    """Number of preferences from which the sample was drawn."""
     seed: int
 
     def off(self) -> list[str]:
-        """Precisions with margins that are off, typically, by more than the interval of the mean margin reaches, or
-        with scores that are not finite.
+        """Return the precisions in which margins typically differ by more than the half width of the interval of the
+        mean margin, or in which scores are not finite.
         """
         reach = (self.margin.high - self.margin.low) / 2
-        # Where there is no interval, only what is not finite.
+        # Without an interval `reach` is NaN, no error is greater, and only scores that are not finite count.
         return [name for name, error in self.margin_error.items() if error > reach or self.not_finite[name]]
 
     def notable(self) -> list[str]:
-        """Those of `off` in which rewardlab itself computes; to the nearest most trained models are off."""
+        """Return the precisions of `off` in which rewardlab itself computes.
+
+        Those rounded to the nearest are left out, since most trained models would be reported.
+        """
         return [name for name in self.off() if not name.startswith(NEAREST)]
 
 
 def precision_card(
     rows: Mapping[str, Sequence[ScoreRow]], *, beta: float, num_available: int, seed: int
 ) -> PrecisionCard:
-    """Compare rows of the same replies, in the same order, under names of precisions; `float32` is among them."""
+    """Compare rows of the same replies, in the same order. `rows` maps precisions, `float32` among them, to score rows.
+
+    Raises DataError if a reply has two rows in one precision.
+    """
     exact = oriented(join_comparisons(rows[CANONICAL]))
     keys = [row.prompt_key for row in rows[CANONICAL]]
     exact_R = np.array([row.score for row in rows[CANONICAL]])
@@ -110,13 +118,14 @@ def _alone(columns: OrientedComparisons, *, beta: float) -> dict[str, Estimate]:
 
 
 def _both(one: OrientedComparisons, other: OrientedComparisons) -> tuple[OrientedComparisons, OrientedComparisons]:
-    """The decided comparisons with finite scores in both."""
+    """Return the decided comparisons with finite scores in both."""
     kept = np.isfinite(one.difference) & np.isfinite(other.difference) & (one.label != 0.5)
     return one.where(kept), other.where(kept)
 
 
 def _accuracy_change(decided: OrientedComparisons, exact: OrientedComparisons) -> Estimate:
-    """Paired; a score interval, which is not empty where all verdicts are the same."""
+    """Return the paired change of accuracy, with a score interval: it has a width even where all verdicts are equal."""
+    # A change of −1, −½, 0, ½ or 1 for each comparison is mapped to [0, 1] for the interval, and back.
     share = stats.mean_share((1 + decided.outcome - exact.outcome) / 2, exact.prompt_keys)
     method = share.method.removesuffix(", ties one half").replace("Wilson", "score interval")
     return replace(
@@ -141,11 +150,11 @@ def _score_changes(own_R: FloatArray, exact_R: FloatArray, keys: Sequence[str]) 
 
 
 def relative_size(moved: FloatArray, exact: FloatArray, keys: Sequence[str], *, centred: bool) -> Estimate:
-    """Size of differences in standard deviations of what they change, by prompt where those repeat.
+    """Return the size of the differences `moved`, in standard deviations of `exact`, clustered by prompt.
 
-    Their root mean square, or, `centred`, their standard deviation. The interval is that of the logarithm, which to
-    first order is a mean over rows: ½(u²/ū² − v²/v̄²), u and v what is in the numerator and the denominator (the delta
-    method; van der Vaart 1998, chapter 3).
+    The size is their root mean square or, if `centred`, their standard deviation. The interval is that of the
+    logarithm, which to first order is a mean over rows: ½(u²/ū² − v²/v̄²) with u in the numerator and v in the
+    denominator (the delta method; van der Vaart 1998, chapter 3).
     """
     u = moved - moved.mean() if centred and moved.size else moved
     v = exact - exact.mean() if moved.size else exact

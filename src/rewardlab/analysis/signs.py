@@ -1,7 +1,7 @@
-"""What each warning sign looks like: functions of the rows so far, with the borders they go by and why.
+"""The conditions of each warning sign, as functions of the rows so far, with their thresholds and the reasons for them.
 
-Evaluations are compared by their intervals, as in `stats.difference`, so that noise is no sign; where a value or an
-interval is missing there is none either.
+Evaluations are compared by their intervals, as in `stats.difference`, so that noise raises no sign. Where a value or an
+interval is missing, no sign is raised either.
 """
 
 from __future__ import annotations
@@ -17,39 +17,41 @@ from typing import Final
 from rewardlab.analysis.stats import wilson
 
 LOG_2: Final = math.log(2)
-"""Loss of a coin toss."""
+"""Loss of a model that always predicts one half."""
 SURE: Final = 1.5
-"""Widths of a 95 % interval (z = 2.9) by which one comparison must be clear: dozens of looks are taken at a run."""
+"""Half widths of a 95 % interval (z = 2.9) by which a difference must be clear. The usual 1 would raise false signs,
+since a run is checked dozens of times."""
 LEARNED: Final = 0.02
-"""How far below log 2 a loss shows skill: that of a calibrated model with an accuracy of 0.6."""
+"""How far below log 2 a loss shows skill: the distance for a calibrated model with an accuracy of 0.6."""
 NOTABLE: Final = 0.01
-"""Rise of a loss that is worth a word, in nats: below it a model that is all but certain is right all the same."""
+"""Smallest rise of a loss that is reported, in nats. Smaller ones occur in models that are nearly certain, and
+right."""
 SETTLED_STEPS: Final = 20
 """Steps past the warm-up before a model is expected to have learned anything."""
 SETTLED_SHARE: Final = 0.4
 """Share of the run after which the same is expected."""
 MANY_PAIRS: Final = 5_000
-"""Comparisons past the warm-up after which it is expected in a run of any length."""
+"""Comparisons past the warm-up after which the same is expected in a run of any length."""
 ENOUGH_PAIRS: Final = 200
 """Comparisons without which a mean training loss is too uncertain (± 0.05) to say that nothing was learned."""
 EARLY_SHARE: Final = 0.2
 """Share of the run in which an untrained head may still disagree with the labels by accident."""
 MOST_ROWS: Final = 500
-"""Rows of the latter half of a run that are looked at, so that a look takes no longer in a long run."""
+"""Most rows that a check reads, so that it takes no longer in a long run."""
 SPIKE_PAIRS: Final = 64
-"""Comparisons over which an explosion must last, and two rows at least: one bad batch is no sign."""
+"""Comparisons (and at least two rows) over which an explosion must last: one bad batch is no reason to warn."""
 LOSS_TIMES: Final = 3.0
-"""Multiple of its running median, and of log 2, at which a loss explodes: three coin tosses in place of one."""
+"""Multiple of its running median, and of log 2, above which a loss counts as exploding."""
 GRADIENT_TIMES: Final = 10.0
 """The same for a gradient norm, which moves by factors of two or three in healthy runs."""
 MEDIAN_ROWS: Final = 50
-"""Rows of a running median."""
+"""Rows over which a running median is taken."""
 FEWEST_ROWS: Final = 5
 """Rows that a median of gradient norms needs."""
 LATE_SHARE: Final = 2 / 3
 """Where the last third of a run begins."""
 MOST_LATE: Final = 30
-"""Evaluations of the last third that are looked at."""
+"""Most evaluations of the last third that are compared."""
 NEEDED_SPREAD: Final = 0.88
 """Standard deviation of β · score over the log odds of the accuracy, for a calibrated model with normal differences."""
 NARROW: Final = 1 / 3
@@ -61,15 +63,15 @@ GROWING_EVALUATIONS: Final = 5
 GROWTH: Final = 1.5
 """Factor by which they must have grown."""
 LARGE_MARGIN: Final = 3.0
-"""β · margin beyond which growth buys nothing: σ(3) is 0.95."""
+"""β · margin above which growth hardly changes a probability: σ(3) is 0.95."""
 LARGE_SCORE: Final = 5.0
 """The same for scores, whose differences are √2 as wide."""
 FROZEN_ROWS: Final = 3
-"""Rows in which a gradient must be zero."""
+"""Consecutive rows in which a gradient must be zero."""
 ROUNDING: Final = 1e-6
-"""Relative difference of two gradient norms that is none in float32."""
+"""Relative difference of two gradient norms up to which they count as equal in float32."""
 MOSTLY: Final = 0.5
-"""Share of truncated replies from which on the data are no longer what was collected."""
+"""Share of truncated replies from which the data differ too much from what was collected."""
 
 
 Values = dict[str, float]
@@ -77,10 +79,10 @@ Values = dict[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What the rows of a run do not say."""
+    """Facts about a run that its rows do not hold."""
 
     num_steps: int
-    """Of the whole run."""
+    """Steps of the whole run."""
     warmup_steps: int = 0
     beta: float = 1.0
     """σ(β · score difference) is the probability of the preferred reply."""
@@ -100,7 +102,7 @@ class History:
         """Comparisons trained on after the warm-up."""
 
     def add_trained(self, row: Values) -> None:
-        """A row with training values."""
+        """Add a row with training values."""
         self.trained.append(row)
         if row["step"] > self.facts.warmup_steps:
             self.past_warmup += _pairs(row)
@@ -115,7 +117,7 @@ class History:
 
 
 Look = Callable[[History], str | None]
-"""Says what it sees in a sentence, or nothing."""
+"""A check: returns a sentence that says what it sees, or None."""
 
 
 # --- signs -----------------------------------------------------------------------------------------------------
@@ -126,7 +128,8 @@ def _overfitting(history: History) -> str | None:
     rows: list[Values] = [{}, {}, *history.evaluated]
     *earlier, before, now = rows
     if all(_below(row, "eval_accuracy", 0.5) for row in (before, now)):
-        return None  # what is learned is the opposite: another sign
+        # The model learns the opposite of the labels, for which there is another sign.
+        return None
     for name, what, went, sign in (
         ("eval_loss", "loss", "rose", -1),
         ("eval_accuracy", "accuracy", "fell", 1),
@@ -148,7 +151,8 @@ def _overfitting(history: History) -> str | None:
 
 
 def _fitted_better(history: History, best: Values, now: Values) -> str | None:
-    """How the loss on training data fell since `best`, or None if it did not, or is not below the evaluation's."""
+    """Return a text on how the training loss fell since `best`; None if it did not, or is not below the
+    evaluation's."""
     first, last = best.get("train_eval_loss"), now.get("train_eval_loss")
     if first is not None and last is not None:
         better = last < first and now.get("gap_loss_low", 0.0) > 0
@@ -165,7 +169,7 @@ def _fitted_better(history: History, best: Values, now: Values) -> str | None:
 
 
 def _reversed_labels(history: History) -> str | None:
-    """Twice in a row below one half (or a negative margin), past the beginning, and not on the way up."""
+    """The accuracy is below one half (or the margin negative) twice in a row, past the beginning, and not rising."""
     facts = history.facts
     first, last = history.evaluated[0], history.evaluated[-2:]
     if len(last) < 2 or any(
@@ -182,7 +186,7 @@ def _reversed_labels(history: History) -> str | None:
 
 
 def _no_skill(history: History) -> str | None:
-    """Neither the recent training loss nor the accuracies are better than those of a coin."""
+    """Neither the recent training loss nor the accuracies are better than chance."""
     facts = history.facts
     if not history.settled:
         return None
@@ -207,7 +211,7 @@ def _no_skill(history: History) -> str | None:
 
 
 def _exploding(history: History) -> str | None:
-    """Loss or gradient norm far above what they were, for more than a batch."""
+    """Loss or gradient norm are far above what they were, for more than one batch."""
     recent = _recent(history.trained)
     if not recent:
         return None
@@ -222,7 +226,8 @@ def _exploding(history: History) -> str | None:
     norms = [row["grad_norm"] for row in before if "grad_norm" in row]
     now = [row["grad_norm"] for row in recent if "grad_norm" in row]
     if now and len(norms) >= FEWEST_ROWS:
-        # Above its early level too: the gradients of a model that fits its data are small, and any batch is a multiple.
+        # The norm must exceed its early level too: once a model fits its data its gradients are small, and that of any
+        # single batch is a multiple of their median.
         first = [row["grad_norm"] for row in history.trained[:FEWEST_ROWS] if "grad_norm" in row]
         usual = max(statistics.median(norms), statistics.median(first or norms))
         norm = statistics.median_low(now)
@@ -232,7 +237,7 @@ def _exploding(history: History) -> str | None:
 
 
 def _recent(rows: Sequence[Values]) -> list[Values]:
-    """The last rows, two at least, that hold `SPIKE_PAIRS`; nothing if there are not so many."""
+    """Return the last rows, at least two, that hold `SPIKE_PAIRS` comparisons; none if there are not so many."""
     pairs = 0.0
     for number in range(1, len(rows) + 1):
         pairs += _pairs(rows[-number])
@@ -264,7 +269,8 @@ def _narrow_scores(history: History) -> str | None:
     if not history.settled or "eval_score_std" not in now:
         return None
     spread = history.facts.beta * now["eval_score_std"]
-    low = min(now.get("eval_accuracy_low", 0.0), 1 - 1e-3)  # an accuracy of 1 would need any spread
+    # An accuracy of 1 would need an infinite spread.
+    low = min(now.get("eval_accuracy_low", 0.0), 1 - 1e-3)
     needed = NEEDED_SPREAD * math.log(low / (1 - low)) if low > 0.5 else 0.0
     if spread >= max(CONSTANT, NARROW * needed):
         return None
@@ -276,7 +282,7 @@ def _narrow_scores(history: History) -> str | None:
 
 
 def _growing_scores(history: History) -> str | None:
-    """Margin or scores have grown evaluation by evaluation, with nothing to show for it."""
+    """Margin or scores have grown from evaluation to evaluation, while accuracy and loss did not improve."""
     rows = history.evaluated[-GROWING_EVALUATIONS:]
     first, now = rows[0], rows[-1]
     if len(rows) < GROWING_EVALUATIONS or first["step"] <= history.facts.warmup_steps:
@@ -299,6 +305,7 @@ def _growing_scores(history: History) -> str | None:
 
 
 def _frozen_head(history: History) -> str | None:
+    """The gradient of the head has been zero for `FROZEN_ROWS` rows."""
     rows = history.trained[-FROZEN_ROWS:]
     if len(rows) < FROZEN_ROWS or any(row.get("head_grad_norm") != 0 for row in rows):
         return None
@@ -306,6 +313,7 @@ def _frozen_head(history: History) -> str | None:
 
 
 def _frozen_backbone(history: History) -> str | None:
+    """The whole gradient has been that of the head for `FROZEN_ROWS` rows, so nothing else trains."""
     rows = history.trained[-FROZEN_ROWS:]
     if len(rows) < FROZEN_ROWS or not all("grad_norm" in row and "head_grad_norm" in row for row in rows):
         return None
@@ -339,19 +347,19 @@ def _pairs(row: Values) -> float:
 
 
 def _mean(rows: Sequence[Values], name: str) -> float:
-    """Over pairs; NaN where nobody has a value."""
+    """Return the mean of a value, weighted by pairs; NaN if no row has it."""
     known = [(row[name], _pairs(row)) for row in rows if name in row]
     weight = sum(pairs for _, pairs in known)
     return sum(value * pairs for value, pairs in known) / weight if weight else math.nan
 
 
 def _size(row: Values) -> float:
-    """Root mean square of the scores."""
+    """Return the root mean square of the scores."""
     return math.hypot(row.get("eval_score_mean", 0.0), row.get("eval_score_std", 0.0))
 
 
 def _reach(row: Values, name: str, sign: int, width: float) -> float:
-    """The value and `width` times its interval's half upwards (sign 1) or downwards; NaN without an interval."""
+    """Return the value plus (sign 1) or minus (−1) `width` times the half width of its interval; NaN without one."""
     limit = row.get(f"{name}_high" if sign > 0 else f"{name}_low", math.nan)
     return row[name] + width * (limit - row[name])
 
@@ -364,7 +372,8 @@ def _below(row: Values, name: str, border: float) -> bool:
 def _above(one: Values, other: Values, name: str, width: float) -> bool:
     """Whether `one` lies above `other` by more than `width` times the interval of the difference (Zou & Donner 2008).
 
-    False where a value or an interval is missing. Two evaluations of the same pairs vary together, so this is careful.
+    False where a value or an interval is missing. Two evaluations of the same pairs are correlated, which the interval
+    ignores, so it is conservative.
     """
     if name not in one or name not in other:
         return False
@@ -379,7 +388,7 @@ def _worse(row: Values, best: Values, name: str, sign: int, width: float = SURE)
 
 
 def _shown(row: Values, name: str) -> str:
-    """`0.734 [0.695, 0.771]`."""
+    """Return a value with its interval: `0.734 [0.695, 0.771]`."""
     if name not in row:
         return "—"
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")

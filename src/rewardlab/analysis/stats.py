@@ -1,13 +1,13 @@
-"""Intervals for shares and means, by prompt where prompts repeat.
+"""Intervals for shares and means, clustered by prompt where prompts repeat.
 
 Legend: N values (one a comparison), C clusters (one a prompt), S columns, R resamples. Which interval is used:
 
-    a share of wins        Wilson's score interval, for as many plain outcomes as ties and prompts leave
+    a share of wins        Wilson's score interval, for the effective number of outcomes under ties and repeated prompts
     a mean of losses       t interval corrected for skewness (Hall 1992)
     a mean of anything     the wider limits of that and of Student's interval
 
-Below ten prompts (or values, where none have a prompt) there is none: the value stands alone and the method says why.
-The formulas are in intervals.py; how often they hold the truth is in docs/design/intervals.md.
+Below ten prompts (or values, where no prompts are given) there is no interval, and the method of the estimate says why.
+The formulas are in intervals.py; how often they cover the truth is in docs/design/intervals.md.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from rewardlab.analysis.intervals import FloatArray, Limits, loss_limits, mean_l
 from rewardlab.core.types import Estimate
 
 Numbers = Sequence[float] | npt.NDArray[np.number]
-"""What may be given as [N] numbers."""
+"""Types accepted as [N] numbers."""
 
 MIN_CLUSTERS = 10
-"""Below this many prompts no interval is given: no method holds there for shares near 1 and skewed means."""
+"""Below this many prompts no interval is given: no method covers the truth often
+enough there for shares near 1 and for skewed means."""
 NUM_RESAMPLES = 2000
 """Bootstrap resamples behind a percentile interval."""
 
-_CHUNK_VALUES = 1 << 22  # bounds the memory of a chunk of resamples to some tens of megabytes
+# Resamples are drawn in chunks of so many values, which limits their memory to some tens of megabytes.
+_CHUNK_VALUES = 1 << 22
 
 
 def wilson(successes: float, n: int, *, level: float = 0.95) -> Estimate:
-    """Wilson's score interval for a share of independent 0/1 outcomes; none below ten.
+    """Return Wilson's score interval for a share of independent 0/1 outcomes; no interval below ten outcomes.
 
     `successes` is their sum, between 0 and `n`. Source: Wilson (1927), JASA 22, 209-212; equal to
     ``scipy.stats.binomtest(...).proportion_ci(level, "wilson")``.
@@ -48,10 +50,10 @@ def wilson(successes: float, n: int, *, level: float = 0.95) -> Estimate:
 
 
 def proportion(outcomes: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95) -> Estimate:
-    """The share of comparisons won, from outcomes [N] of 0, ½ or 1, with an interval inside [0, 1].
+    """Return the share of comparisons won, from outcomes [N] of 0, ½ or 1, with an interval inside [0, 1].
 
-    `clusters` [N] are the prompt keys. Plain 0/1 outcomes of which no two share a prompt get Wilson's interval, all
-    others that of as many plain outcomes as they are worth (see `intervals.share_limits`).
+    `clusters` [N] are the prompt keys. 0/1 outcomes of which no two share a prompt get Wilson's interval, all others
+    that for their effective number (see `intervals.share_limits`).
     """
     values = _values(outcomes, clusters)
     assert np.isin(values, (0.0, 0.5, 1.0)).all(), "an outcome is 0, ½ or 1"
@@ -63,7 +65,7 @@ def proportion(outcomes: Numbers, clusters: Sequence[str] | None = None, *, leve
 
 
 def mean_share(shares: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95) -> Estimate:
-    """`proportion` of outcomes that are themselves means, anywhere in [0, 1]; of plain outcomes it is the same."""
+    """Return the mean of shares [N] in [0, 1] with an interval. For outcomes of 0, ½ or 1 it equals `proportion`."""
     values = _values(shares, clusters)
     assert ((values >= 0) & (values <= 1)).all(), "a share lies between 0 and 1"
     if np.isin(values, (0.0, 0.5, 1.0)).all():
@@ -72,23 +74,24 @@ def mean_share(shares: Numbers, clusters: Sequence[str] | None = None, *, level:
 
 
 def mean(values: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95) -> Estimate:
-    """The mean of finite values [N] of any shape, by prompt where the keys in `clusters` [N] repeat."""
+    """Return the mean of finite values [N] of any distribution, clustered where the keys in `clusters` [N] repeat."""
     array = _values(values, clusters)
     return _of_clusters(mean_limits, array, clusters, method="t interval, widened for skewness", level=level)
 
 
 def mean_loss(losses: Numbers, clusters: Sequence[str] | None = None, *, level: float = 0.95) -> Estimate:
-    """`mean` of losses [N]: at least 0, so skewed to one side; neither is the lower limit below 0."""
+    """Return the mean of losses [N], which are at least 0 and skewed to one side. The lower limit is at least 0."""
     array = _values(losses, clusters)
     assert (array >= 0).all(), "a loss is at least 0"
-    found = _of_clusters(loss_limits, array, clusters, method="t interval, corrected for skewness", level=level)
-    return found if not found.low < 0 else replace(found, low=0.0)
+    estimate = _of_clusters(loss_limits, array, clusters, method="t interval, corrected for skewness", level=level)
+    # `not … < 0` rather than `>= 0`, so that a NaN limit (no interval) stays NaN.
+    return estimate if not estimate.low < 0 else replace(estimate, low=0.0)
 
 
 def _of_clusters(
     limits: Callable[..., Limits], values: FloatArray, clusters: Sequence[str] | None, *, method: str, level: float
 ) -> Estimate:
-    """A formula of intervals.py over prompts, or over values each of its own prompt."""
+    """Return the estimate by a formula of intervals.py over prompts, or over single values where no prompt repeats."""
     repeated = clusters is not None and has_repeats(clusters)
     columns = np.stack([values, np.square(values), np.ones_like(values)], axis=1)
     totals_C3 = cluster_totals(columns, clusters) if clusters is not None and repeated else columns
@@ -100,10 +103,10 @@ def _of_clusters(
 
 
 def difference(first: Estimate, second: Estimate) -> Estimate:
-    """first − second, two estimates of one level from independent data, with an interval from theirs.
+    """Return first − second, two estimates of one level from independent data, with an interval made from theirs.
 
-    Source: Zou & Donner (2008), Statistics in Medicine 27, 1693-1702 (for two Wilson intervals: Newcombe 1998). Without
-    either interval there is none.
+    Source: Zou & Donner (2008), Statistics in Medicine 27, 1693-1702 (for two Wilson intervals: Newcombe 1998). The
+    limits are NaN if either estimate has no interval.
     """
     assert first.level == second.level
     value = first.value - second.value
@@ -123,21 +126,21 @@ def has_repeats(clusters: Sequence[str]) -> bool:
 
 
 def too_few(number: int, things: str = "prompts") -> str:
-    """The method of an estimate whose interval was refused."""
+    """Return the `method` of an estimate that has no interval."""
     return f"too few {things} ({number})" if number else "no data"
 
 
 def cluster_totals(values_NS: FloatArray, clusters: Sequence[str]) -> FloatArray:
-    """Column sums within each cluster, [C, S], in the order of the sorted keys."""
+    """Return column sums within each cluster, [C, S], in the order of the sorted keys."""
     assert len(clusters) == len(values_NS), f"{len(clusters)} keys for {len(values_NS)} values"
     keys, index_N = np.unique(np.asarray(clusters, dtype=np.str_), return_inverse=True)
     return np.stack([np.bincount(index_N, column, minlength=len(keys)) for column in values_NS.T], axis=1)
 
 
 def bootstrap_totals(totals_CS: FloatArray, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> FloatArray:
-    """Column sums [R, S] of resamples that draw C of the C rows with replacement.
+    """Return column sums [R, S] of bootstrap resamples, each of which draws C of the C rows with replacement.
 
-    Any statistic that is a function of sums over clusters is resampled by this alone.
+    This suffices to resample any statistic that is a function of sums over clusters.
     """
     num_clusters = len(totals_CS)
     generator = np.random.default_rng(seed)
@@ -146,6 +149,7 @@ def bootstrap_totals(totals_CS: FloatArray, *, num_resamples: int = NUM_RESAMPLE
     for start in range(0, num_resamples, chunk):
         rows = min(chunk, num_resamples - start)
         drawn = generator.integers(num_clusters, size=(rows, num_clusters))
+        # Shifted so that one `bincount` counts how often each resample drew each row.
         drawn += np.arange(rows)[:, None] * num_clusters
         times_drawn = np.bincount(drawn.ravel(), minlength=rows * num_clusters).reshape(rows, num_clusters)
         parts.append(times_drawn @ totals_CS)
@@ -153,12 +157,13 @@ def bootstrap_totals(totals_CS: FloatArray, *, num_resamples: int = NUM_RESAMPLE
 
 
 def central_range(draws: FloatArray, *, level: float = 0.95) -> tuple[float, float]:
-    """The two quantiles that leave (1 − level)/2 of the draws on either side."""
+    """Return the two quantiles that leave (1 − level)/2 of the draws on either side."""
     low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
 def _too_few(values: FloatArray, clusters: Sequence[str] | None, level: float) -> Estimate:
+    """Return the mean without an interval, with a method that says of what there is too little."""
     n = values.size if clusters is None else len(set(clusters))
     value = float(values.mean()) if values.size else math.nan
     return _without_interval(value, n, too_few(n, "values" if clusters is None else "prompts"), level)
@@ -169,6 +174,7 @@ def _without_interval(value: float, n: int, method: str, level: float) -> Estima
 
 
 def _values(values: Numbers, clusters: Sequence[str] | None) -> FloatArray:
+    """Return the values as an array [N] of finite numbers, with one key for each if there are keys."""
     array = np.asarray(values, dtype=np.float64)
     assert array.ndim == 1, f"wanted one axis, got shape {array.shape}"
     assert np.isfinite(array).all(), "count values that are not finite and leave them out before estimating"

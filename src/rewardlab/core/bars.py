@@ -1,4 +1,4 @@
-"""Progress of long work: a bar on a terminal, a line a minute where there is none (log files, batch systems)."""
+"""Show the progress of long work: a bar on a terminal, elsewhere (log files, batch systems) one line a minute."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from rewardlab.core.terminal import visible
 logger = logging.getLogger("rewardlab")
 
 LINE_EVERY_S: Final = 60.0
+"""Seconds between two lines where there is no terminal."""
 ECHO: Final = 4
-"""Columns left free behind a bar."""
+"""Columns left free to the right of a bar."""
 
 
 class _Lines(io.TextIOBase):
-    """Takes what a bar would draw, as lines of the log."""
+    """A stream that writes what a bar would draw to the log, as lines."""
 
     def write(self, text: str) -> int:
         if line := text.strip():
@@ -32,8 +33,9 @@ class _Lines(io.TextIOBase):
 
 @contextmanager
 def over_bars(stream: Any) -> Iterator[None]:
-    """Meanwhile no bar is drawn where a text stream goes, if bars are drawn on a terminal."""
-    # Only there: elsewhere a bar writes to the log itself, and two locks would be taken in two orders.
+    """Remove bars from the terminal while the block writes to `stream`, and draw them again afterwards."""
+    # Only on a terminal: elsewhere a bar writes to the log itself, so that two threads could take tqdm's lock and that
+    # of the log handler in opposite orders and deadlock.
     if not getattr(sys.stderr, "isatty", bool)():
         yield
         return
@@ -42,12 +44,15 @@ def over_bars(stream: Any) -> Iterator[None]:
 
 
 def _width() -> int:
-    """Columns of a bar: so many that a terminal can show `^C` behind it, or the line would wrap and stay."""
+    """Return the columns of a bar. It leaves room for the `^C` of a terminal: a line that wraps would stay there."""
     return max(shutil.get_terminal_size().columns - ECHO, 1)
 
 
 def bar(items: Iterable[Any] | None = None, *, title: str, unit: str = "") -> Any:
-    """`items`, or something with `update`, that shows how far it is; what takes less than a minute writes no line."""
+    """Return a tqdm bar over `items`, or without items one to call `update` of.
+
+    Without a terminal, work of less than a minute writes no line.
+    """
     title = visible(title)
     if getattr(sys.stderr, "isatty", bool)():
         return tqdm(items, desc=title, unit=unit or "it", unit_scale=bool(unit), leave=False, ncols=_width())
@@ -57,15 +62,17 @@ def bar(items: Iterable[Any] | None = None, *, title: str, unit: str = "") -> An
         desc=title,
         unit_scale=bool(unit),
         leave=False,
-        position=0,  # whatever bars there are besides
+        # tqdm writes cursor movements for bars below the first one, which have no place in a log.
+        position=0,
         file=_Lines(),
         delay=LINE_EVERY_S,
         mininterval=LINE_EVERY_S,
-        miniters=1,  # else tqdm's monitor would repeat lines
+        # With another value the monitor thread of tqdm refreshes the bar as well, which repeats lines.
+        miniters=1,
         bar_format="{desc}: {percentage:.0f} %, {remaining} left" if known else "{desc}: {n_fmt}" + unit,
     )
 
 
 def steps_bar(num_steps: int, step: int) -> Any:
-    """The bar of a run that has done `step` steps, on a terminal; its log has lines of its own."""
+    """Return the bar of a run that has done `step` steps. Without a terminal it is silent: the log has the steps."""
     return tqdm(total=num_steps, initial=step, desc="training", ncols=_width(), disable=None, leave=False)

@@ -1,7 +1,8 @@
 """Configuration as frozen dataclasses: checked, converted, printed, hashed, documented.
 
-A configuration is composed of sections, each a dataclass that one room reads. For people settings are flat and named as
-on the command line (dashes or underscores): names never clash, so a file or a saved `config.json` is one flat mapping.
+A configuration is composed of sections; each section is a dataclass that one package (`data`, `model`, …) reads. Users
+see flat settings, named as on the command line with dashes or underscores. No two sections have a setting of the same
+name, so a configuration file or a saved `config.json` is one flat mapping.
 """
 
 from __future__ import annotations
@@ -30,20 +31,21 @@ from rewardlab.core.terminal import brief, short
 Config = TypeVar("Config")
 Sections = TypeVar("Sections", bound="Composed")
 HASH_DIGITS: Final = 12
-"""Hex digits by which a configuration is known."""
+"""Length of `config_hash`, in hex digits."""
 HALVES: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-"""Halves of characters, but for those by which Python names the bytes of a file name that is not UTF-8."""
+"""Lone surrogates, which UTF-8 cannot encode, except those that Python uses for the bytes of a file name that is not
+UTF-8 (PEP 383)."""
 
 
 def read_settings(path: Path) -> dict[str, object]:
-    """`read_config_file` by the names of fields: dashes become underscores.
+    """Return the settings in a file by the names of fields: dashes become underscores.
 
-    Raises ConfigError also for a name that is there in both spellings.
+    Raises ConfigError as `read_config_file` does, and for a name that appears in both spellings.
     """
     settings: dict[str, object] = {}
     for name, value in read_config_file(path).items():
         if (key := name.replace("-", "_")) in settings:
-            raise ConfigError(f"--config {path}: {key} is there twice, with dashes and with underscores.")
+            raise ConfigError(f"--config {path}: {key} appears twice, with dashes and with underscores. Keep one.")
         settings[key] = value
     return settings
 
@@ -53,35 +55,35 @@ class Setting:
     """One setting of a configuration."""
 
     name: str
-    """Flat: as on the command line, with underscores."""
+    """Its flat name: as on the command line, with underscores."""
     path: tuple[str, ...]
-    """Attributes that lead to it: its sections, then its name."""
+    """The attributes that lead to it: its sections, then its name."""
     part: type
     """The dataclass that it is a field of."""
     hint: Any
     """Its annotated type."""
     default: Any
-    """`dataclasses.MISSING` where it must be given."""
+    """Its default, or `dataclasses.MISSING` where it must be given."""
 
     def of(self, config: object) -> Any:
-        """Its value in a configuration."""
+        """Return its value in a configuration."""
         for name in self.path:
             config = getattr(config, name)
         return config
 
 
 def settings_of(config_type: Any) -> Mapping[str, Setting]:
-    """Flat name -> setting, through all sections, in the order in which they are declared."""
+    """Return flat name -> setting, through all sections, in the order in which they are declared."""
     return _settings_of(config_type)
 
 
 @cache
 def _settings_of(config_type: Any) -> Mapping[str, Setting]:
-    found: dict[str, Setting] = {}
+    settings: dict[str, Setting] = {}
     for setting in _walk(config_type, (), None):
-        assert setting.name not in found, f"{setting.name} is a setting of two sections"
-        found[setting.name] = setting
-    return MappingProxyType(found)
+        assert setting.name not in settings, f"{setting.name} is a setting of two sections"
+        settings[setting.name] = setting
+    return MappingProxyType(settings)
 
 
 @cache
@@ -90,7 +92,10 @@ def _hints(part: Any) -> dict[str, Any]:
 
 
 def _walk(part: Any, path: tuple[str, ...], defaults: object) -> Iterator[Setting]:
-    """The settings of a dataclass and its sections; `defaults` is the instance that stands as default, if any."""
+    """Yield the settings of a dataclass and its sections.
+
+    `defaults` is the instance that the enclosing dataclass declares as default for this section, None at the top.
+    """
     hints = _hints(part)
     for field in dataclasses.fields(part):
         default = field.default if defaults is None else getattr(defaults, field.name)
@@ -103,7 +108,11 @@ def _walk(part: Any, path: tuple[str, ...], defaults: object) -> Iterator[Settin
 
 @cache
 def field_texts(part: Any) -> dict[str, str]:
-    """The text under each field of a dataclass, those it inherits included, on one line."""
+    """Return the docstring under each field of a dataclass, inherited fields included, each on one line.
+
+    These texts are the `--help` texts and the table of docs/settings.md.
+    """
+    # Python discards strings that follow a field, so they are read from the source.
     inherited = [field_texts(base) for base in part.__bases__ if base is not object]
     (definition,) = ast.parse(inspect.getsource(part)).body
     assert isinstance(definition, ast.ClassDef)
@@ -116,16 +125,17 @@ def field_texts(part: Any) -> dict[str, str]:
 
 
 def from_mapping(config_type: type[Config], values: Mapping[str, object], *, where: str) -> Config:
-    """Build a configuration from a flat mapping; what it does not name keeps its default.
+    """Build a configuration from a flat mapping. Settings that it does not name keep their defaults.
 
-    Raises ConfigError for an unknown name (with the nearest known one) and for a value of the wrong type.
+    `where` names the origin of the mapping in messages. Raises ConfigError for an unknown name (with the nearest known
+    one), for a value of the wrong type, and for a value that a section refuses.
     """
     built: Config = _build(config_type, _converted(config_type, values, where), None)
     return built
 
 
 def _converted(config_type: type, values: Mapping[str, object], where: str) -> dict[str, object]:
-    """Flat values by the names of fields, each as its declared type."""
+    """Return the flat values by the names of fields, each converted to its declared type."""
     known = settings_of(config_type)
     converted: dict[str, object] = {}
     for name, value in values.items():
@@ -138,47 +148,54 @@ def _converted(config_type: type, values: Mapping[str, object], where: str) -> d
 
 
 def _build(part: Any, values: Mapping[str, object], before: object) -> Any:
-    """A dataclass with its sections, from flat values over an instance of it (`before`) or its defaults."""
+    """Build a dataclass with its sections from flat values. Others are taken from `before`, or are the defaults."""
     hints = _hints(part)
-    found: dict[str, object] = {}
+    arguments: dict[str, object] = {}
     for field in dataclasses.fields(part):
         if dataclasses.is_dataclass(hints[field.name]):
             section = field.default if before is None else getattr(before, field.name)
-            found[field.name] = _build(type(section), values, section)
+            arguments[field.name] = _build(type(section), values, section)
         elif field.init and field.name in values:
-            found[field.name] = values[field.name]
+            arguments[field.name] = values[field.name]
         elif field.init and before is not None:
-            found[field.name] = getattr(before, field.name)
-    return part(**found)
+            arguments[field.name] = getattr(before, field.name)
+    return part(**arguments)
 
 
 class Composed:
-    """A configuration in sections, each a frozen dataclass with its own checks. Settings have flat names for people."""
+    """Base of configurations: sections, each a frozen dataclass with its own checks, and flat names for settings."""
 
     @classmethod
     def of(cls: type[Sections], **settings: Any) -> Sections:
-        """The configuration with these settings by their flat names, as flags have them with dashes.
+        """Return the configuration with these settings, by their flat names (those of the flags, with underscores).
 
         Values are converted as those of a file are: `dataset="a.jsonl"` becomes `("a.jsonl",)`.
-        Raises ConfigError for an unknown name (with the nearest known one) and for a value that cannot be.
+        Raises ConfigError for an unknown name (with the nearest known one) and for a value that is not allowed.
         """
         return from_mapping(cls, settings, where=cls.__name__)
 
     def replace(self: Sections, **settings: Any) -> Sections:
-        """The same configuration but for these settings by their flat names. Raises ConfigError as `of` does."""
+        """Return a copy with these settings, by their flat names, changed. Raises ConfigError as `of` does."""
         changed: Sections = _build(type(self), _converted(type(self), settings, type(self).__name__), self)
         return changed
 
 
 def did_you_mean(name: str, known: Iterable[str], *, also: Mapping[str, str] = MappingProxyType({})) -> str:
-    """` Did you mean 'x'?`, or nothing if no known name is near; `also` has known names by others' names for them."""
+    """Return ` Did you mean 'x'?`, or an empty text if no known name is similar.
+
+    `also` maps names that other libraries use to known names.
+    """
     names = list(known)
     nearest = [also[name]] if also.get(name) in names else difflib.get_close_matches(name, names, n=1)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def composed(config_type: type[Config]) -> type[Config]:
-    """Of a dataclass of sections: what is not a section is a ConfigError that says where settings go."""
+    """Class decorator for a dataclass of sections.
+
+    Its constructor then raises ConfigError for an argument that is not a section, and says how to pass single settings;
+    the signature of its `of` lists all settings with types and defaults.
+    """
     build: Any = config_type.__init__
     changed: Any = config_type
     sections = _hints(changed)
@@ -189,7 +206,7 @@ def composed(config_type: type[Config]) -> type[Config]:
             if name not in sections or not isinstance(value, sections[name]):
                 kind = type(self).__name__
                 raise ConfigError(
-                    f"{kind}({name}={brief(value)}): takes sections. Settings by their names go to "
+                    f"{kind}({name}={brief(value)}): the arguments of {kind} are sections. Pass single settings to "
                     f"{kind}.of({name}=…), or to `replace` of a configuration."
                 )
         build(self, **given)
@@ -202,7 +219,8 @@ def composed(config_type: type[Config]) -> type[Config]:
         return make(cls, **settings)
 
     made: Any = of
-    made.__signature__ = inspect.Signature(  # what a notebook shows and completes
+    # Without it, notebooks and editors would show and complete only `**settings`.
+    made.__signature__ = inspect.Signature(
         [inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)]
         + [
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=setting.default, annotation=setting.hint)
@@ -214,24 +232,25 @@ def composed(config_type: type[Config]) -> type[Config]:
 
 
 def to_mapping(config: object) -> dict[str, object]:
-    """The flat JSON mapping of a configuration, in the order of its settings."""
+    """Return the flat JSON mapping of a configuration, in the order of its settings."""
     return {name: _plain(setting.of(config)) for name, setting in settings_of(type(config)).items()}
 
 
 def config_hash(config: object) -> str:
-    """Twelve hex digits that change whenever a setting does."""
+    """Return twelve hex digits that change whenever a setting does."""
     return sha256_json(to_mapping(config))[:HASH_DIGITS]
 
 
 def fits(number: int) -> bool:
-    """Whether a whole number is one of 64 bits, which is what counters, indices and generators take."""
+    """Whether a whole number fits into 64 bits, as counters, indices and random generators require."""
     return -(1 << 63) <= number < 1 << 63
 
 
 def require_between(config: object, **ranges: tuple[float, float]) -> None:
-    """Raise ConfigError for a setting outside its range (lowest, highest); what is not set, or a word, has none.
+    """Raise ConfigError for a setting outside its range (lowest, highest). None and text values are not checked.
 
-    The highest is far above what anyone asks for: beyond it memory or a clock would end, and not in words.
+    The upper bounds are far above any useful value. They exist because a larger number would end in an overflow or an
+    out-of-memory error that does not name the setting.
     """
     for name, (lowest, highest) in ranges.items():
         value = getattr(config, name)
@@ -243,7 +262,7 @@ def require_between(config: object, **ranges: tuple[float, float]) -> None:
 
 
 def require_seed(seed: int) -> None:
-    """Raise ConfigError for what generators of random numbers do not start from."""
+    """Raise ConfigError for a seed that random generators refuse: negative, or of more than 63 bits."""
     require(seed >= 0 and fits(seed), f"--seed {brief(seed)}: must be at least 0 and have at most 63 bits.")
 
 
@@ -254,6 +273,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def _plain(value: object) -> object:
+    """Return a value as JSON can hold it: paths as text, tuples as lists."""
     if isinstance(value, Path):
         return str(value)
     if isinstance(value, tuple):
@@ -262,7 +282,10 @@ def _plain(value: object) -> object:
 
 
 def _convert(value: object, hint: Any, where: str) -> object:
-    """`value` as the annotated type, without guessing: '16' is no number, but 5e-6 read as text by YAML is."""
+    """Return `value` as the annotated type. Raises ConfigError, beginning with `where`, if it is not of that type.
+
+    Texts are not taken for whole numbers ('16' is an error). For floats they are, since YAML 1.1 reads 5e-6 as text.
+    """
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and type(None) in arguments:
@@ -280,6 +303,7 @@ def _convert(value: object, hint: Any, where: str) -> object:
     if origin is Literal:
         return _convert_choice(value, arguments, where)
     if origin is tuple:
+        # A single value stands for a list of one, so that `dataset: a.jsonl` needs no brackets.
         items = value if isinstance(value, (list, tuple)) else [value]
         require("" not in items, f"{where}: a name is empty. Leave it out.")
         return tuple(_convert(item, arguments[0], where) for item in items)
@@ -290,17 +314,17 @@ def _convert(value: object, hint: Any, where: str) -> object:
 
 
 def _require_usable(value: object, where: str) -> None:
-    """Raise ConfigError for what no file, name or counter can be."""
+    """Raise ConfigError for a text that cannot be a file name, and for a number of more than 64 bits."""
     if isinstance(value, (str, Path)) and "\0" in str(value):
-        raise ConfigError(f"{where}: {brief(value)} has a null character, which no file and no name may have.")
+        raise ConfigError(f"{where}: {brief(value)} has a null character, which file names cannot hold.")
     if isinstance(value, (str, Path)) and HALVES.search(str(value)):
-        raise ConfigError(f"{where}: {brief(value)} has half a character, which no file and no name may have.")
+        raise ConfigError(f"{where}: {brief(value)} has a lone surrogate (half a character), which UTF-8 cannot hold.")
     if isinstance(value, int) and not fits(value):
         raise ConfigError(f"{where}: {brief(value)} has more than 64 bits.")
 
 
 def _convert_choice(value: object, choices: Sequence[str], where: str) -> str:
-    """One of several words, or ConfigError with the nearest."""
+    """Return `value` if it is one of the choices. Raises ConfigError, with the nearest choice, if not."""
     if isinstance(value, str) and value in choices:
         return value
     nearest = did_you_mean(short(value), choices) if isinstance(value, str) else ""
@@ -308,9 +332,10 @@ def _convert_choice(value: object, choices: Sequence[str], where: str) -> str:
 
 
 def _convert_plain(value: Any, hint: Any) -> object | None:
-    """A path, number, switch or text; None if the value is none of the kind."""
+    """Return `value` as a path, number, boolean or text; None if it is not of that type."""
     if hint is Path:
         return Path(value) if isinstance(value, (str, Path)) and value != "" else None
+    # In Python True is an int, so `lr: true` would otherwise be read as 1.
     if isinstance(value, bool) and hint is not bool:
         return None
     if hint is float:

@@ -1,4 +1,4 @@
-"""Files of settings: YAML, TOML or JSON to a flat mapping, or one error that says where and what."""
+"""Read files of settings: YAML, TOML or JSON to a flat mapping, or one error that says where and what is wrong."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from rewardlab.core.files import UTF8, parse_json
 from rewardlab.core.terminal import brief
 
 MOST_BYTES: Final = 1 << 20
-"""Of a file; the longest that anyone writes by hand is a thousandth of it."""
+"""Largest size of a file of settings. Files written by hand are a thousandth of it; a larger one is likely data."""
 
 
 def read_config_file(path: Path) -> dict[str, object]:
-    """The flat mapping in a YAML, TOML or JSON file.
+    """Return the flat mapping in a YAML, TOML or JSON file.
 
-    Raises ConfigError if the file is missing, unreadable, not a mapping, or names a key twice.
+    Raises ConfigError if the file is missing, larger than `MOST_BYTES`, unreadable or not a mapping, or if a key
+    appears twice.
     """
     if not path.is_file():
         raise ConfigError(f"--config {path}: no such file. Give a YAML or TOML file with the names of the flags.")
     if (size := path.stat().st_size) > MOST_BYTES:
         raise ConfigError(
-            f"--config {path}: has {size:,} bytes, and settings at most {MOST_BYTES:,}. Is it the right file?"
+            f"--config {path}: has {size:,} bytes; a file of settings has at most {MOST_BYTES:,}. Is it the right file?"
         )
     try:
         values = _read(path.suffix, path.read_text(encoding=UTF8))
@@ -43,7 +44,7 @@ def read_config_file(path: Path) -> dict[str, object]:
 
 
 def _read(suffix: str, text: str) -> object:
-    """The value in a text; ValueError says what is wrong with it."""
+    """Return the value in a text. Raises ValueError saying what is wrong, RecursionError for too deep nesting."""
     if suffix == ".json":
         try:
             return parse_json(text)
@@ -52,8 +53,10 @@ def _read(suffix: str, text: str) -> object:
     if suffix == ".toml":
         try:
             return tomllib.loads(text)
-        except ValueError as error:  # of tomllib, or of Python about thousands of digits
+        except ValueError as error:
+            # From tomllib, or from Python about a number of thousands of digits.
             raise ValueError(f"not valid TOML: {error}") from error
+    # Imported here because commands without a YAML file do not need PyYAML.
     from rewardlab.core.config_yaml import parse_yaml
 
     return parse_yaml(text)

@@ -1,6 +1,7 @@
-"""YAML as settings need it: text, numbers, switches, lists and mappings, each key once, of a size that can be read.
+"""Read YAML as settings need it: text, numbers, booleans, lists and mappings, each key once, of a bounded size.
 
-A date is text. Aliases and merge keys are as in YAML, but what they stand for may not grow beyond all bounds.
+Dates are read as text. Aliases and merge keys work as in YAML, but what they expand to is limited: a file of a few
+lines can otherwise expand to billions of values ("billion laughs").
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from yaml.constructor import ConstructorError
 from rewardlab.core.terminal import brief
 
 MOST_VALUES: Final = 10_000
-"""In a file, and in what its aliases make of it."""
+"""Most values in a file, and in what its aliases expand to."""
 MERGE: Final = "tag:yaml.org,2002:merge"
 DATE: Final = "tag:yaml.org,2002:timestamp"
 
 
 def parse_yaml(text: str) -> object:
-    """The value in a text. Raises ValueError saying what is wrong, RecursionError for what is nested too deep."""
+    """Return the value in a text. Raises ValueError saying what is wrong, RecursionError for too deep nesting."""
     try:
-        return yaml.load(text, Loader=_Loader)  # of a SafeLoader's kind: nothing in the file is executed
+        # `_Loader` is a SafeLoader, so nothing in the file is executed.
+        return yaml.load(text, Loader=_Loader)
     except _TwiceError as error:
         raise ValueError(str(error)) from error
     except YAMLError as error:
@@ -31,14 +33,15 @@ def parse_yaml(text: str) -> object:
 
 
 class _TwiceError(YAMLError):
-    """A key that a mapping has twice."""
+    """A mapping has the same key twice."""
 
 
 class _Loader(SafeLoader):
-    """Reads a document in three passes of PyYAML's: nodes, what they are, values."""
+    """Loader that adds checks to PyYAML's passes: composing nodes, resolving their types, constructing values."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
+        # PyYAML would turn `2024-01-01` into a date. No setting is a date, but the name of a folder may look like one.
         self.yaml_implicit_resolvers = {
             first: [(tag, pattern) for tag, pattern in rules if tag != DATE]
             for first, rules in SafeLoader.yaml_implicit_resolvers.items()
@@ -46,21 +49,21 @@ class _Loader(SafeLoader):
         self._num_nodes = 0
 
     def get_single_node(self) -> Node | None:
-        """The document, unless it is too large once its aliases are written out."""
+        """Return the document. Raises ComposerError if it is too large once its aliases are expanded."""
         node = super().get_single_node()
         if node is not None:
             _count_values(node, {}, set())
         return node
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        """One node of a file that has not too many."""
+        """Compose one node. Raises YAMLError if the file has more than `MOST_VALUES`."""
         self._num_nodes += 1
         if self._num_nodes > MOST_VALUES:
             raise YAMLError(f"more than {MOST_VALUES:,} values")
         return super().compose_node(parent, index)
 
     def compose_mapping_node(self, anchor: Any) -> MappingNode:
-        """A mapping, each of whose keys is there once."""
+        """Compose a mapping. Raises _TwiceError if a key appears twice: PyYAML would silently keep the last value."""
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
@@ -68,12 +71,12 @@ class _Loader(SafeLoader):
                 continue
             if key.value in seen:
                 line = key.start_mark.line + 1
-                raise _TwiceError(f"line {line}: the key {brief(key.value)} is there twice. Keep one.")
+                raise _TwiceError(f"line {line}: the key {brief(key.value)} appears twice. Keep one.")
             seen.add(key.value)
         return node
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
-        """A value; what PyYAML cannot make of it, such as a number of a word, is an error with its line."""
+        """Construct a value. Where PyYAML fails, such as at `!!int word`, raise ConstructorError with the line."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
@@ -82,9 +85,12 @@ class _Loader(SafeLoader):
 
 
 def _count_values(node: Node, counted: dict[int, int], open_nodes: set[int]) -> int:
-    """Values in a node, each alias counted as all it stands for; ComposerError where that has no end, or a late one."""
+    """Count the values in a node, each alias as everything that it stands for.
+
+    Raises ComposerError if an alias contains itself, or if the count exceeds `MOST_VALUES`.
+    """
     if id(node) in open_nodes:
-        raise ComposerError(None, None, "an alias stands inside what it stands for", node.start_mark)
+        raise ComposerError(None, None, "an alias refers to a value that contains it", node.start_mark)
     if id(node) not in counted:
         open_nodes.add(id(node))
         inside = [] if isinstance(node, ScalarNode) else node.value
@@ -93,6 +99,6 @@ def _count_values(node: Node, counted: dict[int, int], open_nodes: set[int]) -> 
         counted[id(node)] = 1 + sum(_count_values(part, counted, open_nodes) for part in inside)
         open_nodes.remove(id(node))
     if counted[id(node)] > MOST_VALUES:
-        problem = f"written out, its aliases make more than {MOST_VALUES:,} values"
+        problem = f"its aliases expand to more than {MOST_VALUES:,} values"
         raise ComposerError(None, None, problem, node.start_mark)
     return counted[id(node)]

@@ -1,4 +1,4 @@
-"""Every error a user can meet, and where it comes from.
+"""The errors meant for users, and where they come from.
 
     RewardlabError (a ValueError)
     ├── ConfigError          a flag, a configuration file or a combination of settings
@@ -7,8 +7,8 @@
     ├── ModelError           a model that is missing, unsuitable or incomplete
     ├── ArtifactError        a reward-model folder that is damaged or does not give its own score
     ├── DeviceMemoryError    not even the smallest micro-batch fits into memory
-    ├── NonFiniteError       training produced NaN or infinity and was stopped before the optimiser moved
-    ├── RankError            a process of a run on many devices that ended because another one failed
+    ├── NonFiniteError       training produced NaN or infinity and was stopped before the optimizer step
+    ├── RankError            a process of a distributed run that ended because another one failed
     └── RunInterrupted       a signal or a limit ended a run early; it can be resumed
 
 A message says what happened, what was found, what was wanted, and what to do next.
@@ -50,7 +50,7 @@ class ArtifactError(RewardlabError):
 
 
 class DeviceMemoryError(RewardlabError):
-    """Memory ran out, also with the smallest micro-batches that are worth a try."""
+    """Memory ran out even with the smallest micro-batches that were tried."""
 
 
 class NonFiniteError(RewardlabError):
@@ -58,20 +58,20 @@ class NonFiniteError(RewardlabError):
 
 
 class RankError(RewardlabError):
-    """A process of a run on many devices that ended because another one failed; that one says why."""
+    """A process of a distributed run that ended because another one failed. The message of that one says why."""
 
 
 class RunInterrupted(RewardlabError):
-    """A run that was asked to end before it was done, and did so between two steps or after the last."""
+    """A run that was asked to end early, and ended between two steps or after the last."""
 
     def __init__(self, message: str, *, exit_status: int) -> None:
-        """`exit_status` is what the process ends with, so that a batch system knows that work is left."""
+        """`exit_status` is the exit status for the process, by which a batch system can tell that work is left."""
         super().__init__(message)
         self.exit_status = exit_status
 
 
 def words_of(error: OSError) -> str:
-    """What the system refused, and what to do about it."""
+    """Return a message for an error of the operating system: what it refused, and what to do about it."""
     name = None if error.filename is None else str(error.filename)
     said = f"{'' if name is None else f'{visible(name)}: '}{error.strerror or error}"
     if error.errno == errno.ENOENT and name is not None:

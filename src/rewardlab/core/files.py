@@ -1,4 +1,4 @@
-"""Files: atomic writes, JSON and JSONL, hashes, and where a number came from.
+"""Read and write files: atomic replacement, JSON and JSON Lines, hashes, and provenance for manifests.
 
 Everything is written beside its target under a temporary name, flushed to the disk and then renamed, so a
 crash or a full disk leaves the previous file or folder as it was.
@@ -29,21 +29,23 @@ from rewardlab.core.terminal import brief
 
 HASH_CHUNK_BYTES = 1 << 20
 SUM = "sha256"
-"""Entry of a JSON object that holds the hash of its other entries."""
+"""The key of a JSON object under which the hash of its other entries is stored."""
 UTF8 = "utf-8-sig"
-"""UTF-8 with or without the byte order mark that some programs write."""
+"""The codec that reads UTF-8 with or without the byte order mark that some programs write."""
 AT_FDCWD, EXCHANGE = -100, 2
-"""Arguments of Linux's renameat2."""
+"""Arguments of Linux's renameat2: paths relative to the working directory, and RENAME_EXCHANGE."""
 PACKAGES = ("rewardlab", "torch", "transformers", "peft", "tokenizers", "safetensors", "numpy", "scipy")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by `text` in one step."""
+    """Replace the content of `path` by `text` in one step: readers see the old file or the new one, never a part."""
+    # The process id keeps two processes that write the same file from sharing one temporary file.
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
+            # Without the flush, a power cut after the rename can leave an empty file under the final name.
             os.fsync(file.fileno())
         temporary.replace(path)
     finally:
@@ -51,11 +53,12 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append_text(path: Path, text: str) -> None:
-    """Append `text` to a file by one write, and flush it to the disk."""
+    """Append `text` to an existing file, normally by one write call, and flush it to the disk."""
     content = text.encode()
     handle = os.open(path, os.O_WRONLY | os.O_APPEND)
     try:
-        while content:  # more than once only on a full disk, whose error the next write then raises
+        # A short write happens on a full disk. The next write then raises the error that says so.
+        while content:
             content = content[os.write(handle, content) :]
         os.fsync(handle)
     finally:
@@ -63,27 +66,33 @@ def append_text(path: Path, text: str) -> None:
 
 
 def to_json(value: object, *, indent: int | None = 2) -> str:
-    """JSON text; NaN and infinity are refused, since no other reader accepts them."""
+    """Return `value` as JSON text.
+
+    Raises ValueError for NaN and infinity, which are not JSON and which other readers refuse.
+    """
     return json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """For JSON: null instead of NaN or infinity."""
+    """Return `value`, or None (null in JSON) if it is NaN or infinite."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def jsonable(values: Mapping[str, object]) -> dict[str, object]:
-    """With null in place of numbers that JSON does not have."""
+    """Return a copy of `values` in which NaN and infinite numbers are None, so that it can be written as JSON."""
     return {name: finite_or_none(value) if isinstance(value, float) else value for name, value in values.items()}
 
 
 def write_json(path: Path, value: object) -> None:
-    """Replace `path` by `value` as JSON, in one step."""
+    """Replace the content of `path` by `value` as JSON, in one step. Raises ValueError as `to_json` does."""
     write_text(path, _encodable(to_json(value)) + "\n")
 
 
 def read_json(path: Path) -> object:
-    """The JSON value in `path`; DataError names file and position if it is not JSON, or has a key twice."""
+    """Return the JSON value in `path`.
+
+    Raises DataError, naming file and position, if it is not JSON or if an object has the same key twice.
+    """
     try:
         return parse_json(path.read_text(encoding=UTF8))
     except DuplicateKeyError as error:
@@ -93,11 +102,15 @@ def read_json(path: Path) -> object:
 
 
 class DuplicateKeyError(ValueError):
-    """A key that an object has twice, of which readers would take one in silence."""
+    """An object has the same key twice. Most readers would silently take one of the two values."""
 
 
 def parse_json(text: str) -> object:
-    """The JSON value in a text. Raises DuplicateKeyError, RecursionError for one nested too deep, and ValueError."""
+    """Return the JSON value in `text`.
+
+    Raises DuplicateKeyError if an object has the same key twice, RecursionError for nesting that is too deep, and
+    ValueError for anything else that is not JSON.
+    """
     try:
         return json.loads(text, object_pairs_hook=_with_unique_keys)
     except DuplicateKeyError:
@@ -105,7 +118,8 @@ def parse_json(text: str) -> object:
 
 
 def _first_twice(text: str) -> str:
-    """Where valid JSON has a key twice in one object, in words: the parser does not say."""
+    """Return a sentence that names the line and the key which valid JSON has twice in one object."""
+    # The parser's hook knows the key but not its position, so the text is scanned again for the message.
     keys: list[set[str]] = []
     for match in re.finditer(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{\[]|[}\]]', text):
         if match[0] in ("{", "["):
@@ -116,60 +130,67 @@ def _first_twice(text: str) -> str:
             key = json.loads(match[1])
             if key in keys[-1]:
                 return (
-                    f"line {text.count(chr(10), 0, match.start()) + 1}: the key {brief(key)} is there twice. Keep one."
+                    f"line {text.count(chr(10), 0, match.start()) + 1}: the key {brief(key)} appears twice. Keep one."
                 )
             keys[-1].add(key)
     raise AssertionError("the parser saw a key twice")
 
 
 def write_summed_json(path: Path, values: Mapping[str, object]) -> None:
-    """Replace `path` by a JSON object that holds the SHA-256 of all else in it, for `read_summed_json`."""
-    plain = json.loads(to_json(dict(values)))  # as it will be read back
+    """Replace `path` by a JSON object that holds the SHA-256 of its other entries, for `read_summed_json`."""
+    # The hash is taken over the values as they will be read back: tuples become lists, and keys become text.
+    plain = json.loads(to_json(dict(values)))
     write_json(path, {**plain, SUM: sha256_json(plain)})
 
 
 def read_summed_json(path: Path) -> dict[str, object]:
-    """The object that `write_summed_json` wrote, without its sum.
+    """Return the object that `write_summed_json` wrote, without its checksum.
 
-    Raises DataError if it is not JSON, has no sum, or is not what was written.
+    Raises DataError if the file is not JSON, has no checksum, or was changed after it was written.
     """
     values = read_json(path)
     if not isinstance(values, dict) or SUM not in values:
         raise DataError(f"{path}: it has no checksum. Replace the file.")
-    found = values.pop(SUM)
+    checksum = values.pop(SUM)
     try:
-        same = sha256_json(values) == found
-    except ValueError:  # NaN and infinity, which are never written
+        same = sha256_json(values) == checksum
+    except ValueError:
+        # The file holds NaN or infinity, which `write_summed_json` never writes.
         same = False
     if not same:
-        raise DataError(f"{path}: it is not what was written. Replace the file.")
+        raise DataError(f"{path}: its checksum does not match its content. Replace the file.")
     return values
 
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """Replace `path` by one JSON object a line, in one step."""
+    """Replace the content of `path` by one JSON object a line, in one step. Raises ValueError as `to_json` does."""
     write_text(path, "".join(_encodable(to_json(row, indent=None)) + "\n" for row in rows))
 
 
 def _encodable(text: str) -> str:
-    """JSON with half characters escaped, which no UTF-8 has: a file name that is not UTF-8 has some in Python."""
+    """Return JSON text in which lone surrogates are escaped, so that it can be written as UTF-8.
+
+    Python represents the bytes of a file name that is not UTF-8 as lone surrogates, which UTF-8 cannot encode.
+    """
     return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text)
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    """(line number, object) for every non-empty line of a .jsonl or .jsonl.gz file.
+    """Yield (line number, object) for every non-empty line of a .jsonl or .jsonl.gz file.
 
-    Raises DataError naming file and line for a line that is not a JSON object.
+    Raises DataError, naming file and line, for a line that is not a JSON object or cannot be read.
     """
     for number, line in read_lines(path):
         yield number, parse_line(path, number, line)
 
 
 def read_lines(path: Path, *, max_characters: int | None = None) -> Iterator[tuple[int, str]]:
-    """(line number, line) for every non-empty line of a text file, which may be a .gz file.
+    """Yield (line number, line) for every non-empty line of a text file, which may be gzipped (.gz).
 
-    Of a line of more than `max_characters`, its end included, the first `max_characters` + 1 are given; all of it is at
-    no time in memory. Raises DataError naming file and line where it is damaged or not UTF-8.
+    Of a line longer than `max_characters`, its line end included, only the first `max_characters` + 1 characters are
+    yielded, and no more are held in memory.
+
+    Raises DataError, naming file and line, where the file is damaged or not UTF-8.
     """
     opener = gzip.open if path.suffix == ".gz" else open
     number, most = 0, -1 if max_characters is None else max_characters + 1
@@ -179,7 +200,8 @@ def read_lines(path: Path, *, max_characters: int | None = None) -> Iterator[tup
                 number += 1
                 if line.strip():
                     yield number, line
-                while len(line) == most and not line.endswith("\n"):  # what is left of it
+                # Skip the rest of a line that was cut, so that the next line read is the next row.
+                while len(line) == most and not line.endswith("\n"):
                     line = file.readline(most)
     except (UnicodeDecodeError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(
@@ -188,7 +210,7 @@ def read_lines(path: Path, *, max_characters: int | None = None) -> Iterator[tup
 
 
 def parse_line(path: Path, number: int, line: str) -> dict[str, object]:
-    """The JSON object in a line; DataError names file and line if it is none."""
+    """Return the JSON object in a line. Raises DataError, naming file and line, if it is not one."""
     try:
         row = json.loads(line.strip(), object_pairs_hook=_with_unique_keys)
     except json.JSONDecodeError as error:
@@ -196,7 +218,8 @@ def parse_line(path: Path, number: int, line: str) -> dict[str, object]:
             f"{path}:{number}: not valid JSON: {error.msg} at column {error.colno}. "
             f"Fix or remove this line; each line must be one JSON object."
         ) from error
-    except (ValueError, RecursionError) as error:  # a key twice, thousands of digits in a number, or of brackets
+    except (ValueError, RecursionError) as error:
+        # The same key twice, a number of thousands of digits, or thousands of nested brackets.
         raise DataError(f"{path}:{number}: cannot be read ({error}). Fix or remove this line.") from error
     if not isinstance(row, dict):
         raise DataError(
@@ -207,17 +230,17 @@ def parse_line(path: Path, number: int, line: str) -> dict[str, object]:
 
 
 def _with_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object of JSON; DuplicateKeyError if a key stands in it twice, since nobody knows which value is meant."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Return a JSON object as a dict. Raises DuplicateKeyError if it has the same key twice."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise DuplicateKeyError(f"the key {twice!r} stands twice in one object")
-    return found
+        raise DuplicateKeyError(f"the key {twice!r} appears twice in one object")
+    return values
 
 
 def sha256_file(path: Path) -> str:
-    """Hex SHA-256 of a file's bytes."""
+    """Return the hex SHA-256 of a file's bytes."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(HASH_CHUNK_BYTES):
@@ -226,12 +249,15 @@ def sha256_file(path: Path) -> str:
 
 
 def sha256_text(text: str) -> str:
-    """Hex SHA-256 of a text."""
+    """Return the hex SHA-256 of a text in UTF-8."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sha256_json(value: object) -> str:
-    """Hex SHA-256 of a value's canonical JSON: equal values hash equal, whatever the order of keys."""
+    """Return the hex SHA-256 of a value's canonical JSON, in which the order of keys does not matter.
+
+    Raises ValueError for NaN and infinity.
+    """
     return sha256_text(json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False))
 
 
@@ -247,11 +273,11 @@ def fsync_folder(folder: Path) -> None:
 
 @contextmanager
 def replacing_folder(target: Path) -> Iterator[Path]:
-    """A temporary folder that becomes `target` when the block ends without an error.
+    """Yield a temporary folder that becomes `target` when the block ends without an error.
 
     On any error the previous `target` stays as it was and the temporary folder is removed. Where Linux can swap two
-    names, there is a whole `target` at every moment, whenever the process is killed. Elsewhere the previous one is
-    moved aside before the rename, and a kill between the two leaves it as `.NAME.old-…`.
+    names, a whole `target` exists at every moment, whenever the process is killed. Elsewhere the previous one is
+    moved aside before the rename, and a kill between the two steps leaves it as `.NAME.old-…`.
     """
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     previous = target.with_name(f".{target.name}.old-{os.getpid()}")
@@ -259,9 +285,12 @@ def replacing_folder(target: Path) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
+        # The files must be on the disk before the folder takes its final name: a reader takes the name as complete.
         fsync_folder(temporary)
+        # After a swap the temporary name holds the previous folder, which the `finally` below removes.
         if target.exists() and _exchange(temporary, target):
             return
+        # A plain rename cannot replace a folder that is not empty, so the previous one is moved aside first.
         remove(previous)
         if target.exists():
             target.rename(previous)
@@ -277,7 +306,8 @@ def replacing_folder(target: Path) -> Iterator[Path]:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step; False where the system or the file system cannot."""
+    """Swap two paths in one step. Return False where the system or the file system cannot."""
+    # Python has no call for RENAME_EXCHANGE, so renameat2 is called in the C library.
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
     if rename is None:
         return False
@@ -286,9 +316,10 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a link or a folder; nothing happens if it is not there.
+    """Delete a file, a link or a folder, if it exists.
 
-    A folder gets a temporary name first, so that none with half of its files is left by who is killed meanwhile.
+    A folder is renamed to a temporary name first: a process that is killed while it deletes then leaves no folder of
+    the original name with half of its files.
     """
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
@@ -299,9 +330,10 @@ def remove(path: Path) -> None:
 
 
 def require_writable_folder(folder: Path, flag: str) -> None:
-    """Create `folder` and prove that a file can be written in it, before any long work begins.
+    """Create `folder` and check that a file can be written in it, before any long work begins.
 
-    Raises RewardlabError naming `flag` if not, also for a name that TensorBoard and JSON could not write down.
+    Raises RewardlabError, naming `flag`, if that fails, and for a name that is not UTF-8, which neither TensorBoard nor
+    JSON files can hold.
     """
     try:
         str(folder).encode()
@@ -321,7 +353,7 @@ def require_writable_folder(folder: Path, flag: str) -> None:
 
 
 def provenance() -> dict[str, object]:
-    """Code version, package versions and platform, for manifests."""
+    """Return code version, package versions, platform and command line, for manifests."""
     versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
@@ -340,7 +372,8 @@ def provenance() -> dict[str, object]:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says about the checkout that this package runs from; None if it is installed, even inside another."""
+    """Return the output of git in the checkout that this package runs from; None if it runs from an installed copy."""
+    # A copy installed in an environment inside another project's checkout must not report that project's commit.
     root = Path(__file__).resolve().parents[3]
     project = root / "pyproject.toml"
     if not ((root / ".git").exists() and project.is_file() and 'name = "rewardlab"' in project.read_text(UTF8)):
@@ -359,7 +392,7 @@ def _git(*arguments: str) -> str | None:
 
 
 def cache_folder(environment: Mapping[str, str]) -> Path:
-    """Where converted models are kept: $REWARDLAB_CACHE, else $XDG_CACHE_HOME/rewardlab, else ~/.cache/rewardlab."""
+    """Return the cache folder: $REWARDLAB_CACHE, else $XDG_CACHE_HOME/rewardlab, else ~/.cache/rewardlab."""
     if chosen := environment.get("REWARDLAB_CACHE"):
         return Path(chosen).expanduser().absolute()
     base = environment.get("XDG_CACHE_HOME") or "~/.cache"

@@ -1,4 +1,4 @@
-"""The memory of the process, and what the C library does with what is freed, where it can be told (glibc)."""
+"""The memory of this process, and control over what glibc does with freed memory (without glibc: no effect)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,26 @@ M_TRIM_THRESHOLD: Final = -1
 M_MMAP_MAX: Final = -4
 """Parameters of glibc's mallopt(3)."""
 NEVER: Final = -1
+"""Value of M_TRIM_THRESHOLD that turns trimming off."""
 MADV_HUGEPAGE: Final = 14
+"""Advice of madvise(2)."""
 PAGE: Final = mmap.PAGESIZE
+"""Bytes of an ordinary page."""
 _HUGE: Final[list[int]] = []
-"""Bytes of the heap for which huge pages were asked; what is given back loses them."""
+"""Bytes of the heap for which huge pages were requested (at most one entry), to request them again after a trim."""
 HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def can_keep_freed_memory() -> bool:
-    """Whether this system's allocator takes orders."""
+    """Whether `keep_freed_memory` works on this system, that is, whether its C library is glibc."""
     return _libc() is not None
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep freed memory for the next request instead of giving it back; False if it cannot be told.
+    """Make the C library keep freed memory for the next request. Return False where that cannot be set.
 
-    Every freshly mapped page is cleared by the kernel at its first touch, which costs more than writing to it. Holds
-    for the whole process, to its end.
+    The kernel clears every newly mapped page at its first access, which costs more than writing to it. The setting
+    holds for the whole process until it ends.
     """
     libc = _libc()
     if libc is None:
@@ -39,24 +42,26 @@ def keep_freed_memory() -> bool:
 
 
 def use_huge_pages(num_bytes: int) -> bool:
-    """Let the heap grow by so many bytes of address space now, and ask for huge pages there (Linux, THP `madvise`).
+    """Grow the heap by `num_bytes` of address space now, and request huge pages there (Linux, THP `madvise`).
 
-    A matrix of many megabytes then takes a few entries of the processor's address tables instead of thousands. No
-    memory is taken before it is written to. Call `keep_freed_memory` first, else the heap shrinks again. Returns False
-    where the system does not do it.
+    A matrix of many megabytes then needs a few entries of the processor's page tables instead of thousands. No memory
+    is used before it is written to. Call `keep_freed_memory` first, otherwise the heap shrinks again. Return False
+    where the system does not support it.
     """
     libc = _libc()
     if libc is None or num_bytes < PAGE or not offers_huge_pages():
         return False
     for function in (libc.malloc, libc.sbrk):
         function.restype = ctypes.c_void_p
+    # Allocating and freeing one block makes the heap grow, and `keep_freed_memory` keeps it from shrinking.
     block = libc.malloc(ctypes.c_size_t(num_bytes))
     if not block:
         return False
     libc.free(ctypes.c_void_p(block))
     start = -(-block // PAGE) * PAGE
     end = libc.sbrk(ctypes.c_ssize_t(0)) // PAGE * PAGE
-    if end - start < num_bytes // 2:  # the block did not come from the heap
+    # The block did not come from the heap but from a mapping of its own, which is gone again.
+    if end - start < num_bytes // 2:
         return False
     if libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_HUGEPAGE) != 0:
         return False
@@ -65,7 +70,7 @@ def use_huge_pages(num_bytes: int) -> bool:
 
 
 def spare_memory() -> int:
-    """Bytes of the machine's memory that nothing uses at the moment; 0 where the system does not say."""
+    """Return the bytes of the machine's memory that are free at the moment; 0 where the system does not say."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * PAGE
     except (ValueError, OSError, AttributeError):
@@ -73,7 +78,7 @@ def spare_memory() -> int:
 
 
 def offers_huge_pages() -> bool:
-    """Whether the kernel gives huge pages to who asks for them."""
+    """Whether the kernel gives huge pages on request."""
     try:
         return "[never]" not in HUGE_PAGES.read_text(encoding="ascii")
     except OSError:
@@ -81,7 +86,7 @@ def offers_huge_pages() -> bool:
 
 
 def give_back_freed_memory() -> None:
-    """Return what is free, kept or not, to the system now. Huge pages that were asked for are asked for again."""
+    """Return all freed memory to the system now, and request huge pages again if they were requested before."""
     libc = _libc()
     if libc is not None:
         libc.malloc_trim(ctypes.c_size_t(0))
@@ -91,6 +96,7 @@ def give_back_freed_memory() -> None:
 
 @cache
 def _libc() -> Any:
+    """Return glibc, or None where the C library is another one."""
     if not sys.platform.startswith("linux"):
         return None
     libc = ctypes.CDLL(None)
@@ -98,7 +104,7 @@ def _libc() -> Any:
 
 
 def resident() -> int | None:
-    """Bytes of the machine that the process has now; None off Linux."""
+    """Return the resident memory of this process in bytes; None off Linux."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):

@@ -1,7 +1,8 @@
-"""One process at a time in a folder, by a lock that goes with the process however it ends (flock).
+"""Keep a folder to one process at a time, by a lock that the system releases however the process ends (flock).
 
-Not filelock, which comes with the hub's client in whatever version there is: before 3.30 it passes over errors, or
-falls back to a marker that outlives a killed process; and it does not say who holds a lock.
+The package filelock is not used here. It is installed as a dependency of huggingface_hub in an unknown version; before
+3.30 it ignores errors, or falls back to a marker file that outlives a killed process. It also does not say who holds a
+lock.
 """
 
 from __future__ import annotations
@@ -24,25 +25,28 @@ from rewardlab.core.errors import ConfigError
 logger = logging.getLogger("rewardlab")
 
 LOCK: Final = ".lock"
-"""File that is locked; it stays, and says who was the last to hold it."""
+"""Name of the locked file. It is never removed, and says which process held it last."""
 HOW_TO_OPEN: Final = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-"""No link is followed, since what it leads to would be written over, and no pipe is waited for."""
+"""Links are not followed, since the file that they lead to would be overwritten, and opening a pipe does not block."""
 HELD_BY: Final = rb"\Z|process \d+ on "
-"""What the file holds: nothing, or who held it."""
+"""Pattern of the content of a lock: empty, or the process that held it. A file with other content is not a lock."""
 SHOWN: Final = 200
-"""Bytes of it that are read."""
+"""Bytes of a lock that are read."""
 POLL_S: Final = 0.5
+"""Seconds between two attempts to take a lock."""
 NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What a file system says that has none."""
+"""Errors by which a file system says that it has no locks."""
 
 
 @contextmanager
 def only_process(folder: Path, flag: str, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Keep other processes out of `folder`, which exists. Another one there is waited for at most `wait_s` seconds.
+    """Keep other processes out of an existing folder. If another one holds it, wait at most `wait_s` seconds.
 
-    Raises ConfigError naming `flag` if it stays, if the lock is another user's, or if what has its name is no lock: a
-    link, a folder or a pipe, or a file with other words in it, which stays as it is. A file system without locks keeps
-    nobody out, and a warning says so; some network file systems lock within each machine only.
+    On a file system without locks a warning is logged and other processes are not kept out. Some network file systems
+    lock within each machine only.
+
+    Raises ConfigError, naming `flag`, if the other process stays, if the lock belongs to another user, or if something
+    that is not a lock has its name: a link, a folder, a pipe or a file with other content, which is left unchanged.
     """
     path = folder / LOCK
     try:
@@ -66,13 +70,15 @@ def only_process(folder: Path, flag: str, *, wait_s: float = 0.0) -> Iterator[No
 
 
 def _no_lock(path: Path, flag: str) -> ConfigError:
+    """Return the error for something that has the name of the lock and is not one."""
     return ConfigError(
-        f"{path} is where a run keeps its lock, and something else has that name. Move it away, or choose another "
+        f"{path} is the name of a run's lock, but this is not a lock. Move it away, or choose another "
         f"place with {flag}."
     )
 
 
 def _acquire(descriptor: int, folder: Path, flag: str, wait_s: float) -> None:
+    """Take the lock and write this process into it. Raises ConfigError if it is not free after `wait_s` seconds."""
     end, told = time.monotonic() + wait_s, False
     while True:
         try:
@@ -103,6 +109,7 @@ def _acquire(descriptor: int, folder: Path, flag: str, wait_s: float) -> None:
 
 
 def _lock(descriptor: int) -> None:
+    """Lock an open file. Raises BlockingIOError if another process holds it, OSError where there are no locks."""
     if sys.platform == "win32":
         raise OSError(errno.ENOSYS, "not on this system")
     import fcntl

@@ -1,4 +1,4 @@
-"""What TRL and transformers call our settings: for whoever comes with their names at hand."""
+"""Names of settings in TRL and transformers, for hints to users who know those."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ALSO_CALLED: Final[Mapping[str, str]] = MappingProxyType(
         "fsdp": "sharding",
     }
 )
-"""Their name -> ours; the values of some mean another thing (docs/coming-from-trl.md)."""
+"""Name in TRL or transformers -> our setting. The values of some have another meaning (docs/coming-from-trl.md)."""
 
 SAME_THING: Final = (("steps", "epochs"), ("warmup_steps", "warmup_ratio"))
-"""Settings that say the same thing in other units."""
+"""Pairs of settings for the same thing in different units, of which at most one may be set."""

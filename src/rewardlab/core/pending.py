@@ -1,4 +1,4 @@
-"""Work begun in a thread of its own, to be waited for only so long."""
+"""Work that runs in a thread of its own, and that can be waited for with a time limit."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from typing import Final, Generic, TypeVar
 Result = TypeVar("Result")
 
 PATIENCE_S: Final = 5.0
-"""How long the end of the process waits for work begun. A thread that is inside of torch when the interpreter goes
-aborts the process, whatever its exit status was to be."""
+"""Seconds that the exit of the process waits for unfinished work. A thread that is inside torch when the interpreter
+shuts down aborts the process, and its exit status is lost."""
 _threads: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
 
 
 @atexit.register
 def let_finish() -> None:
-    """Wait for all work begun, for `PATIENCE_S` at most."""
+    """Wait for all unfinished work, `PATIENCE_S` seconds at most."""
     end = time.monotonic() + PATIENCE_S
     for thread in list(_threads):
         thread.join(max(0.0, end - time.monotonic()))
 
 
 class Pending(Generic[Result]):
-    """What `make` will return, begun now. A thread that never returns keeps no process alive: it is a daemon."""
+    """The future result of `make`, which starts now. Its thread is a daemon, so it does not keep the process alive."""
 
     def __init__(self, key: Hashable, make: Callable[[], Result]) -> None:
-        """`key` says what is being made."""
+        """`key` identifies what is being made, for the caller."""
         self.key = key
         self._done = threading.Event()
         self._results: list[Result] = []
@@ -39,11 +39,11 @@ class Pending(Generic[Result]):
         _threads.add(thread)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it is made, after at most so many seconds."""
+        """Wait at most `timeout_s` seconds. Return whether the work has ended."""
         return self._done.wait(timeout_s)
 
     def result(self) -> Result:
-        """What was made, once `wait` said so; what `make` raised is raised here."""
+        """Return the result, once `wait` returned True. An error of `make` is raised here."""
         assert self._done.is_set(), "wait first"
         if self._error is not None:
             raise self._error
@@ -52,7 +52,8 @@ class Pending(Generic[Result]):
     def _run(self, make: Callable[[], Result]) -> None:
         try:
             self._results.append(make())
-        except BaseException as error:  # whoever waits gets it
+        except BaseException as error:
+            # Kept for the thread that calls `result`, which raises it.
             self._error = error
         finally:
             self._done.set()

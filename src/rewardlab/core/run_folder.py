@@ -1,4 +1,8 @@
-"""The folder of a run: claimed before anything is computed, cleared only once there is something to put there."""
+"""The folder of a run: who may write to it, what belongs to a run, and what is removed before a new one.
+
+A folder is claimed before anything is computed, so that a mistake costs seconds, and it is cleared only when the new
+run has something to write, so that a run that fails early destroys nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ logger = logging.getLogger("rewardlab")
 
 MANIFEST = "manifest.json"
 CHECKPOINTS = "checkpoints"
-"""Folder, in that of a run, of what resuming needs."""
+"""Folder, inside the run's, that holds what resuming needs."""
 RUN_FILES = (
     "config.json",
     "manifest.json",
@@ -38,11 +42,11 @@ RUN_FILES = (
     "best",
     CHECKPOINTS,
 )
-"""What a training run writes, beside its `step_N/` folders."""
+"""Names that a training run writes, beside its `step_N/` folders."""
 FOLDERS = ("tensorboard", "profile", "evals", "best", CHECKPOINTS)
-"""Those of them that are folders."""
+"""The names in `RUN_FILES` that are folders."""
 PROBE_FILES = ("probe.json", "heads.npz")
-"""What only a probe writes."""
+"""Names that only a probe writes."""
 INSIDE: Mapping[str, str] = {
     "evals": r"(step_\d+|(selection|test)\w*|cross_validated)\.(scores\.jsonl|metrics\.json|uncertainty\.jsonl)|"
     r"(precision|live)\.json",
@@ -50,20 +54,21 @@ INSIDE: Mapping[str, str] = {
     "profile": r"trace\.json|operators\.txt",
     "tensorboard": r"events\.out\.tfevents\..+",
 }
-"""Folders of a run, and what it writes there."""
+"""Folder of a run -> pattern of the names that a run writes in it. Other files there belong to somebody else."""
 BEGUN = {"config_hash", "provenance"}
 EVALUATED = {"config", "data", "tokens", "provenance"}
 SET = {"model", "dataset", "output_dir"}
-"""Keys by which the manifest of a run, that of an evaluation, and the settings of a run are known."""
+"""Keys by which three files are recognised: the manifest of a run (`BEGUN`), the manifest of an evaluation
+(`EVALUATED`) and the settings of a run (`SET`)."""
 LEFT_OVER = r"\..+\.(tmp|old)-\d+"
-"""Names of what is being written, or was when its process was killed (core.files)."""
+"""Pattern of the temporary names of core.files: something is being written, or its process was killed."""
 OWN = (*RUN_FILES, *PROBE_FILES)
 EVALUATION_FILES = ("eval.scores.jsonl", "eval.metrics.json", "manifest.json", "precision.json")
-"""What `rewardlab eval` writes."""
+"""Names that `rewardlab eval` writes."""
 
 
 def run_of(name: str) -> Path:
-    """The folder of the run that a name after `--resume` means: a run's, or a checkpoint's.
+    """Return the folder of the run that the value of `--resume` names: the run's own, or that of a checkpoint in it.
 
     Raises ConfigError if it is neither.
     """
@@ -71,16 +76,18 @@ def run_of(name: str) -> Path:
     run = path.parent.parent if path.parent.name == CHECKPOINTS else path
     if not (run / "config.json").is_file():
         raise ConfigError(
-            f"--resume {name}: there is no run. Give the folder of a run, or of one of its {CHECKPOINTS}/step_N."
+            f"--resume {name}: no run found there. Give the folder of a run, or of one of its {CHECKPOINTS}/step_N."
         )
     return run
 
 
 def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
-    """Flags of `rewardlab train`, with the settings of the run that `--resume` names where no --config does; with
-    `--resume auto` they are given again. Raises ConfigError for a name that is no run.
+    """Return the flags of `rewardlab train`, with the settings of the run that `--resume` names added in front.
 
-    What is given goes before what the run says, in other units too: `--epochs` before its steps.
+    Settings are added only if no `--config` is given. `--resume auto` adds none: there the settings are given again.
+    A flag that is given overrides the run's setting, also in other units: `--epochs` overrides the run's steps.
+
+    Raises ConfigError if `--resume` names something that is not a run.
     """
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith("--") else [word])]
     given = {flag: value for flag, value in pairwise([*words, ""]) if flag in ("--resume", "--config", "--output-dir")}
@@ -91,7 +98,9 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
     if "--config" not in given:
         asked = {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
         settings = ["--config", str(run / "config.json")]
-        for name, other in SAME_THING:  # a run's own settings have the first of each
+        # The settings of a run are resolved to the first of each pair (steps, not epochs). Unless it is unset here,
+        # both would be set, which is an error.
+        for name, other in SAME_THING:
             if other in asked and name not in asked:
                 settings += [f"--{name}", "None"]
     return [*settings, *([] if "--output-dir" in given else ["--output-dir", str(run)]), *arguments]
@@ -99,9 +108,9 @@ def with_settings_of_run(arguments: Sequence[str]) -> list[str]:
 
 @contextmanager
 def only_writer(folder: Path, *, wait_s: float = 0.0) -> Iterator[None]:
-    """Create the folder of a run if need be, and keep other processes from writing there (`only_process`).
+    """Create the folder of a run if needed, and lock it against other processes (see `only_process`).
 
-    Raises RewardlabError if nothing can be written, ConfigError if another process is at work there.
+    Raises RewardlabError if nothing can be written there, ConfigError if another process holds the folder.
     """
     require_writable_folder(folder, "--output-dir")
     with only_process(folder, "--output-dir", wait_s=wait_s):
@@ -109,8 +118,12 @@ def only_writer(folder: Path, *, wait_s: float = 0.0) -> Iterator[None]:
 
 
 def claim_evaluation(folder: Path, inputs: Iterable[str], *, overwrite: bool) -> None:
-    """Raise ConfigError unless `rewardlab eval` may write to `folder`, which this process holds (`only_writer`)."""
+    """Raise ConfigError unless `rewardlab eval` may write to `folder`, which this process has locked (`only_writer`).
+
+    `inputs` are the names of what the evaluation reads: it must not replace any of them.
+    """
     name, parent = folder.absolute().name, folder.absolute().parent
+    # `--output-dir RUN/evals` or `RUN/step_10` would mix the evaluation with the files of the run around it.
     of_a_run = name in OWN or re.fullmatch(r"step_\d+", name)
     for place in (folder, parent) if of_a_run else (folder,):
         if holds_run(place):
@@ -124,7 +137,7 @@ def claim_evaluation(folder: Path, inputs: Iterable[str], *, overwrite: bool) ->
             raise ConfigError(f"{name} is a file that --output-dir {folder} would replace. Choose another folder.")
     if there and not _manifest_keys(folder) >= EVALUATED:
         raise ConfigError(
-            f"{folder} holds {', '.join(there)}, which no evaluation of rewardlab's wrote. Choose another "
+            f"{folder} holds {', '.join(there)}, which `rewardlab eval` did not write. Choose another "
             f"--output-dir, or move them away."
         )
     if there and not overwrite:
@@ -135,13 +148,14 @@ def claim_evaluation(folder: Path, inputs: Iterable[str], *, overwrite: bool) ->
 
 
 def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool, replaces: bool = True) -> None:
-    """Raise ConfigError unless a run may write to `folder`, which this process holds (`only_writer`).
+    """Raise ConfigError unless a run may write to `folder`, which this process has locked (`only_writer`).
 
-    `inputs` are the names of what the run reads: none of them may lie in the run that it would replace. A run that goes
-    on in its folder replaces nothing.
+    `inputs` are the names of what the run reads: none of them may lie in the run that it would replace. `replaces` is
+    False for a run that is resumed in its folder, which replaces nothing.
     """
     for name in inputs:
-        real = Path(os.path.realpath(name))  # not `resolve`, which links that lead to themselves make raise
+        # `Path.resolve` raises for a link that leads to itself; `os.path.realpath` does not.
+        real = Path(os.path.realpath(name))
         if Path(name).exists() and any(
             Path(os.path.realpath(folder / own)) in (real, *real.parents)
             for own in (*OWN, *(p.name for p in folder.glob("step_*")))
@@ -150,13 +164,13 @@ def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool, replac
                 f"{name} lies in the run that --output-dir {folder} would replace. Choose another folder."
             )
     steps = [path.name for _, path in saved_steps(folder)]
-    found = [name for name in (*OWN, *steps) if (folder / name).exists()]
-    if not found:
+    there = [name for name in (*OWN, *steps) if (folder / name).exists()]
+    if not there:
         return
     if not holds_run(folder):
         raise ConfigError(
-            f"{folder} holds {', '.join(found[:4])}{' …' if len(found) > 4 else ''}, which a run would replace, but no "
-            f"run of rewardlab's. Choose another --output-dir, or move them away."
+            f"{folder} holds {', '.join(there[:4])}{' …' if len(there) > 4 else ''}, which a run would replace, but no "
+            f"rewardlab run. Choose another --output-dir, or move them away."
         )
     if not overwrite:
         raise ConfigError(f"{folder} already holds a run. Choose another --output-dir, or replace it with --overwrite.")
@@ -166,7 +180,7 @@ def claim_folder(folder: Path, inputs: Iterable[str], *, overwrite: bool, replac
 
 
 def _require_own_names(folder: Path) -> None:
-    """Raise ConfigError if a folder has the name of a file of a run."""
+    """Raise ConfigError if a folder has the name of a file that a run writes, since writing the file would fail."""
     rooms = [room for room in INSIDE if room != CHECKPOINTS and (folder / room).is_dir()]
     names = [name for name in OWN if name not in FOLDERS] + [
         f"{room}/{path.name}"
@@ -183,47 +197,52 @@ def _require_own_names(folder: Path) -> None:
 
 
 def _require_removable(folder: Path, models: Sequence[str]) -> None:
-    """Raise ConfigError unless the folders of models that are there are nothing but what a run saved."""
+    """Raise ConfigError unless the folders of saved models hold only what a run saved.
+
+    These folders are removed as a whole before a new run, so anything that somebody put there would be lost.
+    """
     there = [folder / name for name in models if (folder / name).exists()]
     for path in there:
         if not (path / SPEC_FILE).is_file():
             raise ConfigError(
-                f"{path} is no reward model that a run saved, and would be replaced. Move it away, or choose another "
-                f"--output-dir."
+                f"{path} is not a reward model that a run saved, and would be replaced. Move it away, or choose "
+                f"another --output-dir."
             )
     for path in there:
         if added := _added_to_model(path):
             raise ConfigError(
-                f"{path} holds {', '.join(added[:4])}{' …' if len(added) > 4 else ''}, which no run wrote, and would "
-                f"be removed with it. Move what you need away, or choose another --output-dir."
+                f"{path} holds {', '.join(added[:4])}{' …' if len(added) > 4 else ''}, which no run wrote and which "
+                f"would be removed with it. Move what you need away, or choose another --output-dir."
             )
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a run began in a folder: its manifest, which is there before anything else, says so.
+    """Whether a run began in a folder, by its manifest, which a run writes before anything else.
 
-    Earlier versions wrote the settings first.
+    Earlier versions wrote config.json first, so its settings are taken as a sign too.
     """
     return _manifest_keys(folder) >= BEGUN or _keys(folder / "config.json") >= SET
 
 
 def _manifest_keys(folder: Path) -> set[str]:
+    """Return the keys of the manifest in a folder; none if there is no manifest that can be read."""
     return _keys(folder / MANIFEST)
 
 
 def _keys(path: Path) -> set[str]:
-    """Those of a JSON object; none if there is none."""
+    """Return the keys of the JSON object in a file; none if there is no such object."""
     try:
-        found = read_json(path) if path.is_file() else None
+        value = read_json(path) if path.is_file() else None
     except (OSError, DataError):
         return set()
-    return set(found) if isinstance(found, dict) else set()
+    return set(value) if isinstance(value, dict) else set()
 
 
 def clear_folder(folder: Path) -> None:
-    """Remove an earlier run that `holds_run`, but for its manifest, and what an interrupted save left. Other files
-    stay, also those in folders of the run that no run wrote; `best/` and `step_N/` go as a whole: `claim_folder` has
-    seen that nothing else is in them.
+    """Remove an earlier run (see `holds_run`) except its manifest, and what an interrupted save left.
+
+    Files that no run wrote stay, also inside the folders of the run. `best/` and `step_N/` are removed as a whole:
+    `claim_folder` has checked that they hold nothing else.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not holds_run(folder):
@@ -231,53 +250,62 @@ def clear_folder(folder: Path) -> None:
     for path in list(folder.iterdir()):
         if path.name in INSIDE and path.is_dir() and not path.is_symlink():
             _clear_inside(path)
+        # The manifest stays until the new run replaces it: if this process is killed halfway, it still marks the
+        # folder as a run, so that the next one may clear the rest.
         elif path.name != MANIFEST and (path.name in OWN or re.fullmatch(rf"step_\d+|{LEFT_OVER}", path.name)):
             remove(path)
 
 
 def _clear_inside(folder: Path) -> None:
-    """Remove what a run writes in one of its folders, and the folder if nothing else is in it."""
+    """Remove what a run writes in one of its folders, and the folder itself if nothing else is in it."""
     for path in list(folder.iterdir()):
+        # A folder that is named like a checkpoint but has no checkpoint.json was not written by a run.
         foreign = folder.name == CHECKPOINTS and path.suffix != ".damaged" and not (path / "checkpoint.json").is_file()
         if re.fullmatch(LEFT_OVER, path.name) or (re.fullmatch(INSIDE[folder.name], path.name) and not foreign):
             remove(path)
     if left := sorted(path.name for path in folder.iterdir()):
-        logger.warning("%s: left as they are, since no run wrote them: %s", folder, ", ".join(left[:5]))
+        logger.warning("%s: not removed, since no run wrote them: %s", folder, ", ".join(left[:5]))
     else:
         folder.rmdir()
 
 
 def _added_to_model(folder: Path) -> list[str]:
-    """Files in a reward-model folder that were not saved with the model: those that its spec does not list."""
+    """Return the files in a reward-model folder that were not saved with the model: those that its spec does not list.
+
+    Raises ConfigError if the spec cannot be read, since it is then unknown which files belong to the model.
+    """
     try:
         known = {SPEC_FILE, *read_spec(folder).files}
     except (ArtifactError, DataError) as error:
         raise ConfigError(
-            f"{error} So it cannot be told what in {folder} is the run's. Move it away, or choose another --output-dir."
+            f"{error} So it is unknown which files in {folder} a run wrote. Move it away, or choose another "
+            f"--output-dir."
         ) from error
-    found = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
-    return [name for path in found if (name := path.relative_to(folder).as_posix()) not in known]
+    files = (path for path in sorted(folder.rglob("*")) if path.is_symlink() or not path.is_dir())
+    return [name for path in files if (name := path.relative_to(folder).as_posix()) not in known]
 
 
 def saved_steps(folder: Path) -> list[tuple[int, Path]]:
-    """(step, folder) of every `step_N/` in a folder, in order."""
-    found = [(int(match[1]), path) for path in folder.iterdir() if (match := re.fullmatch(r"step_(\d+)", path.name))]
-    return sorted(found)
+    """Return (step, folder) of every `step_N/` in a folder, in the order of the steps."""
+    steps = [(int(match[1]), path) for path in folder.iterdir() if (match := re.fullmatch(r"step_(\d+)", path.name))]
+    return sorted(steps)
 
 
 def sweep(folder: Path) -> None:
-    """Remove what killed processes left of files and folders that they were writing in a run (see core.files)."""
+    """Remove the temporary files and folders that killed processes left in a run (see core.files)."""
     rooms = (folder, folder / "evals", folder / CHECKPOINTS)
     for path in [path for room in rooms if room.is_dir() for path in room.iterdir()]:
         match = re.fullmatch(r"\.(.+)\.(tmp|old)-\d+", path.name)
+        # The process was killed after it had moved the previous folder aside and before the new one took its name, so
+        # the previous one is put back.
         if match and match[2] == "old" and not (target := path.with_name(match[1])).exists():
-            path.rename(target)  # it was moved aside, and its successor never came
+            path.rename(target)
         elif match:
             remove(path)
 
 
 def holds_models(folder: Path) -> bool:
-    """Whether there is more in the folder of a run than what its first seconds leave."""
+    """Whether the folder of a run holds a saved model or a checkpoint. A run that has just begun has neither."""
     checkpoints = folder / CHECKPOINTS
     return folder.is_dir() and bool(
         (folder / "best").exists() or saved_steps(folder) or (checkpoints.is_dir() and any(checkpoints.glob("step_*")))
@@ -285,17 +313,18 @@ def holds_models(folder: Path) -> bool:
 
 
 def saved_step(folder: Path) -> int | None:
-    """The step at which a reward-model folder of a run was saved; None if it is not there or does not say.
+    """Return the step at which a reward-model folder was saved; None if there is no such folder or no step in it.
 
-    Raises ArtifactError if what it says changed after it was saved.
+    Raises ArtifactError if the recorded provenance was changed after the model was saved.
     """
     if not (folder / SPEC_FILE).is_file():
         return None
     spec = read_spec(folder)
     if spec.digests and spec.digests.get("provenance") != part_digests(spec)["provenance"]:
         raise ArtifactError(
-            f"{folder / SPEC_FILE}: provenance changed after the model was saved. Restore {folder} from a copy, or go "
-            f"back to a checkpoint before it with --resume RUN/{CHECKPOINTS}/step_N, once {folder} is moved away."
+            f"{folder / SPEC_FILE}: its provenance was changed after the model was saved. Restore {folder} from a "
+            f"copy, or go back to an earlier checkpoint with --resume RUN/{CHECKPOINTS}/step_N after moving {folder} "
+            f"away."
         )
     step = spec.provenance.get("step")
     return step if isinstance(step, int) else None

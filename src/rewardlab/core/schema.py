@@ -1,8 +1,8 @@
-"""What a JSON file must hold, read off the dataclass that it becomes: one check for every file of a model folder.
+"""Check JSON files against the dataclasses that they become: one check for every file of a model folder.
 
-Nothing is converted and nothing is guessed. A value that is not of its field's type, a field that is missing, unknown
-or there twice, NaN, and nesting or size beyond any sound file are one error each, which names the file, the field, what
-was found, what was expected and what to do.
+Nothing is converted and nothing is guessed. A value of another type than its field's, a field that is missing, unknown
+or duplicated, NaN, and nesting or size beyond that of any valid file each raise one error. It names the file, the
+field, what was found, what was expected and what to do.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rewardlab.core.errors import RewardlabError
 from rewardlab.core.files import UTF8
 
 MAX_BYTES: Final = 16 << 20
-"""Size of a JSON file; those of sound folders have some kilobytes, and a list for every layer some more."""
+"""Largest size of a JSON file in bytes. Files of valid folders have some kilobytes."""
 MAX_DEPTH: Final = 64
-"""Lists and objects inside each other."""
+"""Deepest nesting of lists and objects."""
 MAX_INTEGER: Final = 2**63 - 1
 NAMES: Final = {
     str: "a text",
@@ -35,7 +35,7 @@ NAMES: Final = {
     tuple: "a list",
     type(None): "null",
 }
-"""What the values of a JSON file are called in messages."""
+"""Type -> what its values are called in messages."""
 Whole = TypeVar("Whole")
 
 
@@ -47,12 +47,12 @@ class Refusal:
     remedy: str
 
     def of(self, message: str) -> RewardlabError:
-        """The error."""
+        """Return the error with this message and the remedy."""
         return self.error(f"{message} {self.remedy}")
 
 
 class _Mismatch(Exception):
-    """Where in a file, and what is wrong there."""
+    """A value that does not match: its place in the file, and what is wrong with it."""
 
     def __init__(self, place: str, wrong: str) -> None:
         super().__init__(place, wrong)
@@ -60,14 +60,14 @@ class _Mismatch(Exception):
 
 
 def read_object(path: Path, refusal: Refusal) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Return the JSON object in a file.
 
-    Raises what `refusal` says for a file that is not one, or has what no sound file has: a name twice in an object,
-    NaN or infinity, halves of characters, more than `MAX_BYTES`, or more than `MAX_DEPTH` levels.
+    Raises the error of `refusal` if the file does not hold an object, or holds what no valid file does: the same name
+    twice in an object, NaN or infinity, lone surrogates, more than `MAX_BYTES`, or more than `MAX_DEPTH` levels.
     """
     size = path.stat().st_size
     if size > MAX_BYTES:
-        raise refusal.of(f"{path}: it has {size} bytes, and at most {MAX_BYTES} are read.")
+        raise refusal.of(f"{path}: it has {size} bytes; at most {MAX_BYTES} are allowed.")
     try:
         value = json.loads(
             path.read_text(encoding=UTF8), object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite
@@ -77,7 +77,8 @@ def read_object(path: Path, refusal: Refusal) -> dict[str, Any]:
         _require_plain(value)
     except _Mismatch as wrong:
         raise refusal.of(f"{path}: {wrong.place}{': ' if wrong.place else ''}{wrong.wrong}.") from wrong
-    except (ValueError, RecursionError) as error:  # also what is not UTF-8, and numbers of thousands of digits
+    except (ValueError, RecursionError) as error:
+        # Also text that is not UTF-8, and numbers of thousands of digits.
         raise refusal.of(f"{path}: not valid JSON ({error}).") from error
     return value
 
@@ -85,13 +86,13 @@ def read_object(path: Path, refusal: Refusal) -> dict[str, Any]:
 def typed(
     kind: type[Whole], values: Mapping[str, Any], *, where: str, refusal: Refusal, open_ended: bool = False
 ) -> Whole:
-    """The dataclass `kind` of a JSON object, which has its fields by their names and types; those with a default may be
-    absent.
+    """Return a JSON object as the dataclass `kind`, whose fields give names and types. Fields with a default
+    may be absent.
 
-    `open_ended`: fields that `kind` does not know are somebody else's. Values stay as they are, a whole number also
+    With `open_ended`, fields that `kind` does not know are ignored. Values stay as they are, a whole number also
     where the type is float, so that what is written again is what was read.
 
-    Raises what `refusal` says, naming `where` and the field.
+    Raises the error of `refusal`, naming `where` and the field, for a value that does not match.
     """
     try:
         whole: Whole = _object(kind, values, "", open_ended=open_ended)
@@ -101,11 +102,12 @@ def typed(
 
 
 def shown(value: object) -> str:
-    """A value in a message: what kind of thing it is, and what it says where that is short."""
+    """Return a value as a message shows it: its kind, and its content where that is short."""
     kind = NAMES.get(type(value), type(value).__name__)
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, int) and abs(value) > MAX_INTEGER:  # printing it could take longer than reading it did
+    if isinstance(value, int) and abs(value) > MAX_INTEGER:
+        # Printing an integer of thousands of digits takes long, and Python refuses it.
         return "a whole number of more than 64 bits"
     if isinstance(value, str | int | float):
         text = repr(value)
@@ -114,49 +116,51 @@ def shown(value: object) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dict. Raises _Mismatch for a name that appears twice."""
     values: dict[str, Any] = {}
     for name, value in pairs:
         if name in values:
-            raise _Mismatch(repr(name[:60]), "is there twice, so readers differ in what they take")
+            raise _Mismatch(repr(name[:60]), "appears twice, so readers would differ in the value that they take")
         values[name] = value
     return values
 
 
 def _no_number(name: str) -> float:
-    raise _Mismatch("", f"holds {name}, which is no number of JSON")
+    raise _Mismatch("", f"holds {name}, which JSON does not allow")
 
 
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise _Mismatch("", f"holds {text[:60]}, which is beyond any number that can be computed with")
+        raise _Mismatch("", f"holds {text[:60]}, which is too large for a 64-bit float")
     return number
 
 
 def _require_plain(value: object) -> None:
-    """Raise _Mismatch for nesting that later readers could not follow, and text that cannot be written."""
+    """Raise _Mismatch for nesting deeper than `MAX_DEPTH`, and for text that cannot be written as UTF-8."""
     layer: list[object] = [value]
     for _ in range(MAX_DEPTH):
         layer = [inner for outer in layer for inner in _inside(outer)]
         if not layer:
             return
-    raise _Mismatch("", f"lists and objects lie inside each other more than {MAX_DEPTH} deep")
+    raise _Mismatch("", f"lists and objects are nested more than {MAX_DEPTH} levels deep")
 
 
 def _inside(value: object) -> Iterator[object]:
-    """Lists and objects inside one."""
+    """Yield the lists and objects directly inside a value. Raises _Mismatch for text that UTF-8 cannot hold."""
     items = [*value.keys(), *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
     for item in items:
         if isinstance(item, str):
             try:
                 item.encode()
             except UnicodeEncodeError:
-                raise _Mismatch(repr(item)[:60], "holds half of a character") from None
+                raise _Mismatch(repr(item)[:60], "holds a lone surrogate (half of a character)") from None
         elif isinstance(item, list | dict):
             yield item
 
 
 def _object(kind: Any, values: object, place: str, *, open_ended: bool = False) -> Any:
+    """Return a JSON object at `place` as the dataclass `kind`. Raises _Mismatch if it does not match."""
     if not isinstance(values, Mapping):
         raise _Mismatch(place, f"expected an object, found {shown(values)}")
     hints = get_type_hints(kind)
@@ -164,21 +168,22 @@ def _object(kind: Any, values: object, place: str, *, open_ended: bool = False) 
     if not open_ended and (unknown := [name for name in values if name not in fields]):
         near = did_you_mean(unknown[0], fields) or f" Known are {', '.join(fields)}."
         raise _Mismatch(_inner(place, unknown[0][:60]), f"unknown field.{near}".rstrip("."))
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for name, field in fields.items():
         if name in values:
-            found[name] = _value(hints[name], values[name], _inner(place, name))
+            arguments[name] = _value(hints[name], values[name], _inner(place, name))
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise _Mismatch(_inner(place, name), f"is missing; expected {_wanted(hints[name])}")
-    return kind(**found)
+    return kind(**arguments)
 
 
 def _inner(place: str, name: str) -> str:
+    """Return the place of a field inside the object at `place`."""
     return f"{place}.{name}" if place else name
 
 
 def _value(hint: Any, value: object, place: str) -> Any:
-    """`value`, with dataclasses and tuples in place of their JSON, if it is of the type."""
+    """Return `value` as the type `hint`: dataclasses from objects, tuples from lists. Raises _Mismatch if it is not."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint is Any or hint is object:
         return value
@@ -204,14 +209,15 @@ def _value(hint: Any, value: object, place: str) -> Any:
 
 
 def _is_of(hint: Any, value: object) -> bool:
-    """Whether a plain value is of a plain type, or one of those that a Literal lists."""
+    """Whether a plain value is of a plain type, or one of the texts that a Literal lists."""
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
+    # A bool is an int in Python, but not a number in JSON.
     return isinstance(value, float | int if hint is float else hint) and (hint is bool or not isinstance(value, bool))
 
 
 def _several(hint: Any, value: Any, place: str) -> Any:
-    """A list, a tuple (of as many as its type names) or a dict, with its items checked."""
+    """Return a list, a tuple (of the length that its type names) or a dict, with its items checked."""
     origin, kinds = get_origin(hint), get_args(hint)
     if not isinstance(value, dict if origin is dict else list):
         raise _Mismatch(place, f"expected {_wanted(hint)}, found {shown(value)}")
@@ -225,6 +231,7 @@ def _several(hint: Any, value: Any, place: str) -> Any:
 
 
 def _wanted(hint: Any) -> str:
+    """Return what messages call a type."""
     if get_origin(hint) is Literal:
         return f"one of {', '.join(get_args(hint))}"
     origin, arguments = get_origin(hint), get_args(hint)

@@ -1,7 +1,7 @@
-"""Requests to end a run early: signals, as Slurm and people send them, and a limit in hours.
+"""Requests to end a run early: signals, as Slurm and users send them, and a limit in hours.
 
-They are heeded between two steps, so that what is on disk is whole. A second signal ends the process as if nobody had
-been listening.
+The trainer looks for them between two steps, so that what is on the disk is whole. A second signal ends the process
+immediately, as it would without this module.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from types import FrameType, TracebackType
 from typing import Any, Final
 
 RESUME_LATER: Final = 75
-"""Exit status of a run that stopped with work left: EX_TEMPFAIL of sysexits.h, so a batch script can tell it from a
-failure and queue the run again."""
+"""Exit status of a run that stopped with work left. It is EX_TEMPFAIL of sysexits.h, so that a batch script can tell it
+from a failure and queue the run again."""
 INTERRUPTED: Final = 130
-"""Exit status after Ctrl-C, by the custom of shells."""
+"""Exit status after Ctrl-C, by the convention of shells (128 + SIGINT)."""
 STUCK: Final = 1
-"""Exit status of a run whose limit in hours let it do nothing."""
+"""Exit status of a run whose limit in hours ended before its first step. Queueing it again would not help."""
 ENDING: Final = ("SIGTERM", "SIGUSR1")
-"""Signals that by themselves end a process without a word."""
+"""Signals that by default end a process without a message."""
 SIGNALS: Final = (*ENDING, "SIGINT")
 
 
 @contextmanager
 def ending_with_status() -> Iterator[None]:
-    """SIGTERM and SIGUSR1 end the process where it stands, as they do by themselves, but with RESUME_LATER.
+    """Let SIGTERM and SIGUSR1 end the process immediately, as by default, but with exit status RESUME_LATER.
 
-    For a program around `train`, whose own listener takes over while it trains. What is on disk is what a kill leaves.
+    For a program around `train`. While it trains, `StopRequests` replaces these handlers. The disk holds what a kill
+    leaves.
     """
     with _exchanged(signal.SIG_DFL, _end):
         yield
@@ -39,12 +40,14 @@ def ending_with_status() -> Iterator[None]:
 
 @contextmanager
 def signals_as_ever() -> Iterator[None]:
-    """Undoes `ending_with_status` around calls that wait in native code, where Python's handlers are not heard."""
+    """Undo `ending_with_status` around calls that wait in native code, during which Python runs no signal handlers."""
     with _exchanged(_end, signal.SIG_DFL):
         yield
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
+    # `os.write` and `os._exit` instead of `print` and `sys.exit`: the signal may have interrupted any code, and an
+    # exception could be caught by it.
     message = (
         f"error: stopped at once by {signal.Signals(number).name}. --resume auto goes on from the last checkpoint, if "
         f"there is one.\n"
@@ -55,7 +58,8 @@ def _end(number: int, _frame: FrameType | None) -> None:
 
 @contextmanager
 def _exchanged(present: Any, handler: Any) -> Iterator[None]:
-    """`handler` for the signals whose handler is `present`; a caller's own stay."""
+    """Set `handler` for the signals whose handler is `present`. Handlers that the caller installed stay."""
+    # Python lets only the main thread set handlers.
     changed = []
     if threading.current_thread() is threading.main_thread():
         for name in ENDING:
@@ -71,10 +75,10 @@ def _exchanged(present: Any, handler: Any) -> Iterator[None]:
 
 
 class StopRequests:
-    """Listens while it is entered; only the main thread can."""
+    """Context manager that notices signals and a limit in hours. Signals are noticed in the main thread only."""
 
     def __init__(self, *, max_hours: float | None = None) -> None:
-        """`max_hours` count from now."""
+        """`max_hours` are counted from now."""
         self._deadline = None if max_hours is None else time.monotonic() + 3600 * max_hours
         self._max_hours = max_hours
         self._received: str | None = None
@@ -93,6 +97,7 @@ class StopRequests:
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         self._received = signal.Signals(number).name
+        # From now on a second signal has its previous effect: a user who presses Ctrl-C again wants out at once.
         for listened in list(self._before):
             self._restore(listened)
 
@@ -103,7 +108,7 @@ class StopRequests:
 
     @property
     def reason(self) -> str:
-        """What asked for an end, in words; empty if nothing did."""
+        """What asked for an end, for messages; empty if nothing did."""
         if self._received is not None:
             return "Ctrl-C" if self._received == "SIGINT" else self._received
         if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -112,10 +117,10 @@ class StopRequests:
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal asked for it."""
+        """Whether a signal asked for an end."""
         return self._received is not None
 
     @property
     def exit_status(self) -> int:
-        """With which the process should end."""
+        """The exit status for the process: `INTERRUPTED` after Ctrl-C, otherwise `RESUME_LATER`."""
         return INTERRUPTED if self._received == "SIGINT" else RESUME_LATER

@@ -1,4 +1,4 @@
-"""`reward_spec.json`: everything beside the weights that decides what number a conversation gets.
+"""`reward_spec.json`: everything besides the weights that decides what score a conversation gets.
 
 A reward is weights + head + pooled position + exact tokens + activation/affine. The spec records the parts that
 a plain checkpoint loses, and canaries: conversations with their tokens and scores, by which any copy of the
@@ -20,28 +20,28 @@ from rewardlab.core.schema import Refusal, read_object, typed
 SPEC_FILE = "reward_spec.json"
 SCHEMA_VERSION = 2
 UNPROTECTED = 1
-"""The schema before specs had digests, and canaries references in half precision."""
+"""The schema version before specs had digests and canaries had reference scores in half precision."""
 SOURCES: Final = ("tokenizer", "plain", "concat")
 ROUNDINGS: Final = ("none", "stochastic", "nearest")
 MAX_CANARIES: Final = 64
 MAX_CANARY_TOKENS: Final = 16_384
-"""What a canary may have; each is computed whenever a folder is checked."""
+"""Most tokens of a canary. All canaries are computed whenever a folder is checked."""
 REMEDY: Final = "Restore the folder from where it was saved, or save the model again."
 DAMAGED: Final = Refusal(error=ArtifactError, remedy=REMEDY)
-"""How a file of a reward-model folder is refused."""
+"""The error for a file of a reward-model folder that is not as it was saved."""
 
 CUT_BY_STEPS = "oldest_turns_first"
-"""The truncation of older models: a turn loses as many tokens as are in excess, again until it fits, sometimes one more
-than it has to."""
+"""The truncation of older models: a turn loses as many tokens as are in excess, repeatedly until it fits, which
+sometimes cuts one token more than necessary."""
 CUT_FEWEST = "oldest_turns_first_fewest_tokens"
-"""A turn loses the fewest tokens that suffice."""
+"""The truncation of newer models: a turn loses the fewest tokens that suffice."""
 TRUNCATIONS: Final = (CUT_BY_STEPS, CUT_FEWEST)
 
 SCORE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15, "float16": 0.05}
 """How far a score computed in this dtype may be from the reference of that dtype, in units of `max(1, |score|)`.
 
-The weights are the same; it covers other kernels, and in half precision how much of the arithmetic is in it
-(docs/one-score.md says what was measured).
+The weights are the same. The tolerance covers the differences between kernels and, in half precision, between engines
+that do more or less of the arithmetic in it (measurements: docs/one-score.md).
 """
 
 
@@ -54,43 +54,43 @@ class RendererSpec:
     template_source: str
     """`tokenizer` for the model's own template, `plain` for the built-in transcript format, `concat` for bare texts."""
     template_arguments: dict[str, object] = field(default_factory=dict)
-    """Keyword arguments frozen into every rendering."""
+    """Keyword arguments that every rendering passes to the template."""
     system_prompt: str | None = None
-    """System turn given to conversations that have none; None adds none."""
+    """System turn added to conversations that have none; None adds none."""
     max_length: int
     """Tokens a conversation may have after truncation."""
     truncation: str = CUT_FEWEST
-    """Whole old turns go first, then the start of the oldest one left; never the reply or the system turn. Or
-    `CUT_BY_STEPS`, which older models keep."""
+    """One of `TRUNCATIONS`. Whole old turns are cut first, then the start of the oldest one left; never the reply or
+    the system turn. Older models keep `CUT_BY_STEPS`."""
     final_token_id: int | None
     """Last token of every rendering, where the score is read; None if renderings end differently."""
     bos_token_id: int | None
     num_bos: int
     """How many BOS tokens every rendering begins with: 0 or 1."""
     special_tokens_in_text: Literal["text", "keep"] = "keep"
-    """What control tokens are that stand in messages: letters like any others, or, as in folders without this entry,
-    the control tokens themselves."""
+    """How control tokens typed in messages are read: as ordinary text (`text`), or as control tokens (`keep`, which is
+    also the meaning of a folder without this entry)."""
 
     @property
     def joins_texts(self) -> bool:
-        """Whether texts are taken as they are, so that a transcript is a text and not its turns."""
+        """Whether texts are joined as they are, so that a transcript stays one text and is not split into turns."""
         return self.template_source == "concat"
 
     @property
     def template_hash(self) -> str:
-        """Hex SHA-256 of the template text."""
+        """The hex SHA-256 of the template text."""
         return sha256_text(self.chat_template)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Canary:
-    """A built-in conversation, its tokens, its canonical score, and what each known fault would make of it."""
+    """A built-in conversation, its tokens, its canonical score, and its score under each known fault."""
 
     name: str
     messages: list[dict[str, str]]
     token_ids: list[int]
     score: float
-    """From the saved weights, computed in float32."""
+    """Score of the saved weights, computed in float32."""
     decoys: dict[str, float]
     """Fault name -> score under that fault."""
     references: dict[str, float] = field(default_factory=dict)
@@ -108,11 +108,11 @@ class RewardSpec:
     head_dtype: str
     save_dtype: str
     rounding: str
-    """How the weights came to `save_dtype`: `none` if they are as trained, `stochastic`, or `nearest`."""
+    """How the weights were rounded to `save_dtype`: `none` if they are as trained, `stochastic`, or `nearest`."""
     exported_from: dict[str, str] | None = None
-    """Of the folder it was made from: `folder`, `save_dtype`, and `spec_sha256`, of its spec's bytes; else None."""
+    """Origin of an exported folder: `folder`, `save_dtype`, and `spec_sha256` of its spec's bytes. Otherwise None."""
     temperature: float = 1.0
-    """Fitted on held-out data; 1 where none was fitted."""
+    """Temperature fitted on held-out data; 1 where none was fitted."""
     affine: tuple[float, float] | None = None
     """(scale, shift) fitted on held-out data, applied to raw scores; None leaves them raw."""
     max_rounding_error: float
@@ -122,36 +122,38 @@ class RewardSpec:
     """File name -> SHA-256 of everything else in the folder that decides the score."""
     provenance: dict[str, Any]
     digests: dict[str, str] = field(default_factory=dict)
-    """Part of this spec -> SHA-256 (`part_digests`). Their own digest stands in config.json and with the weights."""
+    """Part of this spec -> SHA-256 (`part_digests`). Their own digest is stored in config.json and with the weights."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON mapping."""
+        """Return the spec as a JSON mapping."""
         values = asdict(self)
         values["renderer"]["template_hash"] = self.renderer.template_hash
         return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], *, where: str) -> RewardSpec:
-        """Inverse of `to_dict`.
+        """Return the spec from a JSON mapping: the inverse of `to_dict`. `where` names the file in messages.
 
         Raises ArtifactError for another schema version, no canaries, an edited template, or a field that is missing,
-        unknown, of another type, or beyond what it can mean.
+        unknown, of another type, or outside its possible values.
         """
         version = values.get("schema_version")
         if isinstance(version, bool) or version not in (UNPROTECTED, SCHEMA_VERSION):
             raise ArtifactError(
-                f"{where}: schema version {version!r:.60}, this rewardlab reads {UNPROTECTED} and {SCHEMA_VERSION}. "
+                f"{where}: schema version {version!r:.60}; this rewardlab reads {UNPROTECTED} and {SCHEMA_VERSION}. "
                 f"Use the rewardlab version that wrote it, or save the model again."
             )
         if not values.get("canaries"):
             raise ArtifactError(
-                f"{where}: it holds no canaries, so nothing could tell whether the scores are still those of the "
-                f"model. Restore the file, or save the model again."
+                f"{where}: it holds no canaries, so the scores of the model cannot be verified. "
+                f"Restore the file, or save the model again."
             )
-        if version == UNPROTECTED:  # which rounded to the nearest
+        if version == UNPROTECTED:
+            # That version recorded no rounding, and always rounded to the nearest.
             values = {"rounding": "none" if values.get("save_dtype") == "float32" else "nearest", **values}
         renderer, template_hash = values.get("renderer"), None
-        if isinstance(renderer, Mapping):  # the hash of the template is no field: it follows from the template
+        if isinstance(renderer, Mapping):
+            # The hash of the template is not a field of `RendererSpec`, since it follows from the template.
             template_hash = renderer.get("template_hash")
             values = {**values, "renderer": {name: v for name, v in renderer.items() if name != "template_hash"}}
         spec = typed(cls, values, where=where, refusal=DAMAGED)
@@ -166,7 +168,7 @@ class RewardSpec:
 
 
 def _implausible(spec: RewardSpec) -> Iterator[str]:
-    """What is of the right type and cannot be meant: field, what was found, what was expected."""
+    """Yield a sentence for each field whose value has the right type but is not possible."""
     renderer = spec.renderer
     rules = {
         "renderer.truncation": (renderer.truncation, renderer.truncation in TRUNCATIONS, one_of(TRUNCATIONS)),
@@ -188,38 +190,40 @@ def _implausible(spec: RewardSpec) -> Iterator[str]:
         if not 1 <= count <= MAX_CANARY_TOKENS:
             yield f"canaries[{number}].token_ids: expected 1 to {MAX_CANARY_TOKENS} tokens, found {count}"
         if any(not 0 <= token < 2**31 for token in canary.token_ids):
-            yield f"canaries[{number}].token_ids: expected ids of tokens, found a number that is none"
+            yield f"canaries[{number}].token_ids: expected token ids, found a number outside 0 to 2**31 - 1"
         if not canary.messages or any(set(message) != {"role", "content"} for message in canary.messages):
             yield f"canaries[{number}].messages: expected one message or more, each with a role and a content"
 
 
 def one_of(names: Mapping[str, object] | tuple[str, ...]) -> str:
-    """Names in a sentence."""
+    """Return the names as part of a sentence: `one of a, b`."""
     return f"one of {', '.join(names)}"
 
 
 def carries_digest(name: str) -> bool:
-    """Whether a file of the folder holds the digest of the spec, so that its own hash cannot be in there."""
+    """Whether a file of the folder holds the digest of the spec, so that the spec's digest cannot cover its hash."""
     return name == "config.json" or ("/" not in name and name.endswith(".safetensors"))
 
 
 def part_digests(spec: RewardSpec) -> dict[str, str]:
-    """Part of the spec -> SHA-256 of its canonical JSON; the renderer's parts each on their own.
+    """Return part of the spec -> SHA-256 of its canonical JSON, with one digest for each part of the renderer.
 
-    A part that is changed is named by its own digest. Left out are the digests themselves, and of `files` the hashes
-    of those files that hold the digest of all this (but not their names).
+    One digest a part lets a message name the part that was changed. The digests themselves are left out, and in
+    `files` the hashes (but not the names) of the files that hold the digest of the spec.
     """
-    values = json.loads(to_json(spec.to_dict()))  # as it will be read back
+    # Digests are taken over the values as they will be read back: tuples become lists.
+    values = json.loads(to_json(spec.to_dict()))
     del values["digests"]
     values["files"] = {name: None if carries_digest(name) else digest for name, digest in values["files"].items()}
     values |= {f"renderer.{name}": value for name, value in values.pop("renderer").items()}
-    if values["renderer.special_tokens_in_text"] == "keep":  # what holds where there is no such entry
+    # Folders saved before this entry existed have no digest of it. They mean `keep`, so `keep` gets no digest either.
+    if values["renderer.special_tokens_in_text"] == "keep":
         del values["renderer.special_tokens_in_text"]
     return {name: sha256_json(value) for name, value in values.items()}
 
 
 def parts_by_default(spec: RewardSpec) -> set[str]:
-    """Parts that say what they would if the file did not name them, as it does not if their field is newer than it."""
+    """Return the parts that have their default value. A file older than a field lacks it, so it means the default."""
     return {
         prefix + item.name
         for prefix, part in (("", spec), ("renderer.", spec.renderer))
@@ -230,9 +234,9 @@ def parts_by_default(spec: RewardSpec) -> set[str]:
 
 
 def read_spec(folder: Path) -> RewardSpec:
-    """The spec of a reward-model folder.
+    """Return the spec of a reward-model folder.
 
-    Raises ArtifactError if there is none or it is damaged.
+    Raises ArtifactError if there is no spec or it is damaged.
     """
     path = folder / SPEC_FILE
     if not path.is_file():

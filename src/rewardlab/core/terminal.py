@@ -1,9 +1,9 @@
-"""Text from elsewhere on its way to a terminal: shown as what it is, and never obeyed.
+"""Make text from outside safe to print on a terminal.
 
 File names, templates, rows and the errors of other libraries may hold escape sequences that clear the screen, marks
-that turn the reading direction around, and new lines that look like ours. The log (whose logger has `OneLine`), tables,
-reports, bars and errors write them out as in a Python string: `\\x1b`, `\\u202e`, `\\n`. JSON and CSV files keep what
-they were given.
+that reverse the reading direction, and line breaks that fake our own messages. The log (whose logger has `OneLine`),
+tables, reports, bars and errors show them escaped as in a Python string: `\\x1b`, `\\u202e`, `\\n`. JSON and CSV files
+keep the original text.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from datetime import date, time
 from typing import Final
 
 HIDDEN: Final = frozenset(("Cc", "Cf", "Cs", "Zl", "Zp"))
-"""Categories of Unicode that are never drawn: controls, marks of direction and format, half characters, line ends."""
+"""Unicode categories that are not drawn: controls, marks of direction and format, surrogates, line separators."""
 JOINERS: Final = "\u200c\u200d"
-"""Marks of format that words of some languages, and emoji, are written with."""
+"""Format marks that are part of emoji and of words in some languages, and so are kept."""
 BRIEF: Final = 80
-"""Characters of a value in a message."""
+"""Most characters of a value in a message."""
 
 
 def visible(text: str, *, lines: bool = False) -> str:
-    """`text` with what a terminal would obey, or not show, written out; with `lines`, line feeds stay."""
+    """Return `text` with control and invisible characters escaped. With `lines`, line feeds stay."""
     if text.isprintable():
         return text
     kept = JOINERS + ("\n" if lines else "")
@@ -38,31 +38,33 @@ def visible(text: str, *, lines: bool = False) -> str:
 
 
 def visible_message(text: str) -> str:
-    """An error or a notice, perhaps of several lines: those after the first are indented, so that none in the middle
-    of a name passes for another message.
+    """Return an error or a notice, escaped as by `visible`, with all lines after the first indented.
+
+    Without the indent, a line break inside a file name could fake another message.
     """
     first, *rest = visible(text, lines=True).split("\n")
     return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])
 
 
 def short(text: str) -> str:
-    """A text in a message, on one short line."""
+    """Return a text for a message, escaped, on one line of at most `BRIEF` characters."""
     text = visible(text[: 2 * BRIEF])
     return text if len(text) <= BRIEF else f"{text[: BRIEF - 1]}…"
 
 
 def brief(value: object) -> str:
-    """A value in a message, as Python writes it, on one short line, whatever its size and depth."""
+    """Return the `repr` of a value for a message, on one short line, whatever the size and depth of the value."""
     if isinstance(value, (date, time)):
         return f"the date {value}"
     try:
         return short(_SHORT.repr(value))
-    except ValueError:  # an integer of more digits than Python writes out
+    except ValueError:
+        # Python refuses to print an integer of more than some thousand digits.
         return f"{'an' if isinstance(value, int) else 'a'} {type(value).__name__} too long to show"
 
 
 def quoted(word: str) -> str:
-    """A word of a command that can be typed, or pasted, into a shell as it is printed."""
+    """Return a word of a command so that it can be pasted into a shell as it is printed."""
     if visible(word) == word:
         return shlex.quote(word)
     letters = (chr(byte) if 32 <= byte < 127 and byte not in b"\\'" else f"\\x{byte:02x}" for byte in os.fsencode(word))
@@ -70,10 +72,10 @@ def quoted(word: str) -> str:
 
 
 class OneLine(logging.Filter):
-    """Of our logger: every message, whoever shows it, is one line that a terminal only shows."""
+    """Filter of our logger: makes every message one escaped line, whichever handler prints it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Writes the message out; keeps every record."""
+        """Escape the message of a record. Return True: no record is dropped."""
         record.msg, record.args = visible(record.getMessage()), None
         return True
 

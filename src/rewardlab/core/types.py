@@ -26,7 +26,7 @@ class Message:
     content: str
 
     def as_dict(self) -> dict[str, str]:
-        """The mapping that chat templates expect."""
+        """Return the mapping that chat templates expect."""
         return {"role": self.role, "content": self.content}
 
 
@@ -34,17 +34,18 @@ Conversation = tuple[Message, ...]
 
 
 def prompt_key(prompt: Sequence[Message]) -> str:
-    """A short hash that is equal for prompts that differ only in case and white space.
+    """Return a short hash that is equal for prompts that differ only in case and white space.
 
-    Splits, leaks and clustered intervals go by this key.
+    Splits, checks for leaks and clustered intervals identify prompts by this key.
     """
+    # The separators are control characters, so that a text cannot imitate the border between two turns.
     normal = "\x1e".join(f"{turn.role}\x1f{' '.join(turn.content.casefold().split())}" for turn in prompt)
     return hashlib.sha256(normal.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One judgement: reply ``first`` against reply ``second`` of the same preference."""
+    """One judgement: reply `first` against reply `second` of the same preference, by their indices."""
 
     first: int
     second: int
@@ -55,12 +56,12 @@ class Comparison:
     margin: float = 0.0
     """Additive margin in logits, at least 0, in favour of the preferred reply."""
     strength: float | None = None
-    """How strongly the judge preferred it, in the unit of the data; used as `--strength-as` says."""
+    """How strongly the judge preferred it, in the unit of the data; `--strength-as` says how it is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preference:
-    """One prompt, K ≥ 2 replies and what was judged about them."""
+    """One prompt, K ≥ 2 replies and the judgements about them."""
 
     id: str
     """Where the row came from: `file:line` or `dataset[split]:row`."""
@@ -83,8 +84,9 @@ class Preference:
 class TokenGroup:
     """A preference as tokens: the tokens that all replies share once, then one suffix a reply.
 
-    ``shared + suffixes[k]`` is exactly the rendered (and, where needed, truncated) conversation k.
-    The shared length is layout; ``prompt_tokens`` is meaning (where the reply's content begins).
+    ``shared + suffixes[k]`` is exactly the rendered (and, where needed, truncated) conversation k. The shared length
+    only says how tokens are laid out for computing: replies may share their first tokens too. ``prompt_tokens`` says
+    where the content of each reply begins.
     """
 
     preference_id: str
@@ -101,7 +103,7 @@ class TokenGroup:
     comparisons: tuple[Comparison, ...]
     ranking: tuple[int, ...] | None = None
     num_typed: int = 0
-    """Replies in whose conversation a control token is typed."""
+    """Replies in whose conversation a message contains a control token as text."""
 
     @property
     def num_replies(self) -> int:
@@ -120,11 +122,11 @@ class TokenGroup:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of each whole conversation."""
+        """[K] tokens of each whole conversation."""
         return tuple(len(self.shared) + len(suffix) for suffix in self.suffixes)
 
     def conversation(self, reply: int) -> IntArray:
-        """All tokens of one rendered conversation."""
+        """Return all tokens of one rendered conversation."""
         return np.concatenate([self.shared, self.suffixes[reply]])
 
 
@@ -136,9 +138,9 @@ class Sums:
     """
 
     loss: float = 0.0
-    """Σ w·ℓ of what was optimised: smoothing, margins and regularisers included."""
+    """Σ w·ℓ of the optimised loss: smoothing, margins and regularisers included."""
     weight: float = 0.0
-    """Σ w; what the loss is divided by."""
+    """Σ w, the divisor of the loss."""
     nll: float = 0.0
     """Σ −[y log p + (1−y) log(1−p)] with raw labels and p = σ(β d), over finite comparisons."""
     correct: float = 0.0
@@ -147,18 +149,18 @@ class Sums:
     """Σ of score differences, preferred minus other; label ties are left out."""
     comparisons: int = 0
     decided: int = 0
-    """Finite comparisons whose label is not a tie: what accuracy and margin are divided by."""
+    """Finite comparisons whose label is not a tie: the divisor of accuracy and margin."""
     score_ties: int = 0
     label_ties: int = 0
     non_finite: int = 0
-    """Comparisons with a NaN or infinite score: counted, never compared."""
+    """Comparisons with a NaN or infinite score. They are counted here and left out of everything else."""
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(**{name: getattr(self, name) + getattr(other, name) for name in _SUM_FIELDS})
 
     @property
     def mean_loss(self) -> float:
-        """The optimised loss."""
+        """Mean of the optimised loss."""
         return _ratio(self.loss, self.weight)
 
     @property
@@ -192,15 +194,15 @@ class Estimate:
     low: float
     high: float
     n: int
-    """How many independent things it rests on: comparisons, or prompts where they repeat."""
+    """Number of independent observations: comparisons, or prompts where these repeat."""
     method: str
-    """How the interval was made, in words short enough for a table's foot."""
+    """The method of the interval, short enough for the foot of a table."""
     level: float = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRow:
-    """One scored reply, with enough beside it to recompute every metric without the model."""
+    """One scored reply, with what is needed to recompute every metric without the model."""
 
     preference_id: str
     source: str
@@ -216,11 +218,11 @@ class ScoreRow:
 
     @property
     def reply_tokens(self) -> int:
-        """Tokens of the reply with what closes its turn."""
+        """Tokens of the reply, including those that close its turn."""
         return self.num_tokens - self.prompt_tokens
 
     def as_dict(self) -> dict[str, object]:
-        """A JSON row; NaN and infinity become strings so that the file stays valid JSON."""
+        """Return a JSON row. A score of NaN or infinity becomes a text, so that the file stays valid JSON."""
         row: dict[str, object] = {name: getattr(self, name) for name in _ROW_FIELDS}
         row["score"] = self.score if np.isfinite(self.score) else str(self.score)
         row["comparisons"] = [
@@ -243,7 +245,7 @@ _COMPARISON_FIELDS = tuple(field.name for field in fields(Comparison))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredComparison:
-    """A comparison joined with the two scores it is about."""
+    """A comparison with the score rows of its two replies."""
 
     preference_id: str
     source: str
@@ -254,13 +256,13 @@ class ScoredComparison:
 
 
 def join_comparisons(rows: Sequence[ScoreRow]) -> Iterator[ScoredComparison]:
-    """Pair up the score rows of each preference by the comparisons recorded in them.
+    """Yield every comparison that the score rows record, with the rows of its two replies.
 
     Raises KeyError if a row names a reply that is not among the rows, DataError if a reply has two rows.
     """
     by_reply = {(row.source, row.preference_id, row.reply): row for row in rows}
     if len(by_reply) < len(rows):
-        raise DataError("the score rows hold a reply twice; rows of several files need ids of their own.")
+        raise DataError("the score rows hold a reply twice. Rows of several files need ids that differ.")
     for row in rows:
         for comparison in row.comparisons:
             yield ScoredComparison(

@@ -1,1 +1,1 @@
-"""Prepares: raw preference data to packed batches."""
+"""Prepares data: from raw preferences to tokens and plans of micro-batches."""

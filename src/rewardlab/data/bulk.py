@@ -1,7 +1,7 @@
-"""Many preferences rendered and tokenised at once, token for token as `Renderer.group` does one.
+"""Render and tokenise many preferences at once, with exactly the tokens that `Renderer.group` gives for one.
 
-Nearly all the time goes into the tokenizer, so it is called with lists, which costs less a text and lets it use its own
-threads, and every text is encoded once: siblings share the text before the reply.
+Nearly all the time goes into the tokenizer. It is therefore called with lists, which costs less for each text and lets
+it use its own threads, and every text is encoded once: replies to one prompt share the text before the reply.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rewardlab.data.markers import RenderedText
 from rewardlab.data.store import LeftOut
 
 OVERLONG = "overlong"
-"""Cause of what `--overlong drop` leaves out."""
+"""Cause of rows that `--overlong drop` leaves out."""
 NOTHING: Final = RenderedText("")
 
 
@@ -35,15 +35,16 @@ class _Reply:
     token_ids: IntArray | None = None
     before: RenderedText = NOTHING
     """The text before the reply's content."""
-    found: Rendered | RenderError | None = None
+    result: Rendered | RenderError | None = None
+    """The tokens, or why there are none; None until one of them is known."""
 
 
 def render_all(preferences: Sequence[Preference], renderer: Renderer, *, overlong: str) -> list[TokenGroup | LeftOut]:
-    """What comes of each preference: its group, or why there is none.
+    """Return for each preference its group, or why there is none.
 
-    Causes: `template_refuses` (the chat template raises, for example at a role), `overlong` (a reply does not fit
-    the limit with its whole prompt, if `overlong` is `drop`), `ends_in_padding` (a reply's last token is the one that
-    engines pad with), and those of `Renderer.group`.
+    Causes: `template_refuses` (the chat template raises an error, for example for a role), `overlong` (a reply does not
+    fit the limit with its whole prompt, if `overlong` is `drop`), `ends_in_padding` (the last token of a reply is the
+    padding token), and those of `Renderer.group`.
     """
     replies = [[_Reply(preference.prompt, reply) for reply in preference.replies] for preference in preferences]
     _render([reply for siblings in replies for reply in siblings], renderer)
@@ -51,49 +52,49 @@ def render_all(preferences: Sequence[Preference], renderer: Renderer, *, overlon
 
 
 def _render(replies: Sequence[_Reply], renderer: Renderer) -> None:
-    """Fill `found` of every reply with what `Renderer.render` gives or raises."""
+    """Set `result` of every reply to what `Renderer.render` would return or raise."""
     texts = _texts([reply.prompt + reply.reply for reply in replies], renderer)
     for reply, text in zip(replies, texts, strict=True):
         if isinstance(text, RenderError):
-            reply.found = text
+            reply.result = text
         else:
             reply.text = text
-    pending = [reply for reply in replies if reply.found is None]
+    pending = [reply for reply in replies if reply.result is None]
     conversations = [reply.prompt + reply.reply for reply in pending]
     encoded = renderer.encode_all(conversations, [reply.text for reply in pending])
     for reply, outcome in zip(pending, encoded, strict=True):
         if isinstance(outcome, RenderError):
-            reply.found = outcome
+            reply.result = outcome
             continue
         reply.rendered, token_ids = outcome
         reply.token_ids = token_ids
         try:
             if len(token_ids) > renderer.spec.max_length:
-                reply.found = renderer.render_cut(reply.prompt, reply.reply, full_length=len(token_ids))
+                reply.result = renderer.render_cut(reply.prompt, reply.reply, full_length=len(token_ids))
             else:
                 renderer.require_known_end(token_ids)
         except RenderError as error:
-            reply.found = error
-    _count_prompt_tokens([reply for reply in pending if reply.found is None], renderer)
+            reply.result = error
+    _count_prompt_tokens([reply for reply in pending if reply.result is None], renderer)
 
 
 def _count_prompt_tokens(replies: Sequence[_Reply], renderer: Renderer) -> None:
-    """The last step for replies that fit the limit: where their content begins."""
+    """Find where the content of each reply that fits the limit begins, and set its `result`."""
     others = [with_sentinel(reply.prompt, reply.reply) for reply in replies]
     distinct = list(dict.fromkeys(others))
     text_of = dict(zip(distinct, _texts(distinct, renderer), strict=True))
     for reply, other in zip(replies, others, strict=True):
         text = text_of[other]
         if isinstance(text, RenderError):
-            reply.found = text
+            reply.result = text
         else:
             reply.before = common_beginning(reply.rendered, text)
-    pending = [reply for reply in replies if reply.found is None]
+    pending = [reply for reply in replies if reply.result is None]
     beginnings = list(dict.fromkeys(reply.before for reply in pending))
     tokens_of = dict(zip(beginnings, renderer.encode_beginnings(beginnings), strict=True))
     for reply in pending:
         assert reply.token_ids is not None
-        reply.found = Rendered(
+        reply.result = Rendered(
             token_ids=reply.token_ids,
             prompt_tokens=common_prefix_length([tokens_of[reply.before], reply.token_ids]),
             truncated_tokens=0,
@@ -102,28 +103,30 @@ def _count_prompt_tokens(replies: Sequence[_Reply], renderer: Renderer) -> None:
 
 
 def _texts(conversations: Sequence[Conversation], renderer: Renderer) -> list[str | RenderError]:
-    """The rendered text of each, or the template's refusal."""
+    """Return the rendered text of each conversation, or the error of the template for it."""
     try:
         return list(renderer.texts(conversations))
-    except RenderError:  # one of them, so each has to be asked alone
+    except RenderError:
+        # The template refuses at least one of them and does not say which, so each is rendered alone.
         pass
-    found: list[str | RenderError] = []
+    texts: list[str | RenderError] = []
     for conversation in conversations:
         try:
-            found += renderer.texts([conversation])
+            texts += renderer.texts([conversation])
         except RenderError as error:
-            found.append(error)
-    return found
+            texts.append(error)
+    return texts
 
 
 def _outcome(preference: Preference, siblings: Sequence[_Reply], overlong: str) -> TokenGroup | LeftOut:
+    """Return the group of a preference whose replies are rendered, or why there is none."""
     rendered: dict[int, Rendered] = {}
     for index, reply in enumerate(siblings):
-        if isinstance(reply.found, Rendered):
-            rendered[index] = reply.found
-        elif not isinstance(reply.found, ReplyTooLong):
-            cause = "ends_in_padding" if isinstance(reply.found, EndsInPadding) else "template_refuses"
-            return LeftOut(cause, f"{preference.id}: {reply.found}")
+        if isinstance(reply.result, Rendered):
+            rendered[index] = reply.result
+        elif not isinstance(reply.result, ReplyTooLong):
+            cause = "ends_in_padding" if isinstance(reply.result, EndsInPadding) else "template_refuses"
+            return LeftOut(cause, f"{preference.id}: {reply.result}")
     group = build_group(preference, rendered)
     if overlong == "drop" and _is_overlong(group, preference):
         group = OVERLONG

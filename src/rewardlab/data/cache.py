@@ -1,4 +1,9 @@
-"""Prepared datasets kept on disk under a hash of all that they depend on, and written whole or not at all."""
+"""Cache of prepared datasets on disk, keyed by a hash of everything that they depend on.
+
+Tokenising a large dataset takes minutes, and most runs prepare the same one again. A stale entry would train a model on
+the wrong tokens without any sign of it, so the key covers content, settings, tokenizer, package versions and our own
+code: too many misses cost time, one false hit costs a result. An entry is written as a whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +29,23 @@ from rewardlab.data.store import FORMAT, DamagedError, TokenStore, open_store
 
 logger = logging.getLogger("rewardlab")
 PACKAGES = ("transformers", "tokenizers", "jinja2", "numpy")
-"""Their versions are part of a key: templates, tokenizers and draws may change with them."""
+"""Packages whose versions are part of a key: templates, tokenizers and random draws may change with them."""
 BENEATH = ("core/files.py", "core/spec.py", "core/types.py")
-"""Modules below this room that decide prompt keys, what a line or a row is, and what a renderer's settings mean."""
+"""Modules outside `data` whose code is part of a key: they decide prompt keys, what a line or a row is, and what the
+settings of a renderer mean."""
 READING = ("incomplete_pairs", "ties", "max_replies", "margin_column", "strength_as")
-"""Settings that decide what becomes of a row."""
+"""Settings that decide whether and how a row becomes a preference."""
 
 
 def key_of(
     source: Source, fingerprint: str, *, rules: Rules, limit: int | None, renderer: Renderer, overlong: str
 ) -> str:
-    """The name of a prepared dataset: it changes with the content, with what is done to it and with the code that does.
+    """Return the key of a prepared dataset: 32 hex digits that change with its content, its settings and our code.
 
-    What only a run decides is no part of it: weights, what is held out, the share of rows that may be dropped.
+    Settings that only concern a run are not part of it: weights, what is held out, the share of rows that may be
+    dropped. They are applied when the entry is read.
     """
+    # The seed decides only which rows and replies are drawn. Without a draw, runs of all seeds share one entry.
     drawn = limit is not None or rules.reading.max_replies is not None
     return sha256_json(
         {
@@ -59,20 +67,25 @@ def key_of(
 
 
 def hash_of_tokenizer(tokenizer: Any) -> str:
-    """A hash of everything that decides the tokens of a text."""
+    """Return a hash of everything that decides the tokens of a text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         split = getattr(tokenizer, "split_special_tokens", False)
-        names = sorted((name, str(token)) for name, token in tokenizer.special_tokens_map.items())  # for the template
+        # Templates refer to special tokens by their roles (`bos_token`), which the backend does not know.
+        names = sorted((name, str(token)) for name, token in tokenizer.special_tokens_map.items())
         return sha256_text(f"{type(tokenizer).__name__} {names} {split} {backend.to_str()}")
-    with tempfile.TemporaryDirectory() as scratch:  # a tokenizer in Python: what it would save
+    # A tokenizer written in Python has no serialised form but the files that it saves.
+    with tempfile.TemporaryDirectory() as scratch:
         tokenizer.save_pretrained(scratch)
         files = sorted(path for path in Path(scratch).rglob("*") if path.is_file())
         return sha256_json([type(tokenizer).__name__, *([path.name, sha256_file(path)] for path in files)])
 
 
 def _hash_of_code(package: Path = Path(__file__).parents[1]) -> str:
-    """Of the modules of this room and those beneath it, so that no entry outlives the rules that it was made by."""
+    """Return a hash of the modules in `data` and of those in `BENEATH`.
+
+    A version number raised by hand would be forgotten some day, and entries made by old rules would be used.
+    """
     digest = hashlib.sha256()
     for path in [*sorted(package.glob("data/*.py")), *(package / name for name in BENEATH)]:
         digest.update(path.read_bytes())
@@ -80,36 +93,40 @@ def _hash_of_code(package: Path = Path(__file__).parents[1]) -> str:
 
 
 class Cache:
-    """Stores in the folders `<folder>/<key>`; without a folder, each lives as long as the process that made it."""
+    """Stores in the folders `<folder>/<key>`. Without a folder, a store lives as long as the process that made it."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
 
     def find(self, key: str) -> TokenStore | None:
-        """The store with this key, if there is one; a damaged one is said and left for `make` to replace."""
+        """Return the store with this key; None if there is none, or if it is damaged (which is logged; `make` replaces
+        it)."""
         if self.folder is None or not (self.folder / key).is_dir():
             return None
         try:
             return open_store(self.folder / key)
         except DamagedError as damage:
-            logger.warning("cache: %s is damaged (%s); it is prepared again", self.folder / key, damage)
+            logger.warning("cache: %s is damaged (%s); the data are prepared again", self.folder / key, damage)
             return None
 
     def make(self, key: str, write: Callable[[Path], None]) -> tuple[TokenStore, bool]:
-        """(the store with this key, whether this call made it): of several processes, one writes, the others wait.
+        """Return (the store with this key, whether this call made it). Of several processes, one writes, the others
+        wait.
 
-        `write` fills an empty folder, which takes its place only when it is whole.
+        `write` fills an empty temporary folder, which takes its final name only when it is complete.
 
-        Raises RewardlabError if there is no room, and what `write` raises.
+        Raises RewardlabError if the folder cannot be written, for example on a full disk, and what `write` raises.
         """
         try:
             if self.folder is None:
                 return self._make_unkept(write), True
             self.folder.mkdir(parents=True, exist_ok=True)
             with _locked(self.folder / f".{key}.lock", self.folder / key):
+                # Another process may have finished it while this one waited for the lock.
                 if (store := self.find(key)) is not None:
                     return store, False
-                for left_over in self.folder.glob(f".{key}.tmp-*"):  # of processes that were killed: they hold no lock
+                # This process holds the lock, so temporary folders of this key belong to processes that were killed.
+                for left_over in self.folder.glob(f".{key}.tmp-*"):
                     remove(left_over)
                 with replacing_folder(self.folder / key) as folder:
                     write(folder)
@@ -121,17 +138,20 @@ class Cache:
             ) from error
 
     def _make_unkept(self, write: Callable[[Path], None]) -> TokenStore:
+        """Return a store in a temporary folder that is already deleted."""
         folder = Path(tempfile.mkdtemp(prefix="rewardlab-"))
         try:
             write(folder)
             return open_store(folder)
         finally:
-            shutil.rmtree(folder)  # its maps keep the content until they are gone, however the process ends
+            # The memory maps keep the content readable until they are closed. Deleting the folder now instead of at
+            # exit leaves nothing behind, however the process ends.
+            shutil.rmtree(folder)
 
 
 @contextmanager
 def _locked(path: Path, target: Path) -> Iterator[None]:
-    """Hold a lock file, saying so where that means waiting."""
+    """Hold a lock file. If another process holds it, log that this one waits for it."""
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)

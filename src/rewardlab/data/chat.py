@@ -1,7 +1,7 @@
-"""The renderer: messages -> token ids. The only path, in training, evaluation, scoring, serving and RL.
+"""The renderer: messages -> token ids. It is the only such path, in training, evaluation, scoring, serving and RL.
 
-A conversation becomes text through one chat template (the tokenizer's own, or the plain transcript below for base
-models without one) and text becomes tokens with nothing added, so a BOS is there exactly if the template writes it.
+A conversation becomes text through one chat template: the tokenizer's own, or the plain transcript below for base
+models without one. The text becomes tokens with nothing added, so there is a BOS exactly if the template writes one.
 The score is read at the last token of that rendering.
 """
 
@@ -26,10 +26,12 @@ from rewardlab.data.markers import Markers, RenderedText
 from rewardlab.data.rows import ROLES
 
 FROZEN_DATE: Final = {"%d %b %Y": "26 Jul 2024", "%Y-%m-%d": "2024-07-26", "%d %B %Y": "26 July 2024"}
-"""What templates that print today's date print instead: a score must not change overnight."""
+"""Date format -> the date that templates print in place of today's: a score must not change overnight."""
 
 PROBES: Final = ("Yes.", "No, 12", "Certainly! Here is more", "fine\n")
+"""Replies that are rendered to learn how renderings end: words, punctuation, digits and a line break."""
 SENTINELS: Final = ("@", "#")
+"""Replies that replace the real one to find where its content begins. One of them differs from its first character."""
 
 PLAIN_TEMPLATE: Final = (
     "{{ bos }}"
@@ -50,29 +52,30 @@ CONCAT_TEMPLATE: Final = (
 """Texts as they are, the way TRL joins plain-text rows: prompt, reply, and EOS unless the reply ends in it."""
 
 
-class ReplyTooLong(RenderError):  # a condition that callers count, named for what it is
-    """A reply that does not fit the limit even without its prompt."""
+class ReplyTooLong(RenderError):
+    """A reply does not fit the limit even without its prompt. Callers count such replies."""
 
 
-class EndsInPadding(RenderError):  # as above
-    """A rendering whose last token is the one that engines pad with, and take for padding."""
+class EndsInPadding(RenderError):
+    """A rendering ends in the padding token, which engines would take for padding. Callers count such rows."""
 
 
 class Renderer:
     """Turns conversations into tokens, as its spec says.
 
-    `tokenizer` is a Hugging Face tokenizer; its chat template is replaced by the spec's.
+    `tokenizer` is a Hugging Face tokenizer. Its chat template is replaced by that of the spec.
     """
 
     def __init__(self, tokenizer: Any, spec: RendererSpec) -> None:
         self.tokenizer = tokenizer
         self.spec = spec
         self.pad_token_id: int | None = None
-        """The token by which engines pad what they read, where it is known; they read the last one that is another."""
+        """The token with which engines pad batches, if known. They read the score at the last token that is not this
+        one."""
         tokenizer.chat_template = spec.chat_template
 
     def text(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
-        """The rendered text of a conversation.
+        """Return the rendered text of a conversation.
 
         Raises RenderError with the template's own words if it refuses the conversation.
         """
@@ -80,15 +83,15 @@ class Renderer:
 
     @cached_property
     def markers(self) -> Markers:
-        """The control tokens that this tokenizer and its template know."""
+        """The control tokens of this tokenizer and its template."""
         return Markers(self.tokenizer, self._render, prompt=self.spec.system_prompt or "")
 
     def num_typed(self, messages: Sequence[Message]) -> int:
-        """Control tokens that are typed in the messages."""
+        """Return the number of control tokens typed in the messages."""
         return self.markers.count(messages)
 
     def texts(self, conversations: Sequence[Conversation]) -> list[str]:
-        """`text` of each, for less time a conversation.
+        """Return `text` of each conversation, in one call, which is faster.
 
         Raises RenderError if the template refuses any of them.
         """
@@ -97,14 +100,17 @@ class Renderer:
     def encode_all(
         self, conversations: Sequence[Conversation], texts: Sequence[str]
     ) -> list[tuple[RenderedText, IntArray] | RenderError]:
-        """The tokens of each conversation, of which `texts` are the texts, for less time a conversation."""
+        """Return text and tokens of each conversation, or the error for it. `texts` are their rendered texts.
+
+        One call of the tokenizer for all texts is faster than one for each.
+        """
         encoded = self.tokenizer(list(texts), add_special_tokens=False)["input_ids"] if texts else []
         return [self._reread(*each) for each in zip(conversations, texts, encoded, strict=True)]
 
     def _reread(
         self, conversation: Conversation, text: str, token_ids: Sequence[int]
     ) -> tuple[RenderedText, IntArray] | RenderError:
-        """The tokens of a conversation, control tokens typed in it read as the spec says."""
+        """Return text and tokens of a conversation, with typed control tokens read as the spec says, or the error."""
         rendered = RenderedText(text)
         if self.spec.special_tokens_in_text == "text":
             try:
@@ -115,7 +121,7 @@ class Renderer:
         return rendered, np.asarray(token_ids, dtype=np.int32)
 
     def encode_beginnings(self, texts: Sequence[RenderedText]) -> list[IntArray]:
-        """The tokens of each beginning of a text that could be encoded."""
+        """Return the tokens of each beginning of a text that was encoded before."""
         plain = [one.text for one in texts if one.own is None]
         encoded = iter(self.tokenizer(plain, add_special_tokens=False)["input_ids"] if plain else [])
         return [
@@ -123,15 +129,17 @@ class Renderer:
         ]
 
     def _encode(self, conversation: Conversation) -> tuple[RenderedText, IntArray]:
-        (found,) = self.encode_all([conversation], self.texts([conversation]))
-        if isinstance(found, RenderError):
-            raise found
-        return found
+        """Return text and tokens of one conversation. Raises RenderError."""
+        (outcome,) = self.encode_all([conversation], self.texts([conversation]))
+        if isinstance(outcome, RenderError):
+            raise outcome
+        return outcome
 
     def _render(self, conversation: Conversation) -> str:
         return self._apply_template([conversation], add_generation_prompt=False)[0]
 
     def _apply_template(self, conversations: Sequence[Sequence[Message]], *, add_generation_prompt: bool) -> list[str]:
+        """Render conversations in one call of the template engine. Raises RenderError if it refuses any of them."""
         try:
             rendered = within_limits(
                 lambda: self.tokenizer.apply_chat_template(
@@ -143,23 +151,25 @@ class Renderer:
                 self.spec.chat_template,
                 [sum(len(message.content) for message in messages) for messages in conversations],
             )
-        except Exception as error:  # templates raise whatever their authors chose
+        except Exception as error:
+            # A template is a program by somebody else and may raise anything.
             roles = ", ".join(message.role for message in conversations[0])
             raise RenderError(f"the chat template refuses a conversation with roles [{roles}]: {error}") from error
         return [str(text) for text in rendered]
 
     def token_ids(self, messages: Sequence[Message]) -> IntArray:
-        """The whole conversation as tokens, without truncation."""
+        """Return the whole conversation as tokens, without truncation. Raises RenderError as `text` does."""
         return self._encode(tuple(messages))[1]
 
     def render(self, prompt: Conversation, reply: Conversation) -> Rendered:
-        """Prompt and reply as tokens, cut to the limit by the rule that training, evaluation and serving share.
+        """Return prompt and reply as tokens, cut to the limit by the rule that training, evaluation and serving share.
 
-        Whole exchanges go first, oldest first, then the start of the oldest one left; opening system turns, the
-        headers and the last turn stay. The tokens depend on the conversation alone, wherever the prompt ends: a
+        Whole exchanges are cut first, oldest first, then the start of the oldest one left. Opening system turns, the
+        headers and the last turn stay. The tokens depend on the conversation alone, not on where the prompt ends, so a
         reply of several turns may lose its own oldest ones.
 
-        Raises ReplyTooLong if the last turn does not fit even so.
+        Raises ReplyTooLong if the last turn alone does not fit, RenderError if the template refuses the conversation,
+        if control tokens cannot be told apart, or if the rendering ends in an unexpected token.
         """
         token_ids = self.token_ids(prompt + reply)
         if len(token_ids) > self.spec.max_length:
@@ -167,7 +177,8 @@ class Renderer:
         return self._finish(prompt, reply, token_ids, truncated_tokens=0)
 
     def render_cut(self, prompt: Conversation, reply: Conversation, *, full_length: int) -> Rendered:
-        """`render` of a conversation that is known to take `full_length` tokens, more than the limit."""
+        """`render` for a conversation that is known to take `full_length` tokens, more than the limit. Raises as it
+        does."""
         conversation, token_ids = self._cut((prompt + reply)[:-1], reply[-1:])
         num_reply = min(len(reply), sum(message.role != "system" for message in conversation))
         prompt, reply = conversation[:-num_reply], conversation[-num_reply:]
@@ -176,6 +187,7 @@ class Renderer:
     def _finish(
         self, prompt: Conversation, reply: Conversation, token_ids: IntArray, *, truncated_tokens: int
     ) -> Rendered:
+        """Return the rendering with the number of tokens before the content of the reply."""
         self.require_known_end(token_ids)
         (text, _), other = self._encode(prompt + reply), self._render(with_sentinel(prompt, reply))
         (before,) = self.encode_beginnings([common_beginning(text, other)])
@@ -187,10 +199,12 @@ class Renderer:
         )
 
     def group(self, preference: Preference) -> TokenGroup | str:
-        """A preference as tokens, or the cause for which it cannot be used.
+        """Return a preference as tokens, or the cause for which it cannot be used.
 
         Causes: `reply_too_long` (fewer than two replies, or no judgement, left within the limit) and
         `identical_tokens` (all judged replies render to the same tokens).
+
+        Raises RenderError as `render` does, except ReplyTooLong.
         """
         rendered: dict[int, Rendered] = {}
         for index, reply in enumerate(preference.replies):
@@ -203,7 +217,7 @@ class Renderer:
         return build_group(preference, rendered)
 
     def _cut(self, prompt: Conversation, reply: Conversation) -> tuple[Conversation, IntArray]:
-        """(what is kept of prompt + reply, its tokens)."""
+        """Return (what is kept of prompt + reply, its tokens). Raises ReplyTooLong if the reply does not fit."""
         kept, token_ids = cut(
             prompt + reply,
             num_last=len(reply),
@@ -220,16 +234,18 @@ class Renderer:
         return kept, token_ids
 
     def _token_starts(self, content: str) -> list[int]:
-        """Character at which each token of `content` begins."""
+        """Return the character at which each token of `content` begins."""
         if self.spec.special_tokens_in_text == "text" and self.num_typed([Message("user", content)]):
             return self.markers.starts(content)
         if self.tokenizer.is_fast:
             encoded = self.tokenizer(content, add_special_tokens=False, return_offsets_mapping=True)
             return [start for start, _ in encoded["offset_mapping"]]
+        # A tokenizer written in Python gives no positions, so every character is taken for a token: cuts are then
+        # finer.
         return list(range(len(content)))
 
     def require_known_end(self, token_ids: IntArray) -> None:
-        """Raise RenderError unless the rendering ends as every other does, EndsInPadding if its end is the padding."""
+        """Raise RenderError unless a rendering ends like every other, EndsInPadding if it ends in the padding token."""
         final = self.spec.final_token_id
         if final is None and token_ids[-1] == self.pad_token_id:
             raise EndsInPadding(
@@ -244,9 +260,9 @@ class Renderer:
 
 
 def build_renderer(tokenizer: Any, config: RenderingConfig) -> Renderer:
-    """The renderer for a tokenizer, its template frozen and its end token found.
+    """Return the renderer for a tokenizer, with a frozen template and a known final token.
 
-    Raises RenderError if a template is asked for that does not exist, or that writes more than one BOS.
+    Raises RenderError if the requested template does not exist, writes more than one BOS, or renders nothing.
     """
     template, source = _choose_template(tokenizer, config.chat_template)
     arguments = _plain_arguments(tokenizer) if source != "tokenizer" else {}
@@ -265,7 +281,7 @@ def build_renderer(tokenizer: Any, config: RenderingConfig) -> Renderer:
     endings, num_bos = _probe(Renderer(tokenizer, draft))
     if num_bos > 1:
         raise RenderError(
-            f"the chat template writes {num_bos} BOS tokens; a reward read after a double BOS is another reward. "
+            f"the chat template writes {num_bos} BOS tokens; a score after a double BOS is another score. "
             f"Fix the template of this tokenizer, or use --no-chat-template."
         )
     final = endings.pop() if len(endings) == 1 else None
@@ -273,15 +289,16 @@ def build_renderer(tokenizer: Any, config: RenderingConfig) -> Renderer:
 
 
 def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer of a model folder or hub name.
+    """Return the tokenizer of a model folder or hub name.
 
-    Raises RenderError if there is none.
+    Raises RenderError if there is none, or if it cannot be loaded.
     """
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(folder_or_name, trust_remote_code=trust_remote_code)
-    except Exception as error:  # of files that are damaged transformers and tokenizers raise anything
+    except Exception as error:
+        # For damaged files transformers and tokenizers raise errors of any type.
         said = str(error).splitlines() or [type(error).__name__]
         raise RenderError(
             f"no tokenizer for {folder_or_name!r}: {said[0]} "
@@ -290,9 +307,9 @@ def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> A
 
 
 def to_messages(messages: Sequence[Message | Mapping[str, str]]) -> Conversation:
-    """Messages from the mappings of chat APIs.
+    """Return messages from the mappings of chat APIs.
 
-    Raises RenderError for what would be lost or misread: tool calls, unknown roles, content that is no text.
+    Raises RenderError for what would be lost or misread: tool calls, unknown roles, content that is not text.
     """
     if isinstance(messages, str | Mapping | Message):
         raise RenderError(f"a conversation is a list of messages, got {_shortened(messages)}. Put it into a list.")
@@ -303,7 +320,7 @@ def to_messages(messages: Sequence[Message | Mapping[str, str]]) -> Conversation
         if not isinstance(message, Message):
             role, content = message.get("role"), message.get("content")
             if message.get("tool_calls"):
-                raise RenderError("a message has tool_calls, which have no place in a text. Leave such turns out.")
+                raise RenderError("a message has tool_calls, which cannot be rendered as text. Leave such turns out.")
             if not isinstance(role, str) or not isinstance(content, str):
                 raise RenderError(f"a message needs a role and a text as content, got {dict(message)!r}.")
             message = Message(role, content)
@@ -319,6 +336,7 @@ def _shortened(value: object) -> str:
 
 
 def _choose_template(tokenizer: Any, wanted: str) -> tuple[str, str]:
+    """Return (template, its source as in `RendererSpec`). Raises RenderError if the wanted one cannot be used."""
     own = tokenizer.chat_template
     if isinstance(own, dict):
         own = own.get("default")
@@ -326,7 +344,7 @@ def _choose_template(tokenizer: Any, wanted: str) -> tuple[str, str]:
         return PLAIN_TEMPLATE, "plain"
     if wanted == "concat":
         if not tokenizer.eos_token:
-            raise RenderError("--chat-template concat: this tokenizer has no EOS to end a reply with. Use plain.")
+            raise RenderError("--chat-template concat: this tokenizer has no EOS token, which ends a reply. Use plain.")
         return CONCAT_TEMPLATE, "concat"
     if not own:
         raise RenderError(
@@ -337,21 +355,21 @@ def _choose_template(tokenizer: Any, wanted: str) -> tuple[str, str]:
 
 
 def _choose_reading(wanted: Literal["auto", "text", "keep"], template: str) -> Literal["text", "keep"]:
-    """What control tokens in texts are; texts that are joined as they are bring their own."""
+    """Return how typed control tokens are read. Texts that are joined as they are contain control tokens on purpose."""
     if wanted == "auto":
         return "keep" if template.endswith(CONCAT_TEMPLATE) else "text"
     return wanted
 
 
 def _plain_arguments(tokenizer: Any) -> dict[str, str]:
-    """BOS where the tokenizer itself would put one, and EOS to end a reply."""
+    """Return `bos`, empty unless the tokenizer itself adds one, and `eos`, which ends a reply."""
     first = tokenizer("a")["input_ids"][:1]
     adds_bos = tokenizer.bos_token_id is not None and first == [tokenizer.bos_token_id]
     return {"bos": tokenizer.bos_token if adds_bos else "", "eos": tokenizer.eos_token or ""}
 
 
 def _require_bare_texts(renderer: Renderer) -> None:
-    """Raise RenderError unless joining texts gives the very tokens that the tokenizer gives the joined text."""
+    """Raise RenderError unless rendering two texts gives the tokens that the tokenizer gives for the joined text."""
     tokenizer = renderer.tokenizer
     for probe in PROBES:
         ours = renderer.token_ids(_probe_turns(probe, "Hello "))
@@ -363,8 +381,12 @@ def _require_bare_texts(renderer: Renderer) -> None:
 
 
 def _bake(template: str, arguments: Mapping[str, str], system_prompt: str | None) -> str:
-    """Write arguments, system prompt and a frozen date into the template, so that every engine renders the same."""
-    template = template.replace("\r\n", "\n")  # as it will be read back from a file
+    """Return the template with arguments, system prompt and a frozen date written into it.
+
+    Engines that load the saved folder pass no arguments, so anything outside the template would be missing there.
+    """
+    # The template is saved to a file, and read back with line breaks of this kind.
+    template = template.replace("\r\n", "\n")
     head = "".join(f"{{%- set {name} = {value!r} -%}}" for name, value in arguments.items())
     formats = set(re.findall(r"strftime_now\(\s*[\"']([^\"']+)[\"']\s*\)", template))
     if "strftime_now" in template:
@@ -383,7 +405,10 @@ def _bake(template: str, arguments: Mapping[str, str], system_prompt: str | None
 
 
 def _probe(renderer: Renderer) -> tuple[set[int], int]:
-    """Last tokens of short conversations, and how many BOS they begin with."""
+    """Return the last tokens of short conversations, and the number of BOS that they begin with.
+
+    Raises RenderError if one of them renders to no tokens.
+    """
     endings, num_bos = set(), 0
     for probe in PROBES:
         token_ids = renderer.token_ids(_probe_turns(probe))
@@ -400,10 +425,10 @@ def _probe_turns(reply: str, prompt: str = "Hello") -> Conversation:
 
 
 def with_sentinel(prompt: Conversation, reply: Conversation) -> Conversation:
-    """The conversation with another text where the reply's content begins.
+    """Return the conversation with another text in place of the reply's content.
 
-    Where the two renderings part, the content begins, wherever the template puts it: templates may write more before
-    a reply than their generation prompt says.
+    The content begins where the two renderings differ. The generation prompt would not do: templates may write more
+    before a reply than their generation prompt contains.
     """
     start = reply[0].content.lstrip()
     sentinel = next(mark for mark in SENTINELS if not start.startswith(mark))
@@ -411,16 +436,18 @@ def with_sentinel(prompt: Conversation, reply: Conversation) -> Conversation:
 
 
 def common_beginning(first: RenderedText, second: str) -> RenderedText:
-    """The beginning of the first text, as far as it is that of the second too."""
+    """Return the beginning of the first text up to where the second differs."""
     return first.beginning(len(common_text(first.text, second)))
 
 
 def common_text(first: str, second: str) -> str:
-    """The beginning that two texts share; all of `first` where it begins with `second`."""
+    """Return the beginning that two texts share; all of `first` if it begins with `second`."""
     if first.startswith(second):
         return first
+    # Bisection over slices is much faster in Python than comparing characters. The texts share at least `low`
+    # characters and at most `high`.
     low, high = 0, min(len(first), len(second))
-    while low < high:  # they share `low` characters, and not more than `high`
+    while low < high:
         middle = (low + high + 1) // 2
         if first[low:middle] == second[low:middle]:
             low = middle

@@ -1,4 +1,4 @@
-"""Settings of the data room. Needs nothing but the standard library."""
+"""Settings of data: reading, rendering, and what is held out. Imports no third-party package."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rewardlab.core.errors import ConfigError
 
 
 def require_share(value: float, flag: str) -> None:
-    """Raise ConfigError unless the value of a flag lies between 0 and 1."""
+    """Raise ConfigError unless the value of `flag` lies between 0 and 1."""
     require(0 <= value <= 1, f"{flag} {value}: must be between 0 and 1.")
 
 
 def require_limits(config: object, *names: str) -> None:
-    """Raise ConfigError for a number of rows below 1."""
+    """Raise ConfigError if a setting that limits rows is below 1."""
     for name in names:
         value = getattr(config, name)
         require(
@@ -28,7 +28,7 @@ def require_limits(config: object, *names: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingConfig:
-    """How rows become preferences, and where these are kept: the same for training, probing and judging."""
+    """How rows become preferences, and where these are cached: the same for training, probing and evaluating."""
 
     max_drop_fraction: float = 0.05
     """Stop if more than this share of a dataset's rows cannot be used."""
@@ -62,7 +62,7 @@ class ReadingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RenderingConfig:
-    """How preferences become tokens. A saved model keeps what was decided, so judging it asks for none of this."""
+    """How preferences become tokens. A saved model stores these settings, so evaluating it needs none of them."""
 
     max_seq_len: int | Literal["model"] = 1024
     """Tokens a conversation may have; `--overlong` says what happens to longer ones. `model` is as many as the model
@@ -84,7 +84,7 @@ class RenderingConfig:
     def __post_init__(self) -> None:
         require(
             self.system_prompt is None or not re.search("[\ud800-\udfff]", self.system_prompt),
-            "--system-prompt: has half a character, which no tokenizer can read. Write it in UTF-8.",
+            "--system-prompt: has a lone surrogate (half a character), which no tokenizer can read. Write it in UTF-8.",
         )
         require(
             self.max_seq_len == "model" or self.max_seq_len >= 16,
@@ -95,13 +95,13 @@ class RenderingConfig:
 
     @property
     def length_limit(self) -> int:
-        """`max_seq_len` of a configuration in which it is decided."""
+        """`max_seq_len` as a number, once `model` is resolved."""
         assert isinstance(self.max_seq_len, int), "--max-seq-len model is decided when the model is found"
         return self.max_seq_len
 
     @property
     def joins_texts(self) -> bool:
-        """Whether texts are taken as they are, and nothing in them is a turn."""
+        """Whether texts are joined as they are, without splitting transcripts into turns."""
         return self.chat_template == "concat"
 
 

@@ -1,9 +1,11 @@
-"""What a conversation above the limit loses: whole old exchanges, then the start of the oldest one left.
+"""Truncate conversations above the length limit: whole old exchanges first, then the start of the oldest one left.
 
-How many tokens a cut leaves is known only once it is encoded: the first characters left may merge with the header
-before them, so tokens neither add up nor fall strictly. Both searches therefore start where the answer must be close,
-double their steps and halve what is left, and then look at the neighbours that could still be better. They encode a
-number of times that grows with the logarithm of the turns and the tokens, each time not much more than the limit.
+The number of tokens after a cut is known only once the rest is encoded. The first characters left may merge with the
+header before them into other tokens, so counts do not simply add up, and cutting one token more can even leave more
+tokens. Plain bisection is therefore not exact. Both searches start near the answer, double their steps, bisect, and
+then try the neighbours that could still be better. The number of encodings grows with the logarithm of the turns and
+the tokens, and each encodes not much more than the limit. Encoding after every single cut would take time that grows
+with the square of the length.
 """
 
 from __future__ import annotations
@@ -15,11 +17,11 @@ from rewardlab.core.spec import CUT_BY_STEPS
 from rewardlab.core.types import Conversation, IntArray, Message
 
 SLACK: Final = 32
-"""Tokens above the limit within which one more exchange might still merge into fewer."""
+"""Tokens above the limit up to which one more exchange may still make the total smaller, by merging."""
 NEIGHBOURS: Final = 3
-"""Smaller cuts that all have to fail before a cut counts as the smallest."""
+"""Number of next smaller cuts that must all fail before a cut is taken as the smallest."""
 MAX_NEIGHBOURS: Final = 64
-"""The most exchanges, or cuts, that are looked at one by one."""
+"""Most exchanges, or cuts, that are tried one by one."""
 Encode = Callable[[Conversation], IntArray]
 
 
@@ -32,13 +34,14 @@ def cut(
     limit: int,
     rule: str,
 ) -> tuple[Conversation | None, IntArray]:
-    """(what is kept of a conversation of more than `limit` tokens, its tokens); the last `num_last` turns stay whole.
+    """Return (what is kept of a conversation of more than `limit` tokens, its tokens).
 
-    Opening system turns stay. Exchanges, which begin at user turns, go while what is left does not fit, and of the last
-    one the first turn loses its start: as few tokens as suffice, or under the older rule `CUT_BY_STEPS` what is in
-    excess, again and again. `starts_of` gives the characters at which the tokens of a text begin.
+    Opening system turns and the last `num_last` turns stay whole. Exchanges, which begin at user turns, are removed,
+    oldest first, until the rest fits. If only the last one is left, its first turn loses its start: as few tokens as
+    suffice, or under the older rule `CUT_BY_STEPS` the tokens in excess, repeatedly. `starts_of` returns the character
+    at which each token of a text begins.
 
-    (None, the tokens of the shortest that is left) if even that does not fit.
+    Return (None, the tokens of the shortest conversation tried) if even that does not fit.
     """
     prompt, last = conversation[:-num_last], conversation[-num_last:]
     num_system = next((n for n, message in enumerate(prompt) if message.role != "system"), len(prompt))
@@ -47,14 +50,15 @@ def cut(
     def keeping(number: int) -> Conversation:
         return (*system, *(message for exchange in exchanges[len(exchanges) - number :] for message in exchange), *last)
 
-    found = _most_exchanges(lambda number: encode(keeping(number)), len(exchanges), limit)
-    if found is not None:
-        return keeping(found[0]), found[1]
+    most = _most_exchanges(lambda number: encode(keeping(number)), len(exchanges), limit)
+    if most is not None:
+        return keeping(most[0]), most[1]
     if not exchanges:
         return None, encode(conversation)
     oldest, *others = exchanges[-1]
     starts = starts_of(oldest.content)
 
+    # The text is cut at the start of a token, not at any character, so that the tokens left stay mostly the same.
     def without(number: int) -> Conversation:
         content = oldest.content[starts[number] :] if number < len(starts) else ""
         return (*system, Message(oldest.role, content), *others, *last)
@@ -66,7 +70,7 @@ def cut(
 
 
 def split_exchanges(messages: Sequence[Message]) -> list[list[Message]]:
-    """Split at user turns, so that what is left still begins with one, as templates require."""
+    """Split messages at user turns, so that what is left after a cut begins with a user turn, as templates require."""
     exchanges: list[list[Message]] = []
     for message in messages:
         if message.role == "user" or not exchanges:
@@ -76,9 +80,14 @@ def split_exchanges(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def _most_exchanges(encode: Callable[[int], IntArray], count: int, limit: int) -> tuple[int, IntArray] | None:
-    """(the most of the last exchanges that fit, their tokens), fewer than `count`, which do not; None if none do."""
+    """Return (the largest number of last exchanges that fit, their tokens); None if not even one fits.
+
+    All `count` of them are known not to fit.
+    """
     best: tuple[int, IntArray] | None = None
     fitting, failing, excess = 0, count, SLACK + 1
+    # The search starts at one exchange, not in the middle: a long conversation may have thousands of turns, and
+    # encoding half of them would cost far more than encoding what fits.
     number = 1
     while failing - fitting > 1:
         token_ids = encode(number)
@@ -87,6 +96,8 @@ def _most_exchanges(encode: Callable[[int], IntArray], count: int, limit: int) -
         else:
             failing, excess = number, len(token_ids) - limit
         number = min(2 * number, count - 1) if failing == count else (fitting + failing) // 2
+    # One exchange more may have fewer tokens, by merging with the header before it (see the module text).
+    # It is tried only while the excess is small enough for that.
     neighbours = 0
     while excess <= SLACK and failing + 1 < count and neighbours < MAX_NEIGHBOURS:
         failing, neighbours = failing + 1, neighbours + 1
@@ -98,26 +109,30 @@ def _most_exchanges(encode: Callable[[int], IntArray], count: int, limit: int) -
 
 
 def _fewest_tokens(encode: Callable[[int], IntArray], count: int, limit: int, whole: IntArray) -> tuple[int, IntArray]:
-    """(the fewest tokens whose loss suffices, what is left): none of the next `NEIGHBOURS` smaller cuts does.
+    """Return (the smallest number of tokens to cut, the tokens left), such that the next `NEIGHBOURS` smaller cuts
+    fail.
 
-    All of the text where nothing suffices.
+    Where no cut suffices, the whole text is cut.
     """
     failing, number = 0, 0
     best, step = whole, 1
-    while len(best) > limit and number < count:  # up, to a cut that suffices
+    # Upwards, to a cut that suffices. Cutting the tokens in excess is nearly always enough, or nearly enough.
+    while len(best) > limit and number < count:
         failing = number
         number = min(count, number + max(len(best) - limit, step))
         best, step = encode(number), 2 * step
     if len(best) > limit or not count:
         return number, best
     step = 1
-    while number - failing > 1:  # down again: by doubled steps, and then halving
+    # Downwards again, by doubled steps from the cut that suffices, then by bisection.
+    while number - failing > 1:
         tried = max(number - step, (number + failing) // 2)
         token_ids = encode(tried)
         if len(token_ids) <= limit:
             number, best, step = tried, token_ids, 2 * step
         else:
             failing = tried
+    # Below a cut that fails there may still be one that suffices, since counts do not fall strictly.
     tried, misses = failing - 1, 1
     while tried > 0 and misses < NEIGHBOURS and failing - tried <= MAX_NEIGHBOURS:
         token_ids = encode(tried)
@@ -129,9 +144,10 @@ def _fewest_tokens(encode: Callable[[int], IntArray], count: int, limit: int, wh
 
 
 def _cut_by_steps(encode: Callable[[int], IntArray], count: int, limit: int, whole: IntArray) -> tuple[int, IntArray]:
-    """(tokens cut, what is left) by the older rule: as many as are in excess, again until it fits or nothing is left.
+    """Return (tokens cut, the tokens left) by the older rule: cut the excess, repeatedly, until it fits or nothing is
+    left.
 
-    Models saved with it keep their scores.
+    It is kept so that models saved under it keep their scores.
     """
     number, token_ids = 0, whole
     while len(token_ids) > limit and number < count:

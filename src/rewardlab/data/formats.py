@@ -1,7 +1,7 @@
-"""One row of a public preference dataset -> a Preference, or the named cause why it cannot be used.
+"""Read one row of a public preference dataset as a Preference, or name the cause why it cannot be used.
 
-Pure functions of their arguments; finding and reading files is the business of `sources`. The layout of a
-dataset is recognised by the columns of its first row (`LAYOUTS`), and every later row is read by that layout.
+The functions depend on their arguments alone; files are found and read in `sources`. The schema of a dataset is
+recognised by the columns of its first row (`SCHEMAS`), and every later row is read by that schema.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from rewardlab.data.rows import (
 )
 
 LONG_FORM_TEXTS = ("response", "completion", "text", "content")
-"""Columns in which long-form data keeps a reply, in the order in which they are looked for."""
+"""Columns in which long-form data keeps a reply. The first that is present is used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the reading of a row depends on besides the row."""
+    """What the result of reading a row depends on, besides the row."""
 
     source: str
     """Name of the dataset, for metrics."""
@@ -53,16 +53,16 @@ class Rules:
     kwise_loss: str = "pairs"
     """`pairs` or `plackett-luce`; the latter needs strict rankings."""
     bare: bool = False
-    """Whether texts are taken as they are, and nothing in them is a turn."""
+    """Whether texts are taken as they are, without splitting transcripts into turns."""
 
     def before_reply(self, prompt: object) -> object:
-        """The prompt of a row as `read_reply` wants it."""
+        """Return the prompt of a row as `read_reply` expects it in `after`."""
         return None if self.bare else prompt
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParsedRow:
-    """A preference, how many of its comparisons were not made, and the label of its row if it has one."""
+    """A preference, the label of its row if it has one, and how many of its comparisons were left out."""
 
     preference: Preference
     label: float | None = None
@@ -71,47 +71,50 @@ class ParsedRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class Schema:
     """Columns by which a dataset is recognised, and the reader of its rows."""
 
     name: str
     needed: tuple[str, ...]
     one_of: tuple[str, ...] = ()
-    """At least one of these besides; empty: no such demand."""
+    """Columns of which at least one is needed as well; empty if none is."""
     read: Callable[[Row, str, Rules], ParsedRow]
 
     @property
     def columns(self) -> str:
-        """The columns in words, for messages."""
+        """The columns as text, for messages."""
         return ", ".join(self.needed) + (f" and one of {'/'.join(self.one_of)}" if self.one_of else "")
 
     def fits(self, columns: Iterable[str]) -> bool:
-        """Whether rows with these columns have this layout."""
+        """Whether rows with these columns match this schema."""
         present = set(columns)
         return present.issuperset(self.needed) and (not self.one_of or not present.isdisjoint(self.one_of))
 
 
-def recognise(columns: Iterable[str], place: str) -> Layout:
-    """The first layout that fits the columns.
+def recognise(columns: Iterable[str], place: str) -> Schema:
+    """Return the first schema that the columns match.
 
-    Raises DataError naming the columns found and the layouts accepted.
+    Raises DataError, naming the columns found and the schemas accepted, if there is none.
     """
     names = list(columns)
-    for layout in LAYOUTS:
-        if layout.fits(names):
-            return layout
+    for schema in SCHEMAS:
+        if schema.fits(names):
+            return schema
     near = [f"{name!r} as {meant!r}" for name in names if (meant := meant_column(name, names))]
     hint = f" Perhaps {', '.join(near)} is meant." if near else ""
-    accepted = "; ".join(f"{layout.columns} ({layout.name})" for layout in LAYOUTS)
+    accepted = "; ".join(f"{schema.columns} ({schema.name})" for schema in SCHEMAS)
     raise DataError(
-        f"{place}: the columns {', '.join(map(repr, names)) or '(none)'} are no known layout of preferences."
+        f"{place}: the columns {', '.join(map(repr, names)) or '(none)'} match no known schema of preferences."
         f"{hint} Rename them to one of: {accepted}."
     )
 
 
 def meant_column(name: str, present: Collection[str]) -> str | None:
-    """The column of a layout, not among those present, that a name of none looks like, whatever its case."""
-    known = dict.fromkeys(column for layout in LAYOUTS for column in (*layout.needed, *layout.one_of))
+    """Return the column of a schema that a misspelt name resembles; None if the name is known or resembles none.
+
+    Columns that are present are not suggested.
+    """
+    known = dict.fromkeys(column for schema in SCHEMAS for column in (*schema.needed, *schema.one_of))
     if name in known:
         return None
     by_case = {column.casefold(): column for column in known if column not in present}
@@ -119,17 +122,17 @@ def meant_column(name: str, present: Collection[str]) -> str | None:
     return by_case[near[0]] if near else None
 
 
-def read_rows(rows: Sequence[Row], *, layout: Layout, place: str, rules: Rules) -> ParsedRow:
-    """The preference made of one row (of all rows of a pair in long-form data); `place` becomes its id.
+def read_rows(rows: Sequence[Row], *, schema: Schema, place: str, rules: Rules) -> ParsedRow:
+    """Return the preference in one row (in long-form data, in all rows of a pair). `place` becomes its id.
 
-    Raises UnusableRowError for rows to drop, DataError where a flag forbids dropping them.
+    Raises UnusableRowError for rows to drop, DataError if a flag forbids dropping them.
     """
     for row in rows:
         require_bounded(row)
-        _require_fields(row, layout)
-    if layout is not LONG_FORM:
+        _require_fields(row, schema)
+    if schema is not LONG_FORM:
         (row,) = rows
-        return layout.read(row, place, rules)
+        return schema.read(row, place, rules)
     try:
         row = _join_pair(rows, rules.reading)
     except UnusableRowError as unusable:
@@ -138,19 +141,19 @@ def read_rows(rows: Sequence[Row], *, layout: Layout, place: str, rules: Rules) 
                 f"{place}: {unusable.detail}. Complete the pair, or drop such pairs with --incomplete-pairs drop."
             ) from unusable
         raise
-    return layout.read(row, place, rules)
+    return schema.read(row, place, rules)
 
 
 def seeded_generator(seed: int, name: str) -> np.random.Generator:
-    """A generator that depends on both, so that datasets and rows are drawn independently of each other."""
+    """Return a random generator that depends on both arguments, so that draws for datasets and rows are independent."""
     return np.random.default_rng(int(sha256_text(f"{seed}\x1f{name}")[:32], 16))
 
 
-# --- layouts -------------------------------------------------------------------------------------------------
+# --- schemas -------------------------------------------------------------------------------------------------
 
 
 def _read_explicit(row: Row, place: str, rules: Rules) -> ParsedRow:
-    """prompt + chosen + rejected, each text or messages."""
+    """Read prompt + chosen + rejected, each text or messages."""
     prompt = read_prompt(row["prompt"], bare=rules.bare)
     after = rules.before_reply(row["prompt"])
     chosen, rejected = (read_reply(row[side], prompt, after=after) for side in ("chosen", "rejected"))
@@ -158,7 +161,7 @@ def _read_explicit(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 
 def _read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
-    """chosen + rejected as whole conversations (messages, or HH transcripts): the prompt is what they share."""
+    """Read chosen + rejected as whole conversations (messages, or HH transcripts). The prompt is what they share."""
     sides = [row["chosen"], row["rejected"]]
     texts = [side for side in sides if isinstance(side, str)]
     if len(texts) == 2 and rules.bare:
@@ -176,7 +179,7 @@ def _read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
     else:
         chosen, rejected = (read_conversation(side) for side in sides)
     shared = 0
-    # At least one turn is left to each side: identical conversations then show up as identical replies.
+    # Each side keeps at least one turn, so that identical conversations are dropped as `identical_replies`.
     while shared < min(len(chosen), len(rejected)) - 1 and chosen[shared] == rejected[shared]:
         shared += 1
     for side in (chosen, rejected):
@@ -190,7 +193,8 @@ def _read_implicit(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 
 def _read_shp(row: Row, place: str, rules: Rules) -> ParsedRow:
-    """Stanford Human Preferences: `labels` 1 means reply A, `score_ratio` is votes of the preferred to the other."""
+    """Read Stanford Human Preferences: `labels` 1 prefers reply A, `score_ratio` is votes of the preferred to the
+    other."""
     prompt = read_prompt(row["history"], bare=rules.bare)
     preferred_a = read_number(row, "labels", "bad_label")
     if preferred_a not in (0.0, 1.0):
@@ -205,7 +209,7 @@ def _read_shp(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 
 def _read_kwise(row: Row, place: str, rules: Rules) -> ParsedRow:
-    """prompt + responses + scores or ranking: every pair with different scores is a comparison."""
+    """Read prompt + responses + scores or ranking. Every pair of replies with different scores becomes a comparison."""
     prompt = read_prompt(row["prompt"], bare=rules.bare)
     responses = row["responses"]
     if not isinstance(responses, (list, tuple)):
@@ -218,12 +222,12 @@ def _read_kwise(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 
 def _read_long_form(row: Row, place: str, rules: Rules) -> ParsedRow:
-    """Rows of one pair joined by `_join_pair`."""
+    """Read the rows of one pair, joined by `_join_pair`."""
     return (_read_implicit if is_absent(row.get("prompt")) else _read_explicit)(row, place, rules)
 
 
 def _read_judged(row: Row, place: str, rules: Rules) -> ParsedRow:
-    """prompt + replies + comparisons, each of which names two replies: what a `Preference` is, as JSON."""
+    """Read prompt + replies + comparisons, each of which names two replies: a `Preference` as JSON."""
     prompt = read_prompt(row["prompt"], bare=rules.bare)
     replies, entries = row["replies"], row["comparisons"]
     if not isinstance(replies, (list, tuple)) or not isinstance(entries, (list, tuple)):
@@ -254,7 +258,7 @@ def _read_judged(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 
 def _read_comparison(entry: object, num_replies: int, reading: ReadingConfig) -> Comparison:
-    """One judgement of a row: `first` against `second`, with an optional label, weight, margin and strength."""
+    """Read one judgement of a row: `first` against `second`, with optional label, weight, margin and strength."""
     if not isinstance(entry, Mapping):
         raise UnusableRowError("bad_comparison", f"a comparison is {show(entry)}, wanted first and second")
     pair = read_integers([entry.get("first"), entry.get("second")])
@@ -263,18 +267,18 @@ def _read_comparison(entry: object, num_replies: int, reading: ReadingConfig) ->
             "bad_comparison", f"{show(entry.get('first'))} against {show(entry.get('second'))} of {num_replies} replies"
         )
     label = read_number(entry, "label", "bad_label", high=1.0)
-    found = _comparison(pair[0], pair[1], 1.0 if label is None else label, entry, reading)
+    made = _comparison(pair[0], pair[1], 1.0 if label is None else label, entry, reading)
     weight = read_number(entry, "weight", "bad_strength")
     margin = None if reading.margin_column else read_number(entry, "margin", "bad_margin")
     return replace(
-        found,
-        weight=found.weight * (1.0 if weight is None else weight),
-        margin=margin if margin is not None and found.label != 0.5 and not found.margin else found.margin,
+        made,
+        weight=made.weight * (1.0 if weight is None else weight),
+        margin=margin if margin is not None and made.label != 0.5 and not made.margin else made.margin,
     )
 
 
 def _read_ranking(row: Row, kept: Sequence[int], num_replies: int) -> tuple[int, ...] | None:
-    """The replies that are kept from best to worst, if the row ranks all."""
+    """Return the kept replies from best to worst; None if the row has no ranking."""
     if is_absent(row.get("ranking")):
         return None
     order = read_integers(row["ranking"])
@@ -285,21 +289,21 @@ def _read_ranking(row: Row, kept: Sequence[int], num_replies: int) -> tuple[int,
     return tuple(kept.index(k) for k in order if k in kept)
 
 
-LONG_FORM = Layout(
+LONG_FORM = Schema(
     name="long form, two rows a pair",
     needed=("pair_id", "role"),
     one_of=("messages", *LONG_FORM_TEXTS),
     read=_read_long_form,
 )
-LAYOUTS = (
+SCHEMAS = (
     LONG_FORM,
-    Layout(name="K-wise", needed=("prompt", "responses"), one_of=("scores", "ranking"), read=_read_kwise),
-    Layout(name="judged replies", needed=("prompt", "replies", "comparisons"), read=_read_judged),
-    Layout(name="SHP", needed=("history", "human_ref_A", "human_ref_B", "labels"), read=_read_shp),
-    Layout(name="pairs", needed=("prompt", "chosen", "rejected"), read=_read_explicit),
-    Layout(name="whole conversations or HH transcripts", needed=("chosen", "rejected"), read=_read_implicit),
+    Schema(name="K-wise", needed=("prompt", "responses"), one_of=("scores", "ranking"), read=_read_kwise),
+    Schema(name="judged replies", needed=("prompt", "replies", "comparisons"), read=_read_judged),
+    Schema(name="SHP", needed=("history", "human_ref_A", "human_ref_B", "labels"), read=_read_shp),
+    Schema(name="pairs", needed=("prompt", "chosen", "rejected"), read=_read_explicit),
+    Schema(name="whole conversations or HH transcripts", needed=("chosen", "rejected"), read=_read_implicit),
 )
-"""In the order in which they are tried."""
+"""All schemas, in the order in which they are tried. Schemas whose columns are a subset of another's come later."""
 
 
 # --- judgements ----------------------------------------------------------------------------------------------
@@ -308,7 +312,7 @@ LAYOUTS = (
 def _pair(
     prompt: Conversation, replies: tuple[Conversation, Conversation], row: Row, place: str, rules: Rules
 ) -> ParsedRow:
-    """A preference of two replies, the first of which is chosen with the probability in `label`."""
+    """Return a preference of two replies, of which the first is preferred with the probability in `label`."""
     if text_key(replies[0]) == text_key(replies[1]):
         raise UnusableRowError("identical_replies", f"both are {show(replies[0][-1].content)}")
     label = read_number(row, "label", "bad_label", high=1.0)
@@ -321,14 +325,14 @@ def _pair(
 
 
 def _comparison(first: int, second: int, label: float, row: Row, reading: ReadingConfig) -> Comparison:
-    """A judgement with the row's strength and margin used as the flags say; a tie has no margin."""
+    """Return a judgement with the row's strength and margin used as the flags say. A tie has no margin."""
     strength_as = reading.strength_as
     low, high = (0.5, 1.0) if strength_as == "soft" else (0.0, math.inf)
     strength = read_number(row, "strength", "bad_strength", low=low, high=high)
     if strength is None and strength_as != "none":
         raise UnusableRowError("missing_strength", f"no strength for --strength-as {strength_as}")
     if strength == 0 and strength_as == "weight":
-        raise UnusableRowError("zero_weight", "a strength of 0 with --strength-as weight teaches nothing")
+        raise UnusableRowError("zero_weight", "a strength of 0 with --strength-as weight has no effect on training")
     margin = None
     if reading.margin_column:
         margin = read_number(row, reading.margin_column, "bad_margin")
@@ -349,7 +353,7 @@ def _comparison(first: int, second: int, label: float, row: Row, reading: Readin
 
 
 def _scores(row: Row, num_replies: int) -> list[float]:
-    """A score for each reply; a ranking counts down from the best. With both, they must agree."""
+    """Return a score for each reply, from `scores` or counted down from the best of `ranking`. Both must agree."""
     ranking, scores = row.get("ranking"), row.get("scores")
     order: list[int] | None = None
     if not is_absent(ranking):
@@ -374,7 +378,10 @@ def _scores(row: Row, num_replies: int) -> list[float]:
 
 
 def _drawn_replies(num_replies: int, place: str, rules: Rules) -> list[int]:
-    """Indices of the replies to keep, in the order of the data; UnusableRowError for more than `MAX_REPLIES`."""
+    """Return the indices of the replies to keep, in their order.
+
+    Raises UnusableRowError if more than `MAX_REPLIES` would be kept: comparisons grow with the square of the replies.
+    """
     limit = rules.reading.max_replies
     num_kept = num_replies if limit is None else min(limit, num_replies)
     if num_kept > MAX_REPLIES:
@@ -390,7 +397,7 @@ def _drawn_replies(num_replies: int, place: str, rules: Rules) -> list[int]:
 def _compare_all(
     replies: Sequence[Conversation], scores: Sequence[float], prompt: Conversation, row: Row, place: str, rules: Rules
 ) -> ParsedRow:
-    """All comparisons that the scores of K replies decide, the better reply first."""
+    """Return a preference with all comparisons that the scores of K replies decide, the better reply first."""
     texts = [text_key(reply) for reply in replies]
     pairs = list(combinations(range(len(replies)), 2))
     identical = {pair for pair in pairs if texts[pair[0]] == texts[pair[1]]}
@@ -420,9 +427,9 @@ def _compare_all(
 
 
 def _half_labels(score: float, place: str, rules: Rules) -> bool:
-    """Whether replies that share a score are compared, with label 0.5, or not at all.
+    """Whether replies of equal score are compared, with label 0.5, instead of not at all.
 
-    Raises DataError or UnusableRowError where `--ties` or the loss does not allow ties.
+    Raises DataError or UnusableRowError if `--ties` or the loss does not allow ties.
     """
     ties, ranked = rules.reading.ties, rules.kwise_loss == "plackett-luce"
     what = f"two replies have the same score {score:g}"
@@ -442,7 +449,7 @@ def _half_labels(score: float, place: str, rules: Rules) -> bool:
 
 
 def _join_pair(rows: Sequence[Row], reading: ReadingConfig) -> Row:
-    """The rows of one pair as one row with chosen and rejected, and the prompt if they name one."""
+    """Join the rows of one pair into one row with chosen and rejected, and the prompt if they have one."""
     roles = [str(row["role"]) for row in rows]
     unknown = sorted(set(roles) - {"chosen", "rejected"})
     if unknown:
@@ -471,13 +478,14 @@ def _join_pair(rows: Sequence[Row], reading: ReadingConfig) -> Row:
 
 
 def _side(row: Row) -> object:
-    """What a long-form row holds: messages or, without them, a text."""
+    """Return what a long-form row holds: messages or, without them, a text."""
     return next(row[column] for column in ("messages", *LONG_FORM_TEXTS) if row.get(column) is not None)
 
 
-def _require_fields(row: Row, layout: Layout) -> None:
-    for column in layout.needed:
+def _require_fields(row: Row, schema: Schema) -> None:
+    """Raise UnusableRowError if a column that the schema needs is absent or null."""
+    for column in schema.needed:
         if row.get(column) is None:
             raise UnusableRowError("missing_field", f"no {column!r}")
-    if layout.one_of and all(row.get(column) is None for column in layout.one_of):
-        raise UnusableRowError("missing_field", f"none of {', '.join(map(repr, layout.one_of))}")
+    if schema.one_of and all(row.get(column) is None for column in schema.one_of):
+        raise UnusableRowError("missing_field", f"none of {', '.join(map(repr, schema.one_of))}")

@@ -1,7 +1,7 @@
 """Parts of stored data: which preferences belong to training, evaluation or test, and their groups as a sequence.
 
-A part is an array of numbers into one or several stores; nothing is copied and no row is an object in memory. Groups
-are built when they are asked for, and what is wanted of all of them (token counts, prompts) is read from columns.
+A part is an array of indices into one or several stores: nothing is copied, and no row is an object in memory. Groups
+are built when they are accessed. What is needed of all of them (token counts, prompts) is read from columns.
 
 Legend: P preferences, G groups.
 """
@@ -22,16 +22,16 @@ from rewardlab.data.store import TokenStore
 
 
 class Part:
-    """Preferences of one or several stores, kept or left out, in an order of their own."""
+    """A selection of the preferences in one or several stores, with or without groups, in any order."""
 
     def __init__(self, stores: Sequence[TokenStore], numbers_P: Numbers) -> None:
-        """`numbers_P` counts through the preferences of all stores, one after the other."""
+        """`numbers_P` are indices into the preferences of all stores, one store after the other."""
         self.stores = tuple(stores)
         self.numbers_P = numbers_P
 
     @classmethod
     def join(cls, parts: Sequence[tuple[TokenStore, Numbers]]) -> Part:
-        """Preferences of each store, given by their numbers in it."""
+        """Return the part with these preferences of each store, given by their indices in it."""
         stores = [store for store, _ in parts]
         starts = _starts([store.num_preferences for store in stores])
         numbers = [start + numbers for start, (_, numbers) in zip(starts, parts, strict=False)]
@@ -41,15 +41,16 @@ class Part:
         return len(self.numbers_P)
 
     def take(self, positions: npt.NDArray[Any]) -> Part:
-        """Those at these positions (or where a mask is true)."""
+        """Return the preferences at these positions, or where a mask is true."""
         return Part(self.stores, self.numbers_P[positions])
 
     def prompt_keys(self) -> Keys:
-        """[P] prompt keys as numbers."""
+        """Return [P] prompt keys as integers."""
         return self._column("prompt_key")
 
     def texts(self) -> Texts:
-        """What their prompts and replies say, as keys."""
+        """Return the texts of their prompts and replies, as hashes."""
+        # Replies are selected without a loop over rows: each row of the part is a range of the column of all replies.
         ends = [store.columns["said_end"] for store in self.stores]
         counts = np.concatenate([np.empty(0, np.int64), *(np.diff(end, prepend=0) for end in ends)])
         starts = (np.cumsum(counts) - counts)[self.numbers_P]
@@ -66,18 +67,18 @@ class Part:
         )
 
     def causes(self) -> npt.NDArray[np.uint16]:
-        """[P] why each was left out (see `store.LEFT_OUT`), 0 for those kept."""
+        """Return [P] 1 + the index in `store.LEFT_OUT` of the cause for which each was left out, 0 for those kept."""
         return self._column("cause")
 
     def place(self, position: int) -> str:
-        """Where a preference that was left out came from."""
+        """Return where the preference at a position, which was left out, came from."""
         starts = _starts([store.num_preferences for store in self.stores])
         number = int(self.numbers_P[position])
         store = int(np.searchsorted(starts, number, side="right")) - 1
         return self.stores[store].place(number - int(starts[store]))
 
     def groups(self) -> Groups:
-        """The groups of those kept, in the same order."""
+        """Return the groups of the preferences that have one, in the same order."""
         kept = np.concatenate([np.empty(0, bool), *(store.columns["cause"] == 0 for store in self.stores)])
         of_preference = np.cumsum(kept) - 1
         return Groups(self.stores, of_preference[self.numbers_P[kept[self.numbers_P]]])
@@ -90,10 +91,10 @@ class Part:
 
 
 class Groups(Sequence[TokenGroup]):
-    """TokenGroups of one or several stores, built at access."""
+    """A sequence of TokenGroups in one or several stores. Each is built at every access."""
 
     def __init__(self, stores: Sequence[TokenStore], numbers_G: Numbers, *, by_prompt: bool = False) -> None:
-        """`numbers_G` counts through the groups of all stores; `by_prompt` divides weights as `loader.weigh` does."""
+        """`numbers_G` are indices into the groups of all stores. `by_prompt` divides weights as `loader.weigh` does."""
         self.stores = tuple(stores)
         self.numbers_G = numbers_G
         self.by_prompt = by_prompt
@@ -117,41 +118,41 @@ class Groups(Sequence[TokenGroup]):
         return (self[index] for index in range(len(self)))
 
     def take(self, positions: npt.NDArray[Any]) -> Groups:
-        """Those at these positions (or where a mask is true)."""
+        """Return the groups at these positions, or where a mask is true."""
         return Groups(self.stores, self.numbers_G[positions], by_prompt=self.by_prompt)
 
     def weighed(self) -> Groups:
-        """The same, the weights of a group's comparisons divided by their number."""
+        """Return the same groups, with the weights of each group's comparisons divided by their number."""
         return Groups(self.stores, self.numbers_G, by_prompt=True)
 
     def prompt_keys(self) -> Keys:
-        """[G] prompt keys as numbers."""
+        """Return [G] prompt keys as integers."""
         return self._column(lambda store: store.columns["prompt_key"][store.columns["preference"]])
 
     def texts(self) -> Texts:
-        """What the prompts and all replies of their preferences say, as keys."""
+        """Return the texts of their preferences (prompts and all replies), as hashes."""
         starts = _starts([store.num_preferences for store in self.stores])
         preferences = [start + store.columns["preference"] for start, store in zip(starts, self.stores, strict=True)]
         return Part(self.stores, np.concatenate(preferences)[self.numbers_G]).texts()
 
     def num_replies(self) -> Numbers:
-        """[G] K of each group."""
+        """Return [G] the number of replies of each group."""
         return self._column(lambda store: np.diff(store.columns["reply_end"], prepend=0))
 
     def num_tokens(self) -> Numbers:
-        """[G] tokens, the shared ones once."""
+        """Return [G] tokens of each group, with shared tokens counted once."""
         return self._column(lambda store: np.diff(store.columns["token_end"], prepend=0))
 
     def num_unshared_tokens(self) -> Numbers:
-        """[G] tokens, the shared ones once a reply."""
+        """Return [G] tokens of each group, with shared tokens counted once for each reply."""
         return self.num_tokens() + self.column("shared").astype(np.int64) * (self.num_replies() - 1)
 
     def longest(self) -> Numbers:
-        """[G] tokens of each group's longest conversation."""
+        """Return [G] tokens of each group's longest conversation."""
         return self.column("longest").astype(np.int64)
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """[G] a column of the stores that has one entry a group."""
+        """Return [G] a column of the stores that has one entry for each group."""
         return self._column(lambda store: store.columns[name])
 
     def _column(self, of: Any) -> npt.NDArray[Any]:
@@ -159,16 +160,16 @@ class Groups(Sequence[TokenGroup]):
 
 
 def num_replies(groups: Sequence[TokenGroup]) -> Numbers:
-    """[G] K of each group; stored groups are not built for it."""
+    """Return [G] the number of replies of each group, without building stored groups."""
     if isinstance(groups, Groups):
         return groups.num_replies()
     return np.array([group.num_replies for group in groups], dtype=np.int64)
 
 
 def roots_of(groups: Sequence[TokenGroup]) -> tuple[Numbers, str]:
-    """([G] the same number for groups that folds keep together, one of `roots.RULES`; see `roots.find_roots`).
+    """Return ([G] the root of each group, the rule used) as `roots.find_roots` does. Groups of one root share a fold.
 
-    Groups in memory do not hold what was said, so only those of one prompt are kept together.
+    Groups in memory do not hold their texts, so only groups of one prompt are kept together.
     """
     if isinstance(groups, Groups):
         return find_roots(groups.texts())
@@ -176,7 +177,7 @@ def roots_of(groups: Sequence[TokenGroup]) -> tuple[Numbers, str]:
 
 
 def origin(groups: Sequence[TokenGroup]) -> str:
-    """The datasets that groups are of, and where their tokens lie; nothing of them is read to say it."""
+    """Return a text that names the datasets of groups and where their tokens are stored, without reading any tokens."""
     if not isinstance(groups, Groups):
         return "data in memory"
     files = [(store.source, getattr(store.columns["tokens"].base, "filename", None)) for store in groups.stores]
@@ -189,7 +190,7 @@ def _starts(counts: Sequence[int]) -> Numbers:
 
 @dataclass(frozen=True, kw_only=True)
 class Datasets:
-    """What a run trains on and what it watches."""
+    """The groups that a run trains on, and those that it evaluates."""
 
     train: Sequence[TokenGroup]
     eval: Sequence[TokenGroup] = ()

@@ -1,4 +1,4 @@
-"""Rendered replies -> a TokenGroup: what all have in common once, one suffix a reply."""
+"""Rendered replies -> a TokenGroup: the tokens that all replies share once, then one suffix a reply."""
 
 from __future__ import annotations
 
@@ -20,14 +20,18 @@ class Rendered:
     truncated_tokens: int
     """Prompt tokens that were cut to fit the limit."""
     num_typed: int = 0
-    """Control tokens that are typed in the messages."""
+    """Control tokens typed in the messages."""
 
 
 def build_group(preference: Preference, rendered: Mapping[int, Rendered]) -> TokenGroup | str:
-    """Lay out the judged replies that could be rendered, or name the cause why nothing is left to compare."""
+    """Return the group of the replies that could be rendered, or the cause why nothing is left to compare.
+
+    `rendered` maps the index of a reply to its rendering; replies that do not fit the limit are absent.
+    """
     judged = [c for c in preference.comparisons if c.first in rendered and c.second in rendered]
     if not judged:
         return "reply_too_long"
+    # Replies that differ only in what truncation cut have equal tokens, and so equal scores: nothing can be learned.
     comparisons = tuple(
         c for c in judged if not np.array_equal(rendered[c.first].token_ids, rendered[c.second].token_ids)
     )
@@ -37,13 +41,14 @@ def build_group(preference: Preference, rendered: Mapping[int, Rendered]) -> Tok
 
 
 def lay_out(preference: Preference, rendered: Mapping[int, Rendered]) -> TokenGroup:
-    """The group of the rendered replies: what all have in common once, at least one token left to each.
+    """Return the group of the rendered replies: shared tokens once, and a suffix of at least one token for each reply.
 
-    Replies are renumbered where some could not be rendered; comparisons and ranking follow.
+    If some replies could not be rendered, the others are renumbered, also in comparisons and ranking.
     """
     kept = sorted(rendered)
     number = {index: position for position, index in enumerate(kept)}
     conversations = [rendered[index].token_ids for index in kept]
+    # Each reply keeps a token of its own, since the score is read at the last token of its suffix.
     num_shared = min(common_prefix_length(conversations), min(len(ids) for ids in conversations) - 1)
     ranking = preference.ranking
     return TokenGroup(
@@ -61,7 +66,7 @@ def lay_out(preference: Preference, rendered: Mapping[int, Rendered]) -> TokenGr
 
 
 def common_prefix_length(sequences: Sequence[IntArray]) -> int:
-    """Length of the longest prefix that all sequences share."""
+    """Return the length of the longest prefix that all sequences share."""
     length = min(len(sequence) for sequence in sequences)
     first = sequences[0][:length]
     for sequence in sequences[1:]:

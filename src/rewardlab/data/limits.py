@@ -1,7 +1,7 @@
 """Limits on a chat template, which is a program that comes with a model and may never end.
 
-Its language is sandboxed by transformers: it reaches no file and no other object. What is left is how long it runs and
-how much it writes: loops inside each other multiply.
+Transformers runs it in a sandbox, so it cannot reach files or other objects. The sandbox does not limit running time
+or output, and a few nested loops are enough to exhaust either.
 """
 
 from __future__ import annotations
@@ -18,38 +18,46 @@ from rewardlab.core.libc import resident
 
 MAX_SECONDS: Final = 10.0
 SECONDS_EACH: Final = 0.1
-"""Processor time for a call of the template engine, and more for every conversation in it; an ordinary one takes less
-than a millisecond."""
+"""Processor time allowed for a call of the template engine: a fixed part, and a part for every conversation in it. An
+ordinary conversation takes less than a millisecond."""
 MAX_GROWTH: Final = 2 << 30
-"""Bytes by which the process may have grown meanwhile, once the template has run for `SOON` seconds."""
+"""Bytes by which the process may grow during the call. Checked after `SOON` seconds, since other threads allocate
+too."""
 SOON: Final = 0.2
+"""Seconds of processor time after which growth is checked."""
 MAX_CHARACTERS: Final = 4 << 20
-"""Of a rendering beyond ten times the conversation's own."""
+"""Characters that a rendering may have beyond ten times those of its conversation."""
 MAX_TEMPLATE: Final = 1 << 20
-"""Characters of a template."""
+"""Most characters of a template."""
 MAX_NUMBER: Final = 1_000_000
-"""The largest number that a template may name: none has a use for more, and multiplied with a text it is memory."""
+"""The largest number in a template. No template needs more, and a text multiplied by a huge number fills the memory in
+one operation, which cannot be interrupted."""
 PAUSE_S: Final = 0.05
+"""Seconds between two checks of a running template."""
 
 
 class _Endless(BaseException):
-    """Raised inside a template that goes on for too long; no `except Exception` of others holds it back."""
+    """Raised inside a template that runs for too long. A BaseException, so that no `except Exception` catches it."""
 
 
 @cache
 def require_harmless(template: str) -> None:
-    """Raise RenderError for a template with an operation that could not be interrupted: a power, or a huge number."""
+    """Raise RenderError for a template that is too long or has an operation that could not be interrupted.
+
+    Such operations are powers, and numbers above `MAX_NUMBER`: Python checks for interrupts only between operations.
+    """
     import jinja2
 
     if len(template) > MAX_TEMPLATE:
         raise RenderError(f"the chat template has {len(template)} characters, and at most {MAX_TEMPLATE} are read.")
     try:
         tokens = list(jinja2.Environment().lex(template))
-    except jinja2.TemplateSyntaxError:  # the engine that renders it says so better
+    except jinja2.TemplateSyntaxError:
+        # Rendering will raise a better message.
         return
     for line, kind, text in tokens:
         if kind == "operator" and text == "**":
-            raise RenderError(f"line {line} of the chat template takes a power, which may be without end. Remove it.")
+            raise RenderError(f"line {line} of the chat template takes a power, which may never finish. Remove it.")
         if kind in ("integer", "float") and float(text.replace("_", "")) > MAX_NUMBER:
             raise RenderError(
                 f"line {line} of the chat template names {text:.20}, which is above {MAX_NUMBER}. Lower it."
@@ -57,10 +65,10 @@ def require_harmless(template: str) -> None:
 
 
 def within_limits(render: Callable[[], Sequence[str]], template: str, contents: Sequence[int]) -> Sequence[str]:
-    """What `render` makes by `template` of conversations with so many characters each.
+    """Return what `render` makes, with `template`, of conversations of `contents` characters each.
 
-    Raises RenderError if the template may not be run, takes more processor time or memory than any conversation does,
-    or writes out of all proportion.
+    Raises RenderError if the template is refused by `require_harmless`, takes too much processor time or memory, or
+    writes far more than it was given.
     """
     require_harmless(template)
     watch = _Watch(MAX_SECONDS + SECONDS_EACH * len(contents))
@@ -73,7 +81,7 @@ def within_limits(render: Callable[[], Sequence[str]], template: str, contents: 
     except _Endless:
         raise RenderError(
             f"it was stopped after {watch.spent():.1f} seconds of processor time, {watch.grown() >> 20} MiB larger: it "
-            f"repeats itself without an end in sight. Use another template."
+            f"probably never ends. Use another template."
         ) from None
     for text, content in zip(texts, contents, strict=True):
         if len(text) > MAX_CHARACTERS + 10 * content:
@@ -82,7 +90,10 @@ def within_limits(render: Callable[[], Sequence[str]], template: str, contents: 
 
 
 class _Watch(threading.Thread):
-    """Looks at the thread that began it from time to time, and stops what runs there if it goes on for too long."""
+    """Checks the thread that created it from time to time, and interrupts what runs there if it exceeds the limits.
+
+    A thread, because signals reach the main thread only and a template may be rendered in any.
+    """
 
     def __init__(self, seconds: float) -> None:
         super().__init__(name="rewardlab-template", daemon=True)
@@ -94,12 +105,12 @@ class _Watch(threading.Thread):
         self._lock = threading.Lock()
 
     def spent(self) -> float:
-        """Seconds of processor time since it began."""
+        """Return seconds of processor time of the watched thread since the watch was created."""
         spent: float = self._clock() - self._begun
         return spent
 
     def grown(self) -> int:
-        """Bytes by which the process has grown since then."""
+        """Return bytes by which the process has grown since then."""
         return max(0, (resident() or 0) - self._size)
 
     def run(self) -> None:
@@ -112,20 +123,21 @@ class _Watch(threading.Thread):
                 return
 
     def stop(self) -> None:
-        """The watched thread is done; what was to be raised there and was not yet is taken back."""
+        """End the watch. An error that was to be raised in the watched thread, and is not yet, is taken back."""
+        # Under the lock, so that no error is scheduled after this call: it would hit whatever runs next.
         with self._lock:
             self._over.set()
             _raise_in(self._watched, None)
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Raise in another thread, at its next step; None takes back what is not raised yet."""
+    """Schedule an error to be raised in another thread at its next bytecode; None cancels one that is pending."""
     what: Any = ctypes.py_object(error) if error is not None else None
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
 
 
 def _clock_of(thread: int) -> Any:
-    """Processor time of a thread where the system tells it, so that a busy machine does not count; else the wall's."""
+    """Return a clock of a thread's processor time, which a busy machine does not distort; elsewhere the wall clock."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return time.monotonic
     clock = time.pthread_getcpuclockid(thread)

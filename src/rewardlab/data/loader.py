@@ -1,7 +1,7 @@
 """Preferences -> TokenGroups, and the order in which a run sees them.
 
-Macro-batch k is a function of (seed, k) and the number of groups alone: nothing is drawn along the way, so a run
-can be taken up at any step.
+Macro-batch k is a function of (seed, k), the batch size and the number of groups alone. No random state is carried from
+step to step, so a run can be resumed at any step.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from rewardlab.data.store import LEFT_OUT, LeftOut, TokenStore, encode
 
 logger = logging.getLogger("rewardlab")
 CHUNK = 256
-"""Preferences rendered at once."""
+"""Preferences that are rendered together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenReport:
-    """What tokenising did to a dataset; kept + dropped = preferences given."""
+    """Counts of what tokenising did to a dataset; kept + dropped = preferences."""
 
     preferences: int
     kept: int
     dropped: Mapping[str, int]
     dropped_ids: Mapping[str, tuple[str, ...]]
-    """Up to three examples a cause."""
+    """Cause -> up to three examples."""
     truncated_replies: int
     replies: int
     lost_replies: int
@@ -47,15 +47,16 @@ class TokenReport:
     prompts_differ_after_cut: int
     """Preferences whose replies kept different amounts of the prompt."""
     special_tokens_in_text: int
-    """Replies in whose conversation a control token is typed; the renderer's spec says what becomes of it."""
+    """Replies in whose conversation a control token is typed. The renderer's spec says how it is read."""
     tokens: int
-    """Tokens computed with each prompt once."""
+    """Tokens to compute if each prompt is computed once."""
     unshared_tokens: int
-    """Tokens computed with one prompt a reply."""
+    """Tokens to compute if the prompt is computed once for each reply."""
     longest: int
+    """Tokens of the longest conversation."""
 
     def as_dict(self) -> dict[str, object]:
-        """For the manifest."""
+        """Return the counts as a JSON mapping, for the manifest."""
         return {name: getattr(self, name) for name in self.__dataclass_fields__} | {
             "dropped": dict(self.dropped),
             "dropped_ids": {cause: list(ids) for cause, ids in self.dropped_ids.items()},
@@ -71,9 +72,10 @@ def tokenize(
     own_limit: bool = False,
     overlong: str = "truncate",
 ) -> tuple[list[TokenGroup], TokenReport]:
-    """Render every preference, all of them in memory; what cannot be used is counted by cause (see `bulk.render_all`).
+    """Render preferences in memory. Return the groups, and a report that counts by cause what could not be used.
 
-    `own_limit` says that the length limit came with a model and no flag can raise it.
+    The causes are those of `bulk.render_all`. `own_limit` says that the length limit comes with a model, so that no
+    flag can raise it.
 
     Raises DataError as `require_enough` does.
     """
@@ -88,7 +90,7 @@ def tokenize(
 
 
 def report_of(part: Part) -> TokenReport:
-    """What tokenising did to a part of the data, from the columns of its stores."""
+    """Return what tokenising did to a part of the data, from the columns of its stores."""
     causes_P, groups = part.causes(), part.groups()
     codes, firsts, counts = np.unique(causes_P[causes_P > 0], return_index=True, return_counts=True)
     in_order = [(LEFT_OUT[codes[n] - 1], codes[n], int(counts[n])) for n in np.argsort(firsts)]
@@ -113,7 +115,7 @@ def report_of(part: Part) -> TokenReport:
 
 
 def tell_typed(num_typed: int, num_replies: int, renderer: Renderer, name: str) -> None:
-    """A line of the log where control tokens are typed in texts, which is a mistake in the data or an attack."""
+    """Log a warning if control tokens are typed in texts, which is a mistake in the data or an attack."""
     read_as = {
         "text": "as text, so they end no turn (--special-tokens-in-text)",
         "keep": "as control tokens, as if the chat template had written them (--special-tokens-in-text keep)",
@@ -137,7 +139,7 @@ def require_enough(
 ) -> None:
     """Raise DataError if nothing is left, or if more than `max_drop_fraction` was dropped.
 
-    Rows that `--overlong drop` asks to leave out are counted, but do not count towards that.
+    Rows that `--overlong drop` leaves out do not count towards that share, since the user asked for it.
     """
     num_dropped = report.preferences - report.kept
     if report.kept and num_dropped - report.dropped.get(OVERLONG, 0) <= max_drop_fraction * report.preferences:
@@ -145,7 +147,8 @@ def require_enough(
     causes = "; ".join(
         f"{cause}: {count} (such as {report.dropped_ids[cause][0]})" for cause, count in report.dropped.items()
     )
-    share = math.ceil(1000 * num_dropped / report.preferences) / 1000  # rounded up, so that following it works
+    # Rounded up, so that a user who follows the advice is not refused again.
+    share = math.ceil(1000 * num_dropped / report.preferences) / 1000
     allow = "" if not report.kept else f", or allow it with --max-drop-fraction {share:.3f}"
     limit, remedy = f"--max-seq-len {max_length}", "Raise --max-seq-len"
     if own_limit:
@@ -157,7 +160,10 @@ def require_enough(
 
 
 def weigh(groups: Sequence[TokenGroup], *, by: str) -> Sequence[TokenGroup]:
-    """Divide the weights of a prompt's comparisons by their number (`by` = prompt), or leave them (`comparison`)."""
+    """Return groups whose weights count each prompt once (`by` = `prompt`) or each comparison once (`comparison`).
+
+    For `prompt`, the weights of a group's comparisons are divided by their number.
+    """
     if by == "comparison":
         return groups
     if isinstance(groups, Groups):
@@ -175,12 +181,12 @@ def weigh(groups: Sequence[TokenGroup], *, by: str) -> Sequence[TokenGroup]:
 
 
 def steps_per_epoch(num_groups: int, batch_size: int) -> int:
-    """Macro-batches in one pass; the last may be smaller."""
+    """Return the number of macro-batches in one epoch, of which the last may be smaller."""
     return -(-num_groups // batch_size)
 
 
 def macro_batch(step: int, *, num_groups: int, batch_size: int, seed: int) -> list[int]:
-    """Indices of the groups of macro-batch `step` (from 0)."""
+    """Return the indices of the groups of macro-batch `step` (from 0)."""
     epoch, position = divmod(step, steps_per_epoch(num_groups, batch_size))
     chosen = _order(seed, epoch, num_groups)[position * batch_size : (position + 1) * batch_size]
     return [int(index) for index in chosen]
@@ -188,5 +194,5 @@ def macro_batch(step: int, *, num_groups: int, batch_size: int, seed: int) -> li
 
 @lru_cache(maxsize=1)
 def _order(seed: int, epoch: int, num_groups: int) -> npt.NDArray[np.int64]:
-    """The order of an epoch; the last one asked for is kept."""
+    """Return the order of the groups in an epoch. The latest one is cached, since every step of the epoch needs it."""
     return np.random.default_rng((seed, epoch)).permutation(num_groups)

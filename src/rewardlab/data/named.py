@@ -1,6 +1,7 @@
-"""The datasets that a configuration names, for what, and what shows at once of those that cannot be used.
+"""The datasets that a configuration names, by purpose, and quick checks that they can be used.
 
-Imports no more than reading rows needs, so that a wrong name is told before the libraries of models are imported.
+This module imports only what reading rows needs, so that a wrong name is reported before the slow import of the model
+libraries.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rewardlab.data.readers import Source, find_sources, source_of_rows
 from rewardlab.data.sources import first_rows, first_rows_in, open_units
 
 WHOLE_BYTES: Final = 50_000_000
-"""Above this, a .json file, which can only be read as a whole, is not read for its first row."""
+"""Size above which a .json file is not checked: it can only be read as a whole, which takes seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +31,10 @@ class Named:
     split: str
     limit: int | None
     given: Source | None = None
-    """Rows in memory, in place of names."""
+    """Rows in memory instead of names."""
 
     def sources(self) -> Sequence[Source]:
-        """Where the rows are. Raises DataError as `find_sources` does."""
+        """Return where the rows are. Raises DataError as `find_sources` does."""
         return (self.given,) if self.given is not None else find_sources(self.names, self.split)
 
 
@@ -47,7 +48,7 @@ KEYWORDS: Final = {"train": "preferences", "eval": "eval_preferences", "test": "
 
 
 def given_rows(**rows: object) -> Given:
-    """Rows in memory by the arguments that give them (`KEYWORDS`); None gives nothing.
+    """Return purpose -> rows in memory, from the keyword arguments in `KEYWORDS`. None means no rows.
 
     Raises DataError as `source_of_rows` does.
     """
@@ -56,10 +57,10 @@ def given_rows(**rows: object) -> Given:
 
 
 def all_named(config: DataConfig, given: Given = NOTHING) -> list[Named]:
-    """What the configuration names and what is `given` in memory, training data first.
+    """Return the datasets that the configuration names and those `given` in memory, training data first.
 
-    Raises ConfigError if no training data are there, for data that are there twice, and for a split of a lone file or
-    of data in memory.
+    Raises ConfigError if there are no training data, if data for one purpose are both named and given, and if a split
+    is asked of a single file or of data in memory.
     """
     if not config.dataset and "train" not in given:
         raise ConfigError("--dataset is missing: name a file, a folder or a hub dataset.")
@@ -81,21 +82,21 @@ def all_named(config: DataConfig, given: Given = NOTHING) -> list[Named]:
         if names and purpose in given:
             raise _twice(purpose, names)
         if purpose in given:
-            found = Named(purpose=purpose, names=(), split="", limit=config.eval_limit, given=given[purpose])
-            named.append(found)
+            named.append(Named(purpose=purpose, names=(), split="", limit=config.eval_limit, given=given[purpose]))
         elif names or split:
-            found_names = names or _with_splits(config.dataset, purpose)
-            named.append(Named(purpose=purpose, names=found_names, split=split or "test", limit=config.eval_limit))
+            names = names or tuple(_with_splits(config.dataset, purpose))
+            named.append(Named(purpose=purpose, names=names, split=split or "test", limit=config.eval_limit))
     return named
 
 
 def _twice(purpose: str, names: Sequence[str]) -> ConfigError:
-    """The error for data that are in memory and named."""
+    """Return the error for data that are both named and given in memory."""
     return ConfigError(f"{SETTING[purpose]}={names!r}: {KEYWORDS[purpose]} are given as well. Give one of the two.")
 
 
 def _with_splits(names: Sequence[str], kind: str) -> Sequence[str]:
-    """The training datasets, to be read with another split; ConfigError where there is none."""
+    """Return the names of the training datasets, to be read with another split. Raises ConfigError if they have
+    none."""
     if not names:
         raise ConfigError(
             f"--{kind}-split: training data in memory have no splits. Give {KEYWORDS[kind]}, or name --{kind}-dataset."
@@ -110,7 +111,10 @@ def _with_splits(names: Sequence[str], kind: str) -> Sequence[str]:
 
 
 def require_sources(config: DataConfig, given: Given = NOTHING) -> None:
-    """Raise DataError or ConfigError for what shows at once: see `require_readable`."""
+    """Check all data of a configuration without reading more than first rows.
+
+    Raises ConfigError as `all_named` does, DataError as `require_readable` does.
+    """
     for named in all_named(config, given):
         if named.given is not None:
             open_units(named.given)
@@ -119,9 +123,9 @@ def require_sources(config: DataConfig, given: Given = NOTHING) -> None:
 
 
 def require_readable(names: Sequence[str], split: str) -> None:
-    """Raise DataError for a dataset that is not there, is empty, or begins with a row of no known layout.
+    """Raise DataError for a dataset that does not exist, is empty, or begins with a row of no known schema.
 
-    Hub data are not asked for, and of a large .json file nothing is read.
+    Hub data are not downloaded, and large .json files are not read.
     """
     for source in find_sources(names, split):
         if source.path is not None and (source.path.suffix != ".json" or source.path.stat().st_size <= WHOLE_BYTES):
@@ -129,7 +133,7 @@ def require_readable(names: Sequence[str], split: str) -> None:
 
 
 def first_rows_of(config: TrainingDataConfig, given: Given = NOTHING) -> Sequence[tuple[str, Mapping[str, object]]]:
-    """(dataset, its first row) of all data that are named or given."""
+    """Return (dataset, its first row) of all data that are named or given. Raises DataError as `first_rows` does."""
     named = (
         (config.dataset, config.hf_split),
         (config.selection.eval_dataset, config.selection.eval_split or "test"),

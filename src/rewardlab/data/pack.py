@@ -1,6 +1,6 @@
-"""Token-budget plans: which groups are computed together.
+"""Token-budget plans: which groups are computed together in a micro-batch.
 
-A plan is lists of indices; it decides speed and memory, never a number (law 1: splitting changes nothing).
+A plan is a list of lists of indices. It decides speed and memory, never a result (law 1: splitting changes nothing).
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ Plan = list[list[int]]
 
 
 class Piece(NamedTuple):
-    """Replies `first` to `stop` (exclusive) of group number `group`; pieces sort in the order of the replies."""
+    """Replies `first` to `stop` (exclusive) of the group with index `group`. Pieces sort in the order of the
+    replies."""
 
     group: int
     first: int
     stop: int
     num_tokens: int
-    """What is computed for them alone, with one copy of what they share."""
+    """Tokens to compute for them alone, with one copy of what they share."""
 
 
 def plan_packed(num_tokens: Sequence[int], budget: int, *, num_ranks: int = 1) -> list[Plan]:
-    """Rows of at most `budget` tokens by first-fit decreasing, dealt to `num_ranks` ranks.
+    """Plan rows of at most `budget` tokens by first-fit decreasing, dealt to `num_ranks` ranks.
 
-    Every rank gets the same number of rows; empty rows (to be filled by dummies) make up the difference, since
-    ranks that run different numbers of forward passes wait for each other for ever.
+    Every rank gets the same number of rows; empty rows, to be filled by dummies, make up the difference. Ranks that ran
+    different numbers of forward passes would wait for each other's collectives for ever.
 
     Raises ConfigError if one group is larger than the budget.
     """
@@ -58,14 +59,18 @@ def plan_packed(num_tokens: Sequence[int], budget: int, *, num_ranks: int = 1) -
 
 
 class _Room:
-    """Tokens that still fit each row, as a tree of maxima: the first row with room is found in O(log rows)."""
+    """Tokens that still fit into each row, as a tree of maxima, in which the first row with room is found in O(log
+    rows).
+
+    Looking at the rows one by one takes time that grows with the square of their number.
+    """
 
     def __init__(self, num_rows: int, budget: int) -> None:
         self._size = 1 << max(num_rows - 1, 0).bit_length()
         self._most = [budget] * (2 * self._size)
 
     def take(self, size: int) -> int:
-        """The first row that has room for `size` tokens, which are then taken."""
+        """Return the first row that has room for `size` tokens, and take them."""
         most, node = self._most, 1
         while node < self._size:
             node *= 2
@@ -80,7 +85,7 @@ class _Room:
 
 
 def plan_padded(lengths: Sequence[Sequence[int]], budget: int, *, num_ranks: int = 1) -> list[Plan]:
-    """Batches of at most `budget` tokens counting padding, groups of like length together.
+    """Plan batches of at most `budget` tokens, padding included, with groups of similar length together.
 
     ``lengths[i]`` holds the length of every reply of group i with its own copy of the prompt.
 
@@ -111,7 +116,10 @@ def _plan_padded(longest_of: Sequence[int], replies_of: Sequence[int], budget: i
 
 
 def plan_groups(groups: Sequence[TokenGroup], budget: int, *, layout: str, num_ranks: int = 1) -> list[Plan]:
-    """The plan for a layout: `shared`, `unshared` (packed, every reply with its own prompt) or `padded`."""
+    """Return the plan for a layout: `shared`, `unshared` (packed, every reply with its own prompt) or `padded`.
+
+    Raises ConfigError if one group is larger than the budget.
+    """
     if layout == "padded":
         if isinstance(groups, Groups):
             return _plan_padded(groups.longest().tolist(), groups.num_replies().tolist(), budget, num_ranks)
@@ -120,9 +128,9 @@ def plan_groups(groups: Sequence[TokenGroup], budget: int, *, layout: str, num_r
 
 
 def plan_replies(groups: Sequence[TokenGroup], budget: int, *, layout: str) -> list[list[Piece]]:
-    """Rows of at most `budget` tokens for scoring, which needs no group as a whole: a larger one is cut.
+    """Plan rows of at most `budget` tokens for scoring, which needs no whole groups: larger ones are split by replies.
 
-    A single conversation above the budget has a row to itself.
+    A single conversation above the budget gets a row of its own.
     """
     pieces: list[Piece] = []
     for number, (size, count) in enumerate(zip(costs(groups, layout), _num_replies(groups), strict=True)):
@@ -139,7 +147,7 @@ def plan_replies(groups: Sequence[TokenGroup], budget: int, *, layout: str) -> l
 
 
 def _cut(number: int, group: TokenGroup, budget: int, layout: str) -> Iterator[Piece]:
-    """A group as pieces of as many replies as the budget holds, at least one, in order."""
+    """Yield a group as pieces of as many replies as the budget holds, at least one, in order."""
     first = size = longest = 0
     for reply, length in enumerate(group.lengths):
         longest = max(longest, length)
@@ -155,7 +163,10 @@ def _cut(number: int, group: TokenGroup, budget: int, layout: str) -> Iterator[P
 
 
 def part_of(group: TokenGroup, piece: Piece) -> TokenGroup:
-    """The replies of a piece as a group to be scored: without judgements, which may be about other replies."""
+    """Return the replies of a piece as a group to be scored.
+
+    It has no comparisons and no ranking, which may involve replies of other pieces.
+    """
     if piece.stop - piece.first == group.num_replies:
         return group
     kept = slice(piece.first, piece.stop)
@@ -177,13 +188,13 @@ def _num_replies(groups: Sequence[TokenGroup]) -> list[int]:
 
 
 def costs(groups: Sequence[TokenGroup], layout: str) -> list[int]:
-    """Tokens that each group takes when it is computed alone."""
+    """Return the tokens to compute for each group alone, padding included."""
     costs_G: list[int] = _costs(groups, layout).tolist()
     return costs_G
 
 
 def _costs(groups: Sequence[TokenGroup], layout: str) -> npt.NDArray[np.int64]:
-    """[G] the same as an array, for which no stored group is built."""
+    """Return [G] `costs` as an array, without building stored groups."""
     if not isinstance(groups, Groups):
         return np.array([cost(group, layout) for group in groups], dtype=np.int64)
     if layout == "padded":
@@ -192,19 +203,20 @@ def _costs(groups: Sequence[TokenGroup], layout: str) -> npt.NDArray[np.int64]:
 
 
 def largest_cost(parts: Iterable[Sequence[TokenGroup]], layout: str) -> int:
-    """What the largest group of any part takes; 0 without a group."""
+    """Return the tokens of the largest group of any part; 0 without groups."""
     return max((int(_costs(part, layout).max(initial=0)) for part in parts), default=0)
 
 
 def largest_groups(groups: Sequence[TokenGroup], count: int, layout: str) -> list[TokenGroup]:
-    """The `count` groups that take the most tokens, the largest first, equal ones in their order.
+    """Return the `count` groups that take the most tokens, the largest first, equal ones in their order.
 
-    Of stored groups only these are built.
+    Of stored groups, only these are built.
     """
     costs_G = _costs(groups, layout)
     count = min(count, len(costs_G))
     if count == 0:
         return []
+    # Sorting all costs would take much longer for millions of groups than finding the smallest that counts.
     least = np.partition(costs_G, -count)[-count]
     candidates = np.flatnonzero(costs_G >= least)
     order = np.argsort(-costs_G[candidates], kind="stable")[:count]
@@ -212,7 +224,7 @@ def largest_groups(groups: Sequence[TokenGroup], count: int, layout: str) -> lis
 
 
 def cost(group: TokenGroup, layout: str) -> int:
-    """Tokens that a group takes when it is computed alone."""
+    """Return the tokens to compute for a group alone, padding included."""
     if layout == "padded":
         return max(group.lengths) * group.num_replies
     return group.num_tokens if layout == "shared" else group.num_unshared_tokens
@@ -226,7 +238,8 @@ def require_fit(parts: Iterable[Sequence[TokenGroup]], budget: int, *, layout: s
 
 
 def deal(rows: Plan, loads: Sequence[int], num_ranks: int) -> list[Plan]:
-    """Give rows to ranks, heaviest first, each to the rank with the least work; fill up with empty rows."""
+    """Deal rows to ranks, the largest first, each to the rank with the least work so far, and fill up with empty
+    rows."""
     ranks: list[Plan] = [[] for _ in range(num_ranks)]
     work = [0] * num_ranks
     limit = -(-len(rows) // num_ranks)
@@ -240,10 +253,12 @@ def deal(rows: Plan, loads: Sequence[int], num_ranks: int) -> list[Plan]:
 
 
 def plan_level(num_tokens: Sequence[int], budget: int, *, num_ranks: int = 1) -> list[Plan]:
-    """As many rows on each rank as `plan_packed` makes, but filled evenly: the largest group first, each to the row
-    with the least so far (Graham 1969). Where that gives a larger row than `plan_packed` has, its plan is kept.
+    """Plan as many rows on each rank as `plan_packed` does, but fill them evenly.
 
-    Rows that would be empty on some ranks are filled too, so that a rank has a dummy only where groups are too few.
+    Groups are taken from the largest on, each for the row with the fewest tokens so far (Graham 1969). If that gives a
+    larger row than `plan_packed` has, the plan of `plan_packed` is kept. Level rows need less memory at the peak, and
+    let all ranks finish together. Rows that would be empty on some ranks are filled too, so that a rank gets a dummy
+    only where there are too few groups.
 
     Raises ConfigError if one group is larger than the budget.
     """
@@ -264,7 +279,10 @@ def plan_level(num_tokens: Sequence[int], budget: int, *, num_ranks: int = 1) ->
 
 
 def plan_micro_batches(groups: Sequence[TokenGroup], budget: int, *, layout: str, num_ranks: int = 1) -> list[Plan]:
-    """The micro-batches of a training step: level rows, or in the padded layout groups of like length together."""
+    """Plan the micro-batches of a training step: level rows, or in the padded layout groups of similar length together.
+
+    Raises ConfigError if one group is larger than the budget.
+    """
     if layout == "padded":
         return plan_groups(groups, budget, layout=layout, num_ranks=num_ranks)
     return plan_level([cost(group, layout) for group in groups], budget, num_ranks=num_ranks)

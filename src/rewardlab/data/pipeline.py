@@ -1,7 +1,7 @@
-"""Rows -> preferences -> tokens, a chunk at a time: what is in memory does not grow with the data.
+"""Rows -> preferences -> tokens, a chunk at a time, so that memory does not grow with the data.
 
-Chunks of small data are worked on in this process, since starting workers takes seconds; those of larger data by a crew
-of worker processes. Both run `work`, and both give the same columns in the same order.
+Chunks of small data are processed in this process, since starting workers takes seconds; those of larger data by a crew
+of worker processes. Both run `work` and give the same columns in the same order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rewardlab.core.bars import bar
 from rewardlab.core.errors import DataError
 from rewardlab.data.bulk import render_all
 from rewardlab.data.chat import Renderer
-from rewardlab.data.formats import LAYOUTS, Rules
+from rewardlab.data.formats import SCHEMAS, Rules
 from rewardlab.data.readers import Source
 from rewardlab.data.sources import Mask, Tally, Unit, chosen_by_limit, open_units, parse_units
 from rewardlab.data.store import Columns, StoreWriter, encode
@@ -27,43 +27,45 @@ from rewardlab.data.workers import Crew
 CHUNK = 256
 """Units of a dataset in one piece of work."""
 CHUNK_CHARACTERS = 8_000_000
-"""Fewer units, if their lines have more than this."""
+"""Characters after which a chunk is closed even if it has fewer units."""
 ALONE = 16
-"""Chunks that this process works on before it starts workers: about two seconds, which is what starting them takes."""
+"""Chunks that this process handles before it starts workers: about two seconds, the time that starting them takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is to be done with the units of a dataset, the same for all of them."""
+    """What to do with the units of a dataset. It is the same for all of them, and is sent to each worker once."""
 
     source: Source
-    layout: str
-    """Name of the layout."""
+    schema: str
+    """Name of the schema."""
     rules: Rules
     renderer: Renderer | None
-    """None: the rows are read and checked, and nothing more."""
+    """None to only read and check the rows."""
     overlong: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What came of a chunk."""
+    """The result of a chunk."""
 
     tally: Tally
     kept: Mask
-    """For each unit, whether it became a preference."""
+    """[units] whether each became a preference."""
     columns: Columns | None
 
 
 def work(job: Job, units: tuple[Unit, ...]) -> Done:
-    """A chunk of units as columns. Raises DataError as `parse_units` does."""
-    layout = next(layout for layout in LAYOUTS if layout.name == job.layout)
-    found, tally = parse_units(units, source=job.source, layout=layout, rules=job.rules)
+    """Return a chunk of units as columns. Raises DataError as `parse_units` does."""
+    schema = next(schema for schema in SCHEMAS if schema.name == job.schema)
+    preferences_or_none, tally = parse_units(units, source=job.source, schema=schema, rules=job.rules)
     columns = None
     if job.renderer is not None:
-        preferences = [preference for preference in found if preference is not None]
+        preferences = [preference for preference in preferences_or_none if preference is not None]
         columns = encode(preferences, render_all(preferences, job.renderer, overlong=job.overlong))
-    return Done(tally=tally, kept=np.array([preference is not None for preference in found]), columns=columns)
+    return Done(
+        tally=tally, kept=np.array([preference is not None for preference in preferences_or_none]), columns=columns
+    )
 
 
 def write_store(
@@ -76,14 +78,14 @@ def write_store(
     overlong: str,
     crew: Crew,
 ) -> None:
-    """Read a dataset, tokenise what a limit leaves of it, and write it to an empty folder as a store.
+    """Read a dataset, tokenise the rows that the limit leaves, and write them to an empty folder as a store.
 
-    With a limit the rows are read twice: all of them have to be checked before it is known which are used.
+    With a limit the rows are read twice. The draw is among usable rows, so all rows must be checked first.
 
-    Raises DataError for what cannot be read or used.
+    Raises DataError if the dataset cannot be read, or if too many rows cannot be used.
     """
-    layout, units = open_units(source)
-    job = Job(source=replace(source, rows=None), layout=layout.name, rules=rules, renderer=renderer, overlong=overlong)
+    schema, units = open_units(source)
+    job = Job(source=replace(source, rows=None), schema=schema.name, rules=rules, renderer=renderer, overlong=overlong)
     tally = Tally()
     if limit is not None:
         kept = []
@@ -104,6 +106,7 @@ def write_store(
 
 
 def _chunks(job: Job, units: Iterable[Unit], crew: Crew, title: str) -> Iterator[Done]:
+    """Yield the results of all chunks, in order, under a progress bar."""
     with bar(title=title, unit=" rows") as shown:
         for done in crew.map(partial(work, job), _chunked(units), alone=ALONE):
             shown.update(len(done.kept))
@@ -111,6 +114,7 @@ def _chunks(job: Job, units: Iterable[Unit], crew: Crew, title: str) -> Iterator
 
 
 def _chunked(units: Iterable[Unit]) -> Iterator[tuple[Unit, ...]]:
+    """Yield units in chunks of at most `CHUNK`, closed after `CHUNK_CHARACTERS`."""
     chunk: list[Unit] = []
     size = 0
     for unit in units:
@@ -124,7 +128,10 @@ def _chunked(units: Iterable[Unit]) -> Iterator[tuple[Unit, ...]]:
 
 
 def _chosen(units: Iterator[Unit], kept: Mask, chosen: np.ndarray, label: str) -> Iterator[Unit]:
-    """Those of the units that were kept and then chosen; DataError if there are more or fewer than before."""
+    """Yield the units that were kept and then chosen. Raises DataError if there are more or fewer than before.
+
+    `kept` has an entry for each unit, and `chosen` holds indices among the kept ones.
+    """
     wanted = np.zeros(len(kept), dtype=bool)
     wanted[np.flatnonzero(kept)[chosen]] = True
     for unit, is_wanted in zip_longest(units, wanted):

@@ -1,4 +1,4 @@
-"""Datasets by name -> preferences and token groups for training, evaluation and test, every row accounted for."""
+"""Datasets by name -> preferences and token groups for training, evaluation and test, with every row accounted for."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")
 FEW_EVALUATIONS = 50
-"""Below this, an accuracy is uncertain by ±14 points or more."""
+"""Below this many evaluation rows an accuracy is uncertain by ±14 points or more."""
 FAR = 0.1
-"""A share held out that misses what was asked for by more than this share of it is said."""
+"""Relative difference between the prompts wanted and those held out above which a warning is logged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """Data by what they are for, tokenised, and what the manifest says of them."""
+    """Tokenised data by purpose, and the reports on them for the manifest."""
 
     train: Part
     eval: Part
@@ -48,14 +48,14 @@ class Prepared:
 
 @dataclass(frozen=True, kw_only=True)
 class Read:
-    """Datasets read and tokenised, by what they are for."""
+    """Datasets read and tokenised, by purpose."""
 
     parts: Mapping[str, Part]
     """Purpose -> its preferences."""
     sources: Mapping[str, Sequence[SourceReport]]
-    """Purpose -> what became of the rows, one report a dataset."""
+    """Purpose -> what became of the rows, one report for each dataset."""
     preparation: Sequence[dict[str, object]]
-    """What each dataset took, and whether it came from the cache."""
+    """How long each dataset took, and whether it came from the cache."""
 
 
 def read_named(
@@ -68,9 +68,11 @@ def read_named(
     overlong: str = "truncate",
     bare: bool = False,
 ) -> Read:
-    """Read and tokenise datasets, from the cache where they were prepared before: the one way from rows to tokens.
+    """Read and tokenise datasets, or take them from the cache. It is the only way from rows to tokens.
 
-    `bare` takes texts as they are, without turns. Raises DataError for what cannot be read or used.
+    `bare` takes texts as they are, without splitting transcripts into turns.
+
+    Raises DataError if a dataset cannot be read, or if too many of its rows cannot be used.
     """
     parts: dict[str, Part] = {}
     sources: dict[str, Sequence[SourceReport]] = {}
@@ -103,13 +105,14 @@ def load_data(
     held_out_by: Sequence[str] = RULES,
     given: Given = NOTHING,
 ) -> Prepared:
-    """Read and tokenise what the configuration names; `eval` stays empty unless it says how a checkpoint is chosen.
+    """Read and tokenise the datasets that the configuration names, and hold out evaluation data.
 
-    Without evaluation data a share of the training prompts is held out by the first of the rules that can (see
-    `roots.hold_out`). `given` are rows in memory, in place of names. What two kinds of data have in common is counted
-    and warned about.
+    `eval` is empty unless `config` is a `TrainingDataConfig`, which says how a checkpoint is chosen. If that names no
+    evaluation data, a share of the training prompts is held out by the first of the rules that can (see
+    `roots.hold_out`). `given` are rows in memory instead of names. Texts that two kinds of data have in common are
+    counted, and a warning is logged.
 
-    Raises DataError or ConfigError for what cannot be used.
+    Raises DataError or ConfigError for datasets that cannot be used, and DataError if nothing is left to train on.
     """
     rendering = config.rendering
     read = read_named(
@@ -123,16 +126,16 @@ def load_data(
     )
     parts = read.parts
     reports: dict[str, Any] = {"preparation": list(read.preparation)}
-    reports |= {purpose: [report.as_dict() for report in found] for purpose, found in read.sources.items()}
+    reports |= {purpose: [report.as_dict() for report in several] for purpose, several in read.sources.items()}
     train = parts["train"]
     evaluation, test = (parts.get(purpose, train.take(np.empty(0, np.int64))) for purpose in ("eval", "test"))
     if isinstance(config, TrainingDataConfig) and "eval" not in parts and config.selection.eval_fraction > 0:
-        found = hold_out(train.texts(), fraction=config.selection.eval_fraction, seed=seed, rules=held_out_by)
-        held_out, train = train.take(found.mask_P), train.take(~found.mask_P)
+        split = hold_out(train.texts(), fraction=config.selection.eval_fraction, seed=seed, rules=held_out_by)
+        held_out, train = train.take(split.mask_P), train.take(~split.mask_P)
         evaluation = draw(held_out, config.eval_limit, seed)
         used = {"evaluated": len(evaluation), "not_used": len(held_out) - len(evaluation)}
-        reports["held_out"] = found.as_dict() | used
-        _log_held_out(found)
+        reports["held_out"] = split.as_dict() | used
+        _log_held_out(split)
     reports["shared"] = _count_all_shared(train, evaluation, test)
     if 0 < len(evaluation) < FEW_EVALUATIONS:
         logger.warning(
@@ -140,29 +143,30 @@ def load_data(
             "--eval-fraction",
             len(evaluation),
         )
-    for found_reports in read.sources.values():
-        for report in found_reports:
+    for source_reports in read.sources.values():
+        for report in source_reports:
             log_source(report)
     return Prepared(train=train, eval=evaluation, test=test, reports=reports)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Done:
-    """A dataset, prepared."""
+    """A prepared dataset."""
 
     store: TokenStore
     numbers: npt.NDArray[np.int64]
-    """Of its preferences that are used, in their order."""
+    """Indices of the preferences that are used, in order."""
     report: SourceReport
     preparation: dict[str, object]
 
 
 def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer, overlong: str, crew: Crew) -> _Done:
-    """A dataset from the cache, or read, tokenised and kept there; says how long it took.
+    """Take a dataset from the cache, or read, tokenise and cache it. Log how long that took.
 
-    Raises DataError for what cannot be read, and where too many rows would be dropped.
+    Raises DataError if it cannot be read, if it changes while it is read, and if too many rows would be dropped.
     """
     started = time.perf_counter()
+    # Without a fingerprint the key would not change with the content, so nothing is cached.
     content = fingerprint(source)
     cache = Cache(_cache_folder(rules.reading.cache_dir) if content else None)
 
@@ -174,6 +178,7 @@ def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer
         if source.path is not None and content != fingerprint(source):
             raise DataError(f"{source.label} changed while it was read. Start again when it is complete.")
 
+    # A store of the whole dataset serves a run with a limit too: the chosen rows are taken from it.
     whole = cache.find(key(None)) if limit is not None else None
     store, made = (whole, False) if whole is not None else cache.make(key(limit), write)
     tally = Tally.from_dict(store.facts)
@@ -190,7 +195,7 @@ def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer
 
 
 def _cache_folder(setting: str) -> Path | None:
-    """Where prepared data are kept; None for nowhere."""
+    """Return the folder of the cache for the value of `--cache-dir`; None if nothing is cached."""
     if setting == "none":
         return None
     return cache_folder(os.environ) / "tokens" if setting == "auto" else Path(setting).expanduser().absolute()
@@ -205,25 +210,25 @@ def _log_preparation(source: Source, made: bool, num_rows: int, num_used: int, s
         logger.info("prepared: %s: read from cache in %.1f s", name, seconds)
 
 
-def _log_held_out(found: HeldOut) -> None:
-    """How many prompts are held out, and what of them training does not see."""
+def _log_held_out(split: HeldOut) -> None:
+    """Log how many prompts are held out, and what training sees of their conversations."""
     unseen = {
         "reply": "training sees none of their first turns and none of their replies but for phrases",
         "first_turn": "training sees none of their first turns, but some of their replies, which join nearly all rows",
         "prompt": "training sees none of these prompts, but first turns and replies of theirs",
     }
-    missed = abs(found.prompts - found.wanted) > FAR * found.wanted
+    missed = abs(split.prompts - split.wanted) > FAR * split.wanted
     logger.log(
-        logging.INFO if found.rule == "reply" and not missed else logging.WARNING,
+        logging.INFO if split.rule == "reply" and not missed else logging.WARNING,
         "held out: %d prompts%s; %s",
-        found.prompts,
-        f" instead of {found.wanted}, since up to {found.largest} belong together" if missed else "",
-        unseen[found.rule],
+        split.prompts,
+        f" instead of {split.wanted}, since up to {split.largest} belong together" if missed else "",
+        unseen[split.rule],
     )
 
 
 def _count_all_shared(train: Part, evaluation: Part, test: Part) -> dict[str, dict[str, int]]:
-    """What two kinds of data have in common (see `roots.count_shared`), with a line for those that have anything."""
+    """Count what two kinds of data have in common (see `roots.count_shared`), and log a line where it is anything."""
     counts = {}
     for (name, data), (other_name, other) in (
         (("evaluation", evaluation), ("training", train)),
@@ -232,18 +237,19 @@ def _count_all_shared(train: Part, evaluation: Part, test: Part) -> dict[str, di
     ):
         if not len(data) or not len(other):
             continue
-        found = counts[f"{name}_with_{other_name}"] = count_shared(data.texts(), other.texts())
+        shared = counts[f"{name}_with_{other_name}"] = count_shared(data.texts(), other.texts())
         what = {"prompts": "prompt", "first_turns": "first turn", "replies": "reply"}
-        if listed := ", ".join(_number_of(found[key], noun) for key, noun in what.items() if found[key]):
+        if listed := ", ".join(_number_of(shared[key], noun) for key, noun in what.items() if shared[key]):
             line = "the %s data share %s with the %s data (%d of %d rows); numbers on them flatter the model"
-            logger.warning(line, name, listed, other_name, found["rows"], len(data))
-        if found["phrases"]:
-            phrases = _number_of(found["phrases"], "phrase")
+            logger.warning(line, name, listed, other_name, shared["rows"], len(data))
+        if shared["phrases"]:
+            phrases = _number_of(shared["phrases"], "phrase")
             logger.info("the %s data share %s as replies with the %s data", name, phrases, other_name)
     return counts
 
 
 def _number_of(count: int, noun: str) -> str:
+    """Return a count with its noun in singular or plural."""
     plural = f"{noun.removesuffix('y')}ies" if noun.endswith("y") else f"{noun}s"
     return f"{count} {noun if count == 1 else plural}"
 
@@ -252,13 +258,14 @@ Rows = TypeVar("Rows", Part, Groups)
 
 
 def draw(rows: Rows, limit: int | None, seed: int) -> Rows:
-    """At most `limit` rows, drawn with the seed, in their own order."""
+    """Return at most `limit` rows, drawn with the seed, in their original order."""
     if limit is None or limit >= len(rows):
         return rows
     return rows.take(np.sort(np.random.default_rng((seed, len(rows))).permutation(len(rows))[:limit]))
 
 
 def log_source(report: Any) -> None:
+    """Log what became of the rows of a dataset (a `SourceReport`)."""
     dropped = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items()) or "none"
     logger.info(
         "data: %s[%s]: %d rows read, %d kept, dropped: %s",
@@ -282,8 +289,9 @@ def log_source(report: Any) -> None:
 def token_groups(
     part: Part, renderer: Renderer, max_drop_fraction: float, name: str, *, own_limit: bool = False
 ) -> tuple[Groups, TokenReport]:
-    """The groups of a part of the data, and in one line what came of it. `own_limit` says that the length limit came
-    with a model and no flag can raise it.
+    """Return the groups of a part of the data and the report on them, and log the report.
+
+    `own_limit` says that the length limit comes with a model, so that no flag can raise it.
 
     Raises DataError if too many rows cannot be used.
     """

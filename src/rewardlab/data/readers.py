@@ -1,7 +1,7 @@
-"""Names of datasets -> files or hub datasets, and their rows.
+"""Find datasets by name, as files or on the hub, and read their rows.
 
 A name is a file, a folder (`folder/<split>.jsonl`), the beginning of a path (`folder/name` for
-`folder/name.<split>.jsonl.gz`) or else a hub name (`organisation/name`, `organisation/name:configuration`).
+`folder/name.<split>.jsonl.gz`) or otherwise a hub name (`organisation/name`, `organisation/name:configuration`).
 """
 
 from __future__ import annotations
@@ -29,49 +29,50 @@ SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 """Words in a file name that name its split and not its dataset."""
 ALL_ROWS = "all rows"
 IN_MEMORY = "in memory"
-"""In place of a split."""
+"""Stand for the split of a single file without a split in its name, and of rows in memory."""
 CSV_LISTS = ("responses", "scores", "ranking")
 """Columns whose cells are JSON lists."""
 MAX_RECORD_CHARACTERS = 4 * MAX_CHARACTERS
-"""Of a CSV row: one that is longer has no end, since a double quote is missing."""
+"""Most characters of a CSV row. In a longer one a double quote is missing, so that the row never ends."""
 OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 PARQUET_ROWS = 2048
-"""Of a Parquet file, held at once."""
+"""Rows of a Parquet file in memory at a time."""
 MAX_NAMES_SHOWN = 8
+"""File names listed in a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One dataset found."""
+    """A dataset that was found."""
 
     name: str
     """For metrics: the file name without split and extension, or the hub name."""
     split: str
     """The split in the file's name if it has one, else the one asked for; `all rows` for a lone file."""
     label: str
-    """What the places of rows begin with: the file name or `hub-name[split]`."""
+    """Beginning of the places of rows: the file name or `hub-name[split]`."""
     path: Path | None
     """None for a hub dataset, and for rows in memory."""
     rows: Iterable[object] | None = field(default=None, repr=False, compare=False)
-    """Rows that a program holds; can be walked again."""
+    """Rows in memory, which can be iterated more than once."""
 
 
 def find_sources(names: Sequence[str], split: str) -> tuple[Source, ...]:
-    """Where each dataset is, with labels that tell all of them apart.
+    """Return where each dataset is, with labels that tell all of them apart.
 
-    Raises DataError for a name that cannot be found, is ambiguous or is given twice.
+    Raises DataError for a name that is not found, is ambiguous, is given twice, or is not UTF-8.
     """
     for name in names:
         _require_text(name)
-    found = [(name, _find_file(name, split)) for name in names]
-    paths = [path for _, path in found if path is not None]
+    located = [(name, _find_file(name, split)) for name in names]
+    paths = [path for _, path in located if path is not None]
     for known in paths:
         _require_text(str(known))
-    for place, count in Counter(str(path.resolve()) if path else name for name, path in found).items():
+    for place, count in Counter(str(path.resolve()) if path else name for name, path in located).items():
         if count > 1:
             raise DataError(f"dataset {place} is named {count} times. Name it once.")
     sources = []
-    for name, path in found:
+    for name, path in located:
         if path is None:
             sources.append(Source(name=name, split=split, label=f"{name}[{split}]", path=None))
         else:
@@ -89,33 +90,33 @@ def find_sources(names: Sequence[str], split: str) -> tuple[Source, ...]:
 
 
 def _require_text(name: str) -> None:
-    """Raise DataError for a name that no log or manifest could hold."""
+    """Raise DataError for a name that is not UTF-8 or has a null character: logs and manifests cannot hold it."""
     try:
         name.encode()
     except UnicodeEncodeError:
         shown = name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
         raise DataError(f"dataset {shown}: its name is not UTF-8. Rename the file, or link to it.") from None
     if "\0" in name:
-        raise DataError(f"dataset {name!r}: no name of a file has a null character.")
+        raise DataError(f"dataset {name!r}: a file name cannot have a null character.")
 
 
 def fingerprint(source: Source) -> str | None:
-    """What changes with the content of a dataset: of a file its SHA-256; None for hub data that say nothing.
+    """Return a text that changes with the content of a dataset; None for hub data without a fingerprint.
 
-    Raises DataError as `read_source` does.
+    For a file it is the SHA-256. Raises DataError if hub data or rows in memory cannot be read.
     """
     if source.path is not None:
         return sha256_file(source.path)
     if source.rows is not None:
         return _fingerprint_of_rows(source)
-    found = getattr(_load_hub(source.name, source.split), "_fingerprint", None)
-    return f"hub {found}" if found else None
+    hub_fingerprint = getattr(_load_hub(source.name, source.split), "_fingerprint", None)
+    return f"hub {hub_fingerprint}" if hub_fingerprint else None
 
 
 def source_of_rows(rows: object, name: str) -> Source:
-    """Rows that a program holds, as a dataset: mappings, `Preference`s, a `datasets.Dataset`, or what gives such.
+    """Return rows in memory as a dataset: mappings, `Preference`s, a `datasets.Dataset`, or an iterable of such rows.
 
-    What can be walked only once is kept as a list. Raises DataError for what is no collection of rows.
+    Rows of an iterator, which can be iterated only once, are copied to a list. Raises DataError for anything else.
     """
     is_one = isinstance(rows, (str, bytes, Mapping, Preference, Path))
     if is_one or not isinstance(rows, Iterable):
@@ -129,14 +130,14 @@ def source_of_rows(rows: object, name: str) -> Source:
 
 
 def has_lines(source: Source) -> bool:
-    """Whether every row is a line of JSON, which `read_lines` reads without parsing it."""
+    """Whether the dataset is a file of JSON Lines, whose lines can be read without parsing them."""
     return source.path is not None and source.path.suffix not in READERS
 
 
 def read_source(source: Source) -> Iterator[tuple[int, Row]]:
-    """(line, row) of a dataset; in formats without lines the number of the row, from 1.
+    """Return an iterator of (line number, row); in formats without lines, of (row number from 1, row).
 
-    Raises DataError naming file and line of what cannot be read, or the package to install.
+    Raises DataError, naming file and line of what cannot be read, or the package to install.
     """
     if source.rows is not None:
         return _read_rows(source)
@@ -146,7 +147,7 @@ def read_source(source: Source) -> Iterator[tuple[int, Row]]:
 
 
 def read_row_lines(path: Path) -> Iterator[tuple[int, str | UnreadRow]]:
-    """(line number, line) of JSON Lines, an `UnreadRow` in place of a line that is too long; none is parsed.
+    """Yield (line number, unparsed line) of JSON Lines, with an `UnreadRow` in place of a line that is too long.
 
     Raises DataError as `read_lines` does.
     """
@@ -155,10 +156,10 @@ def read_row_lines(path: Path) -> Iterator[tuple[int, str | UnreadRow]]:
 
 
 def read_all_rows(path: Path) -> Iterator[tuple[int, Row]]:
-    """(line number, row) of JSON Lines of which none may be left out.
+    """Yield (line number, row) of JSON Lines of which none may be left out.
 
-    Raises DataError naming file and line of what cannot be read, or is longer than a row of training data may be; no
-    such line is in memory as a whole.
+    Raises DataError, naming file and line, if a line cannot be read or is longer than a row of training data may be.
+    Such a line is never held in memory as a whole.
     """
     for number, row in _read_jsonl(path):
         if isinstance(row, UnreadRow):
@@ -167,7 +168,7 @@ def read_all_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def require_rows(path: Path) -> None:
-    """Raise DataError unless there is such a JSONL file, and its first line is a row."""
+    """Raise DataError unless `path` is a JSONL file whose first line is a row."""
     if not path.is_file():
         raise DataError(f"{path}: no such file.")
     if next(read_all_rows(path), None) is None:
@@ -178,9 +179,10 @@ def require_rows(path: Path) -> None:
 
 
 def _find_file(name: str, split: str) -> Path | None:
-    """The absolute path of a local dataset; None if the name can only be one on the hub.
+    """Return the absolute path of a local dataset; None if the name can only be one on the hub.
 
-    Links are not followed: in a cache they point to files whose names say nothing.
+    Links are not followed: in the cache of the hub they point to files whose names are hashes. Raises DataError for an
+    unknown extension, for several files that match, and if a name that must be local is not found.
     """
     path = Path(name).expanduser()
     if path.is_file():
@@ -199,7 +201,7 @@ def _find_file(name: str, split: str) -> Path | None:
         return candidates[0].absolute()
     near = _near_files(path)
     if _is_path_like(name, path) or near:
-        endings = f"(.* being {', '.join(EXTENSIONS)})"
+        endings = f"(.* is one of {', '.join(EXTENSIONS)})"
         looked_for = str(path) if _extension(path) else f"{path}/{split}.* and {path}.{split}.* {endings}"
         raise DataError(
             f"dataset {name!r}, split {split!r}: no such file. Looked for {looked_for}. "
@@ -209,12 +211,13 @@ def _find_file(name: str, split: str) -> Path | None:
 
 
 def _is_path_like(name: str, path: Path) -> bool:
-    """Whether a name cannot be one on the hub, which has at most one slash and none of our extensions."""
+    """Whether a name must be local: names on the hub have at most one slash and none of our extensions."""
     return name.startswith((".", "/", "~")) or path.exists() or name.count("/") > 1 or _extension(path) is not None
 
 
 def _near_files(path: Path) -> list[str]:
-    """Data files in the folder `path`, or beside it with a name that begins or looks like it."""
+    """Return the data files in the folder `path`, or those beside it with a name that begins with or resembles its
+    name."""
     if path.is_dir():
         return [str(file) for file in _data_files(path)]
     beside = {file.name: str(file) for file in _data_files(path.parent)} if path.parent.is_dir() else {}
@@ -241,7 +244,7 @@ def _extension(path: Path) -> str | None:
 
 
 def _distinct_label(path: Path, paths: Sequence[Path]) -> str:
-    """The file name as text, with as many folders before it as tell it from the others."""
+    """Return the file name, preceded by as many folders as are needed to tell it from the other paths."""
     depth = 1
     while sum(other.parts[-depth:] == path.parts[-depth:] for other in paths) > 1:
         depth += 1
@@ -249,18 +252,19 @@ def _distinct_label(path: Path, paths: Sequence[Path]) -> str:
 
 
 def _bare_name(path: Path, label: str, split: str) -> tuple[str, str | None]:
-    """(name without extension and split, split in the file's name or None)."""
+    """Return (name without extension and split, split in the file's name or None)."""
     bare, own_split = _strip_split(label.removesuffix(_extension(path) or ""), split)
     return bare or _as_text(path.parent.name or path.stem), own_split
 
 
 def _as_text(name: str) -> str:
-    """A file name, with bytes that are no UTF-8 written out, since it stands in files and messages."""
+    """Return a file name with bytes that are not UTF-8 escaped, since it is written to files and messages."""
     return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _strip_split(stem: str, split: str) -> tuple[str, str | None]:
-    """`name.train` -> (`name`, `train`), `folder/train` -> (`folder`, `train`), `train` -> (``, `train`)."""
+    """Split `name.train` into (`name`, `train`), `folder/train` into (`folder`, `train`), `train` into (``,
+    `train`)."""
     for word in (split, *SPLITS):
         for ending in (f".{word}", f"/{word}"):
             if word and stem.endswith(ending):
@@ -279,7 +283,7 @@ def _read_jsonl(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
-    """A list of rows, or a mapping from columns to lists of equal length."""
+    """Read a list of rows, or a mapping from columns to lists of equal length. Raises DataError for anything else."""
     try:
         value = read_json(path)
     except DataError as error:
@@ -295,19 +299,23 @@ def _read_json(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _rows_of_columns(path: Path, columns: dict[str, object]) -> list[dict[str, object]]:
+    """Return the rows of a mapping of columns. Raises DataError unless all columns are lists of equal length."""
     lists = {name: values for name, values in columns.items() if isinstance(values, list)}
     if len(lists) < len(columns) or len({len(values) for values in lists.values()}) > 1:
-        found = ", ".join(f"{name} ({len(lists[name]) if name in lists else 'no list'})" for name in columns)
-        raise DataError(f"{path}: wanted a list of rows, or columns that are lists of equal length; got {found}.")
+        lengths = ", ".join(f"{name} ({len(lists[name]) if name in lists else 'not a list'})" for name in columns)
+        raise DataError(f"{path}: wanted a list of rows, or columns that are lists of equal length; got {lengths}.")
     return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]
 
 
 def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
-    """Rows under a header line, numbered by their first line; cells may hold line breaks, and lists as JSON."""
+    """Read rows under a header line, numbered by their first line. Cells may hold line breaks, and lists as JSON.
+
+    Raises DataError, naming file and line, for anything that is not CSV in UTF-8 with commas.
+    """
     line = 1
     limit_before = csv.field_size_limit(MAX_RECORD_CHARACTERS)
     try:
-        # utf-8-sig: spreadsheets write a byte order mark, which would become part of the first column's name.
+        # Spreadsheets write a byte order mark. Without utf-8-sig it would become part of the first column's name.
         with path.open(encoding="utf-8-sig", newline="") as file:
             lines = _RecordLines(file)
             reader = csv.reader(lines, strict=True)
@@ -340,26 +348,29 @@ def _read_csv(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def _require_commas(path: Path, columns: Sequence[str]) -> None:
-    """Raise DataError for a header that is one cell with other separators in it."""
-    found = next((mark for mark in OTHER_SEPARATORS if len(columns) == 1 and mark in columns[0]), None)
-    if found is not None:
+    """Raise DataError for a header that is a single cell with another separator in it."""
+    separator = next((mark for mark in OTHER_SEPARATORS if len(columns) == 1 and mark in columns[0]), None)
+    if separator is not None:
         raise DataError(
-            f"{path}:1: the header {columns[0]!r} is separated by {OTHER_SEPARATORS[found]}, wanted commas. Save the "
-            f"file again with commas (cells that contain one in double quotes), or as .jsonl."
+            f"{path}:1: the header {columns[0]!r} is separated by {OTHER_SEPARATORS[separator]}, wanted commas. Save "
+            f"the file again with commas (cells that contain one in double quotes), or as .jsonl."
         )
 
 
 class _EndlessRecordError(Exception):
-    """A row of a CSV file that is too long to be held; never reaches the user."""
+    """A row of a CSV file exceeds `MAX_RECORD_CHARACTERS`. `_read_csv` turns it into a DataError."""
 
 
 class _RecordLines:
-    """The lines of a CSV file, no more characters of them at once than a row may have."""
+    """The lines of a CSV file. Raises _EndlessRecordError if a row has more characters than it may.
+
+    The csv module limits single cells only, so a missing quote would make it read the rest of the file into memory.
+    """
 
     def __init__(self, file: IO[str]) -> None:
         self.file = file
         self.characters = 0
-        """Of the row that is being read; its reader begins again at 0."""
+        """Characters of the current row. `_read_csv` sets it to 0 for each row."""
 
     def __iter__(self) -> Iterator[str]:
         while line := self.file.readline(MAX_RECORD_CHARACTERS + 1):
@@ -370,7 +381,10 @@ class _RecordLines:
 
 
 def _cell(column: str, text: str | None) -> object:
-    """Messages and the lists of K-wise data, if the cell is one in JSON; else its text, since a reply may be `[1]`."""
+    """Return a cell as a list if it holds messages or a list of K-wise data in JSON, otherwise as text.
+
+    Other cells stay text even if they are JSON, since a reply may be `[1]`.
+    """
     if text and text.startswith("[") and text.endswith("]"):
         try:
             value = json.loads(text)
@@ -382,23 +396,28 @@ def _cell(column: str, text: str | None) -> object:
 
 
 def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
+    """Read rows of a Parquet file, batch by batch. Raises DataError if it cannot be read, or without pyarrow."""
     parquet = _import("pyarrow.parquet", f"{path}: reading Parquet")
     is_time = importlib.import_module("pyarrow.types").is_temporal
     number = 0
     try:
         file = parquet.ParquetFile(path)
-        # No layout has a use for times, and Python has none after the year 9999.
+        # No schema uses times, and converting one after the year 9999 to Python raises an error.
         times = [field.name for field in file.schema_arrow if is_time(field.type)]
         for batch in file.iter_batches(batch_size=PARQUET_ROWS):
             for row in batch.drop_columns(times).to_pylist():
                 number += 1
                 yield number, row
-    except (OSError, ValueError, OverflowError) as error:  # pyarrow's own errors are ValueErrors
+    except (OSError, ValueError, OverflowError) as error:
+        # The errors of pyarrow itself are ValueErrors.
         raise DataError(f"{path}: cannot be read as Parquet after row {number} ({error}). Replace the file.") from error
 
 
 def _read_rows(source: Source) -> Iterator[tuple[int, Row]]:
-    """Rows in memory, a Preference as the mapping that its layout has."""
+    """Read rows in memory, a Preference as the mapping of the schema of judged replies.
+
+    Raises DataError for a row that is neither a mapping nor a Preference.
+    """
     for number, row in enumerate(source.rows or (), start=1):
         if isinstance(row, Preference):
             yield number, asdict(row)
@@ -412,7 +431,7 @@ def _read_rows(source: Source) -> Iterator[tuple[int, Row]]:
 
 
 def _fingerprint_of_rows(source: Source) -> str | None:
-    """SHA-256 of rows in memory as JSON; None if they hold what JSON has not."""
+    """Return the SHA-256 of rows in memory as JSON; None if they hold something that is not JSON."""
     digest = hashlib.sha256()
     try:
         for _, row in _read_rows(source):
@@ -427,11 +446,13 @@ def _read_hub(name: str, split: str) -> Iterator[tuple[int, Row]]:
 
 
 def _load_hub(name: str, split: str) -> Any:
+    """Return a dataset of the hub. Raises DataError if it is not to be had, or without the package datasets."""
     datasets = _import("datasets", f"dataset {name!r} is no local file or folder, and reading it from the hub")
     hub_name, _, configuration = name.partition(":")
     try:
         return datasets.load_dataset(hub_name, configuration or None, split=split)
-    except Exception as error:  # the library raises its own, the hub's and the network's errors, with no common base
+    except Exception as error:
+        # The library raises its own errors, those of the hub and those of the network, which have no common base.
         raise DataError(
             f"dataset {name!r}, split {split!r}: no local file or folder, and the hub did not give it "
             f"({type(error).__name__}: {_first_line(error)}). Check name, split and network, or give a local path."
@@ -439,9 +460,9 @@ def _load_hub(name: str, split: str) -> Any:
 
 
 def _import(module: str, what: str) -> Any:
-    """An optional package, imported when it is needed.
+    """Import an optional package when it is needed.
 
-    Raises DataError saying how to install it.
+    Raises DataError, saying how to install it, if that fails.
     """
     try:
         return importlib.import_module(module)
@@ -462,4 +483,4 @@ READERS: Mapping[str, Callable[[Path], Iterator[tuple[int, Row]]]] = {
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
-"""By ending; every other file is JSONL."""
+"""File name ending -> reader. Every other file is JSON Lines."""

@@ -1,12 +1,15 @@
-"""Which rows belong together: those of one conversation, or with a reply in common, go to one side of a split, and to
-one fold of a cross-validation.
+"""Decide which rows belong together. They go to the same side of a split, and to the same fold of a cross-validation.
 
-Two rows have the same root if they have the same first user turn, or a reply in common that says something: at least
-`JOINING_BYTES` long, and given after at most `MOST_FIRST_TURNS` different first turns. Shorter and more frequent ones
-are phrases ("You're welcome!"), which say nothing about where a row comes from and would join half of the data. A
-system turn joins nothing. Texts are compared as prompts are: case and white space aside.
+Preference data often hold several rows of one conversation. If some of them are trained on and others evaluated, the
+model has seen half of the answer, and the evaluation overestimates it.
 
-Texts are known by keys of eight bytes. Legend: P preferences, R the replies of all of them, N different prompts.
+Two rows have the same root if they have the same first user turn, or a distinctive reply in common: one of at least
+`JOINING_BYTES`, given after at most `MOST_FIRST_TURNS` different first turns. Shorter and more frequent replies are
+phrases ("You're welcome!"). They do not show where a row comes from, and would join half of the data into one root.
+System turns join nothing. Texts are compared like prompts, ignoring case and white space.
+
+Texts are represented by hashes of eight bytes, so that millions of rows fit in memory. Legend: P preferences, R the
+replies of all of them, N different prompts.
 """
 
 from __future__ import annotations
@@ -28,33 +31,36 @@ Keys = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
 JOINING_BYTES: Final = 50
-"""Of UTF-8, white space made single. In human dialogues what different conversations have in common below this are
-phrases, and above it statements about the question."""
+"""Shortest distinctive reply, in bytes of UTF-8 with white space collapsed. In human dialogues, the texts that
+different conversations share are phrases below this length, and statements about the question above it."""
 MOST_FIRST_TURNS: Final = 8
-"""A reply after more of them is a phrase, however long: a refusal, a greeting."""
+"""A reply given after more different first turns than this is a phrase, however long: a refusal, a greeting."""
 RULES: Final = ("reply", "first_turn", "prompt")
-"""What rows on one side have for themselves: all of it, all but replies, or whole prompts alone."""
+"""Rules that join rows, the strictest first: by first turns and replies, by first turns, by whole prompts alone."""
 ENOUGH: Final = 0.5
-"""The share of the prompts asked for that has to be found under a rule, or the next one is taken."""
+"""The share of the wanted prompts that a rule must be able to hold out. Otherwise the next rule is taken."""
 MOST_TOGETHER: Final = 0.5
-"""The share of all prompts that may have one root where folds are made, or the next rule is taken."""
+"""The largest share of all prompts that one root may have in a cross-validation. Otherwise the next rule is taken."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Texts:
-    """What rows say, as keys."""
+    """The texts of rows, as hashes."""
 
     prompts_P: Keys
+    """[P] hash of each prompt."""
     first_turns_P: Keys
+    """[P] hash of each first user turn."""
     replies_R: Keys
+    """[R] hash of each reply."""
     long_R: Mask
-    """Whether a reply has at least `JOINING_BYTES`."""
+    """[R] whether a reply has at least `JOINING_BYTES`."""
     owners_R: Numbers
-    """The preference that each reply is of."""
+    """[R] index of the preference of each reply."""
 
     @classmethod
     def of(cls, preferences: Sequence[Preference]) -> Texts:
-        """Of preferences in memory."""
+        """Return the texts of preferences in memory."""
         replies = [reply_key(reply) for preference in preferences for reply in preference.replies]
         counts = [len(preference.replies) for preference in preferences]
         return cls(
@@ -66,7 +72,7 @@ class Texts:
         )
 
     def with_others(self, others: Texts) -> Texts:
-        """These, and behind them the others."""
+        """Return these texts followed by the others."""
         return Texts(
             prompts_P=np.concatenate([self.prompts_P, others.prompts_P]),
             first_turns_P=np.concatenate([self.first_turns_P, others.first_turns_P]),
@@ -78,31 +84,34 @@ class Texts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HeldOut:
-    """Rows held out of others, with all that share their roots."""
+    """Rows held out of a dataset, always whole roots."""
 
     mask_P: Mask
+    """[P] whether each row is held out."""
     rule: str
-    """One of `RULES`."""
+    """The rule that was used, one of `RULES`."""
     wanted: int
-    """Prompts asked for."""
+    """Number of prompts wanted."""
     prompts: int
-    """Prompts held out."""
+    """Number of prompts held out."""
     roots: int
-    """Roots that these have."""
+    """Number of roots held out."""
     largest: int
-    """Prompts of the largest root, held out or not."""
+    """Number of prompts of the largest root, held out or not."""
     digest: str
-    """Of the keys of the prompts held out."""
+    """Hash of the prompts held out: equal splits have equal digests."""
 
     def as_dict(self) -> dict[str, object]:
-        """For the manifest."""
+        """Return all but the mask, for the manifest."""
         names = ("rule", "wanted", "prompts", "roots", "largest", "digest")
         return {name: getattr(self, name) for name in names}
 
 
 def first_turn_key(prompt: Conversation) -> int:
-    """A key of the first user turn with text, in a transcript kept as one text of its first Human turn; of the whole
-    prompt if there is none."""
+    """Return a hash of the first user turn that has text, or of the whole prompt if there is none.
+
+    For a transcript kept as one text, its first Human turn is used.
+    """
     said = next((turn.content for turn in prompt if turn.role == "user" and turn.content.strip()), None)
     if said is None:
         return int(prompt_key(prompt), 16)
@@ -112,7 +121,7 @@ def first_turn_key(prompt: Conversation) -> int:
 
 
 def reply_key(reply: Conversation) -> tuple[int, bool]:
-    """(a key of a reply, whether it is long enough to join rows)."""
+    """Return (a hash of a reply, whether it is long enough to join rows)."""
     size = sum(len(" ".join(turn.content.split()).encode()) for turn in reply)
     return int(prompt_key(reply), 16), size >= JOINING_BYTES
 
@@ -120,7 +129,10 @@ def reply_key(reply: Conversation) -> tuple[int, bool]:
 def split_by_root(
     preferences: Sequence[Preference], *, fraction: float, seed: int
 ) -> tuple[tuple[Preference, ...], tuple[Preference, ...]]:
-    """(train, held out) by `hold_out`, both in the order given; nothing is held out if the fraction is 0."""
+    """Return (training rows, held-out rows) by `hold_out`, both in the given order. A fraction of 0 holds out nothing.
+
+    Raises DataError if no prompts are left to train on.
+    """
     if fraction == 0:
         return tuple(preferences), ()
     mask_P = hold_out(Texts.of(preferences), fraction=fraction, seed=seed).mask_P
@@ -131,16 +143,17 @@ def split_by_root(
 
 
 def hold_out(texts: Texts, *, fraction: float, seed: int, rules: Sequence[str] = RULES) -> HeldOut:
-    """A seeded `fraction` of the prompts, whole roots at a time, at least one of them.
+    """Hold out a seeded `fraction` of the prompts, whole roots at a time, at least one root.
 
-    Roots are taken in a random order while they fit into the number of prompts asked for; if none fits, the smallest
-    is. Of the rules the first is taken by which half of that number or more can be held out, the last one anyway. Which
-    prompts are held out depends on the set of rows and the seed, not on the order of the rows. Without two rows that
-    share more than their prompt all rules give the same.
+    Roots are taken in a random order as long as they fit into the wanted number of prompts; if none fits, the smallest
+    root is taken. The first of the rules is used that can hold out at least half of the wanted number, or the last one.
+    Which prompts are held out depends on the set of rows and the seed, not on the order of the rows. If no two rows
+    share more than their prompt, all rules give the same result.
 
-    Raises DataError if no prompt were left to train on.
+    Raises DataError if no prompts would be left to train on.
     """
     assert 0 < fraction <= 1, fraction
+    # Unique keys are sorted, so the draw below does not depend on the order of the rows.
     prompts, numbers_P = np.unique(texts.prompts_P, return_inverse=True)
     wanted = max(1, round(fraction * len(prompts)))
     if wanted >= len(prompts):
@@ -169,9 +182,10 @@ def hold_out(texts: Texts, *, fraction: float, seed: int, rules: Sequence[str] =
 
 
 def find_roots(texts: Texts) -> tuple[Numbers, str]:
-    """([P] a number for each row, the same for rows that folds keep together, the rule by which).
+    """Return ([P] the number of each row's root, the rule used). Rows of one root belong in one fold.
 
-    Of the `RULES` the first is taken by which no root has more than `MOST_TOGETHER` of the prompts, or the last one.
+    The first of `RULES` is used by which no root has more than `MOST_TOGETHER` of the prompts, or the last one: with
+    one root of nearly everything there would be no balanced folds.
     """
     prompts, numbers_P = np.unique(texts.prompts_P, return_inverse=True)
     for rule in RULES:
@@ -182,8 +196,12 @@ def find_roots(texts: Texts) -> tuple[Numbers, str]:
 
 
 def count_shared(texts: Texts, others: Texts) -> dict[str, int]:
-    """What rows have in common with others: different prompts, first turns, replies that join and phrases (the other
-    replies), and how many of the rows share a prompt, a first turn or a reply that joins."""
+    """Return counts of what two sets of rows have in common.
+
+    `prompts`, `first_turns`, `replies` (distinctive ones) and `phrases` (the others) count different texts. `rows`
+    counts the rows of `texts` that share a prompt, a first turn or a distinctive reply with `others`.
+    """
+    # Whether a reply is a phrase is decided over both sets together: it may be rare in each.
     joining = _joining(texts.with_others(others))
     other_replies = np.unique(others.replies_R)
     common = np.intersect1d(texts.replies_R, other_replies)
@@ -201,7 +219,7 @@ def count_shared(texts: Texts, others: Texts) -> dict[str, int]:
 
 
 def _roots(texts: Texts, numbers_P: Numbers, rule: str) -> Numbers:
-    """[N] the first of the prompts that have the same root."""
+    """Return [N] the root of each prompt, given as the index of the first prompt of that root."""
     num_prompts = int(numbers_P.max()) + 1
     if rule == "prompt":
         return np.arange(num_prompts)
@@ -209,16 +227,20 @@ def _roots(texts: Texts, numbers_P: Numbers, rule: str) -> Numbers:
     if rule == "reply":
         of_P = _joined(texts, of_P, len(turns))[of_P]
     of_N = np.empty(num_prompts, dtype=np.int64)
-    of_N[numbers_P] = of_P  # a prompt has one first turn
+    # All rows of a prompt have the same first turn, so it does not matter which of them is written last.
+    of_N[numbers_P] = of_P
     _, firsts, of_N = np.unique(of_N, return_index=True, return_inverse=True)
     return firsts[of_N]
 
 
 def _joined(texts: Texts, turns_P: Numbers, num_turns: int) -> Numbers:
-    """[first turns] the same number for those that a chain of replies joins."""
-    from scipy.sparse import coo_array  # slow to import, and whoever only reads or tokenises divides nothing
+    """Return [first turns] the number of a component: the same for first turns that a chain of replies connects."""
+    # Imported here because it is slow, and commands that only read or tokenise data do not split them.
+    from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
+    # A graph with a node for each first turn and each distinctive reply, and an edge where the reply was given after
+    # it.
     replies = _joining(texts)
     edges = np.flatnonzero(np.isin(texts.replies_R, replies))
     ends = np.searchsorted(replies, texts.replies_R[edges])
@@ -229,10 +251,11 @@ def _joined(texts: Texts, turns_P: Numbers, num_turns: int) -> Numbers:
 
 
 def _joining(texts: Texts) -> Keys:
-    """The keys of the replies after which rows are joined, in order; those of one row alone are left out."""
+    """Return the sorted keys of distinctive replies, those that join rows; replies that occur once are left out."""
     keys, counts = np.unique(texts.replies_R[texts.long_R], return_counts=True)
     repeated = texts.long_R & np.isin(texts.replies_R, keys[counts > 1])
     replies, turns = texts.replies_R[repeated], texts.first_turns_P[texts.owners_R[repeated]]
+    # Sorted by reply, then by first turn, so that the different first turns of each reply can be counted.
     order = np.lexsort((turns, replies))
     replies, turns = replies[order], turns[order]
     is_new = np.ones(len(replies), dtype=bool)
@@ -242,7 +265,10 @@ def _joining(texts: Texts) -> Keys:
 
 
 def _take(sizes_N: Numbers, order_N: Numbers, wanted: int) -> Numbers:
-    """Roots that fill the number of prompts wanted, by the numbers of their first prompts (others have size 0)."""
+    """Return roots that fill the wanted number of prompts.
+
+    A root is named by the index of its first prompt. In `sizes_N` all other prompts have size 0.
+    """
     order_N = order_N[sizes_N[order_N] > 0]
     taken, left = [], wanted
     for root in order_N.tolist():
@@ -252,6 +278,7 @@ def _take(sizes_N: Numbers, order_N: Numbers, wanted: int) -> Numbers:
             if not left:
                 break
     if not taken:
+        # The smallest root is larger than wanted. It is held out anyway, unless that is more than half of the data.
         smallest = order_N[np.argmin(sizes_N[order_N])]
         if 2 * sizes_N[smallest] <= sizes_N.sum():
             taken.append(int(smallest))

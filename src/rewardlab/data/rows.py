@@ -1,7 +1,7 @@
-"""What a row holds: prompts, replies and numbers, or the named cause why they cannot be used.
+"""Read the values of a row: prompts, replies and numbers, or the named cause why they cannot be used.
 
-Every function takes a value as JSON, CSV or Parquet give it and raises `UnusableRowError` with a cause from
-`CAUSES` if it is not what the layout promises.
+Every function takes a value as JSON, CSV or Parquet give it, and raises `UnusableRowError` with a cause of `CAUSES` if
+it is not what the schema expects.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Row = Mapping[str, object]
 MAX_CHARACTERS: Final = 8_000_000
 MAX_TURNS: Final = 2_000
 MAX_REPLIES: Final = 256
-"""What a row may have at most, so that none stalls a run: characters of text (in JSON Lines, of the line), turns of a
-prompt or a reply, and replies."""
+"""Limits on a row, so that none stalls a run: characters of text (in JSON Lines, of the line), turns of a prompt or a
+reply, and replies that are compared."""
 
 CAUSES: Mapping[str, str] = {
-    "missing_field": "a column that the layout or a flag needs is absent or null",
+    "missing_field": "a column that the schema or a flag needs is absent or null",
     "reply_not_text": "a reply is neither text nor a list of messages",
     "empty_reply": "a reply ends in a turn without text",
     "identical_replies": "the replies to compare are the same text",
@@ -36,7 +36,7 @@ CAUSES: Mapping[str, str] = {
     "bad_margin": "the margin is not a finite number of at least 0",
     "bad_roles": "a turn has an unknown role or no text, or a reply does not begin and end with an assistant turn",
     "bad_unicode": "a text has half a surrogate pair, which no tokenizer can read",
-    "bad_comparison": "a comparison does not name two of the replies, or is no mapping",
+    "bad_comparison": "a comparison does not name two of the replies, or is not a mapping",
     "bad_scores": "the scores or the ranking do not fit the replies",
     "not_a_transcript": "a transcript does not begin with a Human turn and end with an Assistant turn",
     "no_prompt": "chosen and rejected are plain texts and there is no prompt",
@@ -57,7 +57,7 @@ _TRANSCRIPT_TURN = re.compile(r"\n\n(Human|Assistant):")
 
 
 class UnusableRowError(Exception):
-    """A row that is dropped and counted; never reaches the user."""
+    """A row cannot be used. It is dropped and counted by cause, so this error never reaches the user."""
 
     def __init__(self, cause: str, detail: str) -> None:
         assert cause in CAUSES, cause
@@ -67,11 +67,12 @@ class UnusableRowError(Exception):
 
 
 class UnreadRow(dict[str, object]):
-    """In place of a row whose line is too long to be read; it has no columns."""
+    """Stands for a row whose line is too long to be read. It has no columns."""
 
 
 def require_bounded(row: Row) -> None:
-    """Raise UnusableRowError for a row of more than `MAX_CHARACTERS`, or one whose line has more and was not read."""
+    """Raise UnusableRowError for a row of more than `MAX_CHARACTERS`, or one whose line had more and was not read."""
+    # Not recursive, since a row may be nested deeper than Python can recurse.
     waiting: list[object] = [row]
     size = MAX_CHARACTERS + 1 if isinstance(row, UnreadRow) else 0
     while waiting and size <= MAX_CHARACTERS:
@@ -87,14 +88,15 @@ def require_bounded(row: Row) -> None:
 
 
 def _require_few_turns(number: int) -> None:
+    """Raise UnusableRowError for more than `MAX_TURNS` turns."""
     if number > MAX_TURNS:
         raise UnusableRowError("too_many_turns", f"{number:,} turns, at most {MAX_TURNS:,} are read")
 
 
 def parse_transcript(text: str) -> Conversation:
-    """Turns of a Human/Assistant transcript, each stripped of surrounding white space.
+    """Return the turns of a Human/Assistant transcript, each stripped of surrounding white space.
 
-    Raises UnusableRowError if the text has no such turns, or does not go from Human to Assistant.
+    Raises UnusableRowError if the text has no such turns, or does not begin with Human and end with Assistant.
     """
     before, *pieces = _TRANSCRIPT_TURN.split("\n\n" + text.lstrip())
     if not pieces:
@@ -110,12 +112,12 @@ def parse_transcript(text: str) -> Conversation:
 
 
 def is_open_transcript(value: object) -> bool:
-    """Whether a prompt is a transcript that leaves the reply to be said: from `Human:` to a bare `Assistant:`."""
+    """Whether a prompt is a transcript whose reply is missing: it begins with `Human:` and ends with `Assistant:`."""
     return isinstance(value, str) and value.lstrip().startswith("Human:") and value.rstrip().endswith("\n\nAssistant:")
 
 
 def split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
-    """(prompt, reply, other reply) of two whole transcripts, every character kept: `prompt + reply` is the text.
+    """Return (prompt, reply, other reply) of two whole transcripts, such that `prompt + reply` is exactly the text.
 
     The prompt ends after the last `Assistant:` that both have in common.
 
@@ -131,7 +133,10 @@ def split_texts(chosen: str, rejected: str) -> tuple[str, str, str]:
 
 
 def read_prompt(value: object, *, bare: bool = False) -> Conversation:
-    """A text is one user turn, but an open transcript is its turns, unless texts are taken as they are (`bare`)."""
+    """Return the turns of a prompt: one user turn for a text, several for an open transcript or a list of messages.
+
+    With `bare`, a transcript stays one text. Raises UnusableRowError if the prompt is of another type or has no text.
+    """
     if not bare and is_open_transcript(value):
         return require_text(parse_transcript(str(value))[:-1])
     if isinstance(value, str):
@@ -142,16 +147,18 @@ def read_prompt(value: object, *, bare: bool = False) -> Conversation:
 
 
 def require_text(prompt: Conversation) -> Conversation:
-    """The prompt itself, if anything is said in it."""
+    """Return the prompt. Raises UnusableRowError if it has no text outside its system turns."""
     if not any(turn.content.strip() for turn in prompt if turn.role != "system"):
         raise UnusableRowError("empty_prompt", f"{len(prompt)} turns without text")
     return prompt
 
 
 def read_reply(value: object, prompt: Conversation, *, after: object = None) -> Conversation:
-    """A text is one assistant turn; messages are the reply alone, or the prompt and the reply.
+    """Return the turns of a reply: one assistant turn for a text. Messages are the reply alone, or prompt and reply.
 
-    `after` is the prompt as the row has it: what follows a transcript is stripped as its turns are.
+    `after` is the prompt as the row has it. If that is a transcript, the reply is stripped like the turns of one.
+
+    Raises UnusableRowError if the value is not a reply to this prompt.
     """
     if isinstance(value, str) and is_open_transcript(after):
         value = value.strip()
@@ -162,13 +169,13 @@ def read_reply(value: object, prompt: Conversation, *, after: object = None) -> 
         turns = turns[len(prompt) :]
     elif turns[0].role != "assistant":
         raise UnusableRowError(
-            "prompt_differs", f"a conversation that begins with {show(turns[0])} is not the prompt's"
+            "prompt_differs", f"a conversation that begins with {show(turns[0])} does not continue the prompt"
         )
     return require_reply(turns)
 
 
 def require_reply(turns: Conversation) -> Conversation:
-    """The turns themselves, if they are a reply: from assistant to assistant, with text at the end."""
+    """Return the turns. Raises UnusableRowError unless they begin and end with the assistant, and the last has text."""
     if not turns:
         raise UnusableRowError("empty_reply", "no turn after the prompt")
     if turns[0].role != "assistant" or turns[-1].role != "assistant":
@@ -181,7 +188,7 @@ def require_reply(turns: Conversation) -> Conversation:
 
 
 def read_conversation(value: object) -> Conversation:
-    """A list of messages with at least one turn."""
+    """Return a list of messages as turns. Raises UnusableRowError if it is not a list or is empty."""
     if not isinstance(value, (list, tuple)):
         raise UnusableRowError("reply_not_text", f"got {show(value)}, wanted text or a list of messages")
     if not value:
@@ -190,15 +197,15 @@ def read_conversation(value: object) -> Conversation:
 
 
 def _turns(entries: Sequence[object]) -> Conversation:
-    """Messages from role/content mappings, or from/value ones as ShareGPT has them."""
+    """Return messages from mappings with role and content, or with from and value as in ShareGPT."""
     _require_few_turns(len(entries))
     turns = []
     for entry in entries:
         if not isinstance(entry, Mapping):
             raise UnusableRowError("bad_roles", f"a turn is {show(entry)}, wanted role and content")
         if entry.get("tool_calls"):
-            # Rendering the text alone would score a turn that nobody wrote.
-            raise UnusableRowError("bad_roles", "a turn with tool_calls, which have no place in a text")
+            # The text beside a tool call is only half of the turn. Scoring it alone would judge something else.
+            raise UnusableRowError("bad_roles", "a turn with tool_calls, which cannot be rendered as text")
         if "role" in entry:
             role, content, roles = entry["role"], entry.get("content"), ROLES
         else:
@@ -212,6 +219,7 @@ def _turns(entries: Sequence[object]) -> Conversation:
 
 
 def _message(role: str, content: str) -> Message:
+    """Return a message. Raises UnusableRowError for lone surrogates, which no tokenizer can read."""
     try:
         content.encode()
     except UnicodeEncodeError as error:
@@ -220,7 +228,10 @@ def _message(role: str, content: str) -> Message:
 
 
 def read_number(row: Row, column: str, cause: str, *, low: float = 0.0, high: float = math.inf) -> float | None:
-    """The finite number in a column, None if there is none; what is no such number drops the row for `cause`."""
+    """Return the finite number in a column; None if the column is absent or empty.
+
+    Raises UnusableRowError with `cause` if it is not a number from `low` to `high`.
+    """
     value = row.get(column)
     if is_absent(value):
         return None
@@ -232,7 +243,7 @@ def read_number(row: Row, column: str, cause: str, *, low: float = 0.0, high: fl
 
 
 def to_float(value: object) -> float:
-    """A number, or the text of one as CSV has it; NaN for anything else (true and false are no numbers)."""
+    """Return a number, or a text that holds one as in CSV, as a float; NaN for anything else, also for booleans."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return math.nan
     try:
@@ -242,7 +253,7 @@ def to_float(value: object) -> float:
 
 
 def read_integers(value: object) -> list[int] | None:
-    """A list of whole numbers, or None if it is anything else."""
+    """Return a list of whole numbers as integers; None if the value is anything else."""
     if not isinstance(value, (list, tuple)):
         return None
     numbers = [to_float(entry) for entry in value]
@@ -250,17 +261,17 @@ def read_integers(value: object) -> list[int] | None:
 
 
 def is_absent(value: object) -> bool:
-    """Null, or an empty cell of a CSV file."""
+    """Whether a value is null or an empty cell of a CSV file."""
     return value is None or value == ""
 
 
 def text_key(reply: Conversation) -> tuple[tuple[str, str], ...]:
-    """Equal for replies that differ only in the white space around their turns."""
+    """Return a key that is equal for replies that differ only in the white space around their turns."""
     return tuple((turn.role, turn.content.strip()) for turn in reply)
 
 
 def show(value: object) -> str:
-    """A value in one short line of a message."""
+    """Return a value as one short line for a message."""
     if isinstance(value, Message):
         value = f"{value.role}: {value.content}"
     try:
@@ -269,5 +280,6 @@ def show(value: object) -> str:
         text = repr(value)
     except RecursionError:
         text = f"a {type(value).__name__} nested too deep to show"
-    text = text.encode("utf-8", "replace").decode()  # half a surrogate pair could not be printed
+    # Lone surrogates are replaced, since printing them fails.
+    text = text.encode("utf-8", "replace").decode()
     return text if len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"

@@ -1,7 +1,7 @@
-"""Preference datasets by name -> preferences, with an account of every row.
+"""Preference datasets by name -> preferences, with a report that accounts for every row.
 
-Local files are found and read here (JSONL, JSON, CSV; Parquet and hub names through optional packages); what
-the rows mean is the business of `formats`. A row is kept or dropped for one named cause, never lost.
+`readers` finds and reads files (JSONL, JSON, CSV; Parquet and hub names through optional packages), `formats` knows
+what the rows mean, and this module counts. A row is kept, or dropped for one named cause; none is lost.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import parse_line, sha256_file
 from rewardlab.core.types import Preference
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.formats import LONG_FORM, Layout, ParsedRow, Rules, read_rows, recognise, seeded_generator
+from rewardlab.data.formats import LONG_FORM, ParsedRow, Rules, Schema, read_rows, recognise, seeded_generator
 from rewardlab.data.pairs import group_pairs
 from rewardlab.data.readers import Source, find_sources, has_lines, read_row_lines, read_source
 from rewardlab.data.rows import CAUSES, MAX_CHARACTERS, Row, UnreadRow, UnusableRowError
@@ -28,17 +28,17 @@ from rewardlab.data.rows import CAUSES, MAX_CHARACTERS, Row, UnreadRow, Unusable
 Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 MAX_EXAMPLES = 3
-"""Places kept for each cause."""
+"""Examples reported for each cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceReport:
-    """What became of the rows of one dataset; kept + dropped = read."""
+    """What became of the rows of one dataset; kept + dropped = rows_read."""
 
     name: str
     split: str
     rows_read: int
-    """Rows; in long-form data pairs (groups of rows with one pair_id)."""
+    """Number of rows; in long-form data, of pairs (groups of rows with one `pair_id`)."""
     kept: int
     """Rows that became preferences, before the limit."""
     dropped: Mapping[str, int]
@@ -56,13 +56,13 @@ class SourceReport:
     unused_by_limit: int
     """Kept rows left out by the limit."""
     sha256: str | None
-    """Of the file; None for data from the hub."""
+    """Hash of the file or of rows in memory; None for data from the hub."""
 
     def __post_init__(self) -> None:
         assert self.kept + sum(self.dropped.values()) == self.rows_read, self
 
     def as_dict(self) -> dict[str, object]:
-        """A JSON mapping for manifests and reports."""
+        """Return a JSON mapping for manifests and reports."""
         return {
             "name": self.name,
             "split": self.split,
@@ -105,7 +105,7 @@ class LoadedPreferences:
 
     preferences: tuple[Preference, ...]
     reports: tuple[SourceReport, ...]
-    """One a dataset."""
+    """One report for each dataset."""
 
 
 def load_preferences(
@@ -120,9 +120,10 @@ def load_preferences(
 ) -> LoadedPreferences:
     """Read the datasets, each in the order of its file.
 
-    With a `limit`, that many rows of each are used, after a shuffle seeded by (seed, name): a smaller limit
-    gives a prefix of what a larger one does.
-    Raises DataError for what cannot be found, read or recognised, and where too many rows would be dropped;
+    With a `limit`, that many rows of each are used, after a shuffle seeded by (seed, name). A smaller limit gives a
+    prefix of what a larger one gives.
+
+    Raises DataError if a dataset cannot be found, read or recognised, or too many of its rows cannot be used;
     ConfigError if no dataset is named.
     """
     if not names:
@@ -138,25 +139,25 @@ def load_preferences(
 
 
 def first_rows(names: Sequence[str], split: str) -> list[tuple[str, Row]]:
-    """(name, first row) of every dataset that has one.
+    """Return (name, first row) of every dataset that has rows.
 
-    Raises DataError as `load_preferences` does for what cannot be found or read.
+    Raises DataError if a dataset cannot be found or read.
     """
     return first_rows_in(find_sources(names, split))
 
 
 def first_rows_in(sources: Iterable[Source]) -> list[tuple[str, Row]]:
-    """The same of datasets that were found."""
-    found = []
+    """Return (label, first row) of every source that has rows. Raises DataError if one cannot be read."""
+    first = []
     for source in sources:
         rows = (row for _, row in read_source(source) if not isinstance(row, UnreadRow))
-        found += [(source.label, row) for row in islice(rows, 1)]
-    return found
+        first += [(source.label, row) for row in islice(rows, 1)]
+    return first
 
 
 @dataclass(kw_only=True)
 class Tally:
-    """What has been read so far."""
+    """Running counts of the rows read so far."""
 
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
@@ -175,14 +176,14 @@ class Tally:
         self.swapped += parsed.label is not None and parsed.label < 0.5
 
     def drop(self, place: str, unusable: UnusableRowError) -> None:
-        """Count a row that did not."""
+        """Count a row that was dropped."""
         self.dropped[unusable.cause] += 1
         places = self.examples.setdefault(unusable.cause, [])
         if len(places) < MAX_EXAMPLES:
             places.append(f"{place}: {unusable.detail}")
 
     def add(self, later: Tally) -> None:
-        """Count the rows that follow."""
+        """Add the counts of the rows that follow these."""
         self.kept += later.kept
         self.dropped.update(later.dropped)
         for cause, places in later.examples.items():
@@ -193,16 +194,16 @@ class Tally:
         self.swapped += later.swapped
 
     def as_dict(self) -> dict[str, object]:
-        """A JSON mapping."""
+        """Return the counts as a JSON mapping."""
         return {name: dict(value) if name == "dropped" else value for name, value in vars(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Tally:
-        """Inverse of `as_dict`; other names are ignored."""
+        """Return the counts from a mapping: the inverse of `as_dict`. Other names in it are ignored."""
         return cls(**{name: values[name] for name in vars(cls())} | {"dropped": Counter(values["dropped"])})
 
     def report(self, source: Source, *, used: int, sha256: str | None) -> SourceReport:
-        """The account of a dataset of which `used` preferences are used."""
+        """Return the report on a dataset of which `used` preferences are used."""
         return SourceReport(
             name=source.name,
             split=source.split,
@@ -220,14 +221,16 @@ class Tally:
 
 
 Unit = tuple[int, str | tuple[Row, ...]]
-"""What becomes one preference: its number, and a line of JSON or its rows (two in long-form data)."""
+"""What becomes one preference: (its line or row number, a line of JSON or its rows, two of them in long-form data)."""
 
 
-def open_units(source: Source) -> tuple[Layout, Iterator[Unit]]:
-    """(layout, all units) of a dataset, in order.
+def open_units(source: Source) -> tuple[Schema, Iterator[Unit]]:
+    """Return (schema, all units) of a dataset, in order.
 
-    Raises DataError if there are no rows or their layout is unknown, and for what cannot be read.
+    Raises DataError if there are no rows, if their schema is unknown, or if they cannot be read.
     """
+    # JSON Lines stay unparsed here, so that worker processes do the parsing. Only the first rows are parsed, to
+    # recognise the schema.
     lines = read_row_lines(source.path) if source.path and has_lines(source) else None
     rows = read_source(source) if lines is None else _parsed(source, lines)
     head = []
@@ -241,29 +244,30 @@ def open_units(source: Source) -> tuple[Layout, Iterator[Unit]]:
     number, row = head[-1]
     if isinstance(row, UnreadRow):
         raise DataError(f"{source.label}: every row has more than {MAX_CHARACTERS:,} characters. Is it the right file?")
-    layout = recognise(row, f"{source.label}:{number}")
-    if layout is LONG_FORM:
-        return layout, group_pairs(chain(head, rows))
+    schema = recognise(row, f"{source.label}:{number}")
+    if schema is LONG_FORM:
+        return schema, group_pairs(chain(head, rows))
     units = ((number, (row,)) for number, row in chain(head, rows if lines is None else ()))
     if lines is None:
-        return layout, units
-    return layout, chain(units, ((number, line if isinstance(line, str) else (line,)) for number, line in lines))
+        return schema, units
+    return schema, chain(units, ((number, line if isinstance(line, str) else (line,)) for number, line in lines))
 
 
 def _parsed(source: Source, lines: Iterator[tuple[int, str | UnreadRow]]) -> Iterator[tuple[int, Row]]:
+    """Yield (line number, row) of JSON Lines. Raises DataError as `parse_line` does."""
     assert source.path is not None
     for number, line in lines:
         yield number, parse_line(source.path, number, line) if isinstance(line, str) else line
 
 
 def parse_units(
-    units: Iterable[Unit], *, source: Source, layout: Layout, rules: Rules
+    units: Iterable[Unit], *, source: Source, schema: Schema, rules: Rules
 ) -> tuple[list[Preference | None], Tally]:
-    """(what became of each unit, the account): a preference, or None if it is dropped.
+    """Return (for each unit its preference, or None if it is dropped; the counts).
 
-    Raises DataError for a line that is no JSON object, and where a flag forbids dropping a row.
+    Raises DataError for a line that is not a JSON object, and where a flag forbids dropping a row.
     """
-    found: list[Preference | None] = []
+    preferences: list[Preference | None] = []
     tally = Tally()
     for number, content in units:
         place = f"{source.label}:{number}"
@@ -271,28 +275,28 @@ def parse_units(
             assert source.path is not None
             content = (parse_line(source.path, number, content),)
         try:
-            parsed = read_rows(content, layout=layout, place=place, rules=rules)
+            parsed = read_rows(content, schema=schema, place=place, rules=rules)
         except UnusableRowError as unusable:
             tally.drop(place, unusable)
-            found.append(None)
+            preferences.append(None)
         else:
             tally.keep(parsed)
-            found.append(parsed.preference)
-    return found, tally
+            preferences.append(parsed.preference)
+    return preferences, tally
 
 
 def chosen_by_limit(rules: Rules, kept: int, limit: int | None) -> Numbers:
-    """Which of the kept preferences are used, in the order in which they are; a smaller limit gives a prefix."""
+    """Return the indices of the kept preferences that are used, in order of use. A smaller limit gives a prefix."""
     if limit is None:
         return np.arange(kept)
     return seeded_generator(rules.seed, rules.source).permutation(kept)[:limit]
 
 
 def _load_source(source: Source, rules: Rules, limit: int | None) -> tuple[tuple[Preference, ...], SourceReport]:
-    """The preferences of one dataset and the account of its rows."""
-    layout, units = open_units(source)
-    found, tally = parse_units(units, source=source, layout=layout, rules=rules)
-    kept = [preference for preference in found if preference is not None]
+    """Return the preferences of one dataset and the report on its rows. Raises DataError as `load_preferences` does."""
+    schema, units = open_units(source)
+    parsed, tally = parse_units(units, source=source, schema=schema, rules=rules)
+    kept = [preference for preference in parsed if preference is not None]
     preferences = tuple(kept[index] for index in chosen_by_limit(rules, len(kept), limit))
     report = tally.report(source, used=len(preferences), sha256=sha256_file(source.path) if source.path else None)
     report.require_usable(source.label, rules.reading.max_drop_fraction)

@@ -1,9 +1,12 @@
-"""Token groups on disk: flat columns in one folder, memory-mapped, a TokenGroup built only when it is asked for.
+"""Token groups on disk: flat columns in one folder, memory-mapped. A TokenGroup is built only when it is accessed.
+
+Columns instead of pickled groups keep memory constant (the system loads and drops pages as needed), let whole-dataset
+figures be computed without building a group, and execute no code when they are opened, as unpickling would.
 
 Legend: P preferences, D of them left out, G of them kept (groups), R replies, C comparisons, T tokens.
 
-A folder holds one raw file a column and `store.json`: the format, what the entry is about, the length and SHA-256 of
-every column, and the SHA-256 of all that. Whoever opens it checks all of it, so a store is whole or it is none.
+A folder holds one raw file for each column, and `store.json`: the format, what the store was made from, the length and
+SHA-256 of every column, and the SHA-256 of all that. `open_store` checks everything, so a damaged store is never used.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ from rewardlab.core.types import Comparison, Preference, TokenGroup
 from rewardlab.data.roots import Texts
 
 FORMAT: Final = 2
-"""Changes when the columns do, or what stands beside them."""
+"""Version of the format, raised when the columns or the content of `store.json` change."""
 MANIFEST: Final = "store.json"
 LEFT_OUT: Final = ("template_refuses", "overlong", "reply_too_long", "identical_tokens", "ends_in_padding")
-"""Causes for which a preference has no group; column `cause` holds 1 + the place in this list, 0 for those kept."""
+"""Causes for which a preference has no group. Column `cause` holds 1 + the index in this list, or 0 for those kept."""
 Columns = dict[str, npt.NDArray[Any]]
 
 COLUMNS: Final[Mapping[str, str]] = {
@@ -71,9 +74,9 @@ COLUMNS: Final[Mapping[str, str]] = {
     # [T]
     "tokens": "<i4",
 }
-"""Name -> type on disk. `X_end` says where the entries of a row end in another column; `first_turn`, `said` and
-`said_long` are what `roots.Texts` needs; `rank` holds the replies of a ranked group from best to worst; a `strength` of
-NaN is none."""
+"""Column name -> type on disk. `X_end` says where the entries of a row end in another column. `first_turn`, `said` and
+`said_long` are what `roots.Texts` needs. `rank` holds the replies of a ranked group from best to worst. A `strength` of
+NaN means none."""
 ENDS: Final = {
     "said_end": "said",
     "preference": "cause",
@@ -83,11 +86,11 @@ ENDS: Final = {
     "reply_end": "suffix",
     "comparison_end": "first",
 }
-"""Columns that count entries of another column; those of a chunk count from its own beginning."""
+"""Column -> the column whose entries it counts. In a chunk these counts start at 0, so `StoreWriter` shifts them."""
 
 
 class DamagedError(Exception):
-    """A store that is not whole; never reaches the user."""
+    """A store is damaged or incomplete. It is caught by the cache and never reaches the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +100,11 @@ class LeftOut:
     cause: str
     """One of `LEFT_OUT`."""
     place: str
-    """Its id, or the words of the chat template, which begin with it."""
+    """Its id, or, where the chat template refuses it, its id followed by the words of the template."""
 
 
 def encode(preferences: Sequence[Preference], outcomes: Sequence[TokenGroup | LeftOut]) -> Columns:
-    """The columns of a chunk: what came of each preference, in order."""
+    """Return the columns of a chunk of preferences and their outcomes, in order."""
     lists: dict[str, Any] = {name: [] for name in COLUMNS}
     texts: dict[str, list[bytes]] = {"id": [], "place": []}
     pieces: list[npt.NDArray[np.int32]] = []
@@ -119,20 +122,21 @@ def encode(preferences: Sequence[Preference], outcomes: Sequence[TokenGroup | Le
         _add_group(lists, outcome)
         lists["lost_replies"].append(len(preference.replies) - outcome.num_replies)
         lists["lost_comparisons"].append(len(preference.comparisons) - len(outcome.comparisons))
-    for name, found in texts.items():
-        lists[f"{name}_end"] = np.cumsum([len(text) for text in found], dtype=np.int64)
-        lists[f"{name}_text"] = np.frombuffer(b"".join(found), dtype=np.uint8)
+    for name, encoded in texts.items():
+        lists[f"{name}_end"] = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+        lists[f"{name}_text"] = np.frombuffer(b"".join(encoded), dtype=np.uint8)
     said = Texts.of(preferences)
     lists |= {"first_turn": said.first_turns_P, "said": said.replies_R, "said_long": said.long_R}
     lists["said_end"] = [len(preference.replies) for preference in preferences]
     for name in ("said_end", "token_end", "reply_end", "comparison_end"):
         lists[name] = np.cumsum(lists[name], dtype=np.int64)
+    # The empty array gives the result its type where no preference of the chunk was kept.
     lists["tokens"] = np.concatenate([np.empty(0, np.int32), *pieces])
     return {name: np.asarray(lists[name], dtype=kind) for name, kind in COLUMNS.items()}
 
 
 def _add_group(lists: dict[str, Any], group: TokenGroup) -> None:
-    """Append what a group is, counts where the columns want ends."""
+    """Append a group to the columns. Columns of ends get counts here, which `encode` sums up."""
     lists["token_end"].append(group.num_tokens)
     lists["reply_end"].append(group.num_replies)
     lists["comparison_end"].append(len(group.comparisons))
@@ -145,6 +149,7 @@ def _add_group(lists: dict[str, Any], group: TokenGroup) -> None:
     lists["suffix"] += [len(suffix) for suffix in group.suffixes]
     lists["prompt_tokens"] += group.prompt_tokens
     lists["truncated_tokens"] += group.truncated_tokens
+    # Every group has K entries in `rank`, ranked or not, so that `reply_end` serves for this column too.
     ranking = group.ranking if group.ranking is not None else (-1,) * group.num_replies
     assert len(ranking) == group.num_replies, "a ranking is of all replies"
     lists["rank"] += ranking
@@ -155,7 +160,7 @@ def _add_group(lists: dict[str, Any], group: TokenGroup) -> None:
 
 
 class StoreWriter:
-    """Appends chunks to the columns in an empty folder; `finish` makes a store of it."""
+    """Appends chunks to the columns in an empty folder. The folder is a store only after `finish`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -172,7 +177,7 @@ class StoreWriter:
             file.close()
 
     def append(self, chunk: Columns) -> None:
-        """Write a chunk of `encode` behind those before it."""
+        """Append a chunk that `encode` made."""
         moved = {name: chunk[name] + self.counts[ENDS[name]] if name in ENDS else chunk[name] for name in COLUMNS}
         for name, values in moved.items():
             content = np.ascontiguousarray(values, dtype=COLUMNS[name]).tobytes()
@@ -181,7 +186,11 @@ class StoreWriter:
             self.counts[name] += len(values)
 
     def finish(self, *, source: str, facts: Mapping[str, object]) -> None:
-        """Flush the columns to the disk and write the manifest, last."""
+        """Flush the columns to the disk, then write the manifest. `facts` are stored with it.
+
+        The manifest comes last because a folder without one is not a store: a process killed before this line leaves
+        nothing that could be taken for one.
+        """
         for file in self._files.values():
             file.flush()
             os.fsync(file.fileno())
@@ -197,13 +206,13 @@ class StoreWriter:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenStore:
-    """Columns, read-only; `open_store` maps them from a folder."""
+    """Read-only columns, mapped from a folder by `open_store` or held in memory."""
 
     columns: Columns
     source: str
     """Name of the dataset."""
     facts: Mapping[str, Any]
-    """What the writer wanted to be remembered."""
+    """The facts that were given to `StoreWriter.finish`."""
 
     @property
     def num_preferences(self) -> int:
@@ -216,7 +225,7 @@ class TokenStore:
         return len(self.columns["preference"])
 
     def group(self, index: int, *, by_prompt: bool = False) -> TokenGroup:
-        """Group `index`; with `by_prompt`, the weights of its comparisons are divided by their number."""
+        """Build group `index`. With `by_prompt`, the weights of its comparisons are divided by their number."""
         columns = self.columns
         start, end = _span(columns["token_end"], index)
         replies = slice(*_span(columns["reply_end"], index))
@@ -238,10 +247,12 @@ class TokenStore:
         )
 
     def place(self, index: int) -> str:
-        """Where preference `index`, which was left out, came from."""
+        """Return where preference `index`, which was left out, came from."""
+        # Only preferences that were left out have a place, so their number before this one is its index.
         return _text(self.columns, "place", int(np.count_nonzero(self.columns["cause"][:index])))
 
     def _comparisons(self, index: int, *, by_prompt: bool) -> tuple[Comparison, ...]:
+        """Build the comparisons of group `index`."""
         span = slice(*_span(self.columns["comparison_end"], index))
         names = ("first", "second", "label", "weight", "margin", "strength")
         rows = zip(*(self.columns[name][span].tolist() for name in names), strict=True)
@@ -260,7 +271,7 @@ class TokenStore:
 
 
 def open_store(folder: Path) -> TokenStore:
-    """The store in a folder, its columns memory-mapped.
+    """Return the store in a folder, with its columns memory-mapped.
 
     Raises DamagedError unless every column is as it was written.
     """
@@ -270,10 +281,12 @@ def open_store(folder: Path) -> TokenStore:
 
 
 def _span(ends: npt.NDArray[Any], index: int) -> tuple[int, int]:
+    """Return (start, end) of the entries of row `index`, from a column of ends."""
     return int(ends[index - 1]) if index else 0, int(ends[index])
 
 
 def _text(columns: Columns, name: str, index: int) -> str:
+    """Return text `index` of a pair of columns `NAME_end` and `NAME_text`."""
     start, end = _span(columns[f"{name}_end"], index)
     return columns[f"{name}_text"][start:end].tobytes().decode()
 
@@ -283,11 +296,13 @@ def _file(folder: Path, column: str) -> Path:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a store. Raises DamagedError if it cannot be read or is of another format."""
     try:
         manifest: Any = read_summed_json(folder / MANIFEST)
         types = {name: entry["type"] for name, entry in manifest["columns"].items()}
         if manifest["format"] != FORMAT or types != COLUMNS:
             raise DamagedError(f"{MANIFEST} is of another format")
+        # Raises KeyError here, and not later in the caller, if one is missing.
         manifest["source"], manifest["facts"]
     except (OSError, DataError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{MANIFEST} cannot be read ({error})") from error
@@ -295,9 +310,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _open_column(path: Path, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
-    """A column, once its bytes are those that were written.
+    """Return a column, memory-mapped. Raises DamagedError unless its bytes are those that were written.
 
-    They are read through a file: pages of a map that were touched once would count as memory of this process.
+    The bytes are hashed through an ordinary file: hashing the map would touch all its pages, which would then count as
+    memory of this process.
     """
     digest = hashlib.sha256()
     try:
@@ -306,6 +322,7 @@ def _open_column(path: Path, entry: Mapping[str, Any]) -> npt.NDArray[Any]:
                 digest.update(piece)
         if digest.hexdigest() != entry["sha256"]:
             raise DamagedError(f"{path.name} has changed")
+        # An empty file cannot be mapped.
         if path.stat().st_size == 0:
             return np.empty(0, entry["type"])
         return np.asarray(np.memmap(path, dtype=entry["type"], mode="r"))

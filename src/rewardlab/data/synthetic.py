@@ -1,11 +1,11 @@
-"""Preferences made here, for trials: the true utilities and the label noise are known, so the best possible is too.
+"""Synthetic preferences for trials. Their true utilities and label noise are known, and so is the best possible score.
 
-A reply is put together from parts (how it opens, what it advises, what it adds) and each part has a weight. The
-utility u of a reply is the sum of its weights, P(i preferred over j) = σ(u_i − u_j), and the label is one draw from
-that. Half of what matters can be seen in the reply alone (rude, warm, vague, padded); the other half, whether the
-advice is about what was asked, needs the prompt. Length says nothing: what adds words helps about as often as it
-hurts. Training and test topics are disjoint, so a score above chance on the test set is a skill, not a memory. What
-people ask about, with three tips each, is in `synthetic_topics.txt`.
+A reply is composed of parts (how it opens, what it advises, what it adds) and each part has a weight. The utility u of
+a reply is the sum of its weights, P(i preferred over j) = σ(u_i − u_j), and the label is one draw from that. Half of
+what matters can be seen in the reply alone (rude, warm, vague, padded); the other half, whether the advice is about
+what was asked, needs the prompt. Length says nothing: what adds words helps about as often as it hurts. Training and
+test topics are disjoint, so a score above chance on the test set shows skill and not memory. The topics, with three
+tips each, are in `synthetic_topics.txt`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ TopicSplit = Literal["train", "test"]
 Item = TypeVar("Item")
 
 SOURCE = "synthetic"
-PROBABILITY_DIGITS = 6  # what is written is rounded, so that the last bit of a platform's exp does not matter
-TEST_TOPIC_STRIDE = 3  # every third topic is kept for testing
+PROBABILITY_DIGITS = 6
+"""Digits of probabilities in files, so that the last bit of a platform's `exp` makes no difference."""
+TEST_TOPIC_STRIDE = 3
+"""Every third topic is for testing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyntheticPair:
-    """One pair whose truth is known. Reply 0 is the one that the drawn label prefers."""
+    """A pair whose true utilities are known. Reply 0 is the one that the drawn label prefers."""
 
     preference: Preference
     utilities: tuple[float, float]
     """True utility of reply 0 and of reply 1, in logits."""
     true_probability: float
-    """σ(u_0 − u_1): how probable it was that the label would prefer reply 0; below ½ where the noise won."""
+    """σ(u_0 − u_1), the probability that the label prefers reply 0; below ½ where noise decided the label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +99,9 @@ class Reply:
 
 
 def generate(num_pairs: int, *, seed: int, topics: TopicSplit) -> tuple[SyntheticPair, ...]:
-    """`num_pairs` pairs about the topics of one split; equal arguments give equal pairs on every platform.
+    """Return `num_pairs` pairs about the topics of one split. Equal arguments give equal pairs on every platform.
 
-    No prompt comes twice before all prompts of the split (`num_prompts`) have come once.
+    No prompt is used twice before all prompts of the split (`num_prompts`) have been used once.
 
     Raises DataError unless num_pairs is at least 1 and the seed at least 0.
     """
@@ -127,7 +129,7 @@ def generate(num_pairs: int, *, seed: int, topics: TopicSplit) -> tuple[Syntheti
 
 
 def topics_of(split: TopicSplit) -> tuple[Topic, ...]:
-    """The topics of one split; no topic is in both."""
+    """Return the topics of one split. No topic is in both."""
     for_test = split == "test"
     return tuple(
         topic for index, topic in enumerate(TOPICS) if (index % TEST_TOPIC_STRIDE == TEST_TOPIC_STRIDE - 1) == for_test
@@ -135,7 +137,7 @@ def topics_of(split: TopicSplit) -> tuple[Topic, ...]:
 
 
 def num_prompts(split: TopicSplit) -> int:
-    """How many different prompts a split has."""
+    """Return the number of different prompts of a split."""
     return len(topics_of(split)) * len(LEADS) * len(QUESTIONS)
 
 
@@ -152,9 +154,9 @@ def write_dataset(folder: Path, *, num_train: int, num_test: int, seed: int) -> 
 
 
 def ceiling(pairs: Sequence[SyntheticPair]) -> Ceiling:
-    """What a model that knew the true utilities would reach on these pairs.
+    """Return what a model that knew the true utilities would reach on these pairs.
 
-    Raises DataError if there are none.
+    Raises DataError if there are no pairs.
     """
     if not pairs:
         raise DataError("the ceiling of no pairs is undefined; generate at least 1 pair.")
@@ -176,13 +178,13 @@ def ceiling(pairs: Sequence[SyntheticPair]) -> Ceiling:
 
 
 def reply_texts(pair: SyntheticPair) -> tuple[str, str]:
-    """The chosen text and the rejected text."""
+    """Return (the chosen text, the rejected text)."""
     chosen, rejected = (reply[-1].content for reply in pair.preference.replies)
     return chosen, rejected
 
 
 def _draw_reply(generator: np.random.Generator, topics: Sequence[Topic], asked: int) -> Reply:
-    """A reply to a prompt about `topics[asked]`: opener, body, and with some probability each of the extras."""
+    """Draw a reply to a prompt about `topics[asked]`: opener, body, and with some probability each of the extras."""
     opener = _pick_kind(generator, OPENERS)
     body = _pick_kind(generator, BODIES)
     about = asked
@@ -205,7 +207,7 @@ def _pick(generator: np.random.Generator, items: Sequence[Item]) -> Item:
 
 
 def _pick_kind(generator: np.random.Generator, kinds: Sequence[Kind]) -> Kind:
-    """One kind, each with its share; the last takes what rounding leaves."""
+    """Draw a kind, each with its share as probability. The last one takes what rounding leaves."""
     threshold = generator.random()
     for kind in kinds:
         threshold -= kind.share
@@ -357,7 +359,7 @@ EXTRAS = (REASON, REPETITION, FILLER, CLOSING)
 
 
 def _parse_topics(text: str) -> tuple[Topic, ...]:
-    """Topics from lines `name: tip; tip; tip`; an indented line continues the one above."""
+    """Return topics from lines `name: tip; tip; tip`, where an indented line continues the one above."""
     topics = []
     for line in text.strip().replace("\n ", " ").splitlines():
         name, tips = line.split(":", maxsplit=1)

@@ -1,8 +1,8 @@
 """Worker processes: items in, results out, in order and a bounded number at a time.
 
-Each is a fresh interpreter on a pipe, neither forked nor spawned: forking is unsafe once torch or a tokenizer has used
-threads, and spawning imports the caller's script again, which a script without a `__main__` guard does not survive.
-A worker ends with its pipe, so none is left behind when this process is killed.
+Each worker is a new interpreter connected by pipes, and not made by multiprocessing. Forking is unsafe once torch or a
+tokenizer has used threads, and spawning imports the caller's script again, which starts everything a second time if the
+script has no `__main__` guard. A worker ends when its pipe closes, so none is left behind when this process is killed.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ logger = logging.getLogger("rewardlab")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 AHEAD = 2
-"""Items waiting or in work for each worker."""
+"""Items in flight for each worker, so that none waits for the next item and memory stays bounded."""
 MAIN = "import sys; sys.path[:] = {path!r}; from rewardlab.data.workers import serve; serve()"
 ENVIRONMENT = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
-"""One thread a worker: there is one worker a core."""
+"""One thread for each worker, since there is one worker for each core."""
 
 
 class _RefusedError(Exception):
-    """A worker could not load the job, and says why."""
+    """A worker could not load the job. The message says why."""
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Crew:
-    """Workers, started when there is enough to do for them and kept until the end of the block."""
+    """Worker processes. They are started when there is enough work, and end with the `with` block."""
 
     def __init__(self, num_workers: int) -> None:
         self.num_workers = num_workers
@@ -58,9 +58,11 @@ class Crew:
             worker.end()
 
     def map(self, run: Callable[[Item], Result], items: Iterable[Item], *, alone: int) -> Iterator[Result]:
-        """`run(item)` for every item, in order; the first `alone` of them in this process.
+        """Yield `run(item)` for every item, in order. The first `alone` items are handled in this process.
 
-        What `run` raises, or the reading of the items, comes after the results before it.
+        An error of `run`, or of reading the items, is raised after the results before it have been yielded.
+
+        Raises RewardlabError if a worker process dies.
         """
         remaining = iter(items)
         yield from map(run, remaining if self.num_workers <= 1 else islice(remaining, alone))
@@ -68,7 +70,8 @@ class Crew:
             return
         try:
             job = pickle.dumps(run)
-        except Exception as error:  # tokenizers from a model's own code may hold anything
+        except Exception as error:
+            # A tokenizer from a model's own code may hold anything, also what cannot be pickled.
             logger.warning("no worker processes: the tokenizer cannot be sent to them (%s)", error)
             yield from map(run, chain([following], remaining))
             return
@@ -76,9 +79,11 @@ class Crew:
             self._all.append(_Worker())
             self._idle.put(self._all[-1])
         yield from self._map(run, job, following, remaining)
-        yield from map(run, remaining)  # nothing, unless the workers refused the job
+        # Nothing remains here unless the workers could not load the job.
+        yield from map(run, remaining)
 
     def _map(self, run: Callable[[Any], Any], job: bytes, first: Any, remaining: Iterator[Any]) -> Iterator[Any]:
+        """Yield the results of the workers, in order; stop early, without an error, if they cannot load the job."""
         waiting: deque[tuple[Any, Future[Any]]] = deque()
         broken: BaseException | None = None
         refused = False
@@ -92,7 +97,8 @@ class Crew:
                             waiting.append((item, threads.submit(self._run, job, item)))
                         except StopIteration:
                             break
-                        except Exception as error:  # raised below, once everything before it was used
+                        except Exception as error:
+                            # Raised below, after the results of all items before it.
                             broken = error
                     item, answer = waiting.popleft()
                     try:
@@ -108,6 +114,7 @@ class Crew:
                 threads.shutdown(cancel_futures=True)
 
     def _run(self, job: bytes, item: Any) -> Any:
+        """Run the job on an item in a worker that is idle. Each thread of the pool waits for one worker at a time."""
         worker = self._idle.get()
         try:
             return worker.run(job, item)
@@ -116,9 +123,10 @@ class Crew:
 
 
 class _Worker:
-    """One process, and the job that it knows."""
+    """One process, and the job that it has loaded."""
 
     def __init__(self) -> None:
+        # An empty entry means the current directory. It is written out, so that the worker imports from the same one.
         path = [entry or str(Path.cwd()) for entry in sys.path]
         self._process = subprocess.Popen(
             [sys.executable, "-c", MAIN.format(path=path)],
@@ -129,7 +137,10 @@ class _Worker:
         self._job: bytes | None = None
 
     def run(self, job: bytes, item: Any) -> Any:
-        """The result of the job on an item; raises what the job raised, _RefusedError if it cannot be loaded there."""
+        """Return the result of the job on an item.
+
+        Raises what the job raises, _RefusedError if the worker cannot load the job, RewardlabError if the worker died.
+        """
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
@@ -153,16 +164,18 @@ class _Worker:
         return value
 
     def end(self) -> None:
-        """Close its pipe and wait; what it is doing is dropped."""
+        """End the process and wait for it. Unfinished work is discarded."""
         self._process.terminate()
         self._process.communicate()
 
 
 def serve() -> None:
-    """What a worker does until its pipe ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends its workers
+    """Answer requests until the pipe closes: the main loop of a worker."""
+    # Ctrl-C reaches all processes of a terminal. The parent handles it and ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever prints goes to stderr and not between the answers
+    # Anything that a library prints to stdout goes to stderr, since it would corrupt the stream of answers.
+    os.dup2(2, 1)
     run: Callable[[Any], Any] | None = None
     refusal = ""
     while True:
@@ -173,7 +186,8 @@ def serve() -> None:
         if kind == "job":
             try:
                 run = pickle.loads(value)
-            except Exception as error:  # a class of the caller's script, or of code that only its process has found
+            except Exception as error:
+                # The job may use a class of the caller's script, or a module that only that process can import.
                 run, refusal = None, f"{type(error).__name__}: {error}"
             continue
         answers.write(_answer(run, value) if run is not None else pickle.dumps(("refused", refusal)))
@@ -181,17 +195,21 @@ def serve() -> None:
 
 
 def _answer(run: Callable[[Any], Any], item: Any) -> bytes:
+    """Return the pickled answer to an item: its result, or the error."""
     try:
         return pickle.dumps(("value", run(item)), protocol=pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # everything is the caller's to judge
+    except Exception as error:
+        # Every error goes to the parent, which raises it.
         return _pickle_error(error)
 
 
 def _pickle_error(error: Exception) -> bytes:
-    """An answer that raises the error, or its words where it cannot be sent."""
+    """Return an answer that makes the parent raise the error, or a RuntimeError with its message if it cannot be
+    sent."""
     try:
         answer = pickle.dumps(("error", error))
         pickle.loads(answer)
-    except Exception:  # whatever an error may hold
+    except Exception:
+        # An error may hold anything, also what cannot be pickled.
         return pickle.dumps(("error", RuntimeError(f"{type(error).__name__} in a worker process: {error}")))
     return answer

@@ -1,1 +1,1 @@
-"""Turns estimates into tables. Imports neither torch nor transformers."""
+"""Formats estimates as tables and reports. Imports neither torch nor transformers."""

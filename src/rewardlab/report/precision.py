@@ -1,4 +1,4 @@
-"""The precision card as text."""
+"""Format a precision card as text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from rewardlab.analysis.precision import CANONICAL, MEASURES, NEAREST, Precision
 from rewardlab.report.tables import column_notes, format_estimate, report_width, text_table
 
 WRITTEN: Final = {"bf16": "bfloat16", "fp16": "float16"}
-"""Precision -> dtype of a folder."""
+"""Precision -> name of the dtype in which a folder is saved."""
 
 
 def card_block(card: PrecisionCard) -> str:
-    """What is compared and on which rows, a table of measures by precision, and how the intervals were made."""
+    """Return the card of a saved model: what is compared, on which rows, a table of measures, and how intervals were
+    made."""
     drawn = (
         f"{card.num_preferences} of {card.num_available} preferences, drawn with seed {card.seed}"
         if card.num_preferences < card.num_available
@@ -35,7 +36,7 @@ def card_block(card: PrecisionCard) -> str:
 
 
 def live_block(card: PrecisionCard) -> str:
-    """The same for the model as it was evaluated on the way, beside its folder in float32."""
+    """Return the card that compares the model as evaluated during training with its saved folder in float32."""
     (live,) = (name for name in card.measures if name != CANONICAL)
     title = (
         f"Live evaluation: the model as it was judged on the way ({live}), beside its folder in {CANONICAL} "
@@ -45,12 +46,13 @@ def live_block(card: PrecisionCard) -> str:
 
 
 def _block(title: str, card: PrecisionCard, remarks: Sequence[str]) -> str:
+    """Return title, table of measures by precision, notes and remarks."""
     rows = [
-        [measure, *(format_estimate(found[measure]) if measure in found else "" for found in card.measures.values())]
+        [measure, *(format_estimate(own[measure]) if measure in own else "" for own in card.measures.values())]
         for measure in MEASURES
     ]
     notes = column_notes(
-        {measure: [found[measure] for found in card.measures.values() if measure in found] for measure in MEASURES}
+        {measure: [own[measure] for own in card.measures.values() if measure in own] for measure in MEASURES}
     )
     meanings = [f"{measure}: {MEASURES[measure]}" for measure in ("score spread", "margin error")]
     meanings += [

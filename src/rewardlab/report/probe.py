@@ -1,4 +1,4 @@
-"""What `rewardlab probe` prints: layers, learning curve, the judged data beside the baselines, and how sure it is."""
+"""The report of `rewardlab probe`: layers, learning curve, test data beside the baselines, and uncertainty."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class Layer(Protocol):
 
     @property
     def layer(self) -> int:
-        """Its number, from 1."""
+        """Number of the layer, from 1."""
 
     @property
     def penalty(self) -> float:
-        """Chosen by cross-validation."""
+        """The penalty chosen by cross-validation."""
 
     @property
     def at_edge(self) -> bool:
-        """Whether no smaller, or no larger, penalty was tried."""
+        """Whether the penalty is the smallest or the largest that was tried."""
 
     @property
     def result(self) -> Judged:
-        """Of the held-out scores."""
+        """The evaluation of the held-out scores."""
 
 
 @runtime_checkable
@@ -39,44 +39,44 @@ class Point(Protocol):
 
     @property
     def comparisons(self) -> float:
-        """What a head was fitted on."""
+        """Number of comparisons that a head was fitted on."""
 
     @property
     def accuracy(self) -> Estimate:
-        """On held-out prompts."""
+        """Accuracy on held-out prompts."""
 
     @property
     def loss(self) -> Estimate:
-        """On held-out prompts."""
+        """Loss on held-out prompts."""
 
 
 @runtime_checkable
 class Spread(Protocol):
-    """What bootstrap heads say, such as training.heads.Uncertainty."""
+    """Uncertainty by bootstrap heads, such as training.heads.Uncertainty."""
 
     @property
     def over_heads(self) -> Estimate:
-        """Accuracy over heads."""
+        """Accuracy over bootstrap heads."""
 
     @property
     def bias(self) -> float:
-        """Their mean accuracy minus that of the head."""
+        """Mean accuracy of the bootstrap heads minus that of the head."""
 
     @property
     def sure(self) -> Estimate:
-        """Accuracy where the heads agree."""
+        """Accuracy on comparisons where the heads agree."""
 
     @property
     def num_sure(self) -> int:
-        """Comparisons behind it."""
+        """Number of comparisons where the heads agree."""
 
     @property
     def unsure(self) -> Estimate:
-        """Accuracy elsewhere."""
+        """Accuracy on the other comparisons."""
 
     @property
     def num_unsure(self) -> int:
-        """Comparisons behind it."""
+        """Number of the other comparisons."""
 
 
 def probe_report(
@@ -89,7 +89,7 @@ def probe_report(
     spread: Spread | None,
     model: str,
 ) -> str:
-    """The closing tables of a probe. Everything but the test data is cross-validated by conversation."""
+    """Return the closing tables of a probe. All but those of the test data are cross-validated by conversation."""
     blocks = [_layers(layers, chosen)] if len(layers) > 1 else []
     blocks += [_held_out(chosen), _curve(curve)]
     if test is not None:
@@ -103,14 +103,16 @@ def probe_report(
 
 
 def _layers(layers: Sequence[Layer], chosen: Layer) -> str:
+    """Return the table of the layers that were tried."""
     named = {
-        f"{found.layer}{' (chosen)' if found.layer == chosen.layer else ''}": found.result.overall for found in layers
+        f"{tried.layer}{' (chosen)' if tried.layer == chosen.layer else ''}": tried.result.overall for tried in layers
     }
     table = comparison_table(named, first="layer", columns=("accuracy", "NLL", "margin"))
     return f"Layers, on held-out training prompts. The smallest loss was chosen, which flatters it a little:\n{table}"
 
 
 def _held_out(chosen: Layer) -> str:
+    """Return the table of the chosen layer by source."""
     rows: dict[str, Evaluation] = dict(chosen.result.by_source)
     if len(rows) != 1:
         rows["all"] = chosen.result.overall
@@ -121,6 +123,7 @@ def _held_out(chosen: Layer) -> str:
 
 
 def _curve(curve: Sequence[Point]) -> str:
+    """Return the table of the learning curve."""
     rows = [
         [
             format_count(round(point.comparisons)),
@@ -135,6 +138,7 @@ def _curve(curve: Sequence[Point]) -> str:
 
 
 def _spread(spread: Spread) -> str:
+    """Return sentences on how much another training sample would change the accuracy."""
     low, high = spread.over_heads.low, spread.over_heads.high
     than = f"{abs(spread.bias):.3f} {'worse' if spread.bias < 0 else 'better'}"
     lines = (

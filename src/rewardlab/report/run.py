@@ -1,4 +1,4 @@
-"""What a run prints at its end: before and after, with intervals, over all and by source."""
+"""The report at the end of a run: evaluations before and after, with intervals, overall and by source."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rewardlab.report.tables import column_notes, format_count, format_estimate,
 COLUMNS = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin", "ECE": "eval_ece"}
 DIGITS = {"eval_accuracy": 3, "eval_loss": 2, "eval_margin": 2, "eval_ece": 2}
 BEFORE_AFTER = ("accuracy", "NLL", "margin")
-"""What fits beside the name of a source."""
+"""Columns of tables whose first column also holds the name of a source, where fewer fit."""
 
 
 def evaluation_report(overall: Evaluation, by_source: Mapping[str, Evaluation]) -> str:
-    """One row a source, and one for all where there are several."""
+    """Return a table with one row for each source, and one for all if there are several."""
     named = dict(by_source)
     if len(named) != 1:
         named["all"] = overall
@@ -34,7 +34,7 @@ def evaluation_report(overall: Evaluation, by_source: Mapping[str, Evaluation]) 
 def comparison_table(
     evaluations: Mapping[str, Evaluation], *, first: str, columns: Sequence[str] = tuple(COLUMNS)
 ) -> str:
-    """Named evaluations as rows, with a foot that says how the intervals were made and what was left out."""
+    """Return a table of named evaluations, with notes that say how intervals were made and what was left out."""
     rows = [
         [
             name,
@@ -62,21 +62,21 @@ def comparison_table(
 
 @runtime_checkable
 class Judged(Protocol):
-    """An evaluation over all and by source, such as evaluation.evaluate.EvalResult."""
+    """An evaluation overall and by source, such as evaluation.evaluate.EvalResult."""
 
     @property
     def overall(self) -> Evaluation:
-        """Over all comparisons."""
+        """The evaluation of all comparisons."""
 
     @property
     def by_source(self) -> Mapping[str, Evaluation]:
-        """By source."""
+        """Source -> its evaluation."""
 
 
 def command(*arguments: str) -> str:
-    """`rewardlab ARGUMENTS` as it can be typed here: by its path where the name alone is not found, its words quoted.
+    """Return `rewardlab ARGUMENTS` as it can be typed here, quoted, with its path if the name alone would not be found.
 
-    After `make quickstart` the environment is not active, so the name alone would not do.
+    After `make quickstart` the environment is not active, so the name alone would not work.
     """
     own = Path(sys.argv[0])
     if own.name != "rewardlab" or shutil.which("rewardlab") is not None:
@@ -88,7 +88,7 @@ def command(*arguments: str) -> str:
 
 
 def next_steps(model: str, step: int | None = None) -> str:
-    """The last lines of a report: where the model is, of which step, and what to do with it."""
+    """Return the last lines of a report: where the model is, of which step, and what to do with it."""
     of_step = "" if step is None else f"Its step: {step}\n"
     # A value that begins with a dash would be read as a flag.
     named = ("--model", model) if not model.startswith("-") else (f"--model={model}",)
@@ -97,7 +97,7 @@ def next_steps(model: str, step: int | None = None) -> str:
 
 
 def warning_block(warnings: Sequence[WarningSign]) -> list[str]:
-    """A block of the closing report with what was wrong on the way; none if nothing was."""
+    """Return a block with the warning signs seen during the run; an empty list if there were none."""
     if not warnings:
         return []
     lines = [
@@ -123,10 +123,11 @@ def train_report(
     live: PrecisionCard | None = None,
     card: PrecisionCard | None = None,
 ) -> str:
-    """The closing tables of a training run; `speed` is a line about its steps, `ending` what comes last, `computed_in`
-    names precisions.
+    """Return the closing tables of a training run.
 
-    Numbers of the evaluation data are labelled as what chose the checkpoint; only the test data judge it.
+    `speed` is a line about its steps, `ending` comes last, and `computed_in` maps names of rows to the precision in
+    which they were computed. The tables say that the evaluation data chose the checkpoint, which makes their numbers
+    optimistic; only the test data are unbiased.
     """
     blocks = []
     for title, judged in (
@@ -141,12 +142,12 @@ def train_report(
 
 
 def precision_blocks(live: PrecisionCard | None, card: PrecisionCard | None) -> list[str]:
-    """How far the evaluations on the way are from the saved model, and the saved model in other precisions."""
+    """Return blocks that compare the evaluations during training with the saved model, and that in other precisions."""
     return [*([] if live is None else [live_block(live)]), *([] if card is None else [card_block(card)])]
 
 
 def precision_line(computed_in: Mapping[str, str], judged: Mapping[str, Judged]) -> list[str]:
-    """The last line below a table: in which precision its numbers were computed; none if nobody says."""
+    """Return the last line below a table: in which precision its numbers were computed. Empty if that is unknown."""
     others = [name for name in judged if name not in computed_in]
     named = {name: computed_in[name] for name in computed_in if name in judged}
     if others and "baselines" in computed_in:
@@ -156,12 +157,12 @@ def precision_line(computed_in: Mapping[str, str], judged: Mapping[str, Judged])
 
 
 def judged_table(judged: Mapping[str, Judged]) -> str:
-    """Several models on the same data: a row for each source and model."""
+    """Return a table of several models on the same data, with a row for each source and model."""
     return comparison_table(_by_source_and_name(judged), first="model", columns=BEFORE_AFTER)
 
 
 def _by_source_and_name(judged: Mapping[str, Judged]) -> dict[str, Evaluation]:
-    """Rows of a before-and-after table: every source, then all of them, the names within each in their order."""
+    """Return rows of a before-and-after table: each source, then all of them, with the names in order within each."""
     sources = list(dict.fromkeys(source for result in judged.values() for source in result.by_source))
     if len(sources) == 1:
         return {name: result.overall for name, result in judged.items()}

@@ -1,7 +1,7 @@
 """Tables for terminals and for Markdown.
 
 Cells are text. A cell with a number is made by `format_estimate` or `format_count`: a measured value comes with its
-interval, a count is exact, and there is no third kind, so nothing here takes a float.
+interval, and a count is exact. Nothing here takes a bare float, so no measured value is shown without its interval.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"—|[-+]?(\d[\d,]*(\.\d+)?|inf)%?( \[.*\])?")
 
 
 def format_estimate(estimate: Estimate, *, percent: bool = False, digits: int = 3) -> str:
-    """``0.734 [0.695, 0.771]``, or ``73.4% [69.5, 77.1]`` as a percentage.
+    """Return ``0.734 [0.695, 0.771]``, or ``73.4% [69.5, 77.1]`` as a percentage.
 
     `digits` counts decimals of the value as a fraction, so 3 shows one decimal of a per cent. Without an interval the
     brackets hold a dash (``0.734 [—]``), and without data the cell is a dash.
@@ -33,7 +33,8 @@ def format_estimate(estimate: Estimate, *, percent: bool = False, digits: int = 
 
     def number(value: float) -> str:
         text = f"{value * factor:.{decimals}f}"
-        return text.removeprefix("-") if not text.strip("-0.") else text  # no "-0.000"
+        # A small negative number is rounded to "-0.000", which looks like a mistake.
+        return text.removeprefix("-") if not text.strip("-0.") else text
 
     unit = "%" if percent else ""
     if math.isnan(estimate.low) or math.isnan(estimate.high):
@@ -42,12 +43,12 @@ def format_estimate(estimate: Estimate, *, percent: bool = False, digits: int = 
 
 
 def format_count(count: int) -> str:
-    """``12,345``."""
+    """Return a count with separators: ``12,345``."""
     return f"{count:,}"
 
 
 def interval_note(estimates: Iterable[Estimate]) -> str:
-    """The foot of a table: level and method of each kind of interval in it, in order of appearance."""
+    """Return a note with level and method of each kind of interval in a table, in order of appearance."""
     kinds = dict.fromkeys((f"{100 * estimate.level:g}%", estimate.method) for estimate in estimates)
     levels = dict.fromkeys(level for level, _ in kinds)
     lines = [f"{level} intervals: {'; '.join(method for own, method in kinds if own == level)}" for level in levels]
@@ -55,7 +56,7 @@ def interval_note(estimates: Iterable[Estimate]) -> str:
 
 
 def column_notes(columns: Mapping[str, Iterable[Estimate]]) -> list[str]:
-    """`interval_note` of the columns of a table, those that say the same together: ``accuracy, NLL: 95% …``."""
+    """Return the `interval_note`s of the columns of a table, equal ones together: ``accuracy, NLL: 95% …``."""
     named: dict[str, list[str]] = {}
     for column, estimates in columns.items():
         named.setdefault(interval_note(estimates), []).append(column)
@@ -63,11 +64,11 @@ def column_notes(columns: Mapping[str, Iterable[Estimate]]) -> list[str]:
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, max_width: int | None = None) -> str:
-    """Aligned plain text; columns of numbers (see the head of this file) are aligned to the right.
+    """Return a table as aligned plain text. Columns of numbers (see the module text) are aligned to the right.
 
-    A table wider than `max_width` terminal columns, by default `report_width`, has its text wrapped inside the widest
-    text columns; then the columns that do not fit stand below, with the first column again. Numbers are never broken:
-    if one alone needs more, the table is wider than asked.
+    If a table is wider than `max_width` terminal columns, by default `report_width`, text is wrapped inside the widest
+    text columns. Columns that still do not fit follow in a second table below, with the first column repeated. Numbers
+    are never broken: if a single one needs more, the table is wider than `max_width`.
     """
     max_width = report_width() if max_width is None else max_width
     cells = _clean([header, *rows])
@@ -92,12 +93,13 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, max_widt
 
 
 def report_width() -> int:
-    """Columns of a report: those of the terminal, if there is one, but neither few nor many."""
+    """Return the width of a report: that of the terminal, if there is one, within limits."""
     return min(max(shutil.get_terminal_size((_WIDEST, 24)).columns, _NARROWEST), _WIDEST)
 
 
 def _num_fitting(widths: list[int], max_width: int) -> int:
-    """How many of the first columns stand beside each other; at least two, so that there is a next table."""
+    """Return how many of the first columns fit beside each other; at least two, so that every table below is
+    shorter."""
     for number in range(3, len(widths) + 1):
         if sum(widths[:number]) + len(_GAP) * (number - 1) > max_width:
             return number - 1
@@ -105,7 +107,7 @@ def _num_fitting(widths: list[int], max_width: int) -> int:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A GitHub-flavoured table; what Markdown or HTML would interpret as structure in a cell is escaped."""
+    """Return a GitHub-flavoured table. Characters in cells that Markdown or HTML would interpret are escaped."""
     cells = _clean([header, *rows])
     rule = ["---:" if is_number else "---" for is_number in _numeric_columns(cells)]
     escaped = [[_escape_markdown(cell) for cell in row] for row in cells]
@@ -113,7 +115,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _clean(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Each cell on one line, with control characters written out: names come from data files."""
+    """Return the cells, each on one line and with control characters escaped: names come from data files."""
     assert rows[0], "a table has at least one column"
     assert all(len(row) == len(rows[0]) for row in rows), "every row has one cell a column"
     return [[" ".join(visible(cell).split()) for cell in row] for row in rows]
@@ -126,13 +128,14 @@ def _escape_markdown(cell: str) -> str:
 
 
 def _numeric_columns(cells: list[list[str]]) -> list[bool]:
-    """For each column, whether its body has cells and all that are not empty are numbers."""
+    """Return for each column whether its body has cells that are not empty, and all of these are numbers."""
     body = [[row[column] for row in cells[1:] if row[column]] for column in range(len(cells[0]))]
     return [bool(column) and all(_NUMBER.fullmatch(cell) for cell in column) for column in body]
 
 
 def _fit(widths: list[int], numeric: list[bool], max_width: int) -> list[int]:
-    """Narrow the widest text column, a column at a time, until the table fits or no text is left to narrow."""
+    """Return widths with the widest text column narrowed, one step at a time, until the table fits or no text is
+    left."""
     widths = list(widths)
     while sum(widths) + len(_GAP) * (len(widths) - 1) > max_width:
         text = [column for column, width in enumerate(widths) if not numeric[column] and width > _MIN_TEXT_WIDTH]
@@ -143,7 +146,7 @@ def _fit(widths: list[int], numeric: list[bool], max_width: int) -> list[int]:
 
 
 def _wrap(cell: str, width: int) -> list[str]:
-    """Lines of at most `width` terminal columns, broken between words and inside those that are too long."""
+    """Return lines of at most `width` terminal columns, broken between words and inside words that are too long."""
     lines = [""]
     for word in cell.split(" "):
         candidate = f"{lines[-1]} {word}" if lines[-1] else word
@@ -160,7 +163,7 @@ def _wrap(cell: str, width: int) -> list[str]:
 
 
 def _width(text: str) -> int:
-    """Terminal columns: two for wide East Asian letters, none for combining marks."""
+    """Return the terminal columns of a text: two for wide East Asian letters, none for combining marks."""
     return sum(_letter_width(letter) for letter in text)
 
 

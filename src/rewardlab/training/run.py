@@ -108,7 +108,7 @@ def train(
 ) -> TrainResult:
     """Train a reward model as `config` says, or resume a run that was interrupted; see docs/api.md.
 
-    `preferences` are rows in memory to train on, in place of data that `config` names: mappings in any layout of
+    `preferences` are rows in memory to train on, in place of data that `config` names: mappings in any schema of
     docs/data.md, `Preference`s, a `datasets.Dataset`, or any iterable of such rows. `eval_preferences` choose the
     checkpoint, and `test_preferences` are judged once, at the end. They are read, checked and counted like rows of
     files.

@@ -285,7 +285,7 @@ def test_a_best_that_says_another_step_is_refused(copied):
     spec = json.loads(path.read_text())
     spec["provenance"]["step"] += 10
     path.write_text(json.dumps(spec))
-    with pytest.raises(ArtifactError, match="best/reward_spec.json: provenance changed"):
+    with pytest.raises(ArtifactError, match="best/reward_spec.json: its provenance was changed"):
         train(copied)
 
 

@@ -291,7 +291,7 @@ def test_settings_that_make_no_sense(changes, message, tmp_path):
 
 
 def test_a_name_that_is_no_run(tmp_path):
-    with pytest.raises(ConfigError, match="there is no run. Give the folder of a run"):
+    with pytest.raises(ConfigError, match="no run found there. Give the folder of a run"):
         parse_train(["--resume", str(tmp_path)])
 
 
