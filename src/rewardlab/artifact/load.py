@@ -41,7 +41,7 @@ from rewardlab.model.load import (
     wrap,
 )
 from rewardlab.model.parts import Division, fill_head, outline_of, places_in
-from rewardlab.model.reward import HEAD_ON_DISK, Layout
+from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout
 from rewardlab.score import Scorer
 
 
@@ -126,7 +126,7 @@ def assemble(
         require_agreement(path, spec, model_config, disk_class)
         require_same_sizes(path, model_config, disk_class)
     with told(str(path), "a small model of its kind cannot be computed"):
-        layout: Layout = _agreed(
+        layout: AttentionLayout = _agreed(
             choose_layout(
                 model_config,
                 disk_class,
@@ -278,7 +278,7 @@ def _tokens(token_ids: list[int]) -> Any:
     return np.asarray(token_ids, dtype=np.int32)
 
 
-def _implementation(model_config: Any, layout: Layout) -> str:
+def _implementation(model_config: Any, layout: AttentionLayout) -> str:
     return attention.padded_implementation(model_config.get_text_config()) if layout == "padded" else attention.NAME
 
 

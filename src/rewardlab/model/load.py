@@ -29,7 +29,7 @@ from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
 from rewardlab.model.outline import Originals, Outline, Place
 from rewardlab.model.parts import Division, drop_gathered, fill, fill_head, outline_of, places_in, standing_in, worst
 from rewardlab.model.quantization import loading_options, tell_peft
-from rewardlab.model.reward import HEAD_ON_DISK, Layout, RewardModel
+from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout, RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak, measured_again
 from rewardlab.model.trainable import choose_trainable, half_frozen, parameters_line
 
@@ -83,7 +83,7 @@ def disk_class_of(config: Any) -> Any:
 
 def choose_layout(
     model_config: Any, disk_class: Any, config: BackboneConfig, *, max_length: int, share: bool, log: Log
-) -> Layout:
+) -> AttentionLayout:
     """Shared prompts where they are exact; otherwise the padded path, with a line that says why.
 
     Raises ModelError if `--attention shared` was asked for and is not exact.
@@ -125,7 +125,7 @@ def load_reward_model(
     compute: ComputeConfig = DEFAULT_COMPUTE,
     *,
     seed: int,
-    layout: Layout,
+    layout: AttentionLayout,
     device: torch.device,
     log: Log,
     division: Division | None = None,
@@ -193,7 +193,7 @@ def _read_state(name: str, config: ModelConfig) -> dict[str, torch.Tensor]:
     return wrap(read.classifier, layout="padded", compute_dtype=torch.float32).state_dict()
 
 
-def wrap(classifier: Any, *, layout: Layout, compute_dtype: torch.dtype) -> RewardModel:
+def wrap(classifier: Any, *, layout: AttentionLayout, compute_dtype: torch.dtype) -> RewardModel:
     """A RewardModel around the parts of a loaded sequence classifier."""
     head = getattr(classifier, HEAD_ON_DISK, None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
@@ -297,7 +297,7 @@ class _Read:
 def _read_weights(
     name: str,
     config: ModelConfig,
-    layout: Layout,
+    layout: AttentionLayout,
     options: Mapping[str, Any] | None = None,
     find_outline: Callable[..., Outline | None] | None = None,
 ) -> _Read:

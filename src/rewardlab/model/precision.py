@@ -13,7 +13,7 @@ from rewardlab.model.attention import NAME, padded_implementation
 from rewardlab.model.compute import Log, apply_compute, choose_compute
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.load import PRECISION, resolve_precision, wrap
-from rewardlab.model.reward import Layout, RewardModel
+from rewardlab.model.reward import AttentionLayout, RewardModel
 from rewardlab.model.selftest import VOCABULARY, probe_groups, tiny_config
 
 WORTH_HALF: Final = 1.3
@@ -28,7 +28,7 @@ def choose_precision(
     disk_class: Any,
     compute: ComputeConfig,
     *,
-    layout: Layout,
+    layout: AttentionLayout,
     device: torch.device,
     log: Log,
     train: bool = True,
@@ -50,7 +50,13 @@ def choose_precision(
 
 
 def half_speed(
-    model_config: Any, disk_class: Any, compute: ComputeConfig, *, layout: Layout, train: bool, repeats: int = 2
+    model_config: Any,
+    disk_class: Any,
+    compute: ComputeConfig,
+    *,
+    layout: AttentionLayout,
+    train: bool,
+    repeats: int = 2,
 ) -> float:
     """How many times as fast as float32 bf16 is on this processor, with random weights in the model's shape."""
     models = {}
@@ -82,7 +88,7 @@ def half_speed(
     return best["fp32"] / best["bf16"]
 
 
-def _two_layers(model_config: Any, disk_class: Any, layout: Layout, dtype: torch.dtype) -> RewardModel:
+def _two_layers(model_config: Any, disk_class: Any, layout: AttentionLayout, dtype: torch.dtype) -> RewardModel:
     """The architecture in its true width, two layers deep, with a small vocabulary."""
     small = tiny_config(model_config)
     text, shape = small.get_text_config(), model_config.get_text_config()

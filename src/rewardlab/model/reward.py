@@ -23,7 +23,7 @@ from rewardlab.model.attention_backends import PromptLayout
 from rewardlab.model.dropout import Draws
 from rewardlab.model.half import AS_SAVED, HalfWeights, RoundedParts
 
-Layout = Literal["shared", "unshared", "padded"]
+AttentionLayout = Literal["shared", "unshared", "padded"]
 """`shared` and `unshared` take the packed row; `padded` one row a reply."""
 
 HEAD_ON_DISK = "score"
@@ -33,14 +33,20 @@ class RewardModel(nn.Module):
     """Backbone and head; the head is always float32 (or wider), always outside adapters and quantisation."""
 
     def __init__(
-        self, backbone: nn.Module, head: nn.Linear, *, disk_class: type, layout: Layout, compute_dtype: torch.dtype
+        self,
+        backbone: nn.Module,
+        head: nn.Linear,
+        *,
+        disk_class: type,
+        layout: AttentionLayout,
+        compute_dtype: torch.dtype,
     ) -> None:
         """`disk_class` is the sequence-classification class that reads this model from disk."""
         super().__init__()
         self.backbone = backbone
         self.head = head
         self.disk_class = disk_class
-        self.layout: Layout = layout
+        self.layout: AttentionLayout = layout
         self.compute_dtype = compute_dtype
         self.attention_backend = "segments"
         """Name of the kernel of shared-prompt attention (model/attention_backends.py)."""
