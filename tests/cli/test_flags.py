@@ -245,7 +245,7 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
         ),
         ("--zzz", "unknown flag '--zzz'. `rewardlab train --help` lists the flags"),
         ("--system-prompt '-x y'", "unknown flag '-x y'"),
-        ("--dora", "--dora: it is about runs with adapters. Add --lora, or leave it out."),
+        ("--dora", "--dora: it needs adapters. Add --lora, or leave it out."),
         ("--lora --quantization nf5", "--quantization nf5: must be one of none, nf4, int8. Did you mean 'nf4'?"),
         (
             "--optimizer adam",

@@ -221,7 +221,7 @@ def test_layers_are_named_in_full_where_a_word_would_mean_more(base_model, tmp_p
             {"lora_modules_to_save": ("input_layernrm",)},
             r"input_layernrm: no module .* Did you mean 'input_layernorm'\?",
         ),
-        ({"lora_modules_to_save": ("orm",)}, r"--lora-modules-to-save orm: no module of this model is called so"),
+        ({"lora_modules_to_save": ("orm",)}, r"--lora-modules-to-save orm: this model has no module of that name"),
         ({"lora_modules_to_save": ("rotary_emb",)}, r"rotary_emb: it has no weights that could train"),
         (
             {"lora_modules_to_save": ("q_proj",), "lora_target_modules": ("q_proj", "k_proj")},
@@ -237,9 +237,9 @@ def test_names_that_mean_nothing_or_two_things_are_refused(base_model, changes, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dora": True}, "--dora: it is about runs with adapters. Add --lora"),
-        ({"lora_modules_to_save": ("norm",)}, "--lora-modules-to-save: it is about runs with adapters"),
-        ({"quantization": "nf4"}, "--quantization nf4: it is about runs with adapters"),
+        ({"dora": True}, "--dora: it needs adapters. Add --lora"),
+        ({"lora_modules_to_save": ("norm",)}, "--lora-modules-to-save: it needs adapters"),
+        ({"quantization": "nf4"}, "--quantization nf4: it needs adapters"),
         ({"lora": True, "train_head_only": True}, "--train-head-only: with --lora adapters train too"),
         ({"lora": True, "freeze_layers": 1}, "--freeze-layers 1: with --lora every layer is frozen"),
         ({"train_head_only": True, "freeze_layers": 1}, "--freeze-layers 1: with --train-head-only every layer"),

@@ -108,12 +108,12 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut off": (cut_off, "model.safetensors: damaged, or cut off"),
     "cut in the header": (cut_in_the_header, "model.safetensors: damaged, or cut off: 100 bytes are no whole"),
     "empty": (empty, "model.safetensors: damaged, or cut off: 0 bytes"),
-    "a pointer for weights": (pointer(WEIGHTS), "a pointer of git-lfs lies in place of the file. Run `git lfs pull`"),
-    "a pointer for a tokenizer": (pointer("tokenizer.json"), "tokenizer.json: a pointer of git-lfs lies in place"),
+    "a pointer for weights": (pointer(WEIGHTS), "this is a git-lfs pointer, not the file itself. Run `git lfs pull`"),
+    "a pointer for a tokenizer": (pointer("tokenizer.json"), "tokenizer.json: this is a git-lfs pointer"),
     "a shard that is missing": (shard_missing, "model-00001-of-00002.safetensors is missing, which model.safe"),
     "an index that is none": (broken_index, "model.safetensors.index.json: weight_map: expected an object"),
-    "a pickle that runs code": (refused_pickle, "a damaged pickle, or one that would run code, which is never done."),
-    "what is no pickle": (no_pickle, "a damaged pickle, or one that would run code, which is never done."),
+    "a pickle that runs code": (refused_pickle, "a damaged pickle, or one that would run code, which is never allowed."),
+    "what is no pickle": (no_pickle, "a damaged pickle, or one that would run code, which is never allowed."),
     "no weights": (no_weights, "cannot be loaded as LlamaForSequenceClassification"),
     "a missing package": (edited(quantization_config={"quant_method": "gptq", "bits": 4}), "Install what is missing"),
     "config.json cut off": (text("config.json", '{"model_type": "lla'), "config.json: not valid JSON"),
@@ -169,5 +169,5 @@ def test_sound_bases_pass_whole_and_in_shards(base):
     require_whole_files(base)
     assert [path.name for path in weight_files(base)] == ["0.safetensors", "1.safetensors"]
     (base / "1.safetensors").write_text(POINTER)
-    with pytest.raises(ModelError, match=r"1.safetensors: a pointer of git-lfs"):
+    with pytest.raises(ModelError, match=r"1.safetensors: this is a git-lfs pointer"):
         require_whole_files(base)
