@@ -159,7 +159,7 @@ class RewardModel(nn.Module):
         return hidden
 
     def decay_exempt(self) -> Iterator[str]:
-        """Yield the names of parameters that get no weight decay: those with fewer than 2 dimensions (norms, biases)."""
+        """Yield the names of parameters that get no weight decay: norms and biases, all below 2 dimensions."""
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
                 yield name
