@@ -140,8 +140,8 @@ def score_rows(groups: Sequence[TokenGroup], scores: Sequence[npt.NDArray[np.flo
 def prompt_turns(value: Any, *, bare: bool) -> tuple[Conversation, bool]:
     """Return (the turns of a prompt, whether they were parsed from a transcript), read as training data are read.
 
-    A prompt is a list of messages or a text. A text that is an open transcript ("Human: … Assistant:") is split into its
-    turns, except for `bare` models, which take texts without a template.
+    A prompt is a list of messages or a text. A text that is an open transcript ("Human: … Assistant:") is split into
+    its turns, except for `bare` models, which take texts without a template.
 
     Raises RenderError or UnusableRowError if the value is not a prompt.
     """
@@ -205,8 +205,8 @@ class Scorer:
 
         The prompt is a list of messages or a text, which is read as in training data (`prompt_turns`).
 
-        Raises RenderError or UnusableRowError if `prompt` is not a prompt, and RenderError if `replies` is not a list of
-        texts or a conversation cannot be rendered.
+        Raises RenderError or UnusableRowError if `prompt` is not a prompt, and RenderError if `replies` is not a list
+        of texts or a conversation cannot be rendered.
         """
         texts = [replies] if isinstance(replies, str) else list(replies)
         if isinstance(replies, str) or not all(isinstance(reply, str) for reply in texts):

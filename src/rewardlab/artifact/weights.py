@@ -116,7 +116,7 @@ def _finish(path: Path, failures: Sequence[Exception]) -> None:
 
 
 def header(weights: Mapping[str, tuple[tuple[int, ...], torch.dtype]], metadata: Mapping[str, str]) -> bytes:
-    """Return the header of a safetensors file: its length, then JSON with the place of each weight, padded to 8 bytes."""
+    """Return the header of a safetensors file: its length, then JSON with each weight's place, padded to 8 bytes."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
     begin = 0
     for name, (shape, dtype) in weights.items():

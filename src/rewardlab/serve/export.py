@@ -38,8 +38,8 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False) -
     if before.rounding != "none":
         how = {"nearest": "to the nearest", "stochastic": "stochastically"}[before.rounding]
         logger.warning(
-            "%s holds weights that were rounded %s, so %s will have lost what that rounding lost; export from the folder "
-            "with the weights as they were trained, if there is one",
+            "%s holds weights that were rounded %s, so %s will have lost what that rounding lost; export from the "
+            "folder with the weights as they were trained, if there is one",
             source,
             how,
             target,

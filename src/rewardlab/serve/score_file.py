@@ -55,9 +55,9 @@ def score_file(
 ) -> FileScores:
     """Write the rows of `source` to `target` with the column `score`, or `scores` for several responses.
 
-    A reply that is above the model's length limit, ends in the pad token or gets a score that is not finite has null in
-    place of a score. Its cause is in `score_error`, or in `score_errors` by the number of the response. Rows are written
-    as they are scored, to a file `.NAME.partial-…` that becomes `target` at the end.
+    A reply that is above the model's length limit, ends in the pad token or gets a score that is not finite has null
+    in place of a score. Its cause is in `score_error`, or in `score_errors` by the number of the response. Rows are
+    written as they are scored, to a file `.NAME.partial-…` that becomes `target` at the end.
 
     Raises DataError naming file and line, before anything is scored, for a row that holds no conversation, cannot be
     written as JSON or is longer than a row of training data may be; ConfigError if `target` is `source`, or exists and
