@@ -282,7 +282,7 @@ def test_adapters_that_a_checkpoint_cuts_off_are_named(base_model):
     if getattr(backbone, "_require_grads_hook", None) is not None:  # which would save them
         backbone.disable_input_require_grads()
     model(pack(GROUPS)).sum().backward()
-    with pytest.raises(ModelError, match=r"left 28 of 29 trained tensors without a gradient: backbone.layers.0.self_attn.q_proj.lora_A"):
+    with pytest.raises(ModelError, match=r"left 28 of 29 trained tensors .* backbone.layers.0.self_attn.q_proj.lora_A"):
         require_adapter_gradients(model)
 
 
