@@ -70,7 +70,7 @@ from rewardlab.data.groups import Groups, Part
 from rewardlab.data.store import TokenStore, encode
 from rewardlab.model import attention
 from rewardlab.model.load import disk_class_of, wrap
-from rewardlab.model.reward import Layout, RewardModel
+from rewardlab.model.reward import AttentionLayout, RewardModel
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
@@ -188,7 +188,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 
 def make_model(
-    family: str = "llama", *, layout: Layout = "shared", dtype: torch.dtype = torch.float32, config: Any = None
+    family: str = "llama", *, layout: AttentionLayout = "shared", dtype: torch.dtype = torch.float32, config: Any = None
 ) -> RewardModel:
     """A two-layer reward model with random weights."""
     torch.manual_seed(0)
@@ -202,7 +202,7 @@ def make_model(
     return model.to(dtype).eval()
 
 
-def set_layout(model: RewardModel, layout: Layout) -> RewardModel:
+def set_layout(model: RewardModel, layout: AttentionLayout) -> RewardModel:
     """The same weights under another layout."""
     model.layout = layout
     name = attention.padded_implementation(model.config) if layout == "padded" else attention.NAME

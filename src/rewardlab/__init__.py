@@ -1,7 +1,7 @@
 """rewardlab: reward models you can trust.
 
-The public API is what `__all__` names; docs/api.md describes it. Names are imported when first used, so
-`import rewardlab` needs no torch.
+The public API is the names in `__all__`; docs/api.md describes it. A name's module is imported when the name is first
+used, so `import rewardlab` does not import torch.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from rewardlab.training.run import train as train
     from rewardlab.training.settings.config import RewardTrainerConfig as RewardTrainerConfig
 
+# Public name -> the module that defines it, in the package.
 _HOME = {
     "Comparison": "core.types",
     "Estimate": "core.types",
@@ -70,10 +71,12 @@ _HOME = {
 __all__ = list(_HOME)
 
 
+# Names of files and data can hold line breaks and terminal codes; the filter keeps every record on one visible line.
 logging.getLogger("rewardlab").addFilter(OneLine())
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used (PEP 562)."""
     if name == "__version__":
         return import_module("importlib.metadata").version("rewardlab")
     if name not in _HOME:
@@ -82,4 +85,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
+    """List the public names, which `dir` would not show before they are used."""
     return sorted(__all__)

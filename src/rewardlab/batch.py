@@ -1,9 +1,9 @@
-"""PackedBatch: TokenGroups laid out for one forward pass. The one tensor type that crosses module lines.
+"""PackedBatch: TokenGroups laid out for one forward pass, the one tensor type that passes between rooms.
 
-Legend: T packed tokens, R replies, C comparisons, G rankings, K replies of a ranking.
+Legend: T packed tokens, R replies, C comparisons, G rankings, K replies of a ranking, L tokens of a padded row.
 
-A row is ``[shared][reply 0][reply 1]…[next group]…``. Positions of every reply of a group start at the group's
-shared length, so each reply sees what it would see alone; who may attend to whom follows from `groups`.
+A row is ``[shared][reply 0][reply 1]…[next group]…``. The positions of every reply of a group start at the group's
+shared length, as they would without the other replies. Which tokens attend to which follows from `groups`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from rewardlab.core.types import TokenGroup
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedBatch:
-    """What one forward pass and its loss need."""
+    """The tensors of one forward pass and its loss."""
 
     token_ids_T: Int[Tensor, " T"]
     positions_T: Int[Tensor, " T"]
     keys_T: Int[Tensor, " T"]
-    """A number for each token, by the preference (`indices`), the reply and the position: what is drawn in a step is
-    drawn by it, whatever else is in the batch. A shared token has one for all replies, in every layout."""
+    """A number for each token, made of the preference (`indices`), the reply and the position. Dropout is drawn by it,
+    so it does not depend on what else is in the batch. A shared token has one number for all replies, in every
+    layout."""
     groups: tuple[tuple[int, tuple[int, ...]], ...]
     """(shared tokens, tokens of each reply) of every group, in the order of the row."""
     read_at_R: Int[Tensor, " R"]
@@ -39,26 +40,26 @@ class PackedBatch:
     label_C: Float[Tensor, " C"]
     weight_C: Float[Tensor, " C"]
     margin_C: Float[Tensor, " C"]
-    """float64: judgements of the comparisons (see core.types.Comparison)."""
+    """Label, weight and margin of each comparison, in float64 (see core.types.Comparison)."""
     ranked_C: Bool[Tensor, " C"]
-    """Whether the comparison's preference has a ranking, which may take its place in the loss."""
+    """Whether the comparison's preference has a ranking, which may replace its comparisons in the loss."""
     ranking_GK: Int[Tensor, "G K"]
     """Replies from best to worst, as indices into the R scores; −1 fills rows of fewer replies."""
     indices: tuple[int, ...] = ()
-    """Which groups of the caller's list these are, for messages and score rows."""
+    """The positions of these groups in the caller's list, for messages and score rows."""
 
     @property
     def num_tokens(self) -> int:
-        """T, what is computed."""
+        """The number of tokens that are computed (T)."""
         return len(self.token_ids_T)
 
     @property
     def num_replies(self) -> int:
-        """R."""
+        """The number of replies (R)."""
         return len(self.read_at_R)
 
     def to(self, device: torch.device) -> PackedBatch:
-        """The same batch with its tensors on `device` (see `send`)."""
+        """Return the same batch with its tensors on `device` (see `send`)."""
         moved: dict[str, Any] = {
             field.name: send(value, device)
             for field in fields(self)
@@ -67,9 +68,10 @@ class PackedBatch:
         return replace(self, **moved)
 
     def padded(self, pad_token_id: int) -> tuple[Int[Tensor, "R L"], Bool[Tensor, "R L"], Int[Tensor, " R"]]:
-        """One right-padded row a reply: (token ids, which are real, index of the last real one).
+        """Return one right-padded row for each reply: (token ids, which of them are not padding, index of the last one
+        that is not).
 
-        The reference layout, and the one for models that cannot take the packed row.
+        This is the reference layout, and the one for models that cannot compute packed rows.
         """
         ids_RL = self.padded_rows(self.token_ids_T, pad_token_id)
         last_R = self.last_when_padded().to(ids_RL.device)
@@ -77,14 +79,15 @@ class PackedBatch:
         return ids_RL, real_RL, last_R
 
     def padded_rows(self, values_T: Int[Tensor, " T"], filler: int) -> Int[Tensor, "R L"]:
-        """What belongs to the tokens of a packed row, laid out as `padded` lays out the tokens."""
+        """Return values of the tokens of the packed row, laid out as `padded` lays out the tokens themselves."""
         return nn.utils.rnn.pad_sequence(list(self._conversations(values_T)), batch_first=True, padding_value=filler)
 
     def last_when_padded(self) -> Int[Tensor, " R"]:
-        """Index of the last real token of each row of `padded`."""
+        """Return the index of the last token that is not padding in each row of `padded`."""
         return torch.tensor([shared + own - 1 for shared, suffixes in self.groups for own in suffixes])
 
     def _conversations(self, values_T: Tensor) -> Iterator[Tensor]:
+        """Yield for each reply the values of the shared tokens followed by those of its own."""
         offset = 0
         for num_shared, suffixes in self.groups:
             shared = values_T[offset : offset + num_shared]
@@ -95,18 +98,18 @@ class PackedBatch:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on `device`; from pinned memory to a GPU, so that the host does not wait for it."""
+    """Return the tensor on `device`. To a GPU it is copied from pinned memory, so that the host need not wait."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
 
 
 def pack(groups: Sequence[TokenGroup], *, share: bool = True, indices: Sequence[int] = ()) -> PackedBatch:
-    """Lay out groups in one row.
+    """Lay out groups in one row. `indices` are their positions in the caller's list, by default 0, 1, ….
 
     With ``share=False`` every reply gets its own copy of the shared tokens; scores and gradients are the same.
-    An empty sequence gives a dummy of one token and no comparison, for ranks that have nothing to do: models
-    refuse empty input.
+    No groups give a dummy of one token and no comparison, for ranks that have nothing to compute: models refuse empty
+    input.
     """
     layout: list[tuple[int, tuple[int, ...]]] = []
     pieces: list[np.ndarray] = []
@@ -140,10 +143,11 @@ def pack(groups: Sequence[TokenGroup], *, share: bool = True, indices: Sequence[
 
 
 def _keys(number: int, group: TokenGroup) -> list[np.ndarray]:
-    """int64 `PackedBatch.keys_T` of the shared tokens of a group, and of those that each reply has to itself."""
+    """Return int64 `PackedBatch.keys_T` of a group: first of its shared tokens, then of each reply's own tokens."""
     lengths = (len(group.shared), *(len(suffix) for suffix in group.suffixes))
     starts = (0, *(len(group.shared),) * group.num_replies)
-    # Of 64 bits 24 for the position and 12 for the reply are enough; whoever draws by the number mixes it first.
+    # 24 bits for the position (16 million tokens), 12 for the reply (part 0 is the shared part), the others for the
+    # preference. The numbers are not random; dropout mixes them before it uses them.
     return [
         (number << 36) + (part << 24) + np.arange(start, start + length)
         for part, (start, length) in enumerate(zip(starts, lengths, strict=True))
@@ -151,6 +155,7 @@ def _keys(number: int, group: TokenGroup) -> list[np.ndarray]:
 
 
 def _read_positions(layout: Sequence[tuple[int, tuple[int, ...]]]) -> list[int]:
+    """Return the row index of each reply's last token."""
     read_at, offset = [], 0
     for num_shared, suffixes in layout:
         offset += num_shared
@@ -161,6 +166,7 @@ def _read_positions(layout: Sequence[tuple[int, tuple[int, ...]]]) -> list[int]:
 
 
 def _judgements(groups: Sequence[TokenGroup]) -> dict[str, Tensor]:
+    """Return the fields of PackedBatch that hold comparisons and rankings, with replies counted over all groups."""
     first, second, judged, ranked, rankings = [], [], [], [], []
     offset = 0
     for group in groups:

@@ -1,4 +1,4 @@
-"""The command line. Parses arguments and composes; a command's modules are imported when it is chosen."""
+"""The command line: parses arguments and calls the command, whose modules are imported only then."""
 
 from __future__ import annotations
 
@@ -101,23 +101,30 @@ OUT_OF_MEMORY = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the `rewardlab` script. Exits with 2 for anything the user can mend."""
+    """Run the `rewardlab` script.
+
+    Exit status: 2 for an error that the user can correct, 130 after Ctrl-C, 141 if the reader of the output is gone,
+    and that of RunInterrupted for a run that was ended early.
+    """
+    # A terminal that cannot show σ gets a question mark instead of an error that loses the report.
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal without σ is no reason to lose a report
+        sys.stdout.reconfigure(errors="replace")
     try:
         with _log_on_stdout():
             _run(list(sys.argv[1:] if arguments is None else arguments))
             sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output has left, as `| head` does
-        _discard_output()  # Python flushes once more at exit
+    except BrokenPipeError:
+        # The reader of the output has closed it, as `| head` does. Python flushes stdout once more at exit, so it is
+        # redirected; otherwise that would print an error. 141 is what a shell gives for SIGPIPE.
+        _discard_output()
         sys.exit(141)
     except RunInterrupted as interrupted:
         _complain(str(interrupted))
         sys.exit(interrupted.exit_status)
     except (RewardlabError, OSError) as error:
-        said = words_of(error) if isinstance(error, OSError) else str(error)
+        message = words_of(error) if isinstance(error, OSError) else str(error)
         who = "" if _is_first_process() else f"rank {os.environ['RANK']}: "
-        _complain(f"error: {who}{said}")
+        _complain(f"error: {who}{message}")
         sys.exit(2)
     except (RuntimeError, MemoryError) as error:
         from rewardlab.training.cost.memory import is_out_of_memory
@@ -131,12 +138,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _say(*lines: str) -> None:
-    """Print lines, each on one, whatever is in the names they hold."""
+    """Print each text on a line of its own, with control characters in the names that it contains made visible."""
     print(*map(visible, lines), sep="\n")
 
 
 def _report(text: str, *, folder: Path | None = None) -> None:
-    """Print a report, whose names its tables have made visible, and keep it in the folder of a run."""
+    """Print a report, and write it to `report.txt` in the run folder if one is given."""
     text = visible(text, lines=True)
     if folder is not None:
         write_text(folder / "report.txt", text.lstrip() + "\n")
@@ -144,10 +151,12 @@ def _report(text: str, *, folder: Path | None = None) -> None:
 
 
 def _complain(message: str) -> None:
+    """Print a message on stderr, with control characters made visible."""
     print(visible_message(message), file=sys.stderr)
 
 
 def _run(arguments: Sequence[str]) -> None:
+    """Run the command that the first argument names. Raises ConfigError if there is none of that name."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
     elif arguments[0] in ("-V", "--version"):
@@ -160,9 +169,10 @@ def _run(arguments: Sequence[str]) -> None:
 
 
 def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
-    """Flags over the configuration file (`--config`) over a preset or other conventions over defaults.
+    """Return the settings of a training run.
 
-    Raises ConfigError for anything that does not resolve.
+    Flags override the configuration file (`--config`), which overrides a preset or other conventions, which override
+    the defaults. Raises ConfigError for unknown flags and values that cannot be used.
     """
     conventions = Conventions()
     config = _parse(RewardTrainerConfig, with_settings_of_run(arguments), "train", conventions)
@@ -173,12 +183,12 @@ def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
 
 
 def _apart(names: Sequence[str]) -> tuple[str, ...]:
-    """Names that may also be written with commas between them."""
+    """Split names that are written with commas between them, as TRL's users may do."""
     return tuple(name for several in names for name in several.split(",") if name)
 
 
 def _is_first_process() -> bool:
-    """Of those that torchrun may have started: the one that reports."""
+    """Whether this process prints the report: torchrun starts several, and rank 0 reports for all."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -188,7 +198,8 @@ def _train(arguments: Sequence[str]) -> None:
     from rewardlab.data.named import require_sources
 
     with ending_with_status():
-        require_sources(config.data)  # what is wrong with names is told before torch is imported
+        # Checked before torch is imported, so that a mistyped file name is reported at once.
+        require_sources(config.data)
         from rewardlab.report.run import next_steps, train_report
         from rewardlab.training.run import train
 
@@ -256,13 +267,13 @@ def _verify(arguments: Sequence[str]) -> None:
     settings = _parse(VerifyArguments, arguments, "verify")
     from rewardlab.serve.verify import verify
 
-    found = verify(settings.folder, precision=settings.precision)
+    result = verify(settings.folder, precision=settings.precision)
     _say(
-        f"{found.folder}: verified. {found.num_files} files unchanged, {found.num_canaries} canaries give their "
-        f"scores in {found.precision} (largest distance {found.largest_distance:.1e})."
+        f"{result.folder}: verified. {result.num_files} files unchanged, {result.num_canaries} canaries give their "
+        f"scores in {result.precision} (largest distance {result.largest_distance:.1e})."
     )
-    if found.unnoticed:
-        _say(f"This model's canaries would not reveal: {', '.join(found.unnoticed)}.")
+    if result.unnoticed:
+        _say(f"This model's canaries would not reveal: {', '.join(result.unnoticed)}.")
 
 
 def _export(arguments: Sequence[str]) -> None:
@@ -282,10 +293,11 @@ def _score(arguments: Sequence[str]) -> None:
     require_writable_folder(settings.output.parent, "--output")
     from rewardlab.data.readers import require_rows
 
-    require_rows(settings.input)  # told before torch is imported
+    # Checked before torch is imported, so that a mistyped file name is reported at once.
+    require_rows(settings.input)
     from rewardlab.serve.score_file import score_file
 
-    found = score_file(
+    result = score_file(
         settings.model,
         settings.input,
         settings.output,
@@ -294,8 +306,8 @@ def _score(arguments: Sequence[str]) -> None:
         compute=settings.compute,
         overwrite=settings.overwrite,
     )
-    left = f", {found.unscored} not (the file says why)" if found.unscored else ""
-    _say(f"{found.scored} replies scored{left}: {settings.output}")
+    left = f", {result.unscored} not (the file says why)" if result.unscored else ""
+    _say(f"{result.scored} replies scored{left}: {settings.output}")
 
 
 def _quickstart(arguments: Sequence[str]) -> None:
@@ -320,6 +332,7 @@ COMMANDS: dict[str, tuple[Command, str]] = {
 
 
 def _overview() -> str:
+    """Return the text of `rewardlab --help`."""
     width = max(map(len, COMMANDS))
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
     head = ["rewardlab: reward models you can trust.", "", "usage: rewardlab COMMAND [flags]", ""]
@@ -328,21 +341,24 @@ def _overview() -> str:
 
 
 def _discard_output() -> None:
+    """Send everything that is printed from now on nowhere."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Lines(logging.StreamHandler[TextIO]):
-    """Progress on stdout. If whoever read it has left, a run goes on without: its record is in its folder."""
+    """Log lines on stdout. If the reader has closed it, the run goes on without; its folder has the records."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A line of its own: a progress bar on the terminal makes room and is drawn again below it."""
+        """Print a record on a line of its own; a progress bar on the terminal is drawn again below it."""
+        # An error of the progress bar must not end a run.
         try:
             with over_bars(self.stream):
                 super().emit(record)
-        except Exception:  # of the bar: a run does not end because nobody sees how far it is
+        except Exception:
             self.handleError(record)
 
     def handleError(self, record: logging.LogRecord) -> None:
+        """Discard all further output if the reader has closed it; else report the error as logging does."""
         if isinstance(sys.exception(), BrokenPipeError):
             _discard_output()
         else:
@@ -351,6 +367,7 @@ class _Lines(logging.StreamHandler[TextIO]):
 
 @contextmanager
 def _log_on_stdout() -> Iterator[None]:
+    """Inside, print the package's log lines of level INFO and above on stdout; put the logger back afterwards."""
     logger = logging.getLogger("rewardlab")
     handler, level = _Lines(sys.stdout), logger.level
     handler.setFormatter(logging.Formatter("%(message)s"))
@@ -369,4 +386,5 @@ def _parse(
     command: str,
     conventions: Conventions | None = None,
 ) -> Settings:
+    """Parse a command's arguments; its purpose in COMMANDS is the heading of its help."""
     return parse(settings_type, arguments, command, COMMANDS[command][1], conventions)

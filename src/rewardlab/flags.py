@@ -1,7 +1,7 @@
 """Flags and configuration files -> settings, for every command.
 
-tyro splits the arguments and prints the help; values are read here, so that a mistake gets the same words wherever it
-was made.
+tyro splits the arguments and prints the help. Values are read here, so that a mistake gets the same message on the
+command line and in a file.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ SHORTHANDS: dict[str, list[str]] = {
     "--no-chat-template": ["--chat-template", "plain"],
 }
 NARROWEST, WIDEST = 40, 200
-"""Columns of the help."""
+"""Smallest and largest width of the help, in columns."""
 WANTED: dict[type, str] = {int: "a whole number", float: "a finite number", Path: "a path"}
+"""Type of a setting -> how messages call its values."""
 Words = tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]]
-"""What stands after a flag, once for each time the flag is given."""
+"""The words after a flag: one tuple for each time that the flag is given."""
 
 
 def parse(
@@ -45,9 +46,12 @@ def parse(
     purpose: str,
     conventions: Conventions | None = None,
 ) -> Settings:
-    """Flags over the configuration file over defaults; `--help` shows them by section, under what `command` is for.
+    """Return the settings of a command from its arguments: flags override the configuration file, which overrides the
+    defaults. `--help` prints them by section under `purpose`, a line on what the command does, and exits.
 
-    The settings are built once, from all values together. Raises ConfigError for anything that does not resolve.
+    The settings are built once, from all values together, so that checks across settings see the final values.
+
+    Raises ConfigError for unknown flags, for values that cannot be used and for required settings that are missing.
     """
     path, flags = _split_config(_expand(arguments))
     in_file = read_settings(path) if path is not None else {}
@@ -56,7 +60,8 @@ def parse(
     known = settings_of(settings_type)
     hints = {name: get_type_hints(setting.part, include_extras=True)[name] for name, setting in known.items()}
     sections = sections_of(settings_type, command)
-    twins = {title: _in_words(title, found, hints, in_file) for title, found in sections.items()}
+    # tyro gets a twin of every section whose fields hold words instead of values.
+    twins = {title: _in_words(title, settings, hints, in_file) for title, settings in sections.items()}
     purposes = get_type_hints(settings_type) | {command: settings_type}
     fields = [
         (title, Annotated[twin, tyro.conf.arg(help=purposes[title].__doc__)], dataclasses.field(default=twin()))
@@ -75,13 +80,15 @@ def parse(
         )
     if unknown:
         raise _unknown(unknown[0], hints, command)
+    # tyro does not say whether a switch with its default value was given, and one that was given has to override a
+    # preset. So switches are looked up among the arguments.
     switched = {word[2:].replace("_", "-").removeprefix("no-").replace("-", "_") for word in flags if word[:2] == "--"}
     given = {
         field.name: _read(value, hints[field.name], _flag(field.name, hints))
         for title, twin in twins.items()
         for field in dataclasses.fields(twin)
         if (value := getattr(getattr(parsed, title), field.name)) != field.default
-        or (hints[field.name] is bool and field.name in switched)  # a default that is given is given
+        or (hints[field.name] is bool and field.name in switched)
     }
     values: dict[str, object] = {**in_file, **given}
     if conventions is not None:
@@ -94,7 +101,10 @@ def parse(
 
 @contextmanager
 def _width_for_help() -> Iterator[None]:
-    """Meanwhile the terminal seems to have a width for which tyro can lay out text: in a column or two it hangs."""
+    """Inside, make the terminal seem between NARROWEST and WIDEST columns wide.
+
+    tyro hangs when it lays out text in a column or two, which some terminals report.
+    """
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(min(max(shutil.get_terminal_size().columns, NARROWEST), WIDEST))
     try:
@@ -107,7 +117,7 @@ def _width_for_help() -> Iterator[None]:
 
 
 def _expand(arguments: Sequence[str]) -> list[str]:
-    """Other names of flags, written out."""
+    """Replace the flags in SHORTHANDS by the flags that they stand for."""
     expanded: list[str] = []
     for argument in arguments:
         flag, equals, value = argument.partition("=")
@@ -116,7 +126,10 @@ def _expand(arguments: Sequence[str]) -> list[str]:
 
 
 def _split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """(the file named by --config, the other arguments)."""
+    """Return (the file named by --config, the other arguments).
+
+    Raises ConfigError if --config names no file or is given more than once.
+    """
     rest, paths = list[str](), list[str]()
     remaining = iter(arguments)
     for argument in remaining:
@@ -131,7 +144,10 @@ def _split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def sections_of(settings_type: type, command: str) -> dict[str, list[Setting]]:
-    """Title of a section -> its settings, those of its own sections included; `command` for what is in none."""
+    """Return the settings of each section, by its title, including those of nested sections.
+
+    Settings outside all sections have the title `command`.
+    """
     sections: dict[str, list[Setting]] = {}
     for setting in settings_of(settings_type).values():
         sections.setdefault(setting.path[0] if len(setting.path) > 1 else command, []).append(setting)
@@ -139,7 +155,7 @@ def sections_of(settings_type: type, command: str) -> dict[str, list[Setting]]:
 
 
 def _in_words(title: str, settings: Sequence[Setting], hints: Mapping[str, Any], in_file: Mapping[str, object]) -> Any:
-    """A section as tyro gets it: its names and help, with words in place of values (but for switches)."""
+    """Return a section as a dataclass for tyro: the same names and help, but fields of words (except switches)."""
     fields: list[tuple[str, Any, Any]] = []
     for setting in settings:
         name = setting.name
@@ -159,6 +175,7 @@ def _in_words(title: str, settings: Sequence[Setting], hints: Mapping[str, Any],
 
 
 def _metavar(hint: Any) -> str:
+    """Return how the help shows the value of a setting of this type."""
     if get_origin(hint) is tuple:
         return f"{_metavar(get_args(hint)[0])} ..."
     if get_origin(hint) is Literal:
@@ -170,7 +187,7 @@ def _metavar(hint: Any) -> str:
 
 
 def _shown(default: object) -> str:
-    """A default in the help; nothing where it is that nothing is set."""
+    """Return how the help shows a default: nothing for None, False, and an empty text or list."""
     if default is dataclasses.MISSING:
         return "(required)"
     if default is None or default is False or default in ("", (), []):
@@ -180,10 +197,14 @@ def _shown(default: object) -> str:
 
 
 def _read(given: Any, hint: Any, flag: str) -> object:
-    """What stands on the command line as a value, or ConfigError; if a flag takes one value, its last time counts."""
+    """Return the value of a flag from the words after it; a flag that takes one value counts as given the last time.
+
+    Raises ConfigError if the value is missing, is one of several, or does not fit the type in `hint`.
+    """
     if isinstance(given, bool):
         return given
-    times = given if isinstance(given[-1], tuple) else (given,)  # a positional argument stands there once
+    # A flag has one tuple of words for each time it is given; a positional argument has a single one.
+    times = given if isinstance(given[-1], tuple) else (given,)
     if get_origin(hint) is tuple:
         return tuple(_read_word(word, get_args(hint)[0], flag) for words in times for word in words)
     if not times[-1]:
@@ -199,6 +220,10 @@ def _read(given: Any, hint: Any, flag: str) -> object:
 
 
 def _read_word(word: str, kind: Any, flag: str, or_else: Sequence[str] = ()) -> object:
+    """Return a word as a value of this type; `or_else` are other words that the message says are allowed.
+
+    Raises ConfigError if it is not one.
+    """
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if word not in choices:
@@ -217,7 +242,9 @@ def _read_word(word: str, kind: Any, flag: str, or_else: Sequence[str] = ()) -> 
 
 
 def _kinds(hint: Any) -> list[Any]:
-    """`int` for `int | None`, `Path` for a positional Path, `int` and `Literal["auto"]` for either of the two."""
+    """Return the types of values in a hint: `int` for `int | None`, `Path` for a positional Path, and both `int` and
+    `Literal["auto"]` for a union of the two.
+    """
     union = get_origin(hint) in (Union, types.UnionType)
     if not union and tyro.conf.Positional not in get_args(hint):
         return [hint]
@@ -225,11 +252,11 @@ def _kinds(hint: Any) -> list[Any]:
 
 
 def _unknown(argument: str, hints: Mapping[str, Any], command: str) -> ConfigError:
-    """The error for an argument that belongs to no flag."""
+    """Return the error for an argument that belongs to no flag, with the flag that was probably meant."""
     flag = argument.partition("=")[0]
     if not flag.startswith("-"):
         return ConfigError(
-            f"unexpected {brief(argument)}: values follow their flag; a switch such as --lora takes none."
+            f"unexpected {brief(argument)}: values follow their flag; a switch such as --lora takes no value."
         )
     switches = [f"--no-{name.replace('_', '-')}" for name, hint in hints.items() if hint is bool]
     known = [*(_flag(name, hints) for name in hints), *switches, *SHORTHANDS, "--config", "--help"]
@@ -239,6 +266,7 @@ def _unknown(argument: str, hints: Mapping[str, Any], command: str) -> ConfigErr
 
 
 def _flag(name: str, hints: Mapping[str, Any]) -> str:
+    """Return how a setting is written on the command line; in capitals if it is positional."""
     return name.upper() if tyro.conf.Positional in get_args(hints[name]) else _dashed(name)
 
 

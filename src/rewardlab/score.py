@@ -1,6 +1,7 @@
 """The one scoring path: conversations -> groups -> batches -> rewards.
 
-Training's evaluation, `rewardlab eval`, canaries and a loaded model all come through here.
+Evaluation during training, `rewardlab eval`, `rewardlab score` and a loaded model all score here, so none of them can
+lay out or read a conversation differently from the others.
 """
 
 from __future__ import annotations
@@ -30,21 +31,23 @@ FloatArray = npt.NDArray[np.float32]
 
 @runtime_checkable
 class Together(Protocol):
-    """Processes that score together; each has the same groups and gets all rewards."""
+    """The ranks that score together; each is given the same groups and gets all rewards."""
 
     @property
     def rank(self) -> int:
-        """Number of this one."""
+        """The number of this rank, from 0."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
 
     def gather(self, thing: Any) -> list[Any]:
-        """What each of them hands in."""
+        """Return what every rank handed in, in the order of the ranks, on all of them."""
 
 
 class _Alone:
+    """A process by itself."""
+
     rank, size = 0, 1
 
     def gather(self, thing: Any) -> list[Any]:
@@ -62,10 +65,11 @@ def score_groups(
     progress: str | None = None,
     ranks: Together = ALONE,
 ) -> list[FloatArray]:
-    """Rewards of every reply of every group, in order, without gradients; `progress` names a progress bar.
+    """Return float32 rewards [K] for every group of K replies, in order, computed without gradients.
 
-    At most `budget` tokens are computed at a time: a larger group in pieces, each with its own copy of the prompt, and
-    only a single conversation that is larger on its own. The rows are dealt to `ranks`.
+    At most `budget` tokens are computed at a time. A larger group is computed in pieces, each with its own copy of the
+    prompt; only a single conversation may exceed the budget. `progress` is the title of a progress bar, None for none.
+    The rows are distributed over `ranks`.
     """
     return compute_groups(
         model, groups, lambda batch: model(batch).float(), budget=budget, progress=progress, ranks=ranks
@@ -81,17 +85,18 @@ def compute_groups(
     progress: str | None = None,
     ranks: Together = ALONE,
 ) -> list[FloatArray]:
-    """What `forward` makes of every group, in order: one entry of [K, …] for each, K its replies.
+    """Return what `forward` makes of every group, in order: an array [K, …] for each group of K replies.
 
-    The model is in evaluation mode meanwhile, and nothing has a gradient. `budget` is as in `score_groups`: a group may
-    reach `forward` in pieces, which have no judgements.
+    `forward` returns [R, …] for a batch of R replies. It runs with the model in evaluation mode and without gradients.
+    The other arguments are as in `score_groups`: a group may reach `forward` in pieces, which have no judgements.
     """
     layout = model.layout
     rows = plan_replies(groups, budget, layout=layout)
     own = rows[ranks.rank :: ranks.size]
-    # As many for all, dummies among them: a model that is sharded is computed by all ranks or by none.
+    # Every rank gets the same number of rows, empty ones if need be (`pack` makes a dummy of them). The forward pass of
+    # a sharded model is a collective operation: a rank with fewer rows would leave the others waiting.
     own += [[]] * (-(-len(rows) // ranks.size) - len(own))
-    found: dict[Piece, FloatArray] = {}
+    values_of_pieces: dict[Piece, FloatArray] = {}
     was_training = model.training
     model.eval()
     with torch.no_grad():
@@ -99,17 +104,22 @@ def compute_groups(
             parts = [part_of(groups[piece.group], piece) for piece in row]
             values = forward(pack(parts, share=layout != "unshared").to(model.device)).cpu().numpy()
             ends = np.cumsum([part.num_replies for part in parts])
-            found |= zip(row, np.split(values, ends[:-1]) if row else [], strict=True)
+            # A dummy has a value too, which belongs to no piece and is dropped.
+            values_of_pieces |= zip(row, np.split(values, ends[:-1]) if row else [], strict=True)
     model.train(was_training)
-    found = {piece: values for part in ranks.gather(found) for piece, values in part.items()}
+    values_of_pieces = {piece: values for part in ranks.gather(values_of_pieces) for piece, values in part.items()}
+    # Rows are planned by length and computed on several ranks. Sorting by group and first reply puts pieces in order.
     values_of: list[list[FloatArray]] = [[] for _ in range(len(groups))]
-    for piece in sorted(found):
-        values_of[piece.group].append(found[piece])
+    for piece in sorted(values_of_pieces):
+        values_of[piece.group].append(values_of_pieces[piece])
     return [values[0] if len(values) == 1 else np.concatenate(values) for values in values_of]
 
 
 def score_rows(groups: Sequence[TokenGroup], scores: Sequence[npt.NDArray[np.floating]]) -> list[ScoreRow]:
-    """One row a reply, with the comparisons in which it comes first."""
+    """Return one row for each reply, in order; `scores` has an array [K] for each group.
+
+    A row has the comparisons in which its reply comes first, so that every comparison is in exactly one row.
+    """
     return [
         ScoreRow(
             preference_id=group.preference_id,
@@ -128,18 +138,21 @@ def score_rows(groups: Sequence[TokenGroup], scores: Sequence[npt.NDArray[np.flo
 
 
 def prompt_turns(value: Any, *, bare: bool) -> tuple[Conversation, bool]:
-    """(the turns of a prompt, whether it is a transcript whose turns they are), read as training reads it; `bare`
-    models take texts as they are.
+    """Return (the turns of a prompt, whether they were parsed from a transcript), read as training data are read.
 
-    Raises RenderError or UnusableRowError for what is no prompt.
+    A prompt is a list of messages or a text. A text that is an open transcript ("Human: … Assistant:") is split into
+    its turns, except for `bare` models, which take texts without a template.
+
+    Raises RenderError or UnusableRowError if the value is not a prompt.
     """
+    # An open transcript ends with an empty assistant turn, the one to be replied in; the reply takes its place.
     if not bare and is_open_transcript(value):
         return parse_transcript(value)[:-1], True
     return ((Message("user", value),) if isinstance(value, str) else to_messages(value)), False
 
 
 class Scorer:
-    """A reward model with its renderer: the same conversation gets the same number, whatever it is scored with."""
+    """A reward model with its renderer. A conversation gets the same score whatever other ones it is scored with."""
 
     def __init__(
         self,
@@ -153,18 +166,23 @@ class Scorer:
         self.model = model
         self.renderer = renderer
         self.beta = beta
-        """σ(beta · difference of two scores) is the probability that the first is preferred."""
+        """σ(beta · (score of a − score of b)) is the probability that reply a is preferred to reply b."""
         self.token_budget = token_budget
+        """Most tokens computed at a time, unless a single conversation has more; changes no score."""
         self.compute = compute
-        """Which kernels the model computes with, every `auto` decided; None for a model that nobody loaded."""
+        """The kernels that the model computes with, every `auto` decided; None if it was not loaded from a folder."""
 
     def score(self, conversations: Iterable[Sequence[Message | Mapping[str, str]]]) -> list[float]:
-        """One reward for each conversation, which must end with an assistant turn.
+        """Return one reward for each conversation, in order. A conversation must end with an assistant turn.
 
-        Neighbours with the same prompt are computed together, the prompt once for as many as the token budget holds.
+        Consecutive conversations with the same prompt are computed together, with one copy of the prompt for as many as
+        fit into the token budget.
 
-        Raises RenderError naming the conversation that cannot be rendered.
+        Raises RenderError if the argument is not a list of conversations, or naming the conversation that does not end
+        with an assistant turn or cannot be rendered.
         """
+        # Iterating over a text or a single message would give characters or keys, which fail with an obscure message
+        # further down. A single conversation is an equally likely mistake, so all of them get a message of their own.
         given: list[Any] = [] if isinstance(conversations, str | Mapping) else list(conversations)
         if isinstance(conversations, str | Mapping) or any(isinstance(one, Message | Mapping) for one in given):
             raise RenderError(
@@ -175,6 +193,7 @@ class Scorer:
         for number, conversation in enumerate(messages):
             if not conversation or conversation[-1].role != "assistant":
                 raise RenderError(f"conversation {number} must end with an assistant turn, the reply to be scored.")
+        # Only neighbours are grouped, so that groups, and with them the scores, come in the order of the argument.
         groups = []
         for _, numbers in groupby(range(len(messages)), key=lambda number: messages[number][:-1]):
             groups.append(self._group(list(numbers), messages))
@@ -182,18 +201,23 @@ class Scorer:
         return [float(score) for piece in scores for score in piece]
 
     def score_replies(self, prompt: str | Sequence[Message | Mapping[str, str]], replies: Iterable[str]) -> list[float]:
-        """One reward for each reply to one prompt: messages, or a text, which is read as in data (`prompt_turns`).
+        """Return one reward for each reply to one prompt.
 
-        Raises RenderError for what is no prompt or no list of texts.
+        The prompt is a list of messages or a text, which is read as in training data (`prompt_turns`).
+
+        Raises RenderError or UnusableRowError if `prompt` is not a prompt, and RenderError if `replies` is not a list
+        of texts or a conversation cannot be rendered.
         """
         texts = [replies] if isinstance(replies, str) else list(replies)
         if isinstance(replies, str) or not all(isinstance(reply, str) for reply in texts):
             raise RenderError("replies are a list of texts. Put a single one into a list.")
         turns, is_transcript = prompt_turns(prompt, bare=self.renderer.spec.joins_texts)
+        # Parsing a transcript strips its turns, in training data too, so a reply to one is stripped as well.
         replies = [reply.strip() for reply in texts] if is_transcript else texts
         return self.score([(*turns, Message("assistant", reply)) for reply in replies])
 
     def _group(self, numbers: Sequence[int], messages: Sequence[Conversation]) -> TokenGroup:
+        """Render the conversations with these numbers, which have the same prompt, and lay them out as one group."""
         rendered: dict[int, Rendered] = {}
         for position, number in enumerate(numbers):
             try:

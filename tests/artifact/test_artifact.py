@@ -240,7 +240,9 @@ def test_a_spec_of_another_version_is_refused(copy):
 def test_a_calibration_that_would_not_be_applied_is_refused(copy, fitted):
     edit(copy / "reward_spec.json", lambda spec: spec.update(fitted))
     for check in (load, verify, lambda folder: load(folder, check=False)):
-        with pytest.raises(ArtifactError, match=r"does not apply. Use the version that wrote it, or set temperature"):
+        with pytest.raises(
+            ArtifactError, match=r"cannot do. Use the version that wrote the folder, or set temperature"
+        ):
             check(copy)
 
 

@@ -73,13 +73,16 @@ def test_a_weight_of_another_shape_is_refused_by_name(copy, name, shape):
 
 
 FIELDS = {
-    "rope_theta": (5e5, "rope_theta is 500000.0, and the positions of the model say 777.0: engines that read the one"),
+    "rope_theta": (5e5, "rope_theta is 500000.0, and by rope_parameters it should be 777.0: older"),
     "rope_scaling": ({"rope_type": "linear", "factor": 2.0}, "rope_scaling is {'rope_type': 'linear'"),
-    "partial_rotary_factor": (0.5, "partial_rotary_factor is 0.5, and the positions of the model say 1"),
-    "architectures": (["Qwen2ForSequenceClassification"], "wanted ['LlamaForSequenceClassification'], which has these"),
+    "partial_rotary_factor": (0.5, "partial_rotary_factor is 0.5, and by rope_parameters it should be 1"),
+    "architectures": (
+        ["Qwen2ForSequenceClassification"],
+        "wanted ['LlamaForSequenceClassification'], the class of these",
+    ),
     "dtype": (
         "bfloat16",
-        "dtype is 'bfloat16', and the weights are saved in float32; engines that go by it would round",
+        "dtype is 'bfloat16', and the weights are saved in float32; engines that follow this field would round",
     ),
     "torch_dtype": ("bfloat16", "torch_dtype is 'bfloat16', and the weights are saved in float32"),
     "num_labels": (2, "2 labels and problem_type 'regression', wanted 1"),
@@ -138,7 +141,7 @@ def test_files_too_large_to_be_what_they_are_called_are_not_read(copy):
     with (copy / "chat_template.jinja").open("ab") as file:
         file.truncate((1 << 20) + 1)
     seal_again(copy)
-    assert "chat_template.jinja: it has 1048577 bytes, and at most 1048576 are read" in refusal(copy)
+    assert "chat_template.jinja: it has 1048577 bytes, and at most 1048576 are allowed" in refusal(copy)
 
 
 def test_the_files_of_a_sound_folder_hold_exactly_the_weights_of_its_class(saved):

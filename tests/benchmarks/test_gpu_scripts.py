@@ -65,7 +65,7 @@ def test_kernels_are_held_to_the_law(tmp_path):
             assert facts["holds"]
             assert facts["wall"] > 0
             assert max(facts["ratios"].values()) <= 2
-        assert cell["kernels"]["varlen"] == {"left_out": "it runs on CUDA alone"}
+        assert cell["kernels"]["varlen"] == {"left_out": "it runs only on CUDA"}
     assert "| layer tiny K=8 | mask | **holds** |" in page
 
 

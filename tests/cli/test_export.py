@@ -101,7 +101,7 @@ def test_what_is_there_is_replaced_only_when_asked_for(tmp_path, folder, capsys,
     said = refusal(capsys, "export", str(folder), "--output-dir", str(out))
     assert (
         said
-        == f"--output-dir {out}: there is something already. Name another folder, or replace it with --overwrite.\n"
+        == f"--output-dir {out}: it exists and is not empty. Name another folder, or replace it with --overwrite.\n"
     )
     assert (out / "precious").read_text() == "mine"
     main(["export", str(folder), "--output-dir", str(out), "--overwrite"])
@@ -112,7 +112,7 @@ def test_what_is_there_is_replaced_only_when_asked_for(tmp_path, folder, capsys,
 @pytest.mark.parametrize("place", [".", "inside", ".."])
 def test_a_folder_is_not_exported_over_itself(folder, capsys, place):
     said = refusal(capsys, "export", str(folder), "--output-dir", str(folder / place), "--overwrite")
-    assert "or lies inside, or around it. Name another folder." in said
+    assert "or one of the two contains the other. Name another folder." in said
     assert verify(folder).num_files > 0
 
 

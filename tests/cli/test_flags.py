@@ -218,7 +218,7 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
         ("--output-dir ''", "--output-dir '': must be a path"),
         ("--precision fp8", "--precision fp8: must be one of auto, fp32, bf16"),
         ("--strength-as weigth", "must be one of none, weight, margin, soft. Did you mean 'weight'?"),
-        ("--lora yes", "unexpected 'yes': values follow their flag; a switch such as --lora takes none"),
+        ("--lora yes", "unexpected 'yes': values follow their flag; a switch such as --lora takes no value"),
         ("--lora=false", "unexpected 'false': values follow their flag"),
         ("--use-chat-template=false", "--chat-template template false: takes one value"),
         ("--model m --dataset d --lora-target-modules ,", "--lora-target-modules: name at least one layer"),
@@ -245,7 +245,7 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
         ),
         ("--zzz", "unknown flag '--zzz'. `rewardlab train --help` lists the flags"),
         ("--system-prompt '-x y'", "unknown flag '-x y'"),
-        ("--dora", "--dora: it is about runs with adapters. Add --lora, or leave it out."),
+        ("--dora", "--dora: it needs adapters. Add --lora, or leave it out."),
         ("--lora --quantization nf5", "--quantization nf5: must be one of none, nf4, int8. Did you mean 'nf4'?"),
         (
             "--optimizer adam",

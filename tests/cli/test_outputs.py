@@ -78,11 +78,11 @@ def test_scores_replace_no_file_unasked_and_never_their_input(saved, tmp_path, c
     for target in (rows, link, tmp_path / "." / "rows.jsonl"):
         for more in ([], ["--overwrite"]):
             said = refusal(capsys, "score", "--model", saved, "--input", rows, "--output", target, *more)
-            assert said.startswith(f"--output {target}: is the file to be scored")
+            assert said.startswith(f"--output {target}: it is the file to be scored")
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text("{}\n")
     line = ["score", "--model", str(saved), "--input", str(rows), "--output", str(metrics)]
-    assert refusal(capsys, *line).startswith(f"--output {metrics}: is there already. Name another file, or replace")
+    assert refusal(capsys, *line).startswith(f"--output {metrics}: it already exists. Name another file, or replace")
     assert metrics.read_text() == "{}\n"
     main([*line, "--overwrite"])
     assert "score" in json.loads(metrics.read_text())

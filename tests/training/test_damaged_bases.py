@@ -106,25 +106,25 @@ def narrower(base: Path) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
     "cut off": (cut_off, "model.safetensors: damaged, or cut off"),
-    "cut in the header": (cut_in_the_header, "model.safetensors: damaged, or cut off: 100 bytes are no whole"),
-    "empty": (empty, "model.safetensors: damaged, or cut off: 0 bytes"),
-    "a pointer for weights": (pointer(WEIGHTS), "a pointer of git-lfs lies in place of the file. Run `git lfs pull`"),
-    "a pointer for a tokenizer": (pointer("tokenizer.json"), "tokenizer.json: a pointer of git-lfs lies in place"),
+    "cut in the header": (cut_in_the_header, "model.safetensors: damaged, or cut off: its 100 bytes are not"),
+    "empty": (empty, "model.safetensors: damaged, or cut off: its 0 bytes"),
+    "a pointer for weights": (pointer(WEIGHTS), "this is a git-lfs pointer, not the file itself. Run `git lfs pull`"),
+    "a pointer for a tokenizer": (pointer("tokenizer.json"), "tokenizer.json: this is a git-lfs pointer"),
     "a shard that is missing": (shard_missing, "model-00001-of-00002.safetensors is missing, which model.safe"),
     "an index that is none": (broken_index, "model.safetensors.index.json: weight_map: expected an object"),
-    "a pickle that runs code": (refused_pickle, "a damaged pickle, or one that would run code, which is never done."),
-    "what is no pickle": (no_pickle, "a damaged pickle, or one that would run code, which is never done."),
+    "a pickle that runs code": (refused_pickle, "a damaged pickle, or one that would run code, which is never"),
+    "what is no pickle": (no_pickle, "a damaged pickle, or one that would run code, which is never"),
     "no weights": (no_weights, "cannot be loaded as LlamaForSequenceClassification"),
     "a missing package": (edited(quantization_config={"quant_method": "gptq", "bits": 4}), "Install what is missing"),
     "config.json cut off": (text("config.json", '{"model_type": "lla'), "config.json: not valid JSON"),
     "config.json a list": (text("config.json", "[]"), "config.json: expected an object, found a list"),
     "a wrong type": (edited(num_attention_heads="four"), "its config.json cannot be read (Strict"),
-    "a wrong size": (edited(hidden_size=64), "by config.json model.embed_tokens.weight has the shape [384, 64]"),
-    "a size without end": (edited(hidden_size=4 * 10**12), "by config.json model.embed_tokens.weight has the shape"),
+    "a wrong size": (edited(hidden_size=64), "model.embed_tokens.weight has the shape [384, 64] by config.json"),
+    "a size without end": (edited(hidden_size=4 * 10**12), "model.embed_tokens.weight has the shape"),
     "layers without end": (edited(num_hidden_layers=10**9), "num_hidden_layers: expected at most 100000, found 1e+09"),
     "many layers": (edited(num_hidden_layers=90_000), "describes a model of more than"),
     "labels without end": (edited(num_labels=10**9), "num_labels: expected at most 100000"),
-    "a narrower weight": (narrower, "mlp.up_proj.weight has the shape [48, 32], and in model.safetensors [40, 32]"),
+    "a narrower weight": (narrower, "has the shape [48, 32] by config.json and [40, 32] in model.safetensors"),
     "a tokenizer that is none": (text("tokenizer.json", "[]"), "no tokenizer for"),
 }  # fmt: skip
 
@@ -169,5 +169,5 @@ def test_sound_bases_pass_whole_and_in_shards(base):
     require_whole_files(base)
     assert [path.name for path in weight_files(base)] == ["0.safetensors", "1.safetensors"]
     (base / "1.safetensors").write_text(POINTER)
-    with pytest.raises(ModelError, match=r"1.safetensors: a pointer of git-lfs"):
+    with pytest.raises(ModelError, match=r"1.safetensors: this is a git-lfs pointer"):
         require_whole_files(base)

@@ -1,1 +1,1 @@
-"""The reward model as a folder: save and load."""
+"""The reward model as a folder: saving, loading and checking it."""

@@ -1,4 +1,4 @@
-"""The model that a run starts from, before its weights are read: enough to tokenise for it."""
+"""The model that a run starts from, before its weights are read: its configuration, class and renderer."""
 
 from __future__ import annotations
 
@@ -24,39 +24,47 @@ logger = logging.getLogger("rewardlab")
 
 @dataclass(frozen=True, kw_only=True)
 class Base:
-    """A model before its weights are read: enough to tokenise for it."""
+    """A model before its weights are read: all that is needed to tokenise for it."""
 
     path: str
+    """Hub name or folder; the folder of the conversion for the built-in model."""
     config: Any
-    """Of transformers."""
+    """The configuration of transformers."""
     disk_class: Any
-    """The sequence-classification class that it is saved as."""
+    """The sequence-classification class as which it is saved."""
     renderer: Renderer
 
 
 def settle_length(model: BackboneConfig, rendering: RenderingConfig) -> int:
-    """The number of tokens that `--max-seq-len` means; ConfigError for `model` where it has no number of positions."""
+    """Return the number of tokens that `--max-seq-len` stands for.
+
+    Raises ConfigError if it is `model` and the model's configuration states no number of positions; ModelError if the
+    model cannot be found.
+    """
     if rendering.max_seq_len != "model":
         return rendering.max_seq_len
     path = resolve_model_name(model.model, logger.info)
     positions = _positions(read_config(path, trust_remote_code=model.trust_remote_code))
     if positions is None:
-        raise ConfigError("--max-seq-len model: this model has no number of positions. Give a number of tokens.")
+        raise ConfigError(
+            "--max-seq-len model: the configuration of this model states no number of positions. Give a number of "
+            "tokens."
+        )
     logger.info("length: up to %d tokens, the positions of the model", positions)
     return positions
 
 
 def _positions(config: Any) -> int | None:
-    """Of a model, by its configuration; None if it counts none."""
-    found: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return found
+    """Return the number of positions of a model, or None if its configuration states none."""
+    positions: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return positions
 
 
 def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: str = CUT_FEWEST) -> Base:
-    """Find the model and build its renderer, which cuts by the rule `truncation`.
+    """Find the model and build its renderer, which cuts long conversations by the rule `truncation`.
 
-    Raises ModelError, RenderError or ArtifactError for a model that could not be saved as a reward model, ConfigError
-    for a limit beyond its positions.
+    Raises ModelError, RenderError or ArtifactError for a model that could not be saved as a reward model, and
+    ConfigError for a length limit above its number of positions or too small for every canary.
     """
     path = resolve_model_name(model.model, logger.info)
     folder = Path(path) if Path(path).is_dir() else None
@@ -72,20 +80,21 @@ def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: 
             f"--max-seq-len {rendering.max_seq_len} is above the {positions} positions of this model. Use at most "
             f"{positions}."
         )
-    if (
-        rendering.special_tokens_in_text == "auto" and (Path(path) / SPEC_FILE).is_file()
-    ):  # what goes on keeps its reading
+    # A reward model that is trained further keeps the treatment of control tokens in messages that it was trained with.
+    if rendering.special_tokens_in_text == "auto" and (Path(path) / SPEC_FILE).is_file():
         rendering = replace(rendering, special_tokens_in_text=read_spec(Path(path)).renderer.special_tokens_in_text)
     renderer = build_renderer(load_tokenizer(path, trust_remote_code=model.trust_remote_code), rendering)
     renderer = Renderer(renderer.tokenizer, replace(renderer.spec, truncation=truncation))
+    # Saving needs at least one canary and a pad token. A model without them is refused now and not after training.
     render_canaries(renderer)
     renderer.pad_token_id = choose_pad(renderer, config.get_text_config().vocab_size)
     return Base(path=path, config=config, disk_class=disk_class, renderer=renderer)
 
 
 def require_inputs(model: BackboneConfig, data: DataConfig, given: Given = NOTHING) -> None:
-    """Raise ModelError, DataError or ConfigError for a model or data that are not there: said before a folder is
-    claimed for what is made of them.
+    """Raise ModelError, DataError or ConfigError if the model or the data cannot be found.
+
+    Called before the output folder is created, so that a mistyped name leaves no folder behind.
     """
     require_sources(data, given)
     if model.model.lower() not in BUILTIN_NAMES:

@@ -1,7 +1,8 @@
-"""Canaries: built-in conversations whose tokens and scores travel with every reward model.
+"""Canaries: built-in conversations whose tokens and scores are saved with every reward model.
 
-Each canary also carries decoys: the score that each known fault would give. Whoever checks a copy of the model, a
-file or an endpoint, compares with the canonical scores first; where they differ, the decoys name the fault.
+Each canary also has decoys: the scores that it would get under each known fault. A copy of the model, as a folder or
+behind an endpoint, is checked by comparing its scores with the canonical ones. If they differ, the decoys tell which
+fault explains them.
 """
 
 from __future__ import annotations
@@ -45,18 +46,22 @@ FAULTS: Final = {
 
 UNKNOWN: Final = "unknown: weights, numerics or an engine that rewardlab does not know"
 CONSTANT: Final = ("softmax", "zero_head")
-"""Faults that leave nothing of the model: their scores are the same whatever it is."""
+"""Faults under which every model gives the same scores."""
 ROUNDED_ONCE: Final = 2.0**-8
-"""Half a step of bfloat16 below 1, and somewhat more."""
+"""Bound on one rounding of a number below 1 to bfloat16: half a step there is 2^-9, so this is twice as much."""
 ROOM_IN_HALF: Final = 1.5
+"""How far any score may be from its decoy, in tolerances, for a fault to fit in half precision; 1 in float32."""
 WITHIN: Final = 0.75
-"""How far a score may be from a fault's, in tolerances: a single one in half precision, and the root mean square."""
+"""Largest root mean square of the scores' distances from their decoys, in tolerances, for a fault to fit."""
 TYPICAL: Final = 5.0
-"""How many times smaller than what is allowed the noise of an arithmetic typically is (docs/one-score.md)."""
+"""How many times smaller than the tolerance the noise of an arithmetic typically is (docs/one-score.md)."""
 CLEAR: Final = 10.0
-"""How much larger the sum of squares of the distances has to be, in units of that noise, for the evidence to be clear:
-the likelihood is then e^5 times smaller, without the canary that says most."""
+"""How much larger the sum of squared distances of the worse explanation has to be, in units of that typical noise, for
+the evidence to count as clear. With normal noise its likelihood is then e^5 times smaller. The canary that speaks most
+for the better explanation is left out of the sum."""
 
+# Together they cover what renderings differ in: length, number of turns, a system message, code, and text that takes
+# several bytes a character. A saved spec holds the messages, so changing them here does not affect earlier folders.
 CONVERSATIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
     ("short", (("user", "What is the capital of Portugal?"), ("assistant", "Lisbon."))),
     ("refusal", (("user", "Tell me how to bake bread."), ("assistant", "I would rather not talk about that."))),
@@ -102,7 +107,7 @@ CONVERSATIONS: Final[tuple[tuple[str, tuple[tuple[str, str], ...]], ...]] = (
 
 
 def score_tokens(model: RewardModel, sequences: Sequence[IntArray], *, before_end: int = 0) -> list[float]:
-    """Scores of token sequences, one at a time and unpadded, read `before_end` tokens before the last."""
+    """Score token sequences one at a time, without padding, reading `before_end` tokens before the last."""
     scores = []
     with torch.no_grad():
         for token_ids in sequences:
@@ -121,7 +126,10 @@ def score_tokens(model: RewardModel, sequences: Sequence[IntArray], *, before_en
 
 
 def make_canaries(model: RewardModel, renderer: Renderer) -> list[Canary]:
-    """Canaries of a model in float32; conversations that the renderer refuses are left out."""
+    """Return the canaries of a model in float32, with their decoys; those that the renderer refuses are left out.
+
+    Raises ConfigError if the renderer refuses all of them.
+    """
     kept = render_canaries(renderer)
     sequences = [token_ids for _, _, token_ids in kept]
     scores = score_tokens(model, sequences)
@@ -132,6 +140,7 @@ def make_canaries(model: RewardModel, renderer: Renderer) -> list[Canary]:
             messages=[message.as_dict() for message in messages],
             token_ids=[int(token) for token in token_ids],
             score=score,
+            # NaN stands for a fault that cannot show in this canary.
             decoys={fault: values[number] for fault, values in decoys.items() if not math.isnan(values[number])},
         )
         for number, ((name, messages, token_ids), score) in enumerate(zip(kept, scores, strict=True))
@@ -139,7 +148,7 @@ def make_canaries(model: RewardModel, renderer: Renderer) -> list[Canary]:
 
 
 def reference_scores(canaries: Sequence[Canary], precision: str) -> list[float]:
-    """What the canaries score in arithmetic of this dtype; float32's scores where there is no reference of it."""
+    """Return the canaries' reference scores in arithmetic of this dtype, or those of float32 if there are none."""
     return [canary.references.get(precision, canary.score) for canary in canaries]
 
 
@@ -150,16 +159,16 @@ def name_fault(
     precision: str = "float32",
     tolerance: float | None = None,
 ) -> str | None:
-    """What is wrong with these scores of the canaries: None, a fault's description, or `unknown`.
+    """Return what is wrong with these scores of the canaries: None, a description of the fault, or UNKNOWN.
 
-    They are compared with the references of the precision (a dtype) that they were computed in; `tolerance` takes the
-    place of its own. A fault is named if all scores lie within the tolerance of its decoys (`_fits`), and if, also
-    without the canary that speaks most for it, the decoys explain the scores clearly better than what needs no fault:
-    the references, the references moved by one number, and one number for all. Where several faults do, all are named
-    that the best one is not clearly better than.
+    The scores are compared with the references of `precision`, the dtype of the arithmetic that computed them, and
+    within `tolerance`, by default that of the dtype. A fault is named if all scores lie near its decoys (`_fits`), and
+    if the decoys explain the scores clearly better than three explanations that need no fault: the references
+    themselves, the references plus a constant, and one constant for all. If several faults pass, all are named that
+    the best one does not beat clearly.
 
-    The canary in which control tokens are typed is looked at only where the others are right: engines that are given
-    texts, not tokens, read it otherwise, whatever else is wrong with them.
+    The canary in which control tokens are typed is looked at only if the others are right: engines that are given
+    texts and not tokens read it differently, whatever else is wrong with them.
     """
     allowed = SCORE_TOLERANCE[precision] if tolerance is None else tolerance
     typed = [number for number, canary in enumerate(canaries) if SPECIAL_TOKENS in canary.decoys]
@@ -167,34 +176,38 @@ def name_fault(
     fault = _name_fault([canaries[n] for n in others], [scores[n] for n in others], precision, allowed)
     if fault is not None or not typed:
         return fault
-    own, found = [canaries[number] for number in typed], [scores[number] for number in typed]
-    if largest_distance(reference_scores(own, precision), found) <= allowed:
+    own, own_scores = [canaries[number] for number in typed], [scores[number] for number in typed]
+    if largest_distance(reference_scores(own, precision), own_scores) <= allowed:
         return None
-    if largest_distance([canary.decoys[SPECIAL_TOKENS] for canary in own], found) <= allowed:
+    if largest_distance([canary.decoys[SPECIAL_TOKENS] for canary in own], own_scores) <= allowed:
         return f"{FAULTS[SPECIAL_TOKENS]} ({SPECIAL_TOKENS})"
     return UNKNOWN
 
 
 def _name_fault(canaries: Sequence[Canary], scores: Sequence[float], precision: str, allowed: float) -> str | None:
-    """What is wrong with the scores of canaries in which nothing is typed."""
+    """Return what is wrong with the scores of the canaries without typed control tokens, as `name_fault` does."""
     references = reference_scores(canaries, precision)
     if largest_distance(references, scores) <= allowed:
         return None
     if not all(map(math.isfinite, scores)):
         return UNKNOWN
-    found, wanted = np.array(scores), np.array(references)
+    got, wanted = np.array(scores), np.array(references)
     fitting: dict[str, tuple[Any, Any]] = {}
     for fault in FAULTS:
         if not all(fault in canary.decoys for canary in canaries):
             continue
         decoys, room = _under(fault, canaries, wanted, allowed, half=precision != "float32")
-        rivals = [wanted] if fault in CONSTANT else [wanted, wanted + np.mean(found - wanted), np.mean(found)]
-        own = (found - decoys) / room
+        # A model whose scores are shifted, or nearly equal, can come close to some decoys by chance. Such scores are
+        # explained as well by the rivals, so no fault is named. A constant score is itself the sign of the faults in
+        # CONSTANT, so there the rivals that fit a constant are left out.
+        rivals = [wanted] if fault in CONSTANT else [wanted, wanted + np.mean(got - wanted), np.mean(got)]
+        own = (got - decoys) / room
         most = ROOM_IN_HALF if precision != "float32" else 1.0
-        if _fits(own, most=most) and all(_clearly_better(own, (found - rival) / room) for rival in rivals):
+        if _fits(own, most=most) and all(_clearly_better(own, (got - rival) / room) for rival in rivals):
             fitting[fault] = own, room
     if not fitting:
         return UNKNOWN
+    # The best fault has the smallest distances in scores; `room` differs from fault to fault.
     best = min(fitting, key=lambda fault: float(np.sum(np.abs(fitting[fault][0] * fitting[fault][1]))))
     left = {best: FAULTS[best]} | {
         fault: FAULTS[fault]
@@ -207,10 +220,10 @@ def _name_fault(canaries: Sequence[Canary], scores: Sequence[float], precision: 
 def _under(
     fault: str, canaries: Sequence[Canary], references: FloatArray, allowed: float, *, half: bool
 ) -> tuple[FloatArray, FloatArray]:
-    """(what the canaries score under a fault, how far from that a score may be).
+    """Return (what the canaries score under a fault, how far from that a score may be).
 
-    What is exactly 0 or 1 is so in every arithmetic. A sigmoid squeezes the noise of its score, and its result is
-    rounded once more.
+    Scores of exactly 0 or 1 are so in every arithmetic, so little is allowed there. In half precision the score under
+    the sigmoid is noisy before the sigmoid, which squeezes the noise, and its result is rounded once more.
     """
     decoys = np.array([canary.decoys[fault] for canary in canaries])
     if fault in CONSTANT:
@@ -224,23 +237,28 @@ def _under(
 
 
 def _fits(own: FloatArray, *, most: float) -> bool:
-    """Whether distances, in units of what is allowed, are none: each at most `most`, and their root mean square less.
+    """Whether scores lie near a fault's decoys: each distance at most `most`, their root mean square at most WITHIN.
 
-    In half precision scores are compared with decoys in float32, which have no reference of their own.
+    Distances are in units of what is allowed. `most` is larger in half precision, because the decoys are known in
+    float32 only.
     """
     return bool(np.abs(own).max() <= most and np.sqrt(np.mean(own**2)) <= WITHIN)
 
 
 def _clearly_better(own: FloatArray, other: FloatArray) -> bool:
-    """Whether an explanation leaves clearly smaller distances, in units of what is allowed, than another one, also
-    without the canary that says so most.
+    """Whether an explanation with the distances `own` is clearly better than one with the distances `other`.
+
+    Distances are in units of what is allowed. The canary with the largest gain is left out, so that one odd score
+    cannot decide.
     """
     gains = np.sort((other**2 - own**2) * TYPICAL**2)
     return float(np.sum(gains[:-1])) >= CLEAR
 
 
 def name_token_fault(wanted: Sequence[int], got: Sequence[int], *, bos_token_id: int | None) -> str | None:
-    """What is wrong with the tokens of a canary's rendering: None, a fault's description, or where they part."""
+    """Return what is wrong with the tokens of a canary's rendering: None, a description of the fault, or the index of
+    the first token that differs.
+    """
     if list(got) == list(wanted):
         return None
     if list(got) == [bos_token_id, *wanted]:
@@ -251,7 +269,7 @@ def name_token_fault(wanted: Sequence[int], got: Sequence[int], *, bos_token_id:
 
 
 def largest_distance(wanted: Sequence[float], got: Sequence[float]) -> float:
-    """Largest distance in units of max(1, |wanted|)."""
+    """Return the largest distance in units of max(1, |wanted|); infinity if a score is not finite or there are none."""
     return max(
         (abs(a - b) / max(1.0, abs(a)) if math.isfinite(b) else math.inf for a, b in zip(wanted, got, strict=True)),
         default=math.inf,
@@ -259,30 +277,36 @@ def largest_distance(wanted: Sequence[float], got: Sequence[float]) -> float:
 
 
 def render_canaries(renderer: Renderer) -> list[tuple[str, Conversation, IntArray]]:
-    """(name, messages, tokens) of the canaries that this template and limit allow.
+    """Return (name, messages, tokens) of the canaries that the renderer's template and length limit allow.
 
-    Raises ConfigError if there are none, since nothing could then be verified.
+    Raises ConfigError if it allows none, because a saved model could then not be verified.
     """
     rendered = []
     conversations = [(name, tuple(Message(*turn) for turn in turns)) for name, turns in CONVERSATIONS]
     for name, messages in (*conversations, *_forged(renderer)):
         try:
             token_ids = renderer.render(messages[:-1], messages[-1:]).token_ids
-        except RenderError:  # a template without a system role, or a limit below this conversation
+        except RenderError:
+            # The template has no system role, or the conversation is longer than the limit. The others still serve.
             continue
         rendered.append((name, messages, token_ids))
     if not rendered:
         raise ConfigError(
-            f"--max-seq-len {renderer.spec.max_length} is too small for any of the conversations by which a saved "
+            f"--max-seq-len {renderer.spec.max_length} is too small for all of the conversations with which a saved "
             f"model is verified. Raise it to at least 64."
         )
     return rendered
 
 
 def _forged(renderer: Renderer) -> list[tuple[str, Conversation]]:
-    """A reply that types what the template writes between turns, where control tokens in messages are to stay text."""
+    """Return a canary whose reply contains the control tokens that the template writes between turns.
+
+    There is none if control tokens in messages are not to stay text, or if typing them changes no token.
+    """
     if renderer.spec.special_tokens_in_text != "text":
         return []
+    # Four turns with texts that are easy to find again: what stands in the rendering between the second and the fourth
+    # is what ends a reply and begins the next turns.
     said = ("Why?", "So.", "And then?", "Nothing.")
     turns = tuple(Message(role, text) for role, text in zip(("user", "assistant") * 2, said, strict=True))
     try:
@@ -292,7 +316,9 @@ def _forged(renderer: Renderer) -> list[tuple[str, Conversation]]:
     between = text[text.find(said[1]) + len(said[1]) : text.find(said[3])]
     bare = "".join(re.findall("|".join(map(re.escape, renderer.markers.names)), between)) if between else ""
     reading = Renderer(renderer.tokenizer, replace(renderer.spec, special_tokens_in_text="keep"))
-    for border in (between, bare):  # a template may cut a reply at what it writes itself, such as thoughts
+    # A template may cut off the part of a reply up to something it writes itself, such as the end of a thought. Then
+    # the control tokens alone, without the text between them, are tried.
+    for border in (between, bare):
         forged = turns[0], Message("assistant", f"{said[1]}{border}{said[3]}")
         if renderer.token_ids(forged).tolist() != reading.token_ids(forged).tolist():
             return [("control tokens", forged)]
@@ -306,10 +332,12 @@ def _decoys(
     sequences: Sequence[IntArray],
     scores: Sequence[float],
 ) -> dict[str, list[float]]:
+    """Return for each fault the scores that the canaries get under it; NaN where it cannot show."""
     bos = renderer.spec.bos_token_id
     decoys: dict[str, list[float]] = {
         "shifted_position": score_tokens(model, sequences, before_end=1),
         "no_template": score_tokens(model, [_plain(renderer, messages) for messages in conversations]),
+        # math.exp overflows above about 709; the sigmoid of such a score is 0 in any case.
         "sigmoid": [1 / (1 + math.exp(-score)) if score > -700 else 0.0 for score in scores],
         "softmax": [1.0] * len(scores),
         "zero_head": [0.0] * len(scores),
@@ -330,39 +358,53 @@ def _decoys(
 
 
 def _plain(renderer: Renderer, messages: Conversation) -> IntArray:
+    """Return the tokens of a conversation's texts, joined by newlines, without a template."""
     text = "\n".join(message.content for message in messages)
     return np.asarray(renderer.tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
 
 def rope_faults(config: Any) -> dict[str, dict[str, Any]]:
-    """Position settings as an engine has them that drops all, or only the scaling, where that changes anything."""
+    """Return the position settings that an engine has if it drops all of them, or only their scaling, by fault.
+
+    Faults that would change nothing for this configuration are left out.
+    """
     own = getattr(config, "rope_parameters", None)
     if not isinstance(own, dict) or not own:
         return {}
     defaults = getattr(type(config)(), "rope_parameters", None) or {}
-    if "rope_type" not in own:  # one set of settings for each kind of layer that turns its heads at all
+    # Models with layers of several kinds, such as Gemma 3, have one set of settings for each kind.
+    if "rope_type" not in own:
         turning = {kind: values for kind, values in own.items() if isinstance(values, dict)}
         dropped = own | {kind: _like(values, defaults.get(kind) or {}) for kind, values in turning.items()}
         unscaled = own | {kind: _like(values, values) for kind, values in turning.items()}
     else:
         dropped, unscaled = _like(own, defaults), _like(own, own)
     faults = {"dropped_rope": dropped, "dropped_rope_scaling": unscaled}
-    if dropped == unscaled:  # the base is the default one, so both faults are the same
+    if dropped == unscaled:
+        # The model has the default base, so both faults give the same scores and one name is enough.
         faults.pop("dropped_rope_scaling")
     return {fault: parameters for fault, parameters in faults.items() if parameters != own}
 
 
 def _like(own: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
-    """Unscaled settings with the base of `source`; which part of a head turns is `own`, since shapes hang on it."""
+    """Return settings without scaling and with the base of `source`.
+
+    Which share of a head is rotated stays as in `own`, because the shapes of tensors depend on it.
+    """
     kept = {"partial_rotary_factor": own["partial_rotary_factor"]} if "partial_rotary_factor" in own else {}
     return {"rope_type": "default", "rope_theta": source.get("rope_theta", own.get("rope_theta")), **kept}
 
 
 def _with_rope(model: RewardModel, parameters: dict[str, Any]) -> RewardModel | None:
-    """The same weights under other position settings; None for a model that keeps none there or cannot have these."""
+    """Return the model with the same weights and other position settings.
+
+    None if its rotary embedding is not where transformers usually has it, or cannot have these settings.
+    """
     rotary: Any = getattr(model.backbone, "rotary_emb", None)
     if rotary is None:
         return None
+    # Shallow copies of the model, of its backbone and of their dictionaries of submodules: the rotary embedding can be
+    # replaced in the copy without copying weights, and the model itself is not changed.
     config = copy.deepcopy(model.config)
     config.rope_parameters = parameters
     changed = copy.copy(model)
@@ -372,14 +414,17 @@ def _with_rope(model: RewardModel, parameters: dict[str, Any]) -> RewardModel | 
     turned: Any = type(rotary)(config=config).to(model.device)
     changed.backbone.rotary_emb = turned
     own, other = ({name: buffer.shape for name, buffer in part.named_buffers()} for part in (rotary, turned))
-    both = own.keys() & other.keys()  # a forward pass may have added or dropped some
+    # Only buffers that both have are compared, since a forward pass may have added or dropped some.
+    both = own.keys() & other.keys()
     return changed if both and all(own[name] == other[name] for name in both) else None
 
 
 def separated(canaries: Sequence[Canary], *, tolerance: float) -> dict[str, bool]:
-    """For each fault with decoys, whether it would be noticed: its median decoy lies further off than the tolerance."""
-    found: dict[str, list[float]] = {}
+    """Return for each fault with decoys whether it would be noticed: whether the median distance of its decoys from the
+    scores, in units of max(1, |score|), exceeds the tolerance.
+    """
+    distances_of: dict[str, list[float]] = {}
     for canary in canaries:
         for fault, decoy in canary.decoys.items():
-            found.setdefault(fault, []).append(abs(decoy - canary.score) / max(1.0, abs(canary.score)))
-    return {fault: median(distances) > tolerance for fault, distances in found.items()}
+            distances_of.setdefault(fault, []).append(abs(decoy - canary.score) / max(1.0, abs(canary.score)))
+    return {fault: median(distances) > tolerance for fault, distances in distances_of.items()}

@@ -1,8 +1,8 @@
-"""config.json of a reward-model folder: what every engine, old or new, reads off it, says one thing.
+"""Checks that config.json of a reward-model folder says the same to every engine, old or new.
 
-Engines take the same setting from different fields: position settings have one place in transformers 5 and others
-before, an activation has a field for each library. A field that only some engines read would give them another score
-while the canaries, which one engine computes, stay right.
+Engines read the same setting from different fields: position settings moved in transformers 5, and each library has its
+own field for an activation function. A wrong value in a field that only some engines read would change their scores,
+while the canaries, which are computed here, stay right.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rewardlab.core.spec import DAMAGED, REMEDY, RewardSpec
 
 CONFIG: Final = "config.json"
 LARGEST: Final = {"tokenizer.json": 256 << 20, ".json": MAX_BYTES, ".jinja": 1 << 20}
-"""Bytes that a file may have which is read into memory as a whole, by its name or its ending."""
+"""Largest size in bytes of files that are read into memory as a whole, by name or by ending."""
 OLDER_ROPE: Final = (
     "rope_theta",
     "rope_scaling",
@@ -28,16 +28,16 @@ OLDER_ROPE: Final = (
     "rotary_pct",
     "rotary_emb_base",
 )
-"""Where transformers 4 looks for position settings; it silently drops those it cannot find."""
+"""Fields in which transformers 4 looks for position settings. Where one is missing, it takes a default silently."""
 NEUTRAL: Final = {"partial_rotary_factor": 1, "rotary_pct": 1}
-"""What says as much as nothing does."""
+"""Values of these fields that mean the same as leaving the field out."""
 ACTIVATIONS: Final = ("sentence_transformers", "sbert_ce_default_activation_function")
-"""Where sentence-transformers and vLLM look for a function to apply to the score."""
+"""Fields in which sentence-transformers and vLLM look for a function to apply to the score."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Engine:
-    """Fields that decide how an engine reads the score, with their types; all others are the architecture's."""
+    """The fields that decide how an engine reads the score, with their types; all others belong to the architecture."""
 
     model_type: str
     architectures: list[str]
@@ -51,17 +51,17 @@ class _Engine:
 
 
 def require_sizes(path: Path) -> None:
-    """Raise ArtifactError for a file of the folder that is too large to be what its name says."""
+    """Raise ArtifactError if a JSON or template file of the folder is larger than LARGEST allows."""
     for file in sorted(path.iterdir()):
         most = LARGEST.get(file.name, LARGEST.get(file.suffix))
         if most is not None and file.is_file() and (size := file.stat().st_size) > most:
-            raise ArtifactError(f"{file}: it has {size} bytes, and at most {most} are read. {REMEDY}")
+            raise ArtifactError(f"{file}: it has {size} bytes, and at most {most} are allowed. {REMEDY}")
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """config.json of a folder.
+    """Return the content of a folder's config.json.
 
-    Raises ArtifactError if it is missing or no object.
+    Raises ArtifactError if it is missing or not a JSON object.
     """
     if not (path / CONFIG).is_file():
         raise ArtifactError(f"{path}: {CONFIG} is missing. {REMEDY}")
@@ -69,9 +69,9 @@ def read_config_file(path: Path) -> dict[str, Any]:
 
 
 def require_config(path: Path, spec: RewardSpec) -> int:
-    """The pad token.
+    """Return the id of the pad token.
 
-    Raises ArtifactError unless config.json makes every engine return the raw score of the right token.
+    Raises ArtifactError unless config.json makes every engine return the raw score, read at the final token.
     """
     file = path / CONFIG
     values = read_config_file(path)
@@ -85,9 +85,11 @@ def require_config(path: Path, spec: RewardSpec) -> int:
         )
     if extra := [name for name in ACTIVATIONS if _applies(values.get(name))]:
         raise ArtifactError(
-            f"{file}: {extra[0]} names a function that engines would apply to the score, which is to stay as it is "
+            f"{file}: {extra[0]} names a function that engines would apply to the score, which has to stay as it is "
             f"({FAULTS['sigmoid']}). {REMEDY}"
         )
+    # Engines find the end of a conversation as its last token that is not padding. If the pad token were also the final
+    # token, they would skip the final token and read the score one token too early.
     pad = values.get("pad_token_id", (config.text_config or {}).get("pad_token_id"))
     final, ends = spec.renderer.final_token_id, {canary.token_ids[-1] for canary in spec.canaries}
     if not isinstance(pad, int) or pad == final or pad in ends:
@@ -99,36 +101,41 @@ def require_config(path: Path, spec: RewardSpec) -> int:
 
 
 def require_agreement(path: Path, spec: RewardSpec, model_config: Any, disk_class: Any) -> None:
-    """Raise ArtifactError if config.json tells other engines of another model than `model_config`, the loaded one's."""
+    """Raise ArtifactError if config.json describes to other engines a model that differs from the one loaded here.
+
+    `model_config` is the configuration as transformers loaded it.
+    """
     values = read_config_file(path)
     for name in ("dtype", "torch_dtype"):
         dtype = values.get(name)
         if dtype is not None and dtype.removeprefix("torch.") != spec.save_dtype:
             raise ArtifactError(
                 f"{path / CONFIG}: {name} is {dtype!r:.60}, and the weights are saved in {spec.save_dtype}; engines "
-                f"that go by it would round them. {REMEDY}"
+                f"that follow this field would round them. {REMEDY}"
             )
     if values["architectures"] != [disk_class.__name__]:
         raise ArtifactError(
             f"{path / CONFIG}: architectures is {values['architectures']!r:.80}, wanted [{disk_class.__name__!r}], "
-            f"which has these weights; engines go by it. {REMEDY}"
+            f"the class of these weights; engines follow this field. {REMEDY}"
         )
-    # As the file has them: transformers adds to its own what stands in other fields.
-    told = older_rope(values if "rope_parameters" in values else model_config.to_dict())
+    # The file's own rope_parameters are used if it has them: those of the loaded configuration may already contain
+    # values that transformers took from the older fields.
+    expected = older_rope(values if "rope_parameters" in values else model_config.to_dict())
     for name in OLDER_ROPE:
-        found, wanted = values.get(name), told.get(name, NEUTRAL.get(name))
-        if found is not None and not _same(found, wanted):
+        value, wanted = values.get(name), expected.get(name, NEUTRAL.get(name))
+        if value is not None and not _same(value, wanted):
             raise ArtifactError(
-                f"{path / CONFIG}: {name} is {found!r:.80}, and the positions of the model say {wanted!r:.80}: engines "
-                f"that read the one would give other scores than those that read the other. {REMEDY}"
+                f"{path / CONFIG}: {name} is {value!r:.80}, and by rope_parameters it should be {wanted!r:.80}: older "
+                f"and newer engines would give different scores. {REMEDY}"
             )
 
 
 def older_rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The position settings of a configuration under the names by which transformers 4 looks for them."""
+    """Return the position settings of a configuration in the fields in which transformers 4 looks for them."""
     rope = config.get("rope_parameters")
     older: dict[str, Any] = {}
-    if isinstance(rope, dict) and isinstance(rope.get("full_attention"), dict):  # one for each kind of layer: Gemma 3
+    # Gemma 3 has one set of settings for each kind of layer; transformers 4 has a field of its own for the local ones.
+    if isinstance(rope, dict) and isinstance(rope.get("full_attention"), dict):
         local = rope.get("sliding_attention") or {}
         older |= {"rope_local_base_freq": local["rope_theta"]} if "rope_theta" in local else {}
         rope = rope["full_attention"]
@@ -137,10 +144,12 @@ def older_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     older["rope_theta"] = rope["rope_theta"]
     if rope.get("rope_type", "default") != "default":
         scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
-        if config.get("model_type") == "phi3":  # refuses every field but three
+        # Phi-3 in transformers 4 refuses a rope_scaling with other fields than type, short_factor and long_factor; it
+        # reads the two that are removed here from the top level.
+        if config.get("model_type") == "phi3":
             scaling["type"] = scaling.pop("rope_type")
             for name in ("original_max_position_embeddings", "partial_rotary_factor"):
-                scaling.pop(name, None)  # stands at the top level
+                scaling.pop(name, None)
         older["rope_scaling"] = scaling
     if "partial_rotary_factor" in rope:
         older |= {"partial_rotary_factor": rope["partial_rotary_factor"], "rotary_pct": rope["partial_rotary_factor"]}
@@ -149,15 +158,15 @@ def older_rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _applies(named: object) -> bool:
-    """Whether what a field says of an activation is more than nothing."""
+    """Whether a field names an activation function other than the identity."""
     function = named.get("activation_fn") if isinstance(named, dict) else named
     return function is not None and not str(function).endswith("Identity")
 
 
-def _same(found: Any, wanted: Any) -> bool:
-    """Whether two settings are equal, as numbers or item by item."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        return found.keys() == wanted.keys() and all(_same(found[name], wanted[name]) for name in found)
-    if isinstance(found, list) and isinstance(wanted, list | tuple):
-        return len(found) == len(wanted) and all(_same(a, b) for a, b in zip(found, wanted, strict=True))
-    return isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)
+def _same(value: Any, wanted: Any) -> bool:
+    """Whether two settings are equal: 1 equals 1.0, True does not equal 1, and lists and objects item by item."""
+    if isinstance(value, dict) and isinstance(wanted, dict):
+        return value.keys() == wanted.keys() and all(_same(value[name], wanted[name]) for name in value)
+    if isinstance(value, list) and isinstance(wanted, list | tuple):
+        return len(value) == len(wanted) and all(_same(a, b) for a, b in zip(value, wanted, strict=True))
+    return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)

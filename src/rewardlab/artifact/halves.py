@@ -1,8 +1,9 @@
-"""Half precision in the artifact: how weights are rounded for a file, and the scores that come with every canary.
+"""Half precision in the artifact: weights rounded for a file, and reference scores for every canary.
 
-A reference in half precision is what rewardlab itself computes there: by copies of the linear layers' weights, rounded
-stochastically and seeded by name, which are the same bits wherever the folder is loaded. An engine told to compute
-a float32 folder in bfloat16 rounds its weights to the nearest instead and so has another model: a decoy says which.
+A reference in half precision is the score that rewardlab itself computes there: with linear layers' weights that are
+rounded stochastically and seeded by name, so they are the same bits wherever the folder is loaded. An engine that is
+told to compute a float32 folder in bfloat16 rounds the weights to the nearest instead, which makes a different model.
+Each canary has a decoy with that model's score.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ from rewardlab.model.rounding import round_weights
 
 HALVES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FLOAT16_FINEST: Final = 2.0**-16
-"""Root mean square below which float16, whose values are never nearer than 2**-24, is coarser than bfloat16."""
+"""Root mean square of weights below which float16 is coarser than bfloat16: its values are at least 2**-24 apart."""
 TAKE_BFLOAT16: Final = "Take bfloat16, which has the range of float32."
 
 
 def stored(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """A weight on the CPU as a file holds it, rounded stochastically under its name inside the RewardModel.
+    """Return a weight as the file holds it: on the CPU, and rounded stochastically to `dtype`.
 
-    Raises ArtifactError if float16 has not the range for it.
+    The rounding is seeded by `name`, the weight's name in the RewardModel.
+
+    Raises ArtifactError if its values are too large or too small for float16.
     """
     tensor = tensor.detach().cpu()
     if not tensor.is_floating_point():
@@ -47,38 +50,45 @@ def stored(tensor: Tensor, dtype: torch.dtype, name: str) -> Tensor:
 
 
 def _require_float16_range(tensor: Tensor, name: str) -> None:
+    """Raise ArtifactError for values above float16's largest, and for matrices whose weights are too small for it."""
     limit = torch.finfo(torch.float16).max
     if (largest := float(tensor.abs().max())) > limit:
-        raise ArtifactError(f"{name} holds {largest:.4g}, and float16 ends at {limit:.0f}. {TAKE_BFLOAT16}")
-    size = float(tensor.float().square().mean().sqrt())
-    if tensor.ndim >= 2 and 0 < size < FLOAT16_FINEST:  # a bias is added to numbers of ordinary size
         raise ArtifactError(
-            f"{name} holds weights of {size:.1e} (root mean square), too small for float16, which would keep less of "
-            f"them than bfloat16. {TAKE_BFLOAT16}"
+            f"{name} holds {largest:.4g}, and the largest float16 value is {limit:.0f}. {TAKE_BFLOAT16}"
+        )
+    # Small biases are no problem: they are added to numbers of ordinary size, so their rounding hardly counts.
+    size = float(tensor.float().square().mean().sqrt())
+    if tensor.ndim >= 2 and 0 < size < FLOAT16_FINEST:
+        raise ArtifactError(
+            f"{name} holds weights of {size:.1e} (root mean square), too small for float16, which would round them "
+            f"more coarsely than bfloat16. {TAKE_BFLOAT16}"
         )
 
 
 def with_half_precision(canaries: Sequence[Canary], model: RewardModel, save_dtype: str) -> list[Canary]:
-    """The canaries with references in half precision, and the decoy of weights rounded to the nearest.
+    """Return the canaries with references in half precision and the decoy of weights rounded to the nearest.
 
-    `model` is the saved one in float32; its weights are rounded in place at the end, so this is its last use. float16
-    is left to CUDA and to folders in float16: a CPU takes several times as long for it as for bfloat16, and it is so
-    near to float32 that the canonical scores serve for both.
+    `model` is the saved one in float32. Its weights are rounded in place at the end, so it must not be used afterwards.
+    References in float16 are computed only on CUDA and for folders in float16: a CPU takes several times as long for
+    them as for bfloat16, and float16 is so near to float32 that the canonical scores serve for both.
 
-    Raises ArtifactError if the scores are not finite, or those of a folder in half precision are not finite there.
+    Raises ArtifactError if the canonical scores are not finite, or if a folder in half precision has references in its
+    own dtype that are not finite.
     """
     if not all(math.isfinite(canary.score) for canary in canaries):
         raise ArtifactError("scores of the canaries are not finite in float32: the model has diverged.")
     sequences = [np.asarray(canary.token_ids, np.int32) for canary in canaries]
     wanted = [name for name in HALVES if name in ("bfloat16", save_dtype) or model.device.type == "cuda"]
     references = {name: _half_scores(model, sequences, HALVES[name]) for name in wanted}
-    endless = [name for name, scores in references.items() if not all(map(math.isfinite, scores))]
-    if save_dtype in endless:
+    overflown = [name for name, scores in references.items() if not all(map(math.isfinite, scores))]
+    if save_dtype in overflown:
         way_out = TAKE_BFLOAT16 if save_dtype == "float16" else "Take float32."
         raise ArtifactError(f"scores are not finite in {save_dtype} arithmetic. {way_out}")
-    for name in endless:  # nothing is promised there
+    # A precision in which the model overflows gets no references; loading it in that precision is then an error.
+    for name in overflown:
         del references[name]
     decoys: dict[str, list[float]] = {}
+    # Weights that are bfloat16 already are not changed by rounding them to it, so there is nothing to tell apart.
     if save_dtype != "bfloat16":
         round_to_nearest(model, torch.bfloat16)
         decoys[PRECISION_MISMATCH] = score_tokens(model, sequences)
@@ -93,14 +103,14 @@ def with_half_precision(canaries: Sequence[Canary], model: RewardModel, save_dty
 
 
 def _half_scores(model: RewardModel, sequences: Sequence[IntArray], dtype: torch.dtype) -> list[float]:
-    """Scores of token sequences by a float32 model, as `load` has it compute in half precision."""
+    """Score token sequences with a float32 model as it would compute when loaded in half precision."""
     with computing_in(model, dtype):
         return score_tokens(model, sequences)
 
 
 @contextmanager
 def computing_in(model: RewardModel, dtype: torch.dtype) -> Iterator[None]:
-    """Meanwhile a float32 model, whole or in parts, computes in half precision as `load` has it do."""
+    """Make a float32 model, whole or sharded, compute inside as it would when loaded in half precision."""
     own = model.compute_dtype
     model.compute_dtype = dtype
     if isinstance(model, FSDPModule):
@@ -116,9 +126,9 @@ def computing_in(model: RewardModel, dtype: torch.dtype) -> Iterator[None]:
 
 
 def round_to_nearest(model: RewardModel, dtype: torch.dtype) -> None:
-    """Make every weight, in place, the nearest value of a half precision: what an engine makes of a float32 folder.
+    """Round every weight, in place, to the nearest value of a half precision, as engines do with a float32 folder.
 
-    The arithmetic stays float32; that of engines differs from one to the next and moves scores far less.
+    The arithmetic stays float32: that of engines differs from one to the next, and it moves scores far less.
     """
     drop_gathered(model)
     with torch.no_grad():

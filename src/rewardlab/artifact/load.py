@@ -1,4 +1,4 @@
-"""A reward-model folder -> a Scorer, checked on the way: nothing is guessed and nothing is filled in."""
+"""Loading a reward-model folder as a Scorer, with every check on the way: nothing is guessed or filled in."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from rewardlab.model.load import (
     wrap,
 )
 from rewardlab.model.parts import Division, fill_head, outline_of, places_in
-from rewardlab.model.reward import HEAD_ON_DISK, Layout
+from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout
 from rewardlab.score import Scorer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
-    """What a model is to lie on."""
+    """Where a model is loaded to."""
 
     device: torch.device
     division: Division | None = None
-    """Processes that have a part of it each, all of which load it; None for one that has it whole."""
+    """The ranks that load the model together and hold a part each; None for a process that holds all of it."""
 
 
 def _silent(line: str) -> None:
-    pass
+    """Ignore a line of the log."""
 
 
 def load(
@@ -69,14 +69,17 @@ def load(
     compute: ComputeConfig = LIBRARY_COMPUTE,
     log: Log = _silent,
 ) -> Scorer:
-    """The reward model in `folder`, ready to score.
+    """Load the reward model in `folder`, ready to score.
 
-    With ``precision="fp32"`` its scores are the canonical ones; with `bf16` and `fp16` linear layers compute by weights
-    rounded stochastically, the same on every machine. `check` compares files, tokens and canary scores
-    with those recorded when the model was saved. `trust_remote_code` runs Python code that lies in the folder.
-    `compute` names kernels; by default the allocator of the process is left alone. `log` is told what was chosen.
+    With ``precision="fp32"`` its scores are the canonical ones; with `bf16` and `fp16` linear layers compute with
+    weights rounded stochastically, the same on every machine. `device` is by default CUDA if there is one, else the
+    CPU. `check` compares files, tokens and canary scores with those recorded when the model was saved.
+    `trust_remote_code` runs Python code that comes with the folder. `compute` names kernels; by default the allocator
+    of the process is left alone. `log` gets a line on what was chosen.
 
-    Raises ArtifactError if anything that decides a score is missing, changed or different.
+    Raises ArtifactError if anything that decides a score is missing, changed or different; ConfigError for a
+    `precision`, `attention` or kernel that does not exist or cannot be used here; ModelError if `attention` is "shared"
+    and that is not exact for this model.
     """
     path = Path(folder)
     require(precision in PRECISION, f"precision {precision!r} is not one of {', '.join(PRECISION)}.")
@@ -112,9 +115,10 @@ def assemble(
     compute: ComputeConfig = LIBRARY_COMPUTE,
     log: Log = _silent,
 ) -> Scorer:
-    """Build the Scorer from the files, without comparing canaries; `trust` runs code that lies among them.
+    """Build the Scorer from the files, without comparing canaries; `trust` runs Python code that comes with them.
 
-    Raises ArtifactError for missing or mismatched weights, ModelError for an unsuitable `attention_mode`.
+    Raises ArtifactError for files that are missing, mismatched or contradict each other; ModelError if `attention_mode`
+    is "shared" and that is not exact for this model; ConfigError for kernels that cannot be used here.
     """
     device, division = where.device, where.division
     require_sizes(path)
@@ -125,8 +129,9 @@ def assemble(
         disk_class = disk_class_of(model_config)
         require_agreement(path, spec, model_config, disk_class)
         require_same_sizes(path, model_config, disk_class)
-    with told(str(path), "a small model of its kind cannot be computed"):
-        layout: Layout = _agreed(
+    # The layout is chosen by a self-test, which may differ on machines of one run; all ranks take that of the first.
+    with told(str(path), "a small model of its architecture cannot be computed"):
+        layout: AttentionLayout = _agreed(
             choose_layout(
                 model_config,
                 disk_class,
@@ -176,6 +181,7 @@ def _require_all_and_no_more(path: Path, disk_class: Any, missing: Collection[st
     """Raise ArtifactError unless the files hold exactly the weights of the class."""
     if missing:
         raise ArtifactError(f"{path}: weights are missing: {', '.join(sorted(missing)[:5])}. {REMEDY}")
+    # Extra weights do not change the score here, but an engine with another class may read them.
     if extra:
         raise ArtifactError(
             f"{path}: its files hold weights that {disk_class.__name__} has no place for, and other engines may: "
@@ -185,31 +191,31 @@ def _require_all_and_no_more(path: Path, disk_class: Any, missing: Collection[st
 
 @contextmanager
 def _of_this_folder(path: Path) -> Iterator[None]:
-    """Meanwhile what is wrong with a model is wrong with the folder."""
+    """Turn every ModelError raised inside into an ArtifactError about this folder."""
     try:
         yield
     except ModelError as error:
-        said = str(error)
-        raise ArtifactError(f"{'' if said.startswith(str(path)) else f'{path}: '}{said} {REMEDY}") from error
+        message = str(error)
+        raise ArtifactError(f"{'' if message.startswith(str(path)) else f'{path}: '}{message} {REMEDY}") from error
 
 
-def _agreed(found: Any, division: Division | None) -> Any:
-    """What the first process found by measuring."""
-    return found if division is None else division.gather(found)[0]
+def _agreed(choice: Any, division: Division | None) -> Any:
+    """Return the first rank's choice, on all ranks; choices that are measured may differ from rank to rank."""
+    return choice if division is None else division.gather(choice)[0]
 
 
 def _require_raw_scores(path: Path, spec: RewardSpec) -> None:
-    """Raise ArtifactError for a calibration in the spec: none is applied yet, and raw scores are others."""
+    """Raise ArtifactError if the spec asks for a calibration, which this version does not apply."""
     if spec.temperature != 1.0 or spec.affine is not None:
         raise ArtifactError(
             f"{path}: its scores are to be calibrated (temperature {spec.temperature}, affine {spec.affine}), which "
-            f"this rewardlab does not apply. Use the version that wrote it, or set temperature to 1 and affine to null "
-            f"in {SPEC_FILE} to have raw scores."
+            f"this version of rewardlab cannot do. Use the version that wrote the folder, or set temperature to 1 and "
+            f"affine to null in {SPEC_FILE} to get raw scores."
         )
 
 
 def require_files(path: Path, spec: RewardSpec) -> None:
-    """Raise ArtifactError unless the spec is that of the model, and every recorded file there with its content."""
+    """Raise ArtifactError unless the spec belongs to the model and every file recorded in it is there and unchanged."""
     require_head(path)
     require_config(path, spec)
     require_seal(path, spec)
@@ -235,10 +241,11 @@ def require_head(path: Path) -> None:
 
 
 def require_canaries(scorer: Scorer, spec: RewardSpec, *, where: str) -> float:
-    """Compare tokens and scores of the canaries; returns the largest distance in units of max(1, |score|).
+    """Compare tokens and scores of the canaries with those in the spec.
 
-    Raises ArtifactError naming the fault if they differ from the references of the model's precision by more than that
-    allows.
+    Returns the largest distance of a score from its reference in the model's precision, in units of max(1, |score|).
+
+    Raises ArtifactError, naming the fault, if tokens differ or scores differ by more than the precision allows.
     """
     for canary in spec.canaries:
         try:
@@ -273,16 +280,23 @@ def require_canaries(scorer: Scorer, spec: RewardSpec, *, where: str) -> float:
 
 
 def _tokens(token_ids: list[int]) -> Any:
+    """Return token ids as an int32 array."""
     import numpy as np
 
     return np.asarray(token_ids, dtype=np.int32)
 
 
-def _implementation(model_config: Any, layout: Layout) -> str:
+def _implementation(model_config: Any, layout: AttentionLayout) -> str:
+    """Return the name of the attention implementation for transformers that a layout needs."""
     return attention.padded_implementation(model_config.get_text_config()) if layout == "padded" else attention.NAME
 
 
 def _require_template(path: Path, tokenizer: Any, spec: RewardSpec) -> None:
+    """Raise ArtifactError unless the tokenizer's chat template is the one in the spec.
+
+    Here conversations are rendered by the spec's template, so scores would be right; but other engines read the
+    tokenizer's.
+    """
     if tokenizer.chat_template != spec.renderer.chat_template:
         own = Renderer(tokenizer, replace(spec.renderer, chat_template=tokenizer.chat_template or ""))
         raise ArtifactError(
@@ -292,7 +306,7 @@ def _require_template(path: Path, tokenizer: Any, spec: RewardSpec) -> None:
 
 
 def _what_renders(renderer: Renderer, spec: RewardSpec) -> str:
-    """What a wrong template makes of the first canary."""
+    """Return how a wrong template's rendering of the first canary differs from the right one, for a message."""
     for canary in spec.canaries[:1]:
         try:
             got = renderer.token_ids(to_messages(canary.messages)).tolist()

@@ -1,6 +1,6 @@
-"""RewardModel -> a folder that Hugging Face, vLLM and SGLang load as it is, with its spec and canaries.
+"""Saving a RewardModel as a folder that transformers, vLLM and SGLang load as it is, with its spec and canaries.
 
-The folder is written under a temporary name, read back from the disk, scored, and only then given its name.
+The folder is written under a temporary name, read back from disk and scored. Only then does it get its name.
 """
 
 from __future__ import annotations
@@ -39,25 +39,28 @@ from rewardlab.model.quantization import num_weights
 from rewardlab.model.reward import RewardModel, disk_name
 
 PORTABLE_TOKENIZER: Final = "PreTrainedTokenizerFast"
-"""Read by transformers 4 and 5 alike; version 5 writes a name that version 4 does not know."""
+"""A tokenizer class name that transformers 4 and 5 both know; version 5 writes one that version 4 does not know."""
 QUANTIZED: Final = ("quantization_config", "_pre_quantization_dtype")
+"""Fields of a configuration that say how the live model's weights are quantised."""
 PLAIN_COMPUTE: Final = ComputeConfig(attention_backend="segments", linear_backend="torch", allocator="system")
-"""Kernels by which canaries are scored: those that are there in every precision, on every machine."""
+"""The kernels that score canaries: those that exist in every precision and on every machine."""
 logger = logging.getLogger("rewardlab")
 NOTABLE_ROUNDING: Final = 0.05
-"""Rounding that moves a canary's score further than this, in units of max(1, |score|), is worth a warning."""
+"""If rounding moves a canary's score by more than this, in units of max(1, |score|), a warning is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """The folder of which another is made."""
+    """The folder from which another one is exported."""
 
     folder: Path
     save_dtype: str
+    """dtype of its weights."""
     rounding: str
+    """How its weights were rounded: `none`, `nearest` or `stochastic`."""
 
     def as_dict(self) -> dict[str, str]:
-        """For the spec: where it was, the dtype of its weights, and the SHA-256 of its own spec."""
+        """Return what the new spec says about the source: its path, the dtype of its weights, its spec's SHA-256."""
         digest = sha256_file(self.folder / SPEC_FILE)
         return {"folder": str(self.folder), "save_dtype": self.save_dtype, "spec_sha256": digest}
 
@@ -75,12 +78,13 @@ def save_reward_model(
 ) -> RewardSpec:
     """Write the model, adapters merged, as `folder`; an existing folder is replaced only at the very end.
 
-    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`; those of an
-    exported folder are copied. Where the model is in parts, all processes of the `division` call this; the first
-    writes, and they read the folder back in parts.
+    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`; with an Exported
+    source its adapters are copied. If the model is sharded, all ranks of the `division` call this: the first writes,
+    and all read the folder back in parts.
 
-    Raises ArtifactError if the folder would not give the model's own scores, float16 has not the range for its
-    weights, or no pad token can be found; OSError if the disk is full. Either way nothing that was there is lost.
+    Raises ArtifactError if the folder would not give the model's own scores, if the weights do not fit float16's range,
+    or if no pad token can be found; ModelError if the base model's files changed during training; OSError if the disk
+    is full. In every case an earlier folder is left as it was.
     """
     ranks: Writers = ALONE if division is None else division
     dtype_name = str(save_dtype).removeprefix("torch.")
@@ -112,8 +116,12 @@ def save_reward_model(
             provenance=dict(provenance),
         )
         ranks.by_first(lambda: require_head(temporary))
+        # Scored before the folder is read back, so that the weights that FSDP gathers for it can be freed first and are
+        # not in memory beside the copy that is read.
         scores = live_scores(model, renderer)
         drop_gathered(model)
+        # The scores that other people will get are those of the files, so canaries are made by a model read from them,
+        # in the padded layout, which is the reference.
         saved = assemble(
             temporary,
             draft,
@@ -123,7 +131,8 @@ def save_reward_model(
             compute=PLAIN_COMPUTE,
         )
         _require_same_weights(saved.model, written, ranks)
-        # With weights held rounded or quantised, or in another arithmetic, the live model's scores are others.
+        # If the live model holds weights rounded or quantised, or computes in half precision, its scores differ from
+        # those of the folder, and the difference is recorded and not an error.
         same = saved.model.compute_dtype == model.compute_dtype and model.read_originals is None
         canaries = with_half_precision(make_canaries(saved.model, saved.renderer), saved.model, draft.save_dtype)
         spec: RewardSpec = ranks.by_first(lambda: _complete(draft, canaries, scores, same, temporary))
@@ -132,9 +141,14 @@ def save_reward_model(
 
 
 def verify_in_clean_process(folder: Path) -> None:
-    """Run `rewardlab verify` on the folder in a fresh interpreter; ArtifactError with its words if it fails."""
+    """Run `rewardlab verify` on the folder in a new Python process.
+
+    Nothing that this process has in memory can then make up for something missing in the files.
+
+    Raises ArtifactError with the message of the other process if it fails.
+    """
     answer = subprocess.run(
-        # -P: a `random.py` in the current folder is none of its business.
+        # -P keeps the current folder off the import path, where a file such as `random.py` would shadow a module.
         [sys.executable, "-P", "-m", "rewardlab", "verify", str(folder)],
         capture_output=True,
         text=True,
@@ -142,15 +156,15 @@ def verify_in_clean_process(folder: Path) -> None:
         env=os.environ | _where_this_package_is(),
     )
     if answer.returncode != 0:
-        said = answer.stderr.strip() or (
-            f"it ended with status {answer.returncode} and said nothing. It holds the whole model in float32; is there "
-            f"memory for it? If not, run `rewardlab verify {quoted(str(folder))}` where there is."
+        message = answer.stderr.strip() or (
+            f"it ended with status {answer.returncode} and no message. It needs memory for the whole model in float32. "
+            f"If there is too little here, run `rewardlab verify {quoted(str(folder))}` on a machine with more."
         )
-        raise ArtifactError(f"{folder} does not pass verification in a clean process: {said}")
+        raise ArtifactError(f"{folder} does not pass verification in a clean process: {message}")
 
 
 def _where_this_package_is() -> dict[str, str]:
-    """PYTHONPATH for another process, where the package is not installed."""
+    """Return the PYTHONPATH by which another process finds this package; nothing if it is installed."""
     home = Path(__file__).resolve().parents[2]
     if {"site-packages", "dist-packages"} & set(home.parts):
         return {}
@@ -159,9 +173,10 @@ def _where_this_package_is() -> dict[str, str]:
 
 
 def choose_pad(renderer: Renderer, num_embeddings: int) -> int:
-    """A token that exists, is never the last of a rendering, and, where there is one, occurs in none.
+    """Choose the pad token: one that exists, never ends a rendering and, if possible, occurs in no canary.
 
-    Hugging Face reads the score at the last token that is not padding, older versions before the first that is.
+    transformers reads the score at the last token that is not padding, and older versions before the first one that is.
+    So a pad token at the end of a conversation, or for older versions anywhere in it, would give a wrong score.
 
     Raises ArtifactError if there is none.
     """
@@ -189,8 +204,8 @@ def choose_pad(renderer: Renderer, num_embeddings: int) -> int:
     ]
     if not candidates:
         raise ArtifactError(
-            f"no token can serve as padding: every special token is also the final token {final} of a rendering, and "
-            f"Hugging Face reads the score at the last token that is not padding. Use a chat template that ends in "
+            f"no token can serve as padding: the only special token is the final token {final} of every rendering, and "
+            f"transformers reads the score at the last token that is not padding. Use a chat template that ends in "
             f"another token."
         )
     rendered = {int(token) for _, _, token_ids in render_canaries(renderer) for token in token_ids}
@@ -198,18 +213,18 @@ def choose_pad(renderer: Renderer, num_embeddings: int) -> int:
 
 
 def saved_dtype(wanted: str) -> torch.dtype:
-    """The dtype for `--save-dtype`; `auto` is float32, the dtype of what was trained.
+    """Return the dtype for `--save-dtype`; `auto` is float32, the dtype in which weights are trained.
 
-    Half the size has its price: once trained, no weight lies on a half-precision grid any more. Rounded to the nearest
-    they would forget most of the training; rounded stochastically (model/rounding.py) they keep it, and scores move by
-    the noise of that.
+    Half the size has a price, because trained weights are not half-precision values. Rounded to the nearest they would
+    lose most of the training. Rounded stochastically (model/rounding.py) they keep it, and scores move by the noise of
+    the rounding.
     """
     dtype: torch.dtype = torch.float32 if wanted == "auto" else getattr(torch, wanted)
     return dtype
 
 
 def live_scores(model: RewardModel, renderer: Renderer) -> list[float]:
-    """Scores of the canaries, in their order, by a model as it computes while it trains."""
+    """Score the canaries, in their order, with the kernels and the precision of the model in training."""
     was_training = model.training
     model.eval()
     scores = score_tokens(model, [token_ids for _, _, token_ids in render_canaries(renderer)])
@@ -220,8 +235,10 @@ def live_scores(model: RewardModel, renderer: Renderer) -> list[float]:
 def _complete(
     draft: RewardSpec, canaries: list[Canary], live: Sequence[float], live_is_same: bool, folder: Path
 ) -> RewardSpec:
-    """Write the sealed spec with canaries of the saved weights, after comparing them with the live model, which
-    computes the same way or not.
+    """Compare the canaries of the saved weights with the `live` model's scores, then seal and write the spec.
+
+    `live_is_same` says whether the live model has the same weights and arithmetic as the folder. Raises ArtifactError
+    if it has and the scores differ nevertheless, or if the live model has no finite score.
     """
     if lost := [canary.name for canary, score in zip(canaries, live, strict=True) if not math.isfinite(score)]:
         logger.warning(
@@ -232,15 +249,15 @@ def _complete(
     known = [(canary.score, score) for canary, score in zip(canaries, live, strict=True) if math.isfinite(score)]
     if not known:
         raise ArtifactError(
-            "the live model has no finite score for any canary. Train with --precision bf16 or fp32; float16 ends at "
-            "65,504."
+            "the live model has no finite score for any canary. Train with --precision bf16 or fp32; the range of "
+            "float16 ends at 65,504."
         )
     error = max(abs(saved - score) / max(1.0, abs(saved)) for saved, score in known)
     exact = live_is_same and draft.save_dtype == "float32"
     if exact and not error <= SCORE_TOLERANCE["float32"]:
         raise ArtifactError(
             f"the saved folder scores {error:.3g} away from the live model on the canaries, with the same weights and "
-            f"arithmetic. It was not kept. Please report this with the model's name."
+            f"arithmetic. The folder was not kept. Please report this with the model's name."
         )
     provenance = draft.provenance | {"faults_noticed": separated(canaries, tolerance=SCORE_TOLERANCE["float32"])}
     spec = seal(folder, replace(draft, max_rounding_error=error, canaries=canaries, provenance=provenance))
@@ -249,26 +266,28 @@ def _complete(
 
 
 def _rounding(dtype: str, exported: Exported | None) -> str:
-    """How the weights came to the values that a file in this dtype holds."""
+    """Return how the weights were rounded to the values that a file in this dtype holds."""
+    # An export to float32 or to the dtype of the source rounds nothing more, so the source's rounding is the last.
     if exported is not None and exported.rounding != "none" and dtype in ("float32", exported.save_dtype):
-        return exported.rounding  # of which each has all values
+        return exported.rounding
     return "stochastic" if dtype in HALVES else "none"
 
 
 def _spare_device(model: RewardModel, division: Division | None) -> torch.device:
-    """The device of the model if a copy in float32 and one in half precision, or everyone's part of them, fit there;
-    else the CPU.
+    """Return the model's device if a float32 copy and a half-precision copy, or each rank's part of them, fit there
+    beside it; else the CPU.
     """
     device = model.device
     if device.type != "cuda":
         return device
+    # 4 bytes a weight for the float32 copy and 2 for the half-precision one.
     counts = [num_weights(parameter) for parameter in model.parameters()]
     needed = 6.0 * sum(counts)
     if division is not None:
         torch.cuda.empty_cache()
         own = [p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters()]
-        # A part beside what it was before it was rounded, and as much as a forward pass gathers: a layer, the next one,
-        # embeddings and head.
+        # Each part twice in float32, rounded and as it was before; and what a forward pass gathers (a layer, the next
+        # one, the embeddings and the head), estimated as four times the largest weight.
         needed = 8.0 * sum(own) + 6.0 * 4 * max(counts)
     free, _ = torch.cuda.mem_get_info(device)
     fits = free > 1.2 * needed
@@ -278,8 +297,9 @@ def _spare_device(model: RewardModel, division: Division | None) -> torch.device
 
 
 def _require_same_weights(saved: RewardModel, written: Mapping[str, str], ranks: Writers) -> None:
-    """Raise ArtifactError unless what was read back is, bit for bit, what was to be written: digests by names of the
-    model, which the first rank has.
+    """Raise ArtifactError unless the weights that were read back are, bit for bit, those that were written.
+
+    `written` has the digests of the latter by names of the model, on the first rank alone.
     """
     read: dict[str, str] = {}
     for name, tensor in saved.state_dict().items():
@@ -290,28 +310,35 @@ def _require_same_weights(saved: RewardModel, written: Mapping[str, str], ranks:
     def compare() -> None:
         if different := sorted(set(read) ^ set(written)):
             raise ArtifactError(f"weights are missing or extra after reading the folder back: {different[:5]}.")
-        for name, found in read.items():
-            if found != written[name]:
-                raise ArtifactError(f"{name} is not what was saved when the folder is read back. It was not kept.")
+        for name, text in read.items():
+            if text != written[name]:
+                raise ArtifactError(
+                    f"{name} is not what was saved when the folder is read back. The folder was not kept."
+                )
 
     ranks.by_first(compare)
 
 
 def _array(token_ids: list[int]) -> Any:
+    """Return token ids as an int32 array."""
     import numpy as np
 
     return np.asarray(token_ids, dtype=np.int32)
 
 
 def _write_merged(folder: Path, model: RewardModel, dtype: torch.dtype, ranks: Writers) -> dict[str, str]:
-    """Write the merged weights in `dtype`; returns what each is to be read back as, under the names of the model."""
-    found: dict[str, Weight] = {}
+    """Write the merged weights in `dtype`; return the digests of what should be read back, by names of the model.
+
+    Only the first rank gets the digests.
+    """
+    planned: dict[str, Weight] = {}
 
     def plan() -> None:
-        found.update(lora.merged_weights(model))
+        planned.update(lora.merged_weights(model))
 
-    ranks.by_first(plan)  # which reads files
-    weights = found if ranks.is_first else lora.merged_weights(model, wanted=False)
+    # Planning reads the base model's files on the first rank, which may fail; by_first raises the error on all ranks.
+    ranks.by_first(plan)
+    weights = planned if ranks.is_first else lora.merged_weights(model, wanted=False)
     names = {disk_name(name, model.disk_class): name for name in weights}
     on_disk = {there: weights[name] for there, name in names.items()}
     written = write_weights(
@@ -325,6 +352,7 @@ def _write_merged(folder: Path, model: RewardModel, dtype: torch.dtype, ranks: W
 
 
 def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -> None:
+    """Write config.json so that every engine reads the same model and returns its raw score."""
     config: Any = model.backbone.config
     values: dict[str, Any] = config.to_dict()
     values |= {
@@ -336,7 +364,8 @@ def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -
         "dtype": dtype_name,
         "use_cache": True,
     }
-    # The folder holds plain weights, however those of the live model were held, and a raw score.
+    # Nothing may remain of how the live model was computed or quantised, since the folder holds plain weights, nor of
+    # an activation function on the score, nor of position settings that contradict rope_parameters.
     for name in ("_attn_implementation", "attn_implementation", "_name_or_path", *QUANTIZED, *ACTIVATIONS, *OLDER_ROPE):
         values.pop(name, None)
     values |= older_rope(values)
@@ -344,6 +373,7 @@ def _write_config(folder: Path, model: RewardModel, pad: int, dtype_name: str) -
 
 
 def _write_tokenizer(folder: Path, renderer: Renderer, pad: int) -> None:
+    """Write the tokenizer's files with this pad token; the tokenizer in memory keeps its own."""
     tokenizer = renderer.tokenizer
     previous = tokenizer.pad_token
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(pad)
@@ -354,13 +384,15 @@ def _write_tokenizer(folder: Path, renderer: Renderer, pad: int) -> None:
     path = folder / "tokenizer_config.json"
     values = read_json(path)
     assert isinstance(values, dict)
-    values["padding_side"] = "right"  # on the left it would move positions that are counted from the row's beginning
+    # Padding on the left would shift the positions in models that count them from the beginning of the row.
+    values["padding_side"] = "right"
     if tokenizer.is_fast:
         values["tokenizer_class"] = PORTABLE_TOKENIZER
     write_json(path, values)
 
 
 def _write_adapter(folder: Path, model: RewardModel, config: ModelConfig, base: str, ranks: Writers) -> None:
+    """Write the unmerged adapters in PEFT's format; `base` is the base model's name."""
     ranks.by_first(folder.mkdir)
     write_weights(folder / "adapter_model.safetensors", lora.adapter_weights(model), ranks)
     ranks.by_first(lambda: write_json(folder / "adapter_config.json", lora.adapter_config(config, model, base)))

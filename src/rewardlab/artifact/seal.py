@@ -1,9 +1,9 @@
-"""The spec's own protection: what it says is hashed, and the hash stands in the files that it is about.
+"""Protection of the spec against changes: its content is hashed, and the hash is stored in the model's other files.
 
-The spec holds the hashes of `config.json` and of the weights, and these hold the digest of the spec. Neither could be
-written first, so the digest leaves these hashes out (and what the weights are is proved by the canaries, which it does
-cover). The weights are gigabytes and are written once: with room for a digest in their header, which is filled in when
-the canaries are known. Only then are they hashed.
+The spec holds the hashes of `config.json` and of the weights, and these files hold the digest of the spec. Neither
+could be written first, so the digest leaves these hashes out; it does cover the canaries, whose scores prove the
+weights. The weights are gigabytes and are written only once, with room for a digest in their header. The digest is
+filled in when the canaries are known, and only then are the weight files hashed.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from rewardlab.core.spec import (
 
 logger = logging.getLogger("rewardlab")
 KEY: Final = "rewardlab_spec_sha256"
-"""Where the digest stands in config.json and in the metadata of safetensors files."""
+"""Key of the digest in config.json and in the metadata of safetensors files."""
 METADATA: Final = {"format": "pt", KEY: "0" * 64}
-"""Metadata of weights that are to be sealed: the format, as transformers wants it, and room for the digest."""
+"""Metadata of weight files that will be sealed: the format, which transformers requires, and room for the digest."""
 OF_THE_RUN: Final = ("provenance", "max_rounding_error")
-"""Parts of the spec that say where the model came from, and how near the one that trained was. Each has a digest of its
-own."""
+"""Parts of the spec that describe the run: where the model came from, and how far its scores are from those of the
+model in training. They have digests of their own."""
 
 
 def seal(folder: Path, spec: RewardSpec) -> RewardSpec:
-    """The spec with the hashes of all files and its digests, after writing their digest into the files that hold it.
+    """Write the digest of `spec` into config.json and the weights; return the spec with all file hashes and digests.
 
-    Weights are changed in place, in as many bytes as there were; nothing may change them afterwards.
+    The weight files are changed in place, without changing their size. Nothing may change any file afterwards.
     """
     paths = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
     paths.pop(SPEC_FILE, None)
@@ -63,14 +63,15 @@ def seal(folder: Path, spec: RewardSpec) -> RewardSpec:
 
 
 def _digest_of(digests: Mapping[str, str]) -> str:
-    """Of everything but what tells of the run, so that two runs that end with the same model write the same files."""
+    """Return one digest of all parts but those of the run, so that runs with the same result write the same files."""
     return sha256_json({name: digest for name, digest in digests.items() if name not in OF_THE_RUN})
 
 
 def _fill_in(path: Path, digest: str) -> None:
-    """Write the digest over the room for it in the header of a safetensors file (its length, then JSON).
+    """Write the digest into the metadata in the header of a safetensors file (8 bytes of length, then JSON).
 
-    The metadata are put in order on the way: safetensors writes them in any, and the same model is the same file.
+    The metadata are sorted on the way. safetensors writes them in any order, but the same model should give the same
+    file.
     """
     sealed = f'"__metadata__":{to_json(METADATA | {KEY: digest}, indent=None).replace(" ", "")}'.encode()
     with path.open("r+b") as file:
@@ -83,19 +84,20 @@ def _fill_in(path: Path, digest: str) -> None:
 
 
 def require_seal(path: Path, spec: RewardSpec) -> None:
-    """Raise ArtifactError, naming the part, unless the spec is the one that the model was saved with.
+    """Raise ArtifactError, naming the changed part, unless the spec is the one with which the model was saved.
 
-    A folder of an earlier version has no seal: a line of the log says what is not known about it.
+    Folders of an earlier version have no seal. For those a line of the log says what is not checked.
     """
     weights = [name for name in spec.files if carries_digest(name) and name != "config.json"]
-    found = {"config.json": _in_config(path)} | {
+    recorded_in = {"config.json": _in_config(path)} | {
         name: _in_weights(path / name) for name in weights if (path / name).is_file()
     }
     if spec.schema_version == UNPROTECTED:
-        if sealed := [name for name, digest in found.items() if digest is not None]:
+        # Without this check anybody could lower the version in the spec to switch off its protection.
+        if sealed := [name for name, digest in recorded_in.items() if digest is not None]:
             raise ArtifactError(
                 f"{path}: schema_version in {SPEC_FILE} was changed after the model was saved: {sealed[0]} has a "
-                f"digest, which came with a later version. {REMEDY}"
+                f"digest, which that version did not write. {REMEDY}"
             )
         logger.info(
             "%s: saved by an earlier version (schema %d): a change of its %s would not be noticed, and there are no "
@@ -106,29 +108,33 @@ def require_seal(path: Path, spec: RewardSpec) -> None:
         )
         return
     now = part_digests(spec)
-    for name in parts_by_default(spec) - spec.digests.keys():  # of fields that the model was saved without
+    # A later version may add fields to the spec. A folder saved before has no digest for them; their default values
+    # are no change.
+    for name in parts_by_default(spec) - spec.digests.keys():
         now.pop(name, None)
     if changed := sorted(name for name in {*now, *spec.digests} if now.get(name) != spec.digests.get(name)):
         raise ArtifactError(
-            f"{path / SPEC_FILE}: {', '.join(changed)} changed after the model was saved, so its scores would not be "
-            f"what they were trained to be. {REMEDY}"
+            f"{path / SPEC_FILE}: {', '.join(changed)} changed after the model was saved, so its scores would differ "
+            f"from those of the saved model. {REMEDY}"
         )
     digest = _digest_of(spec.digests)
-    for name, recorded in found.items():
+    for name, recorded in recorded_in.items():
         if recorded != digest:
             what = "holds no digest of its spec" if recorded is None else f"holds the digest of another {SPEC_FILE}"
             raise ArtifactError(
-                f"{path}: {name} {what}, so one of the two was replaced or written anew since the model was saved. "
+                f"{path}: {name} {what}, so one of the two was replaced or rewritten since the model was saved. "
                 f"{REMEDY}"
             )
 
 
 def _in_config(path: Path) -> str | None:
+    """Return the digest in config.json, or None if it holds none."""
     digest = read_object(path / "config.json", DAMAGED).get(KEY)
     return digest if isinstance(digest, str) else None
 
 
 def _in_weights(file: Path) -> str | None:
+    """Return the digest in a weight file's metadata, or None. Raises ArtifactError if the file is damaged."""
     try:
         with safe_open(file, framework="pt") as weights:
             return (weights.metadata() or {}).get(KEY)

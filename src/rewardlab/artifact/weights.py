@@ -1,6 +1,6 @@
-"""Weights as a safetensors file, written one at a time: who writes holds a single one, which others help to gather.
+"""Writing weights to a safetensors file one at a time, so that the writing rank holds a single gathered weight.
 
-The file is, byte for byte, what `safetensors.torch.save_file` makes of all of them at once.
+The file is, byte for byte, the one that `safetensors.torch.save_file` would write from all weights at once.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ KINDS: Final = {
     torch.float64: "F64",
     torch.int64: "I64",
 }
-"""What the format calls each dtype, in the order of the format; files begin with the last."""
+"""dtype -> its name in the format, in the order in which safetensors sorts them; files begin with the last."""
 
 
 Cast = Callable[[Tensor, str], Tensor]
-"""A weight and its name in the file -> the weight as the file holds it, on the CPU."""
+"""(a weight, its name in the file) -> the weight as the file holds it, on the CPU."""
 FORMAT: Final = {"format": "pt"}
+"""The least metadata that transformers accepts."""
 
 
 def write_weights(
@@ -47,12 +48,13 @@ def write_weights(
     cast: tuple[torch.dtype, Cast] | None = None,
     metadata: Mapping[str, str] = FORMAT,
 ) -> dict[str, str]:
-    """Write the weights, and return what `digest` gives for each as it should be read back in float32, by its name.
+    """Write the weights; return for each name the `digest` of the weight as it should be read back in float32.
 
-    `cast` = (dtype, how) makes those of floating point what the file holds.
+    `cast` = (dtype, function) says how floating-point weights become those of the file.
 
-    Every rank calls it; the first writes, and it alone gets the digests. Raises OSError if the disk is full, or what
-    a weight or `cast` refuses, on all ranks; a weight that cannot be gathered ends the rank on which it could not.
+    Every rank calls this; the first writes, and it alone gets the digests. Raises OSError if the disk is full, and any
+    RewardlabError of a weight or of `cast`, on all ranks. Any other error while a weight is gathered is raised only on
+    the rank where it happened.
     """
     dtypes = {
         name: cast[0] if cast is not None and weight.dtype.is_floating_point else weight.dtype
@@ -64,8 +66,9 @@ def write_weights(
 
     @contextmanager
     def kept() -> Iterator[None]:
-        # A file or a weight that is refused is told below, when no other rank waits for the first one to gather another
-        # with it. Any other error may be one of gathering, after which the ranks are no longer at the same weight.
+        # An error of the first rank in writing or casting is kept and raised at the end. If it were raised here, the
+        # other ranks would wait forever to gather the next weight with it. Any other error may come from gathering
+        # itself, after which the ranks are no longer at the same weight and cannot go on.
         try:
             yield
         except (OSError, RewardlabError) as error:
@@ -93,25 +96,27 @@ def write_weights(
 
 
 def digest(tensor: Tensor) -> str:
-    """Equal for tensors that are equal bit for bit in float32."""
+    """Return the SHA-256 of a tensor's values in float32: equal for tensors that are equal bit for bit there."""
     whole = tensor.detach().cpu().contiguous()
     return hashlib.sha256(bytes_of(whole.float() if whole.is_floating_point() else whole)).hexdigest()
 
 
 def _write(file: IO[bytes], tensor: Tensor, weight: Weight) -> str:
+    """Append a weight's bytes to the file and return its digest."""
     assert tuple(tensor.shape) == weight.shape, (tuple(tensor.shape), weight.shape)
     file.write(bytes_of(tensor))
     return digest(tensor)
 
 
 def _finish(path: Path, failures: Sequence[Exception]) -> None:
+    """Raise the first failure if there was one, and give the file the permissions of its folder."""
     if failures:
         raise failures[0]
     path.chmod((path.parent.stat().st_mode | 0o600) & 0o666)
 
 
 def header(weights: Mapping[str, tuple[tuple[int, ...], torch.dtype]], metadata: Mapping[str, str]) -> bytes:
-    """What stands before the numbers: where each weight lies, in their order."""
+    """Return the header of a safetensors file: its length, then JSON with each weight's place, padded to 8 bytes."""
     entries: dict[str, object] = {"__metadata__": dict(metadata)}
     begin = 0
     for name, (shape, dtype) in weights.items():
@@ -124,4 +129,5 @@ def header(weights: Mapping[str, tuple[tuple[int, ...], torch.dtype]], metadata:
 
 
 def bytes_of(tensor: Tensor) -> Any:
+    """Return the memory of a contiguous CPU tensor as a buffer, without copying it."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data

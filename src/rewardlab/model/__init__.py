@@ -1,1 +1,1 @@
-"""Computes: packed batches to one reward a reply."""
+"""The model: turns packed batches into one reward for each reply."""

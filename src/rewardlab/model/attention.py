@@ -1,9 +1,9 @@
-"""Shared-prompt attention: each prompt computed once, replies that cannot see each other.
+"""Shared-prompt attention: each prompt is computed once, and replies cannot see each other.
 
-The function is registered with transformers under a name for which no mask function exists, so transformers builds
-no mask and never guesses document borders from position ids (with a shared prompt that guess is silently wrong).
-The layout travels as a keyword argument through the model's forward; every layer counts itself in it, so a model
-that ignores the registry or the argument is found out at its first forward pass.
+The function is registered with transformers under a name for which no mask function exists. So transformers builds
+no mask and does not infer document borders from position ids, which with a shared prompt would be silently wrong.
+The layout is passed through the model's forward as a keyword argument, and every attention layer increments a counter
+in it. A model that ignores the registry or drops the argument is therefore detected in its first forward pass.
 
 Legend: H query heads, T packed tokens, D head width.
 """
@@ -23,8 +23,9 @@ from rewardlab.model.attention_backends import BACKENDS, PromptLayout
 NAME: Final = "rewardlab_shared_prompt"
 LAYOUT_ARGUMENT: Final = "prompt_layout"
 
+# Keyword arguments that may be ignored: they do not change which tokens attend to which, or (`sliding_window`) they are
+# checked against the maximum length before training, in `refusal`.
 HARMLESS_ARGUMENTS: Final = frozenset(
-    # Say nothing about who attends to whom, or are checked against the maximum length before training.
     {
         "position_ids",
         "cache_position",
@@ -49,36 +50,43 @@ def shared_prompt_attention(
     dropout: float = 0.0,
     **arguments: Any,
 ) -> tuple[Float[Tensor, "1 T H _"], None]:
-    """Attention of one packed row: a reply sees the shared part of its group and its own past.
+    """Compute attention for one packed row: a reply's tokens see the shared part of their group and their own past.
 
-    Opaque to torch.compile, which compiles around it: what it does depends on the layout of each row. Raises
-    TypeError for anything it would have to ignore.
+    Raises TypeError if there is no layout, or if there is a mask, dropout or an unknown argument, all of which it would
+    have to ignore.
     """
     layout: PromptLayout | None = arguments.pop(LAYOUT_ARGUMENT, None)
     softcap: float | None = arguments.pop("softcap", None)
     unknown = sorted(name for name, given in arguments.items() if given is not None and name not in HARMLESS_ARGUMENTS)
     if layout is None or attention_mask is not None or dropout or unknown:
         raise TypeError(
-            f"{type(module).__name__} cannot take a shared-prompt row: layout {layout}, "
+            f"{type(module).__name__} cannot compute a shared-prompt row: layout {layout}, "
             f"mask {attention_mask is not None}, dropout {dropout}, unknown arguments {unknown}"
         )
+    # RewardModel compares this count with the number of layers, to detect layers that computed attention of their own.
     layout.num_calls += 1
     attend = BACKENDS[layout.backend]
     return attend(query, key, value, layout, scaling, softcap).transpose(1, 2).contiguous(), None
 
 
+# torch.compile must not trace this function: what it does depends on the lengths in each row's layout, so it would be
+# compiled again for almost every row. The rest of a layer is compiled around it.
 opaque: Any = torch.compiler.disable
 AttentionInterface.register(NAME, opaque(shared_prompt_attention))
 
 
 def refusal(config: PretrainedConfig, model_class: Any, max_length: int) -> str | None:
-    """Why a shared-prompt row would not be exact for this architecture, or None.
+    """Return the reason why a shared-prompt row would not be exact for this architecture, or None if it is exact.
 
-    What the configuration cannot tell is found by the self-test (model/selftest.py).
+    Only the configuration and the class are looked at. The self-test (model/selftest.py) finds what they do not say.
     """
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    # Recurrent and convolutional layers pass a state along the row, from the end of one reply into the next. There is
+    # no mask that could stop it.
     if other := sorted(kinds - {"full_attention", "sliding_attention"}):
         return f"its layers of kind {', '.join(other)} carry state along the row, from one reply to the next"
+    # The kernels here have no windows. A window as long as the longest conversation hides nothing and can be ignored; a
+    # shorter one cannot. The same holds for attention in chunks.
     window = getattr(config, "sliding_window", None)
     if window is not None and window < max_length and _uses_window(config, kinds):
         return f"its sliding window of {window} tokens is shorter than --max-seq-len {max_length}"
@@ -87,30 +95,36 @@ def refusal(config: PretrainedConfig, model_class: Any, max_length: int) -> str 
         return f"its attention chunk of {chunk} tokens is shorter than --max-seq-len {max_length}"
     if getattr(config, "use_bidirectional_attention", False):
         return "its attention is not causal"
+    # A packed batch has one position a token; multimodal rope (time, height, width) needs three.
     rope = getattr(config, "rope_parameters", None) or {}
     if isinstance(rope, dict) and "mrope_section" in rope:
         return "its positions have several dimensions"
+    # The load-balancing loss averages over the tokens of the row, so a shared prompt would weigh less than its copies.
     if getattr(config, "output_router_logits", False):
-        return "its router loss would count shared prompts once"
+        return "its router loss would count a shared prompt once instead of once per reply"
     if getattr(model_class, "_is_stateful", False):
         return "it carries state along the row"
     if not getattr(model_class, "_supports_attention_backend", False):
         return "it does not use the attention registry of transformers"
+    # Every reply of a group starts at the same position, right after the prompt. A model that counts positions along
+    # the row by itself would put the second reply behind the first.
     if "position_ids" not in inspect.signature(model_class.forward).parameters:
-        return "its positions follow the row and cannot be given"
+        return "its forward pass takes no position_ids, so replies would get wrong positions"
     return None
 
 
 def _uses_window(config: PretrainedConfig, kinds: set[str]) -> bool:
+    """Whether any layer applies the configuration's sliding window."""
     if getattr(config, "layer_types", None):
         return "sliding_attention" in kinds
+    # Qwen2 and its relatives state a window in the configuration and switch it off with this second field.
     return bool(getattr(config, "use_sliding_window", True))
 
 
 def padded_implementation(config: PretrainedConfig) -> str:
-    """The attention of transformers for the padded path: SDPA, or eager where SDPA would not be the model.
+    """Return the name of the transformers attention for the padded path: "sdpa", or "eager" where SDPA would be wrong.
 
-    SDPA has no soft cap and transformers would leave it out; some classes have no SDPA at all.
+    SDPA has no soft cap, and transformers would drop the cap without an error. Some model classes have no SDPA at all.
     """
     model_class = MODEL_MAPPING.get(type(config), None)
     capped = getattr(config, "attn_logit_softcapping", None)

@@ -1,7 +1,7 @@
-"""Ways to compute shared-prompt attention: one meaning, several kernels.
+"""The kernels of shared-prompt attention: several ways to compute the same thing.
 
-All take a packed row and its PromptLayout and give the same numbers up to rounding; they differ in which processor
-and dtype they run on, and in what they cost. `segments` is the plain one that the others are checked against.
+Every backend takes a packed row and its PromptLayout and gives the same numbers up to rounding. They differ in the
+device and dtype they run on and in their cost. `segments` is the plain one that the others are checked against.
 
 Legend: R replies, H query heads, T packed tokens, U tokens with a copy of the shared part for each reply, D head width.
 """
@@ -29,10 +29,10 @@ Made = TypeVar("Made")
 
 
 class PromptLayout:
-    """Which stretch of the packed row attends to what, and how many layers have asked.
+    """The parts of a packed row, from which follows which tokens attend to which; made anew for each forward pass.
 
-    ``groups`` as in PackedBatch: (shared tokens, tokens of each reply). What a backend needs beside them is made once
-    and kept for all layers.
+    ``groups`` is as in PackedBatch: (number of shared tokens, number of tokens of each reply). Masks and indices that a
+    backend derives from them are made in the first layer and kept for the others (`keep`).
     """
 
     def __init__(
@@ -43,29 +43,32 @@ class PromptLayout:
     ) -> None:
         self.backend = backend
         self.read_at_R = read_at_R
-        """Where scores are read; what only they need is not computed elsewhere in the last layer."""
+        """Row indices at which scores are read; the last layer's feed-forward part may be computed for them alone."""
         self.groups = groups
         self.segments = [
             (num_shared, length, reply == 0) for num_shared, suffixes in groups for reply, length in enumerate(suffixes)
         ]
+        """For each reply: (shared tokens of its group, its own tokens, whether it is the first reply of the group)."""
         self.sizes = [shared + length if first else length for shared, length, first in self.segments]
+        """Tokens of each segment of the row: the shared part belongs to the segment of the first reply."""
         self.num_calls = 0
+        """How many attention layers were computed with this layout."""
         self._made: dict[object, Any] = {}
 
     @property
     def num_tokens(self) -> int:
-        """T."""
+        """The number of tokens in the row (T)."""
         return sum(self.sizes)
 
     def keep(self, key: object, make: Callable[[], Made]) -> Made:
-        """What `make` gives, made at the first call with this key."""
+        """Return the result of `make`, which is called once for each key and its result kept for all layers."""
         if key not in self._made:
             self._made[key] = make()
         made: Made = self._made[key]
         return made
 
     def mask(self, num_shared: int, length: int, device: torch.device) -> Bool[Tensor, "r s"]:
-        """Who a later reply sees: the whole shared part and its own past. [length, num_shared + length]"""
+        """Return the mask [length, num_shared + length] of a later reply: it sees the shared part and its own past."""
 
         def make() -> Tensor:
             return torch.ones(length, num_shared + length, dtype=torch.bool, device=device).tril(num_shared)
@@ -73,7 +76,7 @@ class PromptLayout:
         return self.keep((num_shared, length), make)
 
     def owners(self, device: torch.device) -> tuple[Int[Tensor, " T"], Int[Tensor, " T"]]:
-        """For every token its group, and its reply counted over the row; −1 for shared tokens."""
+        """Return for every token the number of its group, and of its reply in the row (−1 for shared tokens)."""
         groups, replies, reply = [], [], 0
         for number, (num_shared, suffixes) in enumerate(self.groups):
             groups += [number] * (num_shared + sum(suffixes))
@@ -84,7 +87,7 @@ class PromptLayout:
         return send(torch.tensor(groups), device), send(torch.tensor(replies), device)
 
     def dense_mask(self, device: torch.device) -> Bool[Tensor, "T T"]:
-        """Who sees whom, written out."""
+        """Return the mask of the whole row: entry [q, k] says whether token q sees token k."""
 
         def make() -> Tensor:
             group_T, reply_T = self.owners(device)
@@ -95,17 +98,19 @@ class PromptLayout:
         return self.keep("dense", make)
 
     def ragged(self, device: torch.device) -> Ragged:
-        """The layout for kernels that take queries and keys of different lengths, one stretch after the other."""
+        """Return the layout for ragged kernels, which take sequences of different lengths one after the other."""
 
         def make() -> Ragged:
             lengths = [shared + length for shared, length, _ in self.segments]
             index: list[Tensor] = []
-            start = first = 0
-            for (num_shared, _, opens), size in zip(self.segments, self.sizes, strict=True):
-                if opens:
-                    first = start
+            start = group_start = 0
+            for (num_shared, _, is_first), size in zip(self.segments, self.sizes, strict=True):
+                if is_first:
+                    group_start = start
                 else:
-                    index.append(torch.arange(first, first + num_shared))
+                    # Ragged kernels want the keys of one sequence next to each other, so the shared part is copied in
+                    # front of every later reply. That is the price of these kernels.
+                    index.append(torch.arange(group_start, group_start + num_shared))
                 index.append(torch.arange(start, start + size))
                 start += size
 
@@ -125,29 +130,33 @@ class PromptLayout:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ragged:
-    """Cumulative lengths of queries and of the keys they see, and where these keys lie in the row."""
+    """The sequences of a ragged kernel: where their queries and keys begin, and which row tokens the keys are."""
 
     query_starts: Int[Tensor, " _"]
     key_starts: Int[Tensor, " _"]
     longest_query: int
     longest_key: int
     gather_U: Int[Tensor, " U"] | None
-    """Row index of every key; None where nothing is shared, and so nothing to be copied."""
+    """Row index of every key; None if no reply shares a prompt, so that the row's keys serve as they are."""
 
 
 def segments(
     query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
 ) -> Float[Tensor, "1 H T _"]:
-    """One causal stretch for the shared part with the first reply, one masked stretch for every further reply."""
+    """Compute the shared part and the first reply as one causal segment, and every later reply as a masked segment.
+
+    Output [1, H, T, head width of the values], as for every backend.
+    """
     outputs = []
-    # `split`, not slices: the backward of a slice adds a full-size tensor of zeros for every segment.
+    # `split` and not slices: the backward pass of a slice makes a full-size tensor of zeros for every segment.
     queries, keys, values = (torch.split(tensor, layout.sizes, 2) for tensor in (query, key, value))
     shared_k = shared_v = key[:, :, :0]
     for (num_shared, length, first), q, k, v in zip(layout.segments, queries, keys, values, strict=True):
         mask = None
         if first:
             if length < k.shape[2]:
-                # Widened, so that the gradients of all replies are added in float32.
+                # Autograd adds up the gradients of a tensor in that tensor's dtype. In bf16 the sum over many replies
+                # would lose low bits, so the shared keys and values are cast to float32 here and back for each use.
                 shared_k, shared_v = (_at_least_float32(tensor[:, :, :num_shared]) for tensor in (k, v))
         elif num_shared:
             k, v = torch.cat((shared_k.to(k.dtype), k), 2), torch.cat((shared_v.to(v.dtype), v), 2)
@@ -159,21 +168,21 @@ def segments(
 def mask(
     query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
 ) -> Float[Tensor, "1 H T _"]:
-    """The whole row at once under a mask of T²: work and memory grow with the square of the row."""
+    """Compute the whole row at once under a dense T × T mask; work and memory grow with the square of T."""
     return _attend(query, key, value, layout.dense_mask(query.device), scale, softcap)
 
 
 def flex(
     query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
 ) -> Float[Tensor, "1 H T _"]:
-    """FlexAttention with a block mask, compiled: no copies, and blocks that see nothing are skipped."""
+    """Compute by compiled FlexAttention with a block mask: nothing is copied, and fully masked blocks are skipped."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     def make() -> Any:
         group_T, reply_T = layout.owners(query.device)
 
         length = layout.num_tokens
-        # Not compiled, the mask of T² would be written out on the way.
+        # Without compilation create_block_mask first writes out the dense T × T mask.
         make_mask: Any = torch.compile(create_block_mask) if query.device.type == "cuda" else create_block_mask
         return make_mask(
             lambda _batch, _head, q, k: (
@@ -201,8 +210,8 @@ def flex(
 def varlen(
     query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
 ) -> Float[Tensor, "1 H T _"]:
-    """PyTorch's ragged flash attention; keys and values of a shared part are copied for every further reply."""
-    assert softcap is None
+    """Compute by PyTorch's ragged flash attention; shared keys and values are copied for every later reply."""
+    assert softcap is None  # `unavailable` rules this backend out for models with a soft cap
     ragged = layout.ragged(query.device)
     q, k, v = _ragged_inputs(query, key, value, ragged)
     output = varlen_kernel(q, k, v, ragged, scale)
@@ -212,7 +221,7 @@ def varlen(
 def flash(
     query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
 ) -> Float[Tensor, "1 H T _"]:
-    """As `varlen`, with the flash-attn package, which also knows soft caps."""
+    """Compute as `varlen` does, by the flash-attn package, which also supports soft-capped logits."""
     ragged = layout.ragged(query.device)
     q, k, v = _ragged_inputs(query, key, value, ragged)
     output = flash_kernel(q, k, v, ragged, scale, softcap)
@@ -222,8 +231,8 @@ def flash(
 def products(
     query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float | None, softcap: float | None
 ) -> Float[Tensor, "1 H T _"]:
-    """For half precision on the CPU: plain matrix products, forward and backward."""
-    assert softcap is None
+    """Compute by plain matrix products, forward and backward, for half precision on the CPU."""
+    assert softcap is None  # `unavailable` rules this backend out for models with a soft cap
     attend: Any = Products
     output: Tensor = attend.apply(query, key, value, layout, scale if scale is not None else query.shape[-1] ** -0.5)
     return output
@@ -242,25 +251,26 @@ HALF: Final = (torch.float16, torch.bfloat16)
 
 
 SOFT_CAPPED: Final = ("segments", "mask", "flex", "flash")
-"""Backends that know soft-capped logits."""
+"""Backends that support soft-capped logits, which Gemma 2 has."""
 
 
 def unavailable(name: str, *, device: torch.device, dtype: torch.dtype, softcap: float | None, train: bool) -> str:
-    """Why this backend cannot be used here, or an empty text."""
+    """Return the reason why a backend cannot be used here, or an empty string if it can."""
     if name in ("varlen", "flash") and device.type != "cuda":
-        return "it runs on CUDA alone"
+        return "it runs only on CUDA"
     if name == "products" and device.type != "cpu":
-        return "it is for the CPU"
+        return "it runs only on the CPU"
     if name in ("varlen", "flash", "products") and dtype not in HALF:
-        return f"it runs in half precision alone, not in {str(dtype).removeprefix('torch.')}"
+        return f"it runs only in half precision, not in {str(dtype).removeprefix('torch.')}"
     if softcap is not None and name not in SOFT_CAPPED:
-        return "it has no soft cap, which this model needs"
+        return "it does not support soft-capped logits, which this model has"
     if name == "flex" and device.type == "cpu" and train:
         return "FlexAttention has no backward pass on the CPU"
     return _not_installed(name)
 
 
 def _not_installed(name: str) -> str:
+    """Return which package a backend lacks, or an empty string."""
     if name == "varlen" and importlib.util.find_spec("torch.nn.attention.varlen") is None:
         return "this torch has no torch.nn.attention.varlen"
     if name == "flash" and importlib.util.find_spec("flash_attn") is None:
@@ -275,9 +285,13 @@ def varlen_kernel(
     ragged: Ragged,
     scale: float | None,
 ) -> Float[Tensor, "T H E"]:
-    """The call into PyTorch. Queries are aligned with the end of their keys, as flash attention does since 2.1."""
+    """Call PyTorch's ragged attention.
+
+    The kernel aligns the last query of a sequence with its last key, as flash attention does since version 2.1. So the
+    queries of a later reply see the copied shared part in full and are causal among themselves.
+    """
     attend: Any = importlib.import_module("torch.nn.attention.varlen").varlen_attn
-    # torch 2.11 takes grouped heads as they are; later versions want to be told.
+    # torch 2.11 accepts fewer key heads than query heads as they are; later versions need the flag.
     known = inspect.signature(attend).parameters
     grouped = {"enable_gqa": True} if "enable_gqa" in known and query_T.shape[1] != key_U.shape[1] else {}
     output: Tensor = attend(
@@ -303,7 +317,7 @@ def flash_kernel(
     scale: float | None,
     softcap: float | None,
 ) -> Float[Tensor, "T H E"]:
-    """The call into flash-attn."""
+    """Call flash-attn; queries are aligned with the end of their keys, as in `varlen_kernel`."""
     attend: Any = importlib.import_module("flash_attn").flash_attn_varlen_func
     output: Tensor = attend(
         query_T,
@@ -321,7 +335,10 @@ def flash_kernel(
 
 
 class _Gather(torch.autograd.Function):
-    """Rows by index; the gradients of a row that was copied are added in float32."""
+    """Selects rows by index, like `index_select`; the gradients of a row that was copied are added in float32.
+
+    The backward pass of `index_select` itself would add them in half precision and lose low bits.
+    """
 
     @staticmethod
     def forward(ctx: Any, source: Tensor, index: Tensor) -> Tensor:
@@ -339,9 +356,9 @@ class _Gather(torch.autograd.Function):
 
 
 def _ragged_inputs(query: Tensor, key: Tensor, value: Tensor, ragged: Ragged) -> tuple[Tensor, Tensor, Tensor]:
-    """[T, H, D] queries and [U, _, D] keys and values, all in the dtype of the values.
+    """Return queries [T, H, D] and keys and values [U, _, D], all in the dtype of the values.
 
-    Norms and rotary embeddings may have widened queries and keys; the kernels want one half-precision dtype.
+    Norms and rotary embeddings may have cast queries and keys to float32; the kernels take one half-precision dtype.
     """
     q, k, v = (tensor[0].transpose(0, 1).to(value.dtype) for tensor in (query, key, value))
     if ragged.gather_U is not None:
@@ -358,8 +375,8 @@ def _at_least_float32(tensor: Tensor) -> Tensor:
 def _compiled_flex(device_type: str) -> Callable[..., Tensor]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    # Two programs a row length, with gradients and without; lengths come in few buckets (RewardModel.row_length).
-    # Beyond the limit PyTorch would go on without compiling, with the whole matrix of scores in memory.
+    # Each row length needs two compiled programs, with gradients and without; lengths come in few buckets
+    # (RewardModel.row_length). Beyond the limit PyTorch would go on uncompiled, with the whole T × T matrix in memory.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 256)
     return torch.compile(flex_attention, dynamic=False)
 
@@ -367,12 +384,13 @@ def _compiled_flex(device_type: str) -> Callable[..., Tensor]:
 def _attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None, softcap: float | None
 ) -> Tensor:
-    """Causal attention without a mask, or attention under a boolean mask."""
+    """Compute attention under a boolean mask, or causal attention if `mask` is None."""
     grouped = query.shape[1] != key.shape[1]
     if softcap is None:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
         )
+    # SDPA has no soft cap, so these logits are written out, with each key head repeated for its query heads.
     if grouped:
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)

@@ -1,4 +1,4 @@
-"""What our autograd functions have in common."""
+"""A decorator for the backward passes of custom autograd functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ Backward = TypeVar("Backward", bound=Callable[..., Any])
 
 
 def first_order(backward: Backward) -> Backward:
-    """A backward pass that refuses to be differentiated itself, where it would give a wrong second derivative."""
+    """Make a backward pass raise an error when it is differentiated again, instead of giving a wrong second derivative.
+
+    The backward passes here compute on plain tensors or write gradients in place, which autograd cannot follow.
+    """
     make: Any = once_differentiable
     made: Backward = make(backward)
     return made

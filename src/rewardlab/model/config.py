@@ -1,4 +1,4 @@
-"""Settings of the model room. Needs nothing but the standard library."""
+"""Settings of the model room. Imports neither torch nor transformers, so that `--help` is fast."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from typing import Final, Literal
 from rewardlab.core.config import require, require_between
 
 MOST_RANK: Final = 65_536
-"""Of adapters: more than any matrix of a model that there is."""
+"""Highest rank of adapters that is accepted: larger than any matrix of an existing model."""
 BUDGETS: Final = (16, 1_000_000_000)
-"""Lowest and highest: tokens computed at a time."""
+"""Lowest and highest number of tokens computed at a time that is accepted."""
 HalfRounding = Literal["stochastic", "nearest"]
 ScoringPrecision = Literal["fp32", "bf16", "fp16"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeConfig:
-    """Which kernels compute; no choice changes a number beyond rounding. `auto` is decided once and written down."""
+    """The kernels that compute; no choice changes a number beyond rounding. `auto` is decided once, at the start, and
+    the decision is saved with the run's settings."""
 
     attention_backend: Literal["auto", "segments", "products", "mask", "flex", "varlen", "flash"] = "auto"
     """Kernel of shared-prompt attention. `segments` runs everywhere; on the CPU in bf16 `auto` takes `products`
@@ -33,7 +34,7 @@ class ComputeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainComputeConfig(ComputeConfig):
-    """Kernels of a run that trains, and what it trades for memory."""
+    """The kernels of a run that trains, and settings that save memory at the cost of time."""
 
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """Compute activations again in the backward pass, to save memory: of every layer, or all but its matmuls."""
@@ -48,13 +49,14 @@ class TrainComputeConfig(ComputeConfig):
 
 
 def require_model(model: str, *, model_is: str) -> None:
-    """Raise ConfigError unless a model is named; `model_is` says what to name."""
+    """Raise ConfigError unless a model is named; `model_is` is the part of the message that says what to name."""
     require(model != "", f"--model is missing: name {model_is}.")
 
 
 DEFAULT_COMPUTE: Final = ComputeConfig()
 LIBRARY_COMPUTE: Final = ComputeConfig(allocator="system")
-"""For a model inside somebody else's process, whose allocator is not ours to change: `keep` cannot be taken back."""
+"""Settings for a model loaded by `rewardlab.load`. They leave the allocator alone, because `keep` changes it for the
+whole process, which belongs to the caller, and cannot be undone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +119,7 @@ class ModelConfig(BackboneConfig):
             ("--lora-modules-to-save", self.lora_modules_to_save),
             (f"--quantization {self.quantization}", self.quantization != "none"),
         ):
-            require(self.lora or not given, f"{flag}: it is about runs with adapters. Add --lora, or leave it out.")
+            require(self.lora or not given, f"{flag}: it needs adapters. Add --lora, or leave it out.")
         require(self.freeze_layers >= 0, f"--freeze-layers {self.freeze_layers}: must not be negative.")
         require(
             not (self.lora and self.freeze_layers),

@@ -1,8 +1,8 @@
-"""An embedding on the CPU whose gradient is not written out anew for every micro-batch.
+"""An embedding for the CPU whose gradients are added up in one tensor that is kept.
 
-The gradient of an embedding is as large as the embedding, and zero but for the tokens of the batch. PyTorch fills a new
-tensor with zeros for every micro-batch and adds it to the last one. Here the rows of each micro-batch are added to one
-tensor, which is kept from step to step, so that its memory is mapped once and cleared once a step.
+The gradient of an embedding is as large as the embedding, and zero except in the rows of the batch's tokens. PyTorch
+fills a new tensor with zeros for every micro-batch and adds it to the previous one. Here the rows of each micro-batch
+are added to one tensor, which is kept from step to step, so its memory is mapped once and cleared once a step.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rewardlab.model.autograd import first_order
 
 
 class _Rows(torch.autograd.Function):
-    """Rows of a weight by index. The weight's `grad` is written here, and autograd is told that it has none."""
+    """Selects rows of a weight. Its backward pass writes the weight's `grad` itself and returns None to autograd."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, index: Tensor, owner: RowEmbedding) -> Tensor:
@@ -36,16 +36,19 @@ class _Rows(torch.autograd.Function):
 
 
 class RowEmbedding(nn.Embedding):
-    """An nn.Embedding, same parameter and name, whose weight is a leaf on the CPU.
+    """An nn.Embedding with the same parameter and name, whose weight is a leaf on the CPU.
 
-    Its gradient comes with `backward()`; `torch.autograd.grad` is not told of it.
+    `backward()` adds to the weight's gradient; `torch.autograd.grad` does not see it.
     """
 
     kept: Tensor | None = None
-    """The tensor of the last step's gradient."""
+    """The gradient tensor of an earlier step, to be used again; None before the first."""
 
     def forward(self, input: Int[Tensor, " ..."]) -> Float[Tensor, "... W"]:
-        """As nn.Embedding. A weight whose gradient somebody else waits for has it from autograd, as ever."""
+        """Look up the rows [..., W] of token ids [...], as nn.Embedding does.
+
+        A weight with gradient hooks gets its gradient from autograd, because the hooks would not run otherwise.
+        """
         watched = self.weight._backward_hooks or self.weight._post_accumulate_grad_hooks
         if watched or not (torch.is_grad_enabled() and self.weight.requires_grad):
             return F.embedding(input, self.weight)
@@ -54,7 +57,7 @@ class RowEmbedding(nn.Embedding):
         return output
 
     def add_rows(self, index: Int[Tensor, " T"], gradient: Float[Tensor, "T W"]) -> None:
-        """Add the rows of a micro-batch to the weight's gradient; a weight without one is given the kept tensor."""
+        """Add the rows of a micro-batch to the weight's gradient, which is the kept tensor, zeroed, if it has none."""
         weight = self.weight
         if weight.grad is None:
             if self.kept is None or (self.kept.shape, self.kept.dtype) != (weight.shape, weight.dtype):
@@ -63,7 +66,7 @@ class RowEmbedding(nn.Embedding):
         weight.grad.index_add_(0, index, gradient.to(weight.dtype))
 
     def _apply(self, fn: Any, recurse: bool = True) -> RowEmbedding:
-        """Moved or cast as nn.Embedding is, without what was kept."""
+        """Move or cast the parameters as nn.Embedding does, and let go of the kept tensor, which no longer fits."""
         self.kept = None
         base: Any = super()
         base._apply(fn, recurse)
@@ -71,11 +74,11 @@ class RowEmbedding(nn.Embedding):
 
 
 def add_gradients_by_row(module: nn.Module) -> int:
-    """Let every trained nn.Embedding inside add its gradient row by row; returns how many do.
+    """Make every nn.Embedding inside that trains add its gradient row by row, in place; return how many do.
 
-    Embeddings whose rows or gradients are scaled, or are sparse already, are left as they are.
+    Embeddings that scale their rows or gradients, or have sparse gradients, are left as they are.
     """
-    found = [
+    embeddings = [
         child
         for child in module.modules()
         if type(child) is nn.Embedding
@@ -84,6 +87,7 @@ def add_gradients_by_row(module: nn.Module) -> int:
         and not child.scale_grad_by_freq
         and not child.sparse
     ]
-    for child in found:
+    # The class is swapped and the module kept, so that parameter names and references to the module stay valid.
+    for child in embeddings:
         child.__class__ = RowEmbedding
-    return len(found)
+    return len(embeddings)

@@ -1,7 +1,7 @@
-"""The files of a model folder before a model is built from them: are they what their names say, and of one model.
+"""Checks of a model folder before a model is built from it: are the files complete, and do they belong together.
 
-A configuration is a recipe that transformers follows without asking how large the result will be. So what is built is
-held against the weights first: layers without end are told by their number, and wrong sizes by their name.
+transformers builds whatever config.json describes, however large it is. So the configuration is compared with the
+weights first: too many layers show in the number of weights, and wrong sizes in their shapes.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ ONE_FILE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 CONFIG: Final = "config.json"
 POINTER: Final = b"version https://git-lfs.github.com/spec/"
-"""How a file begins that git leaves in place of a large one."""
+"""The beginning of a git-lfs pointer, the small text file that git leaves in place of a large file."""
 POINTER_BYTES: Final = 1024
 FETCH: Final = "Fetch it again from where it came from."
 DAMAGED_BASE: Final = Refusal(error=ModelError, remedy=FETCH)
 COUNTS: Final = re.compile(r"layer|label|expert|block|depth|stage", re.IGNORECASE)
 MAX_COUNT: Final = 100_000
-"""Of layers, labels and the like; transformers makes a list of as many before anything else is known."""
+"""Highest number of layers, labels and the like. transformers makes a list with so many entries as soon as it reads the
+configuration, so a damaged number could take all memory."""
 MORE_WEIGHTS: Final = 1_000
-"""What a model may have beyond three times as many weights as its files: a class may join several, or split one."""
+"""A model may have three times as many weight tensors as its files, plus this many, since a class may split a weight
+of a file into several."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a file says of a weight."""
+    """What the header of a file says about a weight."""
 
     file: str
     shape: tuple[int, ...]
@@ -49,57 +51,62 @@ class Found:
 
 @contextmanager
 def told(name: str, doing: str) -> Iterator[None]:
-    """Meanwhile whatever transformers raises is a ModelError: of files that it does not expect it raises anything."""
+    """Turn every error that transformers raises inside into a ModelError that begins with `name` and `doing`.
+
+    Given files that it does not expect, transformers raises errors of any class. Errors of rewardlab and errors for
+    lack of memory pass unchanged.
+    """
     try:
         yield
     except (RewardlabError, MemoryError, torch.OutOfMemoryError):
         raise
     except ImportError as error:
         raise ModelError(
-            f"{name}: {doing}: {_in_short(error)} Install what is missing, or take another model."
+            f"{name}: {doing}: {_in_short(error)} Install what is missing, or use another model."
         ) from error
     except pickle.UnpicklingError as error:
         raise ModelError(
-            f"{name}: {doing}: a file of weights is a damaged pickle, or one that would run code, which is never done. "
-            f"Take the model's safetensors files, or fetch it again."
+            f"{name}: {doing}: a file of weights is a damaged pickle, or one that would run code, which is never "
+            f"allowed. Use the model's safetensors files, or download it again."
         ) from error
     except Exception as error:
         raise ModelError(f"{name}: {doing} ({type(error).__name__}: {_in_short(error)}).{_cause(name)}") from error
 
 
 def _in_short(error: BaseException) -> str:
+    """Return an error's message on one line, of at most about 400 characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= 400 else f"{text[:400]} …"
 
 
 def _cause(name: str) -> str:
-    """What in a folder's own files may be the cause, and what to do."""
+    """Return a sentence on what in a folder's files may be the cause and what to do; "" if `name` is no folder."""
     if not Path(name).is_dir():
         return ""
     try:
         require_whole_files(Path(name))
     except ModelError as error:
         return f" {error}"
-    return " Is everything in the folder of one model, and whole? If in doubt, fetch it again."
+    return " Check that the files in the folder are complete and of one model. If in doubt, download it again."
 
 
 def require_whole_files(folder: Path) -> None:
-    """Raise ModelError for files that are not what their names say: pointers of git-lfs, weights that are cut off."""
+    """Raise ModelError for a file that is only a git-lfs pointer, and for weights that are damaged or cut off."""
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.stat().st_size <= POINTER_BYTES:
             with path.open("rb") as file:
                 if file.read(len(POINTER)) == POINTER:
                     raise ModelError(
-                        f"{path}: a pointer of git-lfs lies in place of the file. Run `git lfs pull` in {folder} "
+                        f"{path}: this is a git-lfs pointer, not the file itself. Run `git lfs pull` in {folder} "
                         f"(git-lfs has to be installed), or download the file."
                     )
     read_headers(weight_files(folder))
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that transformers takes the weights from; none where they are in others.
+    """Return the safetensors files from which transformers reads the weights; none if they are in files of other kinds.
 
-    Raises ModelError for an index that is damaged or names a file that is not there.
+    Raises ModelError if the index is damaged or names a file that is missing.
     """
     if (folder / ONE_FILE).is_file():
         return [folder / ONE_FILE]
@@ -113,34 +120,38 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def shards_in(index: Path) -> list[str]:
-    """Names of the files that an index names."""
+    """Return the names of the weight files that an index lists, sorted, each once.
+
+    Raises ModelError if the index is damaged.
+    """
     names = read_object(index, DAMAGED_BASE).get("weight_map")
     if not isinstance(names, dict) or not all(isinstance(name, str) for name in names.values()):
-        raise DAMAGED_BASE.of(f"{index}: weight_map: expected an object, from names of weights to names of files.")
+        raise DAMAGED_BASE.of(f"{index}: weight_map: expected an object of weight names and file names.")
     return sorted(set(names.values()))
 
 
 def read_headers(files: Sequence[Path]) -> dict[str, Found]:
-    """What safetensors files hold, by name, without their numbers.
+    """Return the name, shape and dtype of every weight in the files, from their headers alone.
 
-    Raises ModelError for one that is damaged or cut off.
+    Raises ModelError for a file that is damaged or cut off.
     """
-    found: dict[str, Found] = {}
+    headers: dict[str, Found] = {}
     for path in files:
         try:
             with safe_open(path, framework="pt") as weights:
                 for key in sorted(weights.keys()):
-                    lying = weights.get_slice(key)
-                    found[key] = Found(file=str(path), shape=tuple(lying.get_shape()), dtype=lying.get_dtype())
+                    entry = weights.get_slice(key)
+                    headers[key] = Found(file=str(path), shape=tuple(entry.get_shape()), dtype=entry.get_dtype())
         except (SafetensorError, OSError) as error:
             raise DAMAGED_BASE.of(
-                f"{path}: damaged, or cut off: {path.stat().st_size} bytes are no whole safetensors file ({error})."
+                f"{path}: damaged, or cut off: its {path.stat().st_size} bytes are not a complete safetensors file "
+                f"({error})."
             ) from error
-    return found
+    return headers
 
 
 def require_counts(values: Mapping[str, Any], *, where: str) -> None:
-    """Raise ModelError for a configuration with more layers, labels or experts than any model has, nested or not."""
+    """Raise ModelError if a configuration, or one nested in it, has more than MAX_COUNT layers, labels or experts."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             require_counts(value, where=f"{where}: {name}")
@@ -149,30 +160,32 @@ def require_counts(values: Mapping[str, Any], *, where: str) -> None:
 
 
 def require_same_sizes(folder: Path, config: Any, disk_class: Any) -> None:
-    """Raise ModelError unless a model of this configuration has weights of the sizes that the folder's files hold.
+    """Raise ModelError unless a model of this configuration has weights of the shapes that the folder's files hold.
 
-    Weights that have other names there, or none, are left to whoever reads them; so are quantised ones, and folders
-    without safetensors files.
+    Weights that are missing or have other names in the files are not checked here; loading reports them. Nor are
+    quantised weights, the head, and folders without safetensors files.
     """
-    found = read_headers(weight_files(folder))
-    if not found or getattr(config, "quantization_config", None) is not None:
+    in_files = read_headers(weight_files(folder))
+    if not in_files or getattr(config, "quantization_config", None) is not None:
         return
-    most = 3 * len(found) + MORE_WEIGHTS
-    with told(str(folder), f"{CONFIG} describes no model"), _no_more_weights_than(most, folder), torch.device("meta"):
+    most = 3 * len(in_files) + MORE_WEIGHTS
+    # On the meta device weights have shapes and take no memory, however large the configuration says they are.
+    doing = f"no model can be built from {CONFIG}"
+    with told(str(folder), doing), _no_more_weights_than(most, folder), torch.device("meta"):
         classifier = disk_class._from_config(config)
     wanted = classifier.state_dict()
     try:
         named = transformers_names(classifier, wanted)
-    except ImportError:  # another version of transformers
+    except ImportError:  # this version of transformers keeps its renaming rules elsewhere, so names cannot be matched
         return
-    for key, weight in found.items():
+    for key, weight in in_files.items():
         name, converted = named(key)
         if converted or name not in wanted or name.startswith(f"{HEAD_ON_DISK}."):
             continue
         if weight.shape != (shape := tuple(wanted[name].shape)):
             raise ModelError(
-                f"{folder}: by {CONFIG} {key} has the shape {list(shape)}, and in {Path(weight.file).name} "
-                f"{list(weight.shape)}: they are not of one model. {FETCH}"
+                f"{folder}: {key} has the shape {list(shape)} by {CONFIG} and {list(weight.shape)} in "
+                f"{Path(weight.file).name}: these files belong to different models. {FETCH}"
             )
 
 
@@ -181,7 +194,10 @@ Named = Callable[[str], tuple[str, bool]]
 
 
 def transformers_names(classifier: Any, wanted: Mapping[str, Tensor]) -> Named:
-    """By transformers' own rules. ImportError if this version keeps them elsewhere."""
+    """Return the function that takes names in files to names in the classifier, by transformers' own rules.
+
+    Raises ImportError if the installed version of transformers keeps these rules elsewhere.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
@@ -192,6 +208,7 @@ def transformers_names(classifier: Any, wanted: Mapping[str, Tensor]) -> Named:
 
     def named(key: str) -> tuple[str, bool]:
         name, converted = rename_source_key(key, renamings, converters, prefix, wanted)
+        # A rule for older files may rename a weight that has its present name already; then it is kept.
         if name not in wanted and key in wanted:
             name, converted = rename_source_key(key, [], [], prefix, wanted)
         return name, converted is not None
@@ -201,7 +218,11 @@ def transformers_names(classifier: Any, wanted: Mapping[str, Tensor]) -> Named:
 
 @contextmanager
 def _no_more_weights_than(most: int, folder: Path) -> Iterator[None]:
-    """Meanwhile a model that is built may have `most` weights; one more is a ModelError."""
+    """Raise ModelError as soon as a model that is built inside has more than `most` weight tensors.
+
+    The limit acts while the model is built, because a configuration with a damaged number of layers would otherwise
+    keep the process building, even on the meta device.
+    """
     count = 0
 
     def counted(module: nn.Module, name: str, weight: nn.Parameter) -> None:
@@ -209,8 +230,8 @@ def _no_more_weights_than(most: int, folder: Path) -> Iterator[None]:
         count += 1
         if count > most:
             raise ModelError(
-                f"{folder}: {CONFIG} describes a model of more than {most} weights, and its files hold far fewer: they "
-                f"are not of one model. {FETCH}"
+                f"{folder}: {CONFIG} describes a model of more than {most} weights, and its files hold far fewer: "
+                f"these files belong to different models. {FETCH}"
             )
 
     handle = register_module_parameter_registration_hook(counted)

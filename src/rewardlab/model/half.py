@@ -1,8 +1,9 @@
-"""Linear layers over half-precision copies of float32 weights, made once a step.
+"""Linear layers that compute with half-precision copies of their float32 weights, made once a step.
 
-Autocast rounds every float32 weight to the nearest half-precision value in every forward pass: a cast for each
-micro-batch, and a forward pass that hardly sees small updates (model/rounding.py). Here each layer keeps a copy, which
-is made when its weight has changed; the gradient goes straight through the rounding to the float32 weight.
+Autocast rounds every float32 weight to the nearest half-precision value in every forward pass. That costs a cast for
+each micro-batch, and it hides small updates from the forward pass (model/rounding.py). Here each layer keeps a copy,
+made anew when its weight has changed. The gradient with respect to the copy is given to the float32 weight as it is
+(a straight-through estimator).
 """
 
 from __future__ import annotations
@@ -21,20 +22,22 @@ from rewardlab.model.linear import OneDnnLinear
 from rewardlab.model.rounding import name_seed, round_stochastically, round_weights
 
 AS_SAVED: Final = ()
-"""The draw of a model that is judged or saved: the one by which its weights are rounded for a file (round_weights)."""
+"""The draw used for a model that is evaluated or saved: that of `round_weights`, which rounds weights for a file. So a
+model scores in evaluation as it will from its folder."""
 LINEAR: Final = (nn.Linear, OneDnnLinear)
-"""Layers that can compute by a copy; other subclasses of nn.Linear compute in a way of their own."""
+"""Layer classes that can compute with a copy; other subclasses of nn.Linear may have a forward method of their own."""
 
 
 class _Product(torch.autograd.Function):
-    """`F.linear` by the copy of a weight; the weight itself is there to be given the gradient."""
+    """`F.linear` with a half-precision copy of the weight; the weight is an input only to receive the gradient."""
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, half: Tensor, bias: Tensor | None) -> Tensor:
-        # Flat, since a batch of one with odd strides would be multiplied as a batch of matrices.
+        # Flattened to two dimensions: PyTorch would compute a batch of one with unusual strides as a batched product.
         narrow = input.to(half.dtype).reshape(-1, input.shape[-1])
         needs_input, needs_weight = ctx.needs_input_grad[:2]
-        # A frozen weight needs no input kept for it, and the first trained layer no weight.
+        # The input is only needed for the weight's gradient, and the copy only for the input's. Not keeping what nobody
+        # needs saves the activations of frozen layers.
         ctx.save_for_backward(narrow if needs_weight else None, half if needs_input else None)
         ctx.dtypes = input.dtype, weight.dtype, None if bias is None else bias.dtype
         output = F.linear(narrow, half, None if bias is None else bias.to(half.dtype))
@@ -57,15 +60,15 @@ class _Product(torch.autograd.Function):
 
 
 class HalfLinear(nn.Linear):
-    """An nn.Linear, same parameters and names, that computes by a half-precision copy of its weight."""
+    """An nn.Linear with the same parameters and names that computes with a half-precision copy of its weight."""
 
     half_weight: Tensor | None = None
-    """The copy; None computes as nn.Linear does."""
+    """The copy; without one the layer computes as nn.Linear does."""
     made_of: tuple[object, ...] = ()
-    """What the copy was made of."""
+    """What the copy was made from: the weight's version, its storage and the draw."""
 
     def forward(self, input: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """As nn.Linear, in the dtype of the copy. Whoever changes the weight has the copy made again."""
+        """Compute as nn.Linear does, in the dtype of the copy. `HalfWeights.refresh` brings the copy up to date."""
         if self.half_weight is None:
             return F.linear(input, self.weight, self.bias)
         product: Any = _Product
@@ -73,7 +76,7 @@ class HalfLinear(nn.Linear):
         return output
 
     def _apply(self, fn: Any, recurse: bool = True) -> HalfLinear:
-        """Moved or cast as nn.Linear is; the copy is made again where it is next wanted."""
+        """Move or cast the parameters as nn.Linear does, and drop the copy, which is made again when it is needed."""
         self.half_weight, self.made_of = None, ()
         base: Any = super()
         base._apply(fn, recurse)
@@ -81,12 +84,12 @@ class HalfLinear(nn.Linear):
 
 
 class HalfWeights:
-    """The copies of all linear layers of a model, made again where a weight or the draw has changed."""
+    """The half-precision copies of all linear layers of a model, kept up to date with their weights and the draw."""
 
     def __init__(self, module: nn.Module, prefix: str, dtype: torch.dtype, rounding: HalfRounding) -> None:
-        """Every nn.Linear inside computes by a copy from now on; what is frozen in `dtype` is its own copy.
+        """Make every nn.Linear inside compute with a copy from now on; a weight held in `dtype` is its own copy.
 
-        `prefix` stands before the names of weights, with which stochastic rounding is seeded.
+        `prefix` is put before the names of weights, which seed stochastic rounding.
         """
         self.dtype, self.rounding = dtype, rounding
         self._layers: list[tuple[str, Any, type[nn.Linear]]] = []
@@ -96,11 +99,11 @@ class HalfWeights:
                 self._layers.append((f"{name}.weight", layer, kind))
 
     def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> None:
-        """Make the copies that are not of their weights as they are now, or were drawn otherwise.
+        """Make the copies again whose weight has changed or whose draw was another one.
 
-        `draw` is what stochastic rounding is seeded with beside a weight's name. What is changed behind autograd's back
-        (`weight.data.mul_(2)`) is not seen; weights made in inference mode are not counted at all, so their copies are
-        made every time.
+        `draw` seeds stochastic rounding, together with the weight's name. A change is recognised by autograd's version
+        counter, so changes that bypass it (`weight.data.mul_(2)`) are missed. Weights made in inference mode have no
+        counter, so their copies are made every time.
         """
         for name, layer, _ in self._layers:
             weight = layer.weight
@@ -112,15 +115,15 @@ class HalfWeights:
             layer.made_of = made_of
 
     def restore(self) -> None:
-        """Nothing: the weights themselves were never rounded."""
+        """Do nothing, because the weights themselves were never rounded; as `RoundedParts.restore`."""
 
     def forget_others_than(self, module: nn.Module) -> None:
-        """Let go of layers that are no longer inside."""
+        """Stop keeping copies for layers that are no longer part of `module`."""
         inside = set(module.modules())
         self._layers = [entry for entry in self._layers if entry[1] in inside]
 
     def drop(self) -> None:
-        """Give the copies back; the layers are again what they were."""
+        """Free the copies and make the layers compute as they did before."""
         for _, layer, kind in self._layers:
             layer.half_weight, layer.made_of = None, ()
             layer.__class__ = kind
@@ -136,8 +139,8 @@ class HalfWeights:
 
 
 def line_about_others(module: nn.Module) -> str:
-    """What to say of matrices that are in no linear layer and no embedding, such as those of joined experts; empty if
-    there are none. Autocast rounds them to the nearest, whatever is done about the others.
+    """Return a line for the log about matrices outside linear layers and embeddings, such as those of fused experts, or
+    "" if there are none. Autocast rounds these to the nearest, whatever rounding the linear layers have.
     """
     kept = [
         layer for layer in module.modules() if type(layer) in (*LINEAR, HalfLinear) or isinstance(layer, nn.Embedding)
@@ -155,9 +158,10 @@ def line_about_others(module: nn.Module) -> str:
 
 
 def hold_half(module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
-    """Put in place of the weights of linear layers their copies as rounded for a file: scoring needs nothing else.
+    """Replace the weights of linear layers by half-precision values, rounded as for a file.
 
-    `prefix` is that of `HalfWeights`, which takes them as they are.
+    This halves their memory, and scoring needs no others. `prefix` is as in `HalfWeights`, which then takes these
+    weights as their own copies.
     """
     for name, layer in module.named_modules(prefix=prefix):
         if type(layer) in LINEAR:
@@ -165,15 +169,15 @@ def hold_half(module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
 
 
 class RoundedParts:
-    """The weights of linear layers that FSDP holds in parts: rounded in place while the model computes.
+    """The shards of linear layers' weights under FSDP, rounded in place while the model computes.
 
-    FSDP casts what it gathers to half precision, and for weights that are rounded already that changes nothing. What
-    they were is kept beside them, and is put back before anybody reads or updates them. Every process draws what one
-    alone would draw for its part.
+    FSDP casts the weights it gathers to half precision, to the nearest. That changes nothing if they are rounded
+    already, so their shards are rounded before. The float32 values are kept beside them and put back before the weights
+    are read or updated. Every rank draws for its shard what a single process would draw for these rows.
     """
 
     def __init__(self, module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
-        """Of every nn.Linear inside, what trains in float32."""
+        """Take the float32 weights that train of every nn.Linear inside; `prefix` is as in `HalfWeights`."""
         self.dtype = dtype
         self._weights = [
             (f"{name}.weight", layer.weight)
@@ -185,7 +189,7 @@ class RoundedParts:
 
     @torch.no_grad()
     def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> None:
-        """Round every weight by this draw, unless that was done."""
+        """Round every shard by this draw, unless it is rounded so already."""
         if self._draw == draw:
             return
         self.restore()
@@ -193,6 +197,7 @@ class RoundedParts:
             assert isinstance(weight, DTensor)
             part, width = weight.to_local(), weight.shape[1]
             self._kept.append((part, part.clone()))
+            # The draws are counted over the whole weight, so those of a shard begin at its first row.
             start = rows_of(weight).start * width
             seed = (*draw, *name_seed(name))
             round_stochastically(part, self.dtype, seed, out=part, start=start)
@@ -200,19 +205,22 @@ class RoundedParts:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put back what the weights were."""
+        """Put back the float32 values."""
         for part, kept in self._kept:
             part.copy_(kept)
         self._kept, self._draw = [], None
 
     def drop(self) -> None:
-        """Put back what the weights were, for good."""
+        """Put back the float32 values and stop rounding these weights."""
         self.restore()
         self._weights = []
 
 
 def rows_of(tensor: DTensor) -> slice:
-    """The rows of a weight that FSDP leaves with this process: of the first dimension, in equal chunks."""
+    """Return the rows of a weight that lie with this rank: FSDP shards the first dimension in equal chunks.
+
+    The last ranks have fewer rows, or none, if the rows do not divide evenly.
+    """
     mesh = tensor.device_mesh
     (dimension,) = (number for number, placement in enumerate(tensor.placements) if placement.is_shard(0))
     count = tensor.shape[0]

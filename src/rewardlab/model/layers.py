@@ -1,8 +1,8 @@
-"""Reading a model before its last layer, and cutting it off there.
+"""Hidden states of earlier layers, and models cut off after one of them.
 
 The state of layer n is what the head would read if the model ended after n layers: the output of layer n through
-the model's own final norm. A head fitted to it belongs to the model cut off after n layers, which is a model like
-any other, and a faster one.
+the model's own final norm. A head fitted to it belongs to the model cut off after n layers, which is an ordinary
+model, and a faster one.
 
 Legend: R replies, N layers, W hidden width.
 """
@@ -24,33 +24,34 @@ from rewardlab.model.reward import RewardModel
 FINAL_NORMS: Final = ("norm", "final_layer_norm", "final_layernorm", "ln_f", "norm_f")
 """Names that transformers gives to the norm after the last layer."""
 SAME: Final = 1e-5
-"""How far norm(last layer) may be from the backbone's own output, relative to its largest entry."""
+"""Largest allowed difference of norm(last layer) from the backbone's output, relative to its largest entry."""
 
 
 def resolve_layers(wanted: Sequence[str], num_layers: int) -> list[int]:
-    """`last`, `all` or numbers from 1 -> layer numbers in order, each once.
+    """Return the layer numbers (from 1) that the words `last`, `all` or numbers stand for, in order, each once.
 
-    Raises ConfigError for anything else.
+    Raises ConfigError for any other word, and if there is none.
     """
-    found: set[int] = set()
+    layers: set[int] = set()
     for word in wanted:
         if word == "all":
-            found |= set(range(1, num_layers + 1))
+            layers |= set(range(1, num_layers + 1))
         elif word == "last":
-            found.add(num_layers)
+            layers.add(num_layers)
         elif word.isdecimal() and 1 <= int(word) <= num_layers:
-            found.add(int(word))
+            layers.add(int(word))
         else:
             raise ConfigError(f"--layers {word}: name `last`, `all` or numbers from 1 to {num_layers}.")
-    if not found:
+    if not layers:
         raise ConfigError("--layers: name at least one, such as `last`.")
-    return sorted(found)
+    return sorted(layers)
 
 
 def layer_states(model: RewardModel, batch: PackedBatch, layers: Sequence[int]) -> Float[Tensor, "R N W"]:
-    """States of the named layers (from 1) at the last token of each reply, in float32, from one forward pass.
+    """Return float32 states of the given layers (from 1) at the last token of each reply, from one forward pass.
 
-    Raises ModelError for a backbone whose layers or final norm are not where transformers usually has them.
+    Raises ModelError if the backbone's layers or final norm are not where transformers usually has them, or if its
+    output is not the final norm of its last layer.
     """
     if list(layers) == [model.config.num_hidden_layers]:
         return model.final_states(batch).float()[:, None]
@@ -69,6 +70,8 @@ def layer_states(model: RewardModel, batch: PackedBatch, layers: Sequence[int]) 
     finally:
         for hook in hooks:
             hook.remove()
+    # Some architectures change the hidden state once more after the norm, or scale it before. For those norm(layer n)
+    # would not be what a model of n layers gives, so the last layer, whose true state is known, is checked every time.
     norm = final_norm(model.backbone)
     difference = (norm(read[len(stack)]) - final_RW).abs().max()
     if final_RW.isfinite().all() and not difference <= SAME * final_RW.abs().max().clamp(min=1) * (
@@ -82,7 +85,10 @@ def layer_states(model: RewardModel, batch: PackedBatch, layers: Sequence[int]) 
 
 
 def cut_off(model: RewardModel, num_layers: int) -> None:
-    """Make the model end after `num_layers` layers, in place."""
+    """Make the model end after `num_layers` layers, in place, and adapt its configuration.
+
+    Raises ModelError if the decoder layers are not in one list.
+    """
     if num_layers == model.config.num_hidden_layers:
         return
     stack = decoder_layers(model.backbone)
@@ -92,28 +98,29 @@ def cut_off(model: RewardModel, num_layers: int) -> None:
     config = model.config
     total, config.num_hidden_layers = config.num_hidden_layers, num_layers
     for name, value in list(vars(config).items()):
-        if isinstance(value, list) and len(value) == total:  # such as layer_types: one entry a layer
+        # Lists with one entry a layer, such as layer_types, have to get shorter with the model.
+        if isinstance(value, list) and len(value) == total:
             setattr(config, name, value[:num_layers])
 
 
 def require_readable(model: RewardModel) -> None:
-    """Raise ModelError unless layers before the last can be read, as far as can be told without a forward pass."""
+    """Raise ModelError if the model's layers or final norm cannot be found; `layer_states` checks the rest."""
     decoder_layers(model.backbone)
     final_norm(model.backbone)
 
 
 def decoder_layers(backbone: nn.Module) -> nn.ModuleList:
-    """The list of decoder layers.
+    """Return the list of decoder layers.
 
-    Raises ModelError if there is not exactly one list of that length.
+    Raises ModelError unless the backbone has exactly one list of as many modules as its configuration has layers.
     """
     return _decoder(backbone)[1]
 
 
 def final_norm(backbone: nn.Module) -> nn.Module:
-    """The norm after the last layer, which stands beside the list of layers.
+    """Return the norm after the last layer, an attribute of the module that holds the list of layers.
 
-    Raises ModelError if there is none of a known name.
+    Raises ModelError if there is none with one of the names in FINAL_NORMS.
     """
     holder = _decoder(backbone)[0]
     for name in FINAL_NORMS:
@@ -125,18 +132,21 @@ def final_norm(backbone: nn.Module) -> nn.Module:
 
 
 def _decoder(backbone: nn.Module) -> tuple[nn.Module, nn.ModuleList]:
-    """(the module that holds the list of decoder layers, the list)."""
+    """Return (the module that holds the list of decoder layers, the list).
+
+    Raises ModelError unless there is exactly one such list.
+    """
     config: Any = backbone.config  # nn.Module says Tensor
     count = config.get_text_config().num_hidden_layers
-    found = [
+    stacks = [
         (module, child)
         for module in backbone.modules()
         for child in module.children()
         if isinstance(child, nn.ModuleList) and len(child) == count
     ]
-    if len(found) != 1:
+    if len(stacks) != 1:
         raise ModelError(
-            f"{type(backbone).__name__}: {len(found)} lists of {count} layers, so earlier layers cannot be read. "
-            f"Use --layers last."
+            f"{type(backbone).__name__}: it has {len(stacks)} lists of {count} layers, wanted one, so earlier layers "
+            f"cannot be read. Use --layers last."
         )
-    return found[0]
+    return stacks[0]

@@ -1,7 +1,7 @@
-"""Linear layers by oneDNN in float32, for processors on which PyTorch's own choice (MKL) is slow.
+"""Linear layers that compute float32 through oneDNN, for processors on which PyTorch's own choice (MKL) is slow.
 
-On AMD, MKL reaches some 40 % of what oneDNN does with the same cores; on Intel the two are level. Which is the case is
-measured at the start of a run (model/compute.py).
+On AMD processors MKL reaches about 40 % of oneDNN's speed with the same cores; on Intel the two are equally fast. Which
+is faster is measured at the start of a run (model/compute.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 MIN_WIDTH: Final = 64
-"""Narrower layers, such as the two halves of an adapter, stay with PyTorch: there a call costs more than its work."""
+"""Layers narrower than this, such as the two matrices of an adapter, stay with PyTorch: a call costs more than its
+work there."""
 
 
 @torch.library.custom_op(
@@ -23,7 +24,7 @@ MIN_WIDTH: Final = 64
     schema="(Tensor input, Tensor weight, Tensor? bias) -> Tensor",
 )
 def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`F.linear` of float32 [N, in] by [out, in], computed by oneDNN."""
+    """Compute `F.linear` of float32 [N, in] and [out, in] by oneDNN."""
     output: Tensor = torch.ops.mkldnn._linear_pointwise(input, weight, bias, "none", [], "")
     return output
 
@@ -36,7 +37,7 @@ def _(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _remember(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
     input, weight, _ = inputs
     needs_input, needs_weight = ctx.needs_input_grad[:2]
-    # A frozen weight needs no input kept for it, and the first trained layer no weight.
+    # The input is only needed for the weight's gradient, and the weight only for the input's.
     ctx.save_for_backward(input if needs_weight else None, weight if needs_input else None)
 
 
@@ -54,10 +55,10 @@ onednn_linear.register_autograd(_backward, setup_context=_remember)
 
 
 class OneDnnLinear(nn.Linear):
-    """An nn.Linear, with the same parameters and the same names, that computes float32 through oneDNN."""
+    """An nn.Linear with the same parameters and names that computes float32 through oneDNN."""
 
     def forward(self, input: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """As nn.Linear; other dtypes and autocast take PyTorch's path."""
+        """Compute as nn.Linear does; other dtypes and autocast take PyTorch's path."""
         if (
             input.dtype is not torch.float32
             or self.weight.dtype is not torch.float32
@@ -70,15 +71,16 @@ class OneDnnLinear(nn.Linear):
 
 
 def use_onednn(module: nn.Module) -> int:
-    """Let every wide nn.Linear inside compute through oneDNN, in place; returns how many do."""
-    found = [
+    """Make every wide nn.Linear inside compute through oneDNN, in place; return how many do."""
+    layers = [
         child
         for child in module.modules()
         if type(child) is nn.Linear and min(child.in_features, child.out_features) >= MIN_WIDTH
     ]
-    for child in found:
+    # The class is swapped and the module kept, so that parameter names and references to the module stay valid.
+    for child in layers:
         child.__class__ = OneDnnLinear
-    return len(found)
+    return len(layers)
 
 
 def onednn_available() -> bool:

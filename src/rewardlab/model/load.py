@@ -1,6 +1,6 @@
-"""From a name to a RewardModel: any causal model of transformers, or an existing reward model with its head.
+"""Loading a RewardModel by name: any causal model of transformers, or an existing reward model with its head.
 
-What is missing, extra or unsuitable is an error or a printed line; nothing is filled in silently.
+Anything missing, superfluous or unsuitable is an error or a line of the log; nothing is filled in silently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
 from rewardlab.model.outline import Originals, Outline, Place
 from rewardlab.model.parts import Division, drop_gathered, fill, fill_head, outline_of, places_in, standing_in, worst
 from rewardlab.model.quantization import loading_options, tell_peft
-from rewardlab.model.reward import HEAD_ON_DISK, Layout, RewardModel
+from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout, RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak, measured_again
 from rewardlab.model.trainable import choose_trainable, half_frozen, parameters_line
 
@@ -37,7 +37,8 @@ SEQUENCE_CLASSIFIER: Final = "ForSequenceClassification"
 PRECISION: Final = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 MAX_DISTANCE: Final = 1e-4
 MAX_DISTANCE_HALF: Final = 0.5
-"""How far the real model's layouts may be apart, relative to max(1, |score|): many layers of rounding, no more."""
+"""Largest allowed difference between the scores of the real model's packed and padded layouts, relative to
+max(1, |score|), in float32 and in half precision. It leaves room for the rounding of many layers and for no more."""
 Log = Callable[[str], None]
 
 
@@ -45,13 +46,13 @@ _WANTED: Final = "Give a hub name, a folder with config.json and weights, or smo
 
 
 def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
-    """The model's configuration.
+    """Return the configuration (of transformers) of the model at `name`.
 
-    Raises ModelError if there is none at `name`.
+    Raises ModelError if there is no model, or if its configuration cannot be read or has absurd numbers.
     """
     if looks_local(name) and not Path(name).is_dir():
         home = Path(name).expanduser()
-        remark = f" (write {home}: nobody replaced the ~)" if name.startswith("~") and home.is_dir() else ""
+        remark = f" (write {home}: the shell did not expand ~)" if name.startswith("~") and home.is_dir() else ""
         raise ModelError(f"no model at {name!r}: there is no such folder{remark}. {_WANTED}")
     if (own := Path(name) / CONFIG).is_file():
         require_counts(read_object(own, DAMAGED_BASE), where=str(own))
@@ -63,38 +64,41 @@ def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
 
 
 def looks_local(name: str) -> bool:
-    """Whether a name is that of a folder, and none that a hub could have: those are `owner/name`, or `name`."""
+    """Whether a name can only be that of a folder; names on a hub have the form `owner/name` or `name`."""
     return name.startswith((".", "~")) or Path(name).is_absolute() or len(Path(name).parts) > 2 or name.endswith("/")
 
 
 def disk_class_of(config: Any) -> Any:
-    """The `…ForSequenceClassification` class for a configuration.
+    """Return the `…ForSequenceClassification` class for a configuration.
 
-    Raises ModelError for families that have none.
+    Raises ModelError if transformers has no such class for the model type.
     """
     if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise ModelError(
             f"transformers has no sequence-classification class for model type {config.model_type!r}, so no engine "
-            f"could load the reward model. Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3 and GPT-NeoX are among those "
-            f"that have one."
+            f"could load the reward model. Use a model that has one, such as Llama, Qwen2, Qwen3, Mistral, Gemma, "
+            f"Phi-3 or GPT-NeoX."
         )
     return MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(config)]
 
 
 def choose_layout(
     model_config: Any, disk_class: Any, config: BackboneConfig, *, max_length: int, share: bool, log: Log
-) -> Layout:
-    """Shared prompts where they are exact; otherwise the padded path, with a line that says why.
+) -> AttentionLayout:
+    """Return `shared` if shared prompts are exact for this model (or `unshared`, without `share`), else `padded`.
 
-    Raises ModelError if `--attention shared` was asked for and is not exact.
+    The log says why a model gets the padded path. Raises ModelError if `--attention shared` was asked for and is not
+    exact, or if a conversation's score would depend on the other rows in every layout.
     """
     text_config = model_config.get_text_config()
+    # These kinds of rope choose their frequencies by the longest position in the batch, once it is above a limit. Then
+    # the score of a short conversation changes with what it is computed beside, packed or padded.
     rope = getattr(text_config, "rope_parameters", None) or {}
     short = rope.get("original_max_position_embeddings")
     if rope.get("rope_type") in ("longrope", "dynamic") and short is not None and max_length > short:
         raise ModelError(
-            f"this model's positions ({rope['rope_type']}) depend on the longest row beside a conversation, so its "
-            f"scores would too. Use --max-seq-len {short} or less."
+            f"this model's positions ({rope['rope_type']}) depend on the longest row of a batch, so a score would "
+            f"depend on the other rows. Use --max-seq-len {short} or less."
         )
     if config.attention == "padded":
         return "padded"
@@ -125,16 +129,17 @@ def load_reward_model(
     compute: ComputeConfig = DEFAULT_COMPUTE,
     *,
     seed: int,
-    layout: Layout,
+    layout: AttentionLayout,
     device: torch.device,
     log: Log,
     division: Division | None = None,
 ) -> RewardModel:
-    """Load, check and prepare a model for training as `config` says, computing as `compute` says.
+    """Load, check and prepare a model for training as `config` says, with the kernels that `compute` names.
 
-    With a `division` each process reads its part alone, where the files allow it; all of them call this.
+    With a `division` all its processes call this; each reads only its own part of the weights if the files allow it.
 
-    Raises ModelError for missing or mismatched weights, or if one reply can see another.
+    Raises ModelError for missing or mismatched weights, for names of layers that the model does not have, or if one
+    reply can see another; ConfigError for settings that cannot be used on this device.
     """
     precision = PRECISION[resolve_precision(config.precision, device)]
     kept = [module for module in config.lora_modules_to_save if module not in HEAD_NAMES]
@@ -159,12 +164,14 @@ def load_reward_model(
     if places is not None:
         measure_lengths(model, Originals(places))
     rounded = half_frozen(model.backbone, precision)
-    # Quantised weights were read to the device and are best left there; parts get there one by one.
+    # Quantised weights were read straight to the device. A divided model is moved part by part later, since all of it
+    # may not fit.
     if config.quantization == "none" and division is None:
         model.to(device)
     model.train()
     if "auto" in (compute.attention_backend, compute.linear_backend, compute.allocator):
         chosen = choose_compute(compute, model.config, device=device, dtype=precision, log=log)
+        # The choice is measured, so ranks might choose differently; all take that of the first.
         compute = replace(compute, **(chosen if division is None else division.gather(chosen)[0]))
     apply_compute(model, compute, half_rounding=config.half_rounding)
     if precision in HALF and (line := line_about_others(model.backbone)):
@@ -180,28 +187,33 @@ def load_reward_model(
 
 
 def divide_and_fill(model: RewardModel, places: Mapping[str, Place] | None, division: Division) -> bool:
-    """Leave every process with its part of the model, read from `places` if it is empty yet; whether that rounded any
-    weight anywhere.
+    """Divide the model among the ranks, and read each rank's part from `places` if weights are still empty.
+
+    Returns whether reading rounded any weight on any rank.
     """
     division.divide(model)
     return any(division.gather(places is not None and fill(model, places, bare_name)))
 
 
 def _read_state(name: str, config: ModelConfig) -> dict[str, torch.Tensor]:
-    """Every weight of the model at `name` in float32, under the names of a RewardModel."""
+    """Read every weight of the model at `name` in float32, under the names of a RewardModel."""
     read = _read_weights(name, config, "padded")
     return wrap(read.classifier, layout="padded", compute_dtype=torch.float32).state_dict()
 
 
-def wrap(classifier: Any, *, layout: Layout, compute_dtype: torch.dtype) -> RewardModel:
-    """A RewardModel around the parts of a loaded sequence classifier."""
+def wrap(classifier: Any, *, layout: AttentionLayout, compute_dtype: torch.dtype) -> RewardModel:
+    """Make a RewardModel of the backbone and the head of a loaded sequence classifier.
+
+    Raises ModelError if the classifier has no linear head with one output.
+    """
     head = getattr(classifier, HEAD_ON_DISK, None)
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise ModelError(f"{type(classifier).__name__} has no linear head `{HEAD_ON_DISK}` with one output.")
     backbone = getattr(classifier, classifier.base_model_prefix)
     for module in backbone.modules():
         if isinstance(module, nn.Embedding):
-            # A pad id that is also a real token (often EOS) would otherwise freeze that token's embedding.
+            # PyTorch gives the padding token's embedding no gradient. The pad token of many models is also a real token
+            # (often EOS), whose embedding would never train.
             module.padding_idx = None
     return RewardModel(
         backbone,
@@ -213,7 +225,10 @@ def wrap(classifier: Any, *, layout: Layout, compute_dtype: torch.dtype) -> Rewa
 
 
 def init_head(head: nn.Linear, seed: int) -> None:
-    """Draw the head from N(0, 1/(W + 1)), W the hidden width (Stiennon et al. 2020), from its own generator."""
+    """Draw the head's weights from N(0, 1 / (W + 1)) with W the hidden width (Stiennon et al. 2020); set its bias to 0.
+
+    It has a generator of its own, so that the same seed gives the same head whatever was drawn before.
+    """
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(head.weight.shape, generator=generator) / math.sqrt(head.in_features + 1)
     with torch.no_grad():
@@ -223,23 +238,24 @@ def init_head(head: nn.Linear, seed: int) -> None:
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Switch off the model's own dropout: a preference pair must see the same network on both sides."""
+    """Switch off the model's own dropout, because both sides of a comparison must see the same network."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for name, value in list(vars(module).items()):
-            if isinstance(value, float) and ("drop" in name):  # dropout, attn_pdrop, layerdrop
+            # Many models apply dropout by a rate in an attribute: dropout, attn_pdrop, layerdrop.
+            if isinstance(value, float) and ("drop" in name):
                 setattr(module, name, 0.0)
 
 
 def require_sound_layout(model: RewardModel, log: Log, division: Division | None = None) -> None:
-    """Raise ModelError if a reply's score depends on its sibling, or the packed row strays from the padded path.
+    """Raise ModelError if a reply's score depends on its sibling, or if packed scores differ from those of padded rows.
 
-    A divided model is measured by all of its processes together.
+    The processes of a `division` measure together, and all of them decide by the largest result.
     """
     if model.layout == "padded":
         return
-    # With weights in 8 bits activations are rounded to 8 bits too, more coarsely than to bf16.
+    # With 8-bit weights bitsandbytes also rounds activations to 8 bits, which is coarser than bf16.
     in_8_bits = getattr(model.backbone, "is_loaded_in_8bit", False)
     exact = model.compute_dtype.itemsize >= 4 and not in_8_bits
     most_moved = EXACT if exact else torch.finfo(torch.bfloat16 if in_8_bits else model.compute_dtype).eps
@@ -252,7 +268,9 @@ def require_sound_layout(model: RewardModel, log: Log, division: Division | None
     if model.device.type == "cpu":
         moved = measured_again(find_leak, most_moved, "a score beside another sibling", log)
         distance = measured_again(find_distance, most_distant, "the padded path", log)
-    else:  # a kernel with a race is wrong now and then
+    else:
+        # Not measured again on a GPU: a kernel with a race condition is wrong only now and then, and a second
+        # measurement would excuse it.
         moved, distance = find_leak(), find_distance()
     model.train()
     if model.compute_dtype is torch.float16 and not math.isfinite(moved + distance):
@@ -274,7 +292,7 @@ def require_sound_layout(model: RewardModel, log: Log, division: Division | None
 
 
 def resolve_precision(precision: str, device: torch.device) -> str:
-    """`auto` is bf16 where the processor computes it natively, else fp32."""
+    """Return the precision that `auto` stands for: bf16 if the processor computes it natively, else fp32."""
     if precision != "auto":
         return precision
     if device.type == "cuda":
@@ -285,23 +303,28 @@ def resolve_precision(precision: str, device: torch.device) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Read:
-    """A sequence classifier from its files."""
+    """A sequence classifier read from its files."""
 
     classifier: Any
-    """In float32, with its weights or, if there is an outline, without them."""
+    """The classifier in float32: with its weights, or without them if there is an outline."""
     new_head: bool
     """Whether its head has to be drawn."""
     outline: Outline | None
+    """Where the weights lie, if they are to be read part by part later."""
 
 
 def _read_weights(
     name: str,
     config: ModelConfig,
-    layout: Layout,
+    layout: AttentionLayout,
     options: Mapping[str, Any] | None = None,
     find_outline: Callable[..., Outline | None] | None = None,
 ) -> _Read:
-    """The classifier at `name`; `options` are for `from_pretrained`. What `find_outline` gives takes its place."""
+    """Read the classifier at `name`, or only its outline if `find_outline` is given and returns one.
+
+    `options` are passed to `from_pretrained`. Raises ModelError if weights other than those of the head are missing, or
+    if a reward model has lost its head or has one with several outputs, and no new one is asked for.
+    """
     model_config = read_config(name, trust_remote_code=config.trust_remote_code)
     disk_class = disk_class_of(model_config)
     was_classifier = any(SEQUENCE_CLASSIFIER in entry for entry in model_config.architectures or [])
@@ -348,10 +371,10 @@ def read_classifier(
     trust_remote_code: bool = False,
     options: Mapping[str, Any] | None = None,
 ) -> tuple[Any, set[str], set[str]]:
-    """(sequence classifier in float32 unless `options` quantise it, names missing from its files, names there that are
-    none of its own).
+    """Return (sequence classifier, names of weights missing from its files, names in the files that it does not have).
 
-    Raises ModelError for files that are damaged or do not fit.
+    The classifier is in float32 unless `options` quantise it. Raises ModelError for files that are damaged or do not
+    fit.
     """
     verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()

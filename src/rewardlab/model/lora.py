@@ -1,7 +1,7 @@
-"""Low-rank adapters on the backbone through PEFT; the head stays outside, trained and whole.
+"""Low-rank adapters on the backbone, by PEFT; the head gets none and is trained in full.
 
-In memory the adapters are injected into the backbone, and modules that train whole are simply left trainable. On disk
-both have the layout of PEFT's sequence-classification wrapper, with the head beside them, so that plain
+In memory the adapters are injected into the backbone, and modules to save in full are left trainable. On disk both
+have the layout of PEFT's sequence-classification wrapper, together with the head, so that plain
 `PeftModel.from_pretrained` reads them.
 """
 
@@ -29,17 +29,18 @@ from rewardlab.model.rounding import round_weights
 ADAPTER: Final = "default"
 PEFT_PREFIX: Final = "base_model.model."
 HEAD_NAMES: Final = (HEAD_ON_DISK, "head", "classifier")
-"""What people call the head; it trains and is saved whether it is named or not."""
+"""Usual names of the head; it trains and is saved whether it is named or not."""
 WHOLE_CHOICES: Final[Mapping[str, str | None]] = {"all-linear": "all-linear", "peft-default": None}
-"""Words for layers to adapt, and what PEFT calls them."""
+"""Words that stand for a choice of layers to adapt -> PEFT's value for it."""
 
 
 def add_adapters(backbone: nn.Module, config: ModelConfig) -> Draws | None:
-    """Freeze the backbone, inject trainable float32 adapters, and let the modules that are named train whole. Returns
-    what the RewardModel needs for their dropout, if there is any.
+    """Freeze the backbone, inject trainable float32 adapters, and leave the modules to save trainable.
 
-    Raises ModelError if no layer has one of the target names, if a module to save is in the model under no such name,
-    or if a layer is to be both.
+    Returns what the RewardModel draws the adapters' dropout by, or None without dropout.
+
+    Raises ModelError if no layer has one of the target names, if the model has no module of a name to save, or if a
+    layer is named both as a target and as a module to save.
     """
     backbone.requires_grad_(False)
     whole = modules_to_save(backbone, config.lora_modules_to_save)
@@ -66,13 +67,14 @@ def add_adapters(backbone: nn.Module, config: ModelConfig) -> Draws | None:
     for path in whole:
         backbone.get_submodule(path).requires_grad_(True)
     for parameter in backbone.parameters():
+        # In half precision most updates would be smaller than half a step between values, and so be lost.
         if parameter.requires_grad and parameter.dtype.itemsize < 4:
             parameter.data = parameter.data.float()
     return _drop_by_conversation(backbone, config.lora_dropout) if config.lora_dropout else None
 
 
 def _drop_by_conversation(backbone: nn.Module, rate: float) -> Draws:
-    """Let the dropout of adapters be drawn by conversation, not by micro-batch."""
+    """Replace the dropout of adapters by one drawn by conversation; return what it draws by (model/dropout.py)."""
     draws = Draws()
     for path in adapted_layers(backbone):
         layer: Any = backbone.get_submodule(path)
@@ -82,14 +84,14 @@ def _drop_by_conversation(backbone: nn.Module, rate: float) -> Draws:
 
 
 def modules_to_save(backbone: nn.Module, names: Sequence[str]) -> list[str]:
-    """Paths of the modules with weights of their own that the names stand for, the head's names left out.
+    """Return the paths of the modules that own weights and are named by `names`, without the head.
 
-    A name is the end of a path, by whole words: `norm` is the last norm, not every module whose name ends so.
+    A name stands for the last words of a path: `norm` names a module called `norm`, not `input_layernorm`.
 
     Raises ModelError for a name that no module has, or whose modules have no weights.
     """
     paths = [path for path, _ in backbone.named_modules() if path]
-    found: dict[str, None] = {}
+    chosen: dict[str, None] = {}
     for name in names:
         if name in HEAD_NAMES:
             continue
@@ -97,7 +99,7 @@ def modules_to_save(backbone: nn.Module, names: Sequence[str]) -> list[str]:
         if not roots:
             called = sorted({word for path in paths if not (word := path.rpartition(".")[2]).isdecimal()})
             raise ModelError(
-                f"--lora-modules-to-save {name}: no module of this model is called so.{did_you_mean(name, called)} "
+                f"--lora-modules-to-save {name}: this model has no module of that name.{did_you_mean(name, called)} "
                 f"Its modules: {', '.join(called)}."
             )
         inside = {
@@ -108,20 +110,22 @@ def modules_to_save(backbone: nn.Module, names: Sequence[str]) -> list[str]:
         }
         if not inside:
             raise ModelError(f"--lora-modules-to-save {name}: it has no weights that could train. Leave it out.")
-        found |= inside
-    return list(found)
+        chosen |= inside
+    return list(chosen)
 
 
 def _is_called(path: str, name: str) -> bool:
+    """Whether a path ends in `name`, by whole words."""
     return path == name or path.endswith(f".{name}")
 
 
 def _full(backbone: Any, path: str) -> str:
-    """A path in the backbone as one in the sequence classifier."""
+    """Return the path in the sequence classifier of a path in the backbone."""
     return f"{backbone.base_model_prefix}.{path}"
 
 
 def _lora_config(config: ModelConfig, targets: str | Sequence[str] | None, **more: Any) -> LoraConfig:
+    """Return PEFT's configuration for these settings."""
     return LoraConfig(
         task_type=TaskType.SEQ_CLS,
         r=config.lora_rank,
@@ -140,12 +144,12 @@ def has_adapters(model: nn.Module) -> bool:
 
 
 def adapted_layers(model: nn.Module) -> list[str]:
-    """Names of the layers that carry adapters."""
+    """Return the paths of the layers that carry adapters."""
     return [name for name, module in model.named_modules() if isinstance(module, BaseTunerLayer)]
 
 
 def whole_modules(model: nn.Module) -> list[str]:
-    """Names of the modules that own weights which train and are no adapters."""
+    """Return the paths of the modules that own trainable weights other than adapters."""
     owners = (
         name.rpartition(".")[0]
         for name, parameter in model.named_parameters()
@@ -155,14 +159,15 @@ def whole_modules(model: nn.Module) -> list[str]:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter is part of an adapter, by its name."""
+    """Whether the parameter of this name is part of an adapter."""
     return ".lora_" in name
 
 
 def require_adapter_gradients(model: nn.Module) -> None:
-    """Raise ModelError if a backward pass left an adapter, or a module beside them, without a gradient.
+    """Raise ModelError if a backward pass left an adapter, or another weight that trains, without a gradient.
 
-    One of zeros is a gradient: with B = 0 that of A is. A token may pass by an expert, so those may have none.
+    A gradient of zeros counts as one: that of A is zero as long as B = 0. Experts are exempt, because a batch may send
+    none of its tokens to one.
     """
     if not has_adapters(model):
         return
@@ -170,29 +175,31 @@ def require_adapter_gradients(model: nn.Module) -> None:
     missed = [name for name, parameter in trained.items() if parameter.grad is None and ".experts." not in name]
     if missed:
         raise ModelError(
-            f"the first backward pass left {len(missed)} of {len(trained)} tensors that train without a gradient: "
+            f"the first backward pass left {len(missed)} of {len(trained)} trained tensors without a gradient: "
             f"{', '.join(missed[:5])}{' …' if len(missed) > 5 else ''}. They would never move. Leave these layers out "
             f"of --lora-target-modules and --lora-modules-to-save, or use --activation-checkpointing none."
         )
 
 
 def measure_lengths(model: RewardModel, originals: Mapping[str, Tensor]) -> None:
-    """With DoRA, the lengths that the rows of each adapted layer start with, where it has no weights yet: those of the
-    original ones, read one at a time.
+    """With DoRA, set the length of every weight row in the adapted layers of a model whose weights are not read yet.
+
+    PEFT takes the lengths from the layer's weights when it adds the adapters. Here these are still empty, so the
+    lengths are computed from the `originals`, which are read one at a time.
     """
     for path in adapted_layers(model):
         layer: Any = model.get_submodule(path)
         if ADAPTER in layer.lora_magnitude_vector:
             lengths = layer.lora_magnitude_vector[ADAPTER]
             update_OI = layer.lora_B[ADAPTER].weight @ layer.lora_A[ADAPTER].weight
-            found = lengths.get_weight_norm(originals[f"{path}.weight"], update_OI, layer.scaling[ADAPTER])
-            lengths.weight.data = found.detach()
+            length_O = lengths.get_weight_norm(originals[f"{path}.weight"], update_OI, layer.scaling[ADAPTER])
+            lengths.weight.data = length_O.detach()
 
 
 def merged_state(model: RewardModel) -> dict[str, Tensor]:
-    """The state dict with adapters merged into their layers in float32, under the names of the bare model.
+    """Return the state dict with adapters merged into their layers in float32, under the names of the bare model.
 
-    Raises ModelError as `merged_weights` and its weights do.
+    Raises ModelError if the base model's files have changed, as `merged_weights` does.
     """
     state: dict[str, Tensor] = {}
     for name, weight in merged_weights(model).items():
@@ -203,11 +210,11 @@ def merged_state(model: RewardModel) -> dict[str, Tensor]:
 
 
 def merged_weights(model: RewardModel, *, wanted: bool = True) -> dict[str, Weight]:
-    """Every weight with adapters merged into its layer in float32, under the names of the bare model, each computed
-    when it is asked for.
+    """Return every weight, with adapters merged into its layer in float32, under the names of the bare model.
 
-    Where frozen weights are held rounded or quantised, they are the original ones here. The live model is not touched.
-    A process that helps others to gather a divided model, and keeps nothing, has `wanted` false.
+    A weight is computed when it is asked for. Frozen weights that the model holds rounded or quantised are replaced by
+    their originals, read from the base model's files. The live model is not changed. `wanted` is False on the ranks
+    that only help to gather a divided model.
 
     Raises ModelError, here or when a weight is asked for, if the originals are not those that the run started from.
     """
@@ -219,7 +226,7 @@ def merged_weights(model: RewardModel, *, wanted: bool = True) -> dict[str, Weig
     if model.read_originals is not None and wanted:
         read = model.read_originals()
     if any(is_quantized(parameter) for parameter in parameters.values()):
-        # What a quantised layer keeps beside its weight belongs to no weight of the bare model.
+        # Quantised layers also keep scales and the like, which the bare model does not have.
         state = {name: tensor for name, tensor in state.items() if bare_name(name) in read}
     weights: dict[str, Weight] = {}
     for name, tensor in state.items():
@@ -234,7 +241,7 @@ def merged_weights(model: RewardModel, *, wanted: bool = True) -> dict[str, Weig
 
 
 def bare_name(name: str) -> str:
-    """The name that a weight has without adapters."""
+    """Return the name that a weight has in the model without adapters."""
     return name.replace(".base_layer.", ".")
 
 
@@ -247,7 +254,11 @@ def _whole(
     adapted: str | None,
     wanted: bool,
 ) -> Tensor | None:
-    """A weight as it is saved; `read` holds its original, `adapted` names its layer."""
+    """Return a weight as it is saved, or None if it is not `wanted` on this rank.
+
+    `held` is the parameter; `read` maps names to originals, if it has one; `adapted` is the path of its layer, if that
+    carries adapters. All ranks that hold a part call this together, since gathering is a collective operation.
+    """
     layer: Any = None if adapted is None else model.get_submodule(adapted)
     if layer is not None:
         parts: dict[int, Any] = {}
@@ -267,12 +278,16 @@ def _whole(
 
 
 def _merged(layer: Any, original: Tensor | None, gathered: dict[int, Any]) -> Tensor:
-    """The weight of an adapted layer with its update, in float32; `original` takes the place of the one it holds, and
-    what was `gathered` that of the layer's own parameters, by their identity.
+    """Return the weight of an adapted layer with its update added, in float32.
+
+    `original`, if given, replaces the weight that the layer holds. `gathered` maps the ids of sharded parameters to
+    their gathered values.
     """
     if is_quantized(layer.get_base_layer().weight):
-        assert original is not None, "what is quantised has originals"
+        assert original is not None, "read_originals is set for every quantised model"
         return merge_update(layer, original)
+    # `gathered` is deepcopy's memo: for a parameter whose id is in it, the copy gets the gathered value. PEFT merges in
+    # place, so it gets the copy, and the live layer stays as it is.
     merged = copy.deepcopy(layer, gathered).float()
     weight = merged.get_base_layer().weight
     if original is not None:
@@ -283,7 +298,7 @@ def _merged(layer: Any, original: Tensor | None, gathered: dict[int, Any]) -> Te
 
 
 def merge_update(layer: Any, weight_OI: Tensor) -> Tensor:
-    """W + scale · B A, as PEFT merges into a linear layer; with DoRA, every row then gets the length trained for it."""
+    """Return W + scale · B A, as PEFT merges it; with DoRA every row is then scaled to the length trained for it."""
     update_OI: Tensor = layer.get_delta_weight(ADAPTER).detach().float()
     merged_OI = weight_OI.to(update_OI) + update_OI
     if ADAPTER in layer.lora_magnitude_vector:
@@ -293,23 +308,26 @@ def merge_update(layer: Any, weight_OI: Tensor) -> Tensor:
 
 
 def _original(model: RewardModel, name: str, held: Tensor, gathered: Tensor, original: Tensor) -> Tensor:
-    """A frozen weight before it was rounded or quantised; ModelError if it cannot be."""
+    """Return `original`, the value of a frozen weight before it was rounded or quantised.
+
+    Raises ModelError if the weight that is `held` cannot have been made from it.
+    """
     if is_quantized(held):
         changed = far_from(model.get_submodule(name.rpartition(".")[0]), original)
     else:
-        # As half_frozen holds it; bitsandbytes may have cast a bias since.
+        # Rounded as `half_frozen` did, then cast, since bitsandbytes may have changed the dtype of a bias.
         rounded = round_weights(original, model.compute_dtype, bare_name(name)).to(gathered.dtype)
         changed = not torch.equal(rounded, gathered.cpu())
     if changed:
         raise ModelError(
-            f"{name} of the base model is not what the run started from, so what was trained cannot be joined with "
-            f"it. Leave the files of --model as they are while it trains."
+            f"{name} of the base model is not what the run started from, so the trained update cannot be merged with "
+            f"it. Do not change the files of --model while it trains."
         )
     return original
 
 
 def adapter_weights(model: RewardModel) -> dict[str, Weight]:
-    """Adapters, head and modules that train whole, under the names of PEFT's sequence-classification layout."""
+    """Return adapters, head and modules to save, under the names of PEFT's sequence-classification layout."""
     drop_gathered(model)
     inner: Any = get_peft_model_state_dict(model.backbone, adapter_name=ADAPTER, save_embedding_layers=False)
     state = {f"backbone.{name}": tensor for name, tensor in inner.items()}
@@ -325,12 +343,15 @@ def adapter_weights(model: RewardModel) -> dict[str, Weight]:
 
 @torch.no_grad()
 def _plain(tensor: Tensor, wanted: bool) -> Tensor | None:
+    """Gather a weight; return it in float32, or None if it is not `wanted` on this rank."""
     gathered = whole_of(tensor.detach())
     return gathered.float() if wanted else None
 
 
 def adapter_config(config: ModelConfig, model: RewardModel, base: str) -> dict[str, Any]:
-    """`adapter_config.json`: the true rank and alpha, the layers by name, and the head among the modules to save."""
+    """Return the content of `adapter_config.json`: rank and alpha, the adapted layers by name, and the head among the
+    modules to save.
+    """
     backbone: Any = model.backbone
     paths = {
         _full(backbone, path): None
@@ -339,7 +360,8 @@ def adapter_config(config: ModelConfig, model: RewardModel, base: str) -> dict[s
     }
     adapted = {_full(backbone, path) for path in adapted_layers(backbone)}
     whole = {_full(backbone, path) for path in whole_modules(backbone)}
-    # PEFT finds layers to adapt by the last words of their paths, and modules to save by the last letters.
+    # PEFT matches layers to adapt by the last words of their paths, and modules to save by the last letters. So names
+    # that are unambiguous by words may still be ambiguous by letters.
     targets = _by_name(adapted, paths, _is_called, also=whole)
     saved = _by_name(whole, paths, str.endswith)
     peft_config = _lora_config(
@@ -359,7 +381,9 @@ def adapter_config(config: ModelConfig, model: RewardModel, base: str) -> dict[s
 def _by_name(
     wanted: Collection[str], paths: Collection[str], fits: Callable[[str, str], bool], *, also: Collection[str] = ()
 ) -> list[str]:
-    """The shortest way to name the wanted paths: by their last word where no other path fits it, else in full."""
+    """Return short names of the wanted paths: the last word if it fits no other path (but those in `also`), else the
+    whole path.
+    """
     named = set()
     for path in wanted:
         word = path.rpartition(".")[2]

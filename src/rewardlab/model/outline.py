@@ -1,7 +1,8 @@
 """A model before its weights are read: its modules on the meta device, and where in the files each weight lies.
 
-Names in files are taken to names inside by transformers' own rules. What those rules do beyond renaming (joining
-experts, unpacking quantised weights), and other kinds of files, is left to transformers, which reads a model whole.
+From an outline every rank reads only its own part of a model. Names in files are mapped to names in the model by
+transformers' own rules. Models for which these rules do more than rename (fuse experts, unpack quantised weights), and
+other kinds of files, get no outline: transformers reads them whole.
 """
 
 from __future__ import annotations
@@ -22,40 +23,41 @@ from rewardlab.model.files import INDEX, ONE_FILE, Found, Named, read_headers, s
 from rewardlab.model.reward import HEAD_ON_DISK
 
 DTYPES: Final = {"F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"}
-"""Kinds of numbers that are what they are; others are parts of quantised weights."""
+"""dtypes of safetensors whose values are the weights themselves; others are packed parts of quantised weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a weight lies."""
+    """Where a weight lies: a safetensors file, and the weight's name in it."""
 
     file: str
     key: str
 
     def read(self, rows: slice | None = None) -> Tensor:
-        """The weight, or rows of it, as the file has it; nothing else of the file is read."""
+        """Read the weight, or the given rows of it, in the dtype of the file, and nothing else of the file."""
         with safe_open(self.file, framework="pt") as weights:
-            lying = weights.get_slice(self.key)
-            read: Tensor = lying[:] if rows is None or not lying.get_shape() else lying[rows]
-            return read
+            entry = weights.get_slice(self.key)
+            # A weight without dimensions has no rows to select.
+            tensor: Tensor = entry[:] if rows is None or not entry.get_shape() else entry[rows]
+            return tensor
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outline:
-    """A sequence classifier without weights."""
+    """A sequence classifier without its weights, and where they lie."""
 
     classifier: Any
-    """Parameters and buffers that files hold are on the meta device, in float32; all other buffers are right."""
+    """Its parameters, and buffers that files hold, are float32 on the meta device; other buffers have their values."""
     places: Mapping[str, Place]
-    """By the names of the classifier."""
+    """Name in the classifier -> where the weight lies."""
     missing: frozenset[str]
-    """Names that are in no file: those of the head, or none."""
+    """Names of the classifier that are in no file: only those of a head, if any."""
     extra: frozenset[str]
-    """Names in the files that are none of the classifier's."""
+    """Names in the files that the classifier does not have."""
 
 
 class Originals(Mapping[str, Tensor]):
-    """Weights in float32, each read when it is asked for."""
+    """Weights in float32 by their names, each read from its file when it is asked for."""
 
     def __init__(self, places: Mapping[str, Place]) -> None:
         self._places = places
@@ -72,36 +74,41 @@ class Originals(Mapping[str, Tensor]):
 
 
 def read_outline(disk_class: Any, name: str, implementation: str, *, new_head: bool) -> Outline | str:
-    """The outline of the model at `name`, or why it has to be read whole by transformers.
+    """Return the outline of the model at `name`, or a text that says why transformers has to read it whole.
 
-    `new_head`: a head of another shape in the files counts as missing.
+    With `new_head` a head of another shape in the files counts as missing.
     """
+    # Code that comes with a model may load its weights in its own way.
     if not disk_class.__module__.startswith("transformers.models."):
         return "its class is not one of transformers"
     config = AutoConfig.from_pretrained(name, num_labels=1)
     if getattr(config, "quantization_config", None) is not None:
         return "its weights are quantised"
     if getattr(config, "transformers_weights", None) is not None or find_adapter_config_file(name) is not None:
-        return "its files are not named as usual"
+        return "its weights are in files with unusual names"
     files = _files_of(name)
     if not files:
         return "its weights are in no safetensors files"
     classifier = _empty(disk_class, config, implementation)
+    # Two parameters that are one tensor would be sharded and read as two.
     if getattr(classifier, "all_tied_weights_keys", None):
         return "it has tied weights"
     wanted = classifier.state_dict()
     try:
-        found = read_headers([Path(file) for file in files])
+        in_files = read_headers([Path(file) for file in files])
         named = transformers_names(classifier, wanted)
     except (ModelError, OSError) as error:
-        return f"a file of it cannot be read ({error})"
+        return f"one of its files cannot be read ({error})"
     except ImportError as error:
         return f"this version of transformers keeps its rules for the names of weights elsewhere ({error})"
-    return _matched(classifier, wanted, found, named, new_head=new_head)
+    return _match(classifier, wanted, in_files, named, new_head=new_head)
 
 
 def _files_of(name: str) -> list[str]:
-    """Paths of the safetensors files, brought from the hub if need be; none if there are others in their place."""
+    """Return the paths of the model's safetensors files, downloaded from the hub if need be; none if one is missing.
+
+    `cached_file` returns None for a missing file instead of raising, because of the option in `missing`.
+    """
     missing: dict[str, Any] = {"_raise_exceptions_for_missing_entries": False}
     if (path := cached_file(name, ONE_FILE, **missing)) is not None:
         return [path]
@@ -112,34 +119,38 @@ def _files_of(name: str) -> list[str]:
 
 
 def _empty(disk_class: Any, config: Any, implementation: str) -> Any:
-    """The classifier on the meta device, but for buffers that no file holds."""
+    """Build the classifier on the meta device, with real values only in buffers that no file holds."""
     with torch.device("meta"):
         classifier = disk_class._from_config(config, dtype=torch.float32, attn_implementation=implementation)
+    # Non-persistent buffers, such as the frequencies of rope, are in no file. They are computed when a model is built,
+    # which on the meta device leaves them without values. So they are put on the CPU and computed again there;
+    # initialize_weights does nothing to what is still on the meta device.
     for module in classifier.modules():
         for name in module._non_persistent_buffers_set:
             if (buffer := module._buffers.get(name)) is not None:
                 module._buffers[name] = torch.empty_like(buffer, device="cpu")
-    classifier.initialize_weights()  # computes those buffers; on the meta device it does nothing
+    classifier.initialize_weights()
     return classifier
 
 
-def _matched(
-    classifier: Any, wanted: Mapping[str, Tensor], found: Mapping[str, Found], named: Named, *, new_head: bool
+def _match(
+    classifier: Any, wanted: Mapping[str, Tensor], in_files: Mapping[str, Found], named: Named, *, new_head: bool
 ) -> Outline | str:
-    """The weights of the files under the names of the classifier."""
+    """Return the outline with the weights of the files under the names of the classifier, or why there is none."""
     places: dict[str, Place] = {}
     extra: set[str] = set()
-    for key, weight in found.items():
+    for key, weight in in_files.items():
         name, converted = named(key)
         if converted:
             return "transformers converts its weights while it reads them"
-        if name not in wanted:  # such as the head of a language model
+        # Extra weights are usual: the output layer of a language model is one, which a classifier does not have.
+        if name not in wanted:
             extra.add(key)
             continue
         if name in places:
-            return f"two of its weights are {name}"
+            return f"two weights in its files have the name {name} in the model"
         if weight.dtype not in DTYPES:
-            return f"{key} is of kind {weight.dtype}"
+            return f"{key} has the dtype {weight.dtype}"
         if weight.shape != tuple(wanted[name].shape):
             if new_head and name.startswith(f"{HEAD_ON_DISK}."):
                 continue

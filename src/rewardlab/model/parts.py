@@ -1,6 +1,7 @@
-"""A model that several processes hold in parts: filled from files part by part, and looked at one weight at a time.
+"""A model that is sharded over several ranks: each reads its own part from the files, and weights are gathered one by
+one.
 
-Beyond its parts a process never holds more than one whole weight, and what FSDP gathers for a forward pass.
+So a rank never holds more than its part, one whole weight, and what FSDP gathers for a forward pass.
 """
 
 from __future__ import annotations
@@ -28,17 +29,19 @@ Log = Callable[[str], None]
 
 @runtime_checkable
 class Writers(Protocol):
-    """Processes of which the first writes what all of them help to gather."""
+    """The ranks that save a model together: all of them gather its weights, and the first writes them."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that writes."""
+        """Whether this rank is the one that writes."""
 
     def by_first(self, do: Callable[[], Any]) -> Any:
-        """What the first alone does: its result for all, or its error."""
+        """Call `do` on the first rank alone; return its result, or raise its error, on all ranks."""
 
 
 class _Alone:
+    """A process by itself."""
+
     is_first = True
 
     def by_first(self, do: Callable[[], Any]) -> Any:
@@ -50,36 +53,41 @@ ALONE: Final[Writers] = _Alone()
 
 @runtime_checkable
 class Division(Writers, Protocol):
-    """Processes that hold a model in parts. Every method is called by all of them, in the same order."""
+    """The ranks among which a model is divided.
+
+    Methods are collective operations: every rank calls them, in the same order.
+    """
 
     def divide(self, model: RewardModel) -> None:
-        """Leave each process with its part, in place, on the device of the head; weights may still be empty."""
+        """Leave each rank with its part of the model, in place, on the head's device; weights may still be empty."""
 
     def gather(self, thing: Any) -> list[Any]:
-        """What each of them hands in."""
+        """Return what every rank handed in, in the order of the ranks, on all of them."""
 
     def tell(self, line: str) -> None:
-        """Say something, once."""
+        """Log a line, once for all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Weight:
-    """A weight that is looked at when its turn comes."""
+    """A weight that is gathered or computed only when it is needed."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     whole: Callable[[bool], Tensor | None]
-    """Every process that holds a part calls it; whether this one wants the weight, whole and on the CPU."""
+    """Gathers the weight. Every rank that holds a part of it has to call this; the argument says whether this rank
+    wants the result, and one that does not gets None."""
 
 
 def whole_of(tensor: Tensor) -> Tensor:
-    """A weight whose parts lie with several processes, all of which call this."""
+    """Return a weight whole. If it is sharded, every rank that holds a part has to call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def drop_gathered(model: nn.Module) -> None:
-    """Leave a model with its parts alone, as they were trained: a forward pass may leave gathered copies, and parts
-    that are rounded.
+    """Free the weights that FSDP gathered for a forward pass, and undo the rounding of those that the rank holds.
+
+    Before a model is saved: FSDP keeps the last gathered weights, and `RoundedParts` rounds shards in place.
     """
     if isinstance(model, FSDPModule):
         model.reshard()
@@ -88,13 +96,17 @@ def drop_gathered(model: nn.Module) -> None:
 
 
 def worst(measure: Callable[[], float], division: Division | None) -> Callable[[], float]:
-    """What `measure` gives on that process on which it is largest, so that all decide alike."""
+    """Return a function that measures on every rank and returns the largest result, so that all ranks decide alike.
+
+    A NaN on any rank counts as the largest.
+    """
     if division is None:
         return measure
 
     def measured() -> float:
-        found: list[float] = division.gather(measure())
-        return next((number for number in found if number != number), max(found))
+        results: list[float] = division.gather(measure())
+        # `max` may drop a NaN, which differs from itself and is neither larger nor smaller than any number.
+        return next((number for number in results if number != number), max(results))
 
     return measured
 
@@ -102,27 +114,31 @@ def worst(measure: Callable[[], float], division: Division | None) -> Callable[[
 def outline_of(
     disk_class: Any, name: str, implementation: str, *, new_head: bool, division: Division, log: Log
 ) -> Outline | None:
-    """The outline of a model, or None, with a line that says why, where it has to be read whole first."""
+    """Return the outline of a model; or None, with a line in the log that says why the model has to be read whole."""
     try:
-        found = read_outline(disk_class, name, implementation, new_head=new_head)
+        outline = read_outline(disk_class, name, implementation, new_head=new_head)
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        found = f"{type(error).__name__}: {error}"
-    reasons = [reason for reason in division.gather(found if isinstance(found, str) else None) if reason is not None]
+        outline = f"{type(error).__name__}: {error}"
+    # The ranks decide together: a file may be unreadable on one node alone, and ranks that took different ways would
+    # wait for each other in different collectives.
+    reasons = [
+        reason for reason in division.gather(outline if isinstance(outline, str) else None) if reason is not None
+    ]
     if reasons:
         log(f"load: every rank reads the whole model into its own memory first, because {reasons[0]}")
         return None
-    assert isinstance(found, Outline)
-    return found
+    assert isinstance(outline, Outline)
+    return outline
 
 
 def places_in(outline: Outline, model: RewardModel) -> dict[str, Place]:
-    """Where the weights lie, by the names of a bare RewardModel."""
+    """Return where the weights lie, by the names of a RewardModel without adapters."""
     names = {disk_name(name, model.disk_class): name for name in model.state_dict()}
     return {names[name]: place for name, place in outline.places.items()}
 
 
 def fill_head(model: RewardModel, places: Mapping[str, Place], device: torch.device) -> None:
-    """Put the head on the device, with its weights where files hold them."""
+    """Move the empty head to the device and read its weights, if the files hold any."""
     model.head.to_empty(device=device)
     with torch.no_grad():
         for name, parameter in model.head.named_parameters():
@@ -132,9 +148,10 @@ def fill_head(model: RewardModel, places: Mapping[str, Place], device: torch.dev
 
 @contextmanager
 def standing_in(model: nn.Module) -> Iterator[None]:
-    """Meanwhile empty weights look as if they lay on the CPU, all their numbers in one place.
+    """Inside, replace weights on the meta device by zeros on the CPU that take no memory; put them back afterwards.
 
-    PEFT puts adapters where the weight of their layer is, and on the meta device they would lose what was drawn.
+    PEFT creates adapters on the device of their layer's weight. On the meta device their initial values would be lost.
+    Every stand-in is one zero expanded to the shape of its weight.
     """
     held = [
         (module, name, parameter)
@@ -151,14 +168,15 @@ def standing_in(model: nn.Module) -> Iterator[None]:
         for module, name, parameter in held:
             stand_in_now = module._parameters[name]
             assert stand_in_now is not None
+            # What was frozen inside, as PEFT freezes the backbone, stays frozen.
             module._parameters[name] = nn.Parameter(parameter.data, requires_grad=stand_in_now.requires_grad)
 
 
 def fill(model: RewardModel, places: Mapping[str, Place], bare: Callable[[str], str]) -> bool:
-    """Read this process's part of every weight that is empty, once the model is divided; `bare` takes their names to
-    those of the places.
+    """Read this rank's part of every weight of a divided model that is still empty.
 
-    Returns whether rounding to the dtype in which any is held has changed it here.
+    `bare` maps the names of weights to those in `places`. Returns whether any weight on this rank was changed by
+    rounding to the dtype in which the model holds it.
     """
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -177,8 +195,9 @@ def fill(model: RewardModel, places: Mapping[str, Place], bare: Callable[[str], 
 
 
 def _fill(tensor: Tensor, place: Place, name: str) -> bool:
+    """Read this rank's part of one weight; return whether rounding changed it."""
     part = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    if not part.numel():
+    if not part.numel():  # a weight with fewer rows than ranks leaves some of them without any
         return False
     rows = rows_of(tensor) if isinstance(tensor, DTensor) else slice(0, None)
     read = place.read(rows)
@@ -186,6 +205,8 @@ def _fill(tensor: Tensor, place: Place, name: str) -> bool:
     if not part.is_floating_point():
         part.copy_(read)
         return False
+    # Stochastic rounding draws for each value by its place in the whole weight, so that ranks together round as one
+    # process would.
     begin = rows.start * math.prod(read.shape[1:])
     held = round_weights(read.float(), part.dtype, name, start=begin)
     part.copy_(held)

@@ -1,4 +1,4 @@
-"""Which arithmetic `--precision auto` takes: on the CPU, the one that a trial of a step finds to be faster."""
+"""The arithmetic that `--precision auto` takes: on the CPU, the one that is faster in a trial of a training step."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from rewardlab.model.attention import NAME, padded_implementation
 from rewardlab.model.compute import Log, apply_compute, choose_compute
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.load import PRECISION, resolve_precision, wrap
-from rewardlab.model.reward import Layout, RewardModel
+from rewardlab.model.reward import AttentionLayout, RewardModel
 from rewardlab.model.selftest import VOCABULARY, probe_groups, tiny_config
 
 WORTH_HALF: Final = 1.3
-"""How much faster bf16 must be to be taken on a CPU: it rounds, and a choice should be the same tomorrow."""
+"""How many times as fast bf16 must be to be taken on a CPU. Less is not worth its rounding and could be noise; the same
+machine should choose the same arithmetic every time."""
 TRIAL_GROUPS: Final = ((114, (43, 50)),) * 2
-"""Shared tokens and replies of the micro-batch that is timed: about as HH's."""
+"""(shared tokens, tokens of each reply) of the micro-batch that is timed: about the lengths of Anthropic's HH."""
 
 
 def choose_precision(
@@ -28,20 +29,24 @@ def choose_precision(
     disk_class: Any,
     compute: ComputeConfig,
     *,
-    layout: Layout,
+    layout: AttentionLayout,
     device: torch.device,
     log: Log,
     train: bool = True,
 ) -> str:
-    """`fp32` or `bf16`. On a CPU with native bf16, `auto` is bf16 if a step of two layers in the model's shape, all
-    trained, each precision with the kernels that it would take, is at least WORTH_HALF times as fast; `log` is told.
+    """Return the precision that `wanted` stands for; anything but `auto` is returned as it is.
+
+    On a CPU with native bf16, `auto` is bf16 if a step of two layers in the model's shape is at least WORTH_HALF times
+    as fast in it, all weights trained and each precision with the kernels that it would take. The log says what was
+    measured.
     """
     chosen = resolve_precision(wanted, device)
     if wanted != "auto" or chosen == "fp32" or device.type != "cpu":
         return chosen
     try:
         ratio = half_speed(model_config, disk_class, compute, layout=layout, train=train)
-    except Exception as error:  # of a class that its configuration alone does not build; only the trial is lost
+    except Exception as error:
+        # Some classes cannot be built from their configuration alone. Then the trial is skipped; the run can go on.
         log(f"precision: bf16, which this processor has; not tried beforehand ({type(error).__name__}: {error})")
         return chosen
     chosen = "bf16" if ratio >= WORTH_HALF else "fp32"
@@ -50,17 +55,27 @@ def choose_precision(
 
 
 def half_speed(
-    model_config: Any, disk_class: Any, compute: ComputeConfig, *, layout: Layout, train: bool, repeats: int = 2
+    model_config: Any,
+    disk_class: Any,
+    compute: ComputeConfig,
+    *,
+    layout: AttentionLayout,
+    train: bool,
+    repeats: int = 2,
 ) -> float:
-    """How many times as fast as float32 bf16 is on this processor, with random weights in the model's shape."""
+    """Measure how many times as fast as fp32 bf16 is on this processor, with random weights in the model's shape.
+
+    With `train` the backward pass is measured too.
+    """
     models = {}
     for name in ("fp32", "bf16"):
         model = _two_layers(model_config, disk_class, layout, PRECISION[name])
         settings = replace(compute, compile=False, allocator="system")
+        # A kernel that the user named may exist for one precision only. The other one is timed with its own choice.
         if name == "bf16":
-            settings = replace(settings, linear_backend="auto")  # what was named is for float32
+            settings = replace(settings, linear_backend="auto")
         elif settings.attention_backend == "products":
-            settings = replace(settings, attention_backend="auto")  # what was named is for half precision
+            settings = replace(settings, attention_backend="auto")
         chosen = choose_compute(
             settings, model.config, device=model.device, dtype=PRECISION[name], train=train, log=lambda line: None
         )
@@ -68,8 +83,8 @@ def half_speed(
         models[name] = model.train(train)
     batch = pack(probe_groups(VOCABULARY, TRIAL_GROUPS), share=layout != "unshared")
     best = dict.fromkeys(models, float("inf"))
-    # Interleaved, so that both meet the same neighbours. The first warms up, and makes the copies of the weights, which
-    # in a step serve all its micro-batches.
+    # The two take turns, so that other load on the machine slows both alike. The first repeat warms up and makes the
+    # half-precision copies of the weights, which in training serve all micro-batches of a step.
     for _ in range(repeats + 1):
         for name, model in models.items():
             started = time.perf_counter()
@@ -82,8 +97,8 @@ def half_speed(
     return best["fp32"] / best["bf16"]
 
 
-def _two_layers(model_config: Any, disk_class: Any, layout: Layout, dtype: torch.dtype) -> RewardModel:
-    """The architecture in its true width, two layers deep, with a small vocabulary."""
+def _two_layers(model_config: Any, disk_class: Any, layout: AttentionLayout, dtype: torch.dtype) -> RewardModel:
+    """Build the architecture in its true width, with two layers, a small vocabulary and random weights."""
     small = tiny_config(model_config)
     text, shape = small.get_text_config(), model_config.get_text_config()
     if getattr(shape, "intermediate_size", 0):

@@ -1,11 +1,12 @@
 """Shared-prompt attention for half precision on the CPU, as plain matrix products.
 
-In bf16 the backward pass of PyTorch's flash kernel for the CPU is several times as slow as the products that it stands
-for, and its forward pass no faster than they are on rows of ordinary length; it is no more exact. Here logits are
-products in float32, weights their softmax, rounded; everything else is products in half precision, whose gradients are
-added up in float32. Weights are kept for the backward pass where keys are few, and else computed again.
+In bf16 the backward pass of PyTorch's flash kernel for the CPU is several times as slow as the matrix products that it
+replaces. Its forward pass is no faster than they are on rows of ordinary length, and it is no more exact. Here the
+logits are products in float32; the attention weights are their softmax, rounded to half precision. All other products
+are in half precision, and their gradients are added up in float32. The attention weights are kept for the backward
+pass where there are few keys, and computed again otherwise.
 
-A packed row is cut into tasks: queries that stand together, and one or two stretches of keys that they may see.
+A packed row is cut into tasks: consecutive queries, and one or two ranges of keys that they may see.
 
 Legend: H query heads, G key heads, T packed tokens, D head width, Q queries and S keys of a task, F = H/G · Q.
 """
@@ -27,42 +28,46 @@ if TYPE_CHECKING:
     from rewardlab.model.attention_backends import PromptLayout
 
 MAX_WASTE: Final = 1.3
-"""Later replies are joined into one task, under a mask, if that multiplies their (query, key) places by no more."""
+"""Later replies are joined into one masked task if that makes at most this many times as many (query, key) places."""
 FEW_QUERIES: Final = 96
-"""Tasks that have no more queries together are joined in any case: there a call costs more than its places."""
+"""Tasks with no more queries together are always joined: at that size a call costs more than the extra places."""
 MAX_PLACES: Final = 60_000
-"""(query, key) places of a task, so that its matrices stay in the processor's caches."""
+"""Most (query, key) places in a task, so that its matrices stay in the processor's caches."""
 LEAST_QUERIES: Final = 32
-"""Tasks are not cut below this: products of a few rows are slow."""
+"""Tasks are not cut into fewer queries than this, because products of a few rows are slow."""
 KEPT_KEYS: Final = 512
-"""Tasks with no more keys keep their weights: 2 bytes a query, head and key, so at most 1 KiB a query and head, where
-the rest of a layer keeps some 3.5 KiB (heads of width 64; docs/scaling.md)."""
+"""Tasks with no more keys keep their attention weights for the backward pass. That costs 2 bytes a query, head and key,
+so at most 1 KiB a query and head; the rest of a layer keeps about 3.5 KiB (heads of width 64; docs/scaling.md)."""
 Stretch = tuple[int, int]
+"""A range [start, stop) of row indices."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Task:
-    """Queries [start, stop) of a row, and the stretches of it in which their keys stand, in order."""
+    """Queries [start, stop) of a row, and the ranges of the row in which their keys lie, in order."""
 
     start: int
     stop: int
     keys: tuple[Stretch, ...]
     hidden: Bool[Tensor, "Q _"]
-    """Which of the last keys a query does not see; it sees all keys before them."""
+    """Which of the last keys each query does not see; all keys before these are seen by every query."""
 
     @property
     def num_queries(self) -> int:
-        """Q."""
+        """The number of queries (Q)."""
         return self.stop - self.start
 
     @property
     def num_keys(self) -> int:
-        """S."""
+        """The number of keys (S)."""
         return sum(stop - start for start, stop in self.keys)
 
 
 def plan_tasks(groups: Sequence[tuple[int, tuple[int, ...]]], *, max_places: int = MAX_PLACES) -> list[Task]:
-    """The tasks of a row, each of at most `max_places`, or of LEAST_QUERIES; `groups` as in PromptLayout."""
+    """Cut a row into tasks of at most `max_places` (query, key) places, or of LEAST_QUERIES queries if that is more.
+
+    `groups` is as in PromptLayout.
+    """
     tasks: list[Task] = []
     start = 0
     for num_shared, lengths in groups:
@@ -73,12 +78,15 @@ def plan_tasks(groups: Sequence[tuple[int, tuple[int, ...]]], *, max_places: int
 
 
 def _joined(num_shared: int, lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Replies [first, last) of a group that stand together; the first reply brings the shared part with it."""
+    """Yield ranges [first, last) of the group's replies that form one task; reply 0 brings the shared part with it."""
     first, queries, places = 0, 0, 0
     for reply, length in enumerate(lengths):
         added = length + (num_shared if reply == 0 else 0)
         own = added * (num_shared + length)
+        # The keys of a joined task are its own tokens, after the shared ones if these are not among its queries.
         joined = (queries + added) * (queries + added + (num_shared if first else 0))
+        # A long task with the shared part in it is not joined: the shared queries see none of a later reply's keys, so
+        # joining would mostly add masked places.
         fits = queries + added <= FEW_QUERIES or (first > 0 and joined <= MAX_WASTE * (places + own))
         if queries and not fits:
             yield first, reply
@@ -91,7 +99,7 @@ def _joined(num_shared: int, lengths: Sequence[int]) -> Iterator[tuple[int, int]
 def _tasks(
     start: int, num_shared: int, lengths: Sequence[int], first: int, last: int, max_places: int
 ) -> Iterator[Task]:
-    """Replies [first, last) of a group that begins at token `start`, in pieces of consecutive queries."""
+    """Cut replies [first, last) of a group that begins at token `start` into tasks of consecutive queries."""
     before = num_shared if first else 0
     begin = start + before + sum(lengths[:first])
     own = list(lengths[first:last])
@@ -99,13 +107,16 @@ def _tasks(
         own[0] += num_shared
     num_queries = sum(own)
     num_keys = before + num_queries
-    # Of every query, where its own reply begins among these keys; what all see comes before them.
+    # For every query, the index among these replies' own tokens at which its reply begins. Shared tokens before them
+    # (`before`) are seen by all and need no mask.
     begins_Q = torch.repeat_interleave(torch.tensor([sum(own[:n]) for n in range(len(own))]), torch.tensor(own))
     seen_by_all = num_shared if first == 0 else 0
     count = -(-num_queries * num_keys // max(max_places, LEAST_QUERIES * num_keys))
     for top, end in pairwise(num_queries * n // count for n in range(count + 1)):
+        # Keys after the last query of the piece are hidden from all of it by causality, so they are left out.
         keys_S, queries_Q = torch.arange(end), torch.arange(top, end)[:, None]
         hidden = (keys_S > queries_Q) | ((keys_S >= seen_by_all) & (keys_S < begins_Q[top:end, None]))
+        # Leading keys that no query is hidden from need no mask; only the columns after them are stored and filled.
         open_keys = int((~hidden).all(0).long().cumprod(0).sum())
         stretch = (begin, begin + end)
         yield Task(
@@ -117,12 +128,12 @@ def _tasks(
 
 
 class Products(torch.autograd.Function):
-    """Attention of a packed row, [1, H, T, D] by [1, G, T, D] and [1, G, T, D], in the dtype of the values."""
+    """Attention over a packed row: queries [1, H, T, D], keys and values [1, G, T, D], output in the values' dtype."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: PromptLayout, scale: float) -> Tensor:
         num_heads, num_tokens = query.shape[1:3]
-        # In the order in which the layer goes on with it: all heads of a token together.
+        # In memory all heads of a token lie together, as the output projection reads them, which saves it a copy.
         output = value.new_empty(1, num_tokens, num_heads, value.shape[-1]).transpose(1, 2)
         row = _Row(query, key, value, scale)
         kept = []
@@ -144,7 +155,8 @@ class Products(torch.autograd.Function):
         narrow_query, narrow_key = query[0].to(value.dtype), key[0].to(value.dtype)
         num_heads, num_tokens = query.shape[1:3]
         d_query = value.new_empty(1, num_tokens, num_heads, query.shape[-1]).transpose(1, 2)
-        # Keys that several tasks see, such as a prompt's, add their gradients in float32.
+        # Several tasks see the same keys, such as a prompt's. Their gradients are added in float32, because a sum over
+        # many replies in bf16 would lose low bits.
         d_key, d_value = (torch.zeros(*tensor.shape[1:], dtype=torch.float32) for tensor in (key, value))
         saved = iter(kept)
         for task in ctx.layout.keep("tasks", lambda: plan_tasks(ctx.layout.groups)):
@@ -160,6 +172,7 @@ class Products(torch.autograd.Function):
                 d_key[:, start:stop] += d_k[:, place : place + stop - start]
                 d_value[:, start:stop] += d_v[:, place : place + stop - start]
                 place += stop - start
+        # The products above used unscaled queries and keys; logits are scale · q · k, so both gradients get the factor.
         return (
             d_query.to(query.dtype).mul_(ctx.scale),
             d_key.mul_(ctx.scale).to(key.dtype)[None],
@@ -170,20 +183,21 @@ class Products(torch.autograd.Function):
 
 
 class _Row:
-    """A row's queries, keys and values, cut task by task."""
+    """The queries, keys and values of a row, from which the tasks take theirs."""
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, scale: float) -> None:
         dtype = value.dtype
         self.num_heads, self.num_groups = query.shape[1], key.shape[1]
         self.value = value[0]
-        # The logits are those of queries and keys in half precision, as everywhere.
+        # Rounded to half precision first, as every other backend has its queries and keys; then float32 for the logits.
         self._query = query[0].to(dtype).float() * scale
         self._key = key[0].to(dtype).float()
 
     def weights(self, task: Task) -> Float[Tensor, "G F S"]:
-        """Softmax of the logits, in half precision."""
+        """Return the attention weights of a task: the softmax of its logits, rounded to half precision."""
         queries, keys = self.of_queries(self._query, task), self.of_keys(self._key, task)
-        # Into a tensor of its own: selective checkpointing keeps what products return, and these logits would be a lot.
+        # `out=` and not the return value: selective checkpointing stores what bmm returns, and the float32 logits would
+        # be the largest tensors of the layer.
         logits = queries.new_empty(self.num_groups, queries.shape[1], task.num_keys)
         torch.bmm(queries, keys.transpose(1, 2), out=logits)
         if task.hidden.shape[1]:
@@ -192,15 +206,15 @@ class _Row:
         return torch.softmax(logits, -1, out=logits).to(self.value.dtype)
 
     def of_queries(self, tensor: Tensor, task: Task) -> Float[Tensor, "G F _"]:
-        """Of [H, T, …]: queries of the heads that share keys, one after the other."""
+        """Return a task's queries out of [H, T, …], those of the heads that share a key head one after the other."""
         part = tensor[:, task.start : task.stop]
         return part.reshape(self.num_groups, -1, part.shape[-1])
 
     def of_keys(self, tensor: Tensor, task: Task) -> Float[Tensor, "G S _"]:
-        """Of [G, T, …]: the tokens of the task's stretches."""
+        """Return a task's keys or values out of [G, T, …]."""
         parts = [tensor[:, start:stop] for start, stop in task.keys]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def by_head(self, rows: Tensor) -> Float[Tensor, "H Q _"]:
-        """Of [G, F, …]."""
+        """Return [G, F, …] with one entry for each query head again."""
         return rows.view(self.num_heads, -1, rows.shape[-1])

@@ -1,6 +1,7 @@
-"""Frozen weights in 4 or 8 bits through bitsandbytes (QLoRA). The head, and whatever else trains, is never among them.
+"""Frozen weights in 4 or 8 bits by bitsandbytes (QLoRA). The head, and all other weights that train, stay as they are.
 
-Quantised weights only compute; what is saved is the base model's own weights plus the update (model/lora.py).
+Quantised weights are only used to compute. What is saved is the base model's own weights plus the trained update
+(model/lora.py).
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ from rewardlab.model.reward import HEAD_ON_DISK
 INSTALL: Final = "pip install 'rewardlab[quantization]'"
 FOUR_BIT: Final = "Params4bit"
 EIGHT_BIT: Final = "Int8Params"
-"""Classes of bitsandbytes' parameters; by name, since the package is optional."""
+"""Names of bitsandbytes' parameter classes. They are compared by name, since the package is optional."""
 FARTHEST: Final = 0.25
-"""How far quantised weights may be from their originals, as relative L2: nf4 takes about 0.1 of weights that are nearly
-normal, int8 about 0.01; weights of another model are at a distance of 1 and more."""
+"""Largest relative L2 distance of quantised weights from their originals. For weights that are nearly normal nf4 gives
+about 0.1 and int8 about 0.01; the weights of another model are at a distance of 1 or more."""
 
 
 def require_bitsandbytes(flag: str, *others: str) -> None:
     """Raise ConfigError, naming the flag, unless there is a CUDA device and bitsandbytes and `others` are installed."""
     if not torch.cuda.is_available():
-        raise ConfigError(f"{flag}: it needs a CUDA device, and there is none. Leave it out here.")
+        raise ConfigError(f"{flag}: it needs a CUDA device, and there is none. Leave the flag out here.")
     if missing := [name for name in ("bitsandbytes", *others) if find_spec(name) is None]:
         raise ConfigError(f"{flag} needs the package {' and '.join(missing)}: {INSTALL}.")
 
 
 def require_quantization(kind: str) -> None:
-    """Raise ConfigError if weights cannot be held so here."""
+    """Raise ConfigError if weights cannot be quantised by `kind` on this machine."""
     if kind != "none":
         require_bitsandbytes(f"--quantization {kind}", "accelerate")
 
@@ -45,9 +46,9 @@ def require_quantization(kind: str) -> None:
 def loading_options(
     kind: str, *, compute_dtype: torch.dtype, keep: Iterable[str], device: torch.device
 ) -> dict[str, Any]:
-    """Arguments of `from_pretrained` that quantise while it reads; none for `none`.
+    """Return the arguments by which `from_pretrained` quantises while it reads; none for the kind `none`.
 
-    `keep` names modules that stay as they are, besides the head.
+    `keep` names modules that stay as they are, in addition to the head.
     """
     if kind == "none":
         return {}
@@ -61,15 +62,19 @@ def loading_options(
             llm_int8_skip_modules=skipped,
         )
     else:
-        # It would say at every product that activations are cast to float16.
+        # bitsandbytes would warn in every product that activations are cast to float16.
         logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-        # Outliers are told by whole columns of a batch, so a score would depend on what is computed beside it (law 3).
+        # With a threshold, a column with an outlier anywhere in the batch is computed in float16, so a score would
+        # depend on the other conversations in the batch (law 3). 0 switches this off.
         settings = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0, llm_int8_skip_modules=skipped)
     return {"quantization_config": settings, "device_map": {"": device}}
 
 
 def tell_peft(backbone: nn.Module, kind: str) -> None:
-    """Mark the backbone as PEFT expects it: transformers marks the classifier around it alone."""
+    """Set the flags on the backbone by which PEFT recognises quantised models.
+
+    transformers sets them on the classifier, and here PEFT only gets its backbone.
+    """
     marked: Any = backbone
     marked.is_loaded_in_4bit, marked.is_loaded_in_8bit = kind == "nf4", kind == "int8"
 
@@ -80,18 +85,18 @@ def is_quantized(parameter: Tensor) -> bool:
 
 
 def weight_shape(parameter: Tensor) -> tuple[int, ...]:
-    """Shape of the weights in a parameter; in 4 bits they are packed into one column of bytes."""
+    """Return the shape of the weights in a parameter; 4-bit weights are packed into one column of bytes."""
     held: Any = parameter
     return tuple(held.quant_state.shape if type(parameter).__name__ == FOUR_BIT else parameter.shape)
 
 
 def num_weights(parameter: Tensor) -> int:
-    """Weights in a parameter, packed or not."""
+    """Return the number of weights in a parameter, packed or not."""
     return math.prod(weight_shape(parameter))
 
 
 def far_from(module: nn.Module, original: Tensor) -> bool:
-    """Whether a layer's quantised weight cannot be that of `original`."""
+    """Whether a layer's quantised weight is too far from `original` to have been made from it."""
     held = dequantize_bnb_weight(module.weight, state=getattr(module, "state", None)).detach().float().cpu()
     wanted = original.float().cpu()
     return not float((held - wanted).norm()) <= FARTHEST * float(wanted.norm())

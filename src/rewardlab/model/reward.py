@@ -1,4 +1,4 @@
-"""The reward model: a backbone, a head, and one forward that turns a PackedBatch into one reward a reply.
+"""The reward model: a backbone, a head, and one forward pass that turns a PackedBatch into one reward for each reply.
 
 On disk it is a Hugging Face `…ForSequenceClassification`; `disk_name` is the one mapping between the two.
 
@@ -23,63 +23,76 @@ from rewardlab.model.attention_backends import PromptLayout
 from rewardlab.model.dropout import Draws
 from rewardlab.model.half import AS_SAVED, HalfWeights, RoundedParts
 
-Layout = Literal["shared", "unshared", "padded"]
-"""`shared` and `unshared` take the packed row; `padded` one row a reply."""
+AttentionLayout = Literal["shared", "unshared", "padded"]
+"""How a batch is laid out: one packed row with each prompt once (`shared`), one packed row with a copy of the prompt
+for each reply (`unshared`), or one padded row a reply (`padded`)."""
 
 HEAD_ON_DISK = "score"
+"""Name of the head in the sequence-classification classes of transformers."""
 
 
 class RewardModel(nn.Module):
-    """Backbone and head; the head is always float32 (or wider), always outside adapters and quantisation."""
+    """A backbone and a head. The head is always float32 or wider, and never adapted or quantised."""
 
     def __init__(
-        self, backbone: nn.Module, head: nn.Linear, *, disk_class: type, layout: Layout, compute_dtype: torch.dtype
+        self,
+        backbone: nn.Module,
+        head: nn.Linear,
+        *,
+        disk_class: type,
+        layout: AttentionLayout,
+        compute_dtype: torch.dtype,
     ) -> None:
         """`disk_class` is the sequence-classification class that reads this model from disk."""
         super().__init__()
         self.backbone = backbone
         self.head = head
         self.disk_class = disk_class
-        self.layout: Layout = layout
+        self.layout: AttentionLayout = layout
         self.compute_dtype = compute_dtype
         self.attention_backend = "segments"
         """Name of the kernel of shared-prompt attention (model/attention_backends.py)."""
         self.read_only_where_scored: nn.Module | None = None
-        """The last layer's feed-forward part, where it runs only for tokens at which a score is read."""
+        """The last layer's feed-forward part, if it runs only for tokens at which a score is read."""
         self.half_weights: HalfWeights | RoundedParts | None = None
-        """Rounds the backbone's weights to the half precision of its arithmetic; None where autocast does."""
+        """Rounds the backbone's weights to half precision; None in float32, and where autocast does it."""
         self.step_draw: tuple[int, ...] = AS_SAVED
-        """What the rounding of weights, and dropout, are seeded with while training; else a model computes as it will
-        be saved."""
+        """The seed of the step for rounding and dropout, used in training mode only. In evaluation mode weights are
+        rounded as they will be when they are saved."""
         self.draws: Draws | None = None
-        """What the dropout of adapters is drawn by; None if there is none."""
+        """The numbers by which the dropout of adapters is drawn; None without dropout."""
         self.read_originals: Callable[[], Mapping[str, Tensor]] | None = None
-        """Reads frozen weights that are held rounded, as they were before, in float32; None if nothing is rounded."""
+        """Reads the float32 originals of frozen weights that are held rounded or quantised; None if there are none."""
 
     @property
     def config(self) -> Any:
-        """Configuration of the text backbone."""
+        """The configuration (of transformers) of the text backbone."""
         config: Any = self.backbone.config  # nn.Module says Tensor
         return config.get_text_config()
 
     @property
     def device(self) -> torch.device:
-        """Where the head is, and so the scores."""
+        """The device of the head, and so of the scores."""
         return self.head.weight.device
 
     def forward(self, batch: PackedBatch) -> Float[Tensor, " R"]:
-        """One reward a reply, in the order of the batch, in the dtype of the head."""
+        """Return one reward for each reply, in the order of the batch and in the dtype of the head.
+
+        Raises ModelError if the backbone did not use the attention function of packed rows.
+        """
         hidden_RW = self.final_states(batch)
+        # The head computes in float32 even inside autocast: one rounding of a score to bf16 could hide a margin.
         with torch.autocast(self.device.type, enabled=False):
             scores_R1 = F.linear(hidden_RW.to(self.head.weight.dtype), self.head.weight, self.head.bias)
-        return scores_R1.squeeze(-1).clone()  # no view: FSDP's hooks need a tensor of their own
+        # A copy and not a view, because FSDP's hooks on the output need a tensor of its own.
+        return scores_R1.squeeze(-1).clone()
 
     def row_length(self, num_tokens: int) -> int:
-        """Tokens that a row of `num_tokens` is computed with.
+        """Return the number of tokens with which a row of `num_tokens` is computed, filler included.
 
-        Kernels that are compiled for one length get a conversation of filler at the end of the row, up to the next of
-        eight steps to each power of two, and of 128: at most an eighth more for long rows, and a program for each
-        step rather than for each length.
+        The kernel of `flex` is compiled for one row length. So a conversation of filler is added at the end of the row,
+        up to the next multiple of 128 or of an eighth of a power of two. That is at most an eighth more tokens for long
+        rows, and one program for each such length instead of one for every length.
         """
         if self.layout == "padded" or self.attention_backend != "flex":
             return num_tokens
@@ -87,7 +100,10 @@ class RewardModel(nn.Module):
         return -(-num_tokens // step) * step
 
     def final_states(self, batch: PackedBatch) -> Float[Tensor, "R W"]:
-        """What the head reads: the backbone's output at the last token of each reply."""
+        """Return what the head reads: the backbone's output at the last token of each reply.
+
+        Raises ModelError if the backbone did not use the attention function of packed rows.
+        """
         if self.half_weights is not None:
             self.half_weights.refresh(self.step_draw if self.training else AS_SAVED)
         if self.draws is not None and self.training:
@@ -98,15 +114,17 @@ class RewardModel(nn.Module):
         return self.read(hidden, batch)
 
     def read(self, hidden: Tensor, batch: PackedBatch) -> Float[Tensor, "R W"]:
-        """The rows of hidden states ([1, T, W] packed, [R, L, W] padded) at the last token of each reply."""
+        """Select from hidden states ([1, T, W] packed, [R, L, W] padded) those at the last token of each reply."""
         if self.layout != "padded":
             return hidden[0, batch.read_at_R]
         last_R = batch.last_when_padded().to(hidden.device)
         return hidden[torch.arange(len(last_R), device=hidden.device), last_R]
 
     def _arithmetic(self) -> AbstractContextManager[Any]:
+        """Return the autocast context of the backbone, which does nothing in float32."""
         half = self.compute_dtype in (torch.bfloat16, torch.float16)
-        # Copies are made elsewhere; autocast would hold those of a sharded model all together.
+        # Where `half_weights` rounds, autocast's own cache of casts is switched off: of a sharded model it would keep
+        # the gathered weights of all layers at once.
         return torch.autocast(
             self.device.type,
             dtype=self.compute_dtype if half else None,
@@ -115,6 +133,7 @@ class RewardModel(nn.Module):
         )
 
     def _run_packed(self, batch: PackedBatch) -> Float[Tensor, "1 T W"]:
+        # Filler is a group of its own without shared tokens, so nothing attends to it, and no score is read in it.
         num_filled = self.row_length(batch.num_tokens) - batch.num_tokens
         groups = (*batch.groups, (0, (num_filled,))) if num_filled else batch.groups
         layout = PromptLayout(groups, self.attention_backend, batch.read_at_R)
@@ -140,18 +159,18 @@ class RewardModel(nn.Module):
         return hidden
 
     def decay_exempt(self) -> Iterator[str]:
-        """Names of parameters that weight decay must leave alone: norms, biases and the head's bias."""
+        """Yield the names of parameters that get no weight decay: norms and biases, all below 2 dimensions."""
         for name, parameter in self.named_parameters():
             if parameter.ndim < 2:
                 yield name
 
 
 def disk_name(name: str, disk_class: Any) -> str:
-    """Parameter name inside -> name in the folder: `backbone.x` -> `<prefix>.x`, `head.x` -> `score.x`."""
+    """Return the name that a parameter has on disk: `backbone.x` -> `<prefix>.x`, `head.x` -> `score.x`."""
     room, _, rest = name.partition(".")
     return f"{disk_class.base_model_prefix if room == 'backbone' else HEAD_ON_DISK}.{rest}"
 
 
 def disk_state(state: Mapping[str, Tensor], disk_class: Any) -> dict[str, Tensor]:
-    """A state dict under the names of the folder."""
+    """Return a state dict under the names that its parameters have on disk."""
     return {disk_name(name, disk_class): tensor for name, tensor in state.items()}

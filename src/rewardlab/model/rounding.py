@@ -1,10 +1,10 @@
-"""Rounding to half precision: to the nearest value, or stochastically, to either neighbour.
+"""Stochastic rounding to half precision.
 
-Once trained, most weights differ from the half-precision value that they started at by less than half a step of that
-format. Rounding to the nearest gives the old value back, so a copy made that way has forgotten most of the training.
-Rounding stochastically, up or down with the odds of the nearness, keeps it: each weight is right on average, and a
-product sums over many of them (Croci et al. 2022, "Stochastic rounding: implementation, error analysis and
-applications").
+After training, most weights differ from the half-precision value that they started at by less than half a step of that
+format. Rounding to the nearest gives the old value back, so a copy rounded that way has lost most of the training.
+Stochastic rounding goes up or down, to the nearer value with the higher probability, and keeps the training: each
+weight is right on average, and a product sums over many of them (Croci et al. 2022, "Stochastic rounding:
+implementation, error analysis and applications").
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ import torch
 from torch import Tensor
 
 AT_A_TIME: Final = 1 << 17
-"""Weights rounded at a time on the CPU, so that what lies between stays in the processor's caches."""
+"""Weights rounded at a time on the CPU, so that intermediate results stay in the processor's caches."""
 PLACES: Final = 4
-"""Draws of 16 bits in one number of the generator."""
+"""How many draws of 16 bits one 64-bit number of the generator holds."""
 GOLDEN: Final = 0x9E3779B97F4A7C15
-"""What SplitMix64 counts by."""
+"""The increment of SplitMix64's counter: 2^64 divided by the golden ratio."""
 MIX: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
-"""Its rounds: a shift and a factor."""
+"""The mixing rounds of SplitMix64: (shift, factor)."""
 BITS_DROPPED: Final = {torch.bfloat16: 16, torch.float16: 13}
-"""Low bits of a float32 that the format has no room for."""
+"""How many low bits of a float32 mantissa each format has no room for."""
 SMALLEST_NORMAL: Final = 2.0**-14
+"""Smallest normal float16; smaller values have fewer mantissa bits."""
 FLOAT16_STEP: Final = 2.0**-24
-"""Distance of float16 values below SMALLEST_NORMAL."""
+"""Distance between neighbouring float16 values below SMALLEST_NORMAL."""
 
 
 def name_seed(name: str) -> tuple[int, int]:
-    """Numbers that stand for a tensor's name, the same in every process."""
+    """Return two 64-bit numbers made from a tensor's name, the same in every process (Python's `hash` is not)."""
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "little"), int.from_bytes(digest[8:16], "little")
 
@@ -41,21 +42,21 @@ def name_seed(name: str) -> tuple[int, int]:
 def round_stochastically(
     tensor: Tensor, dtype: torch.dtype, seed: Sequence[int], *, out: Tensor | None = None, start: int = 0
 ) -> Tensor:
-    """A float tensor in bfloat16 or float16, each value rounded up or down with odds that make it right on average.
+    """Round a float tensor to bfloat16 or float16, each value up or down so that it is right on average.
 
-    A function of the values, their order and `seed` alone, the same on every device. Values that the format has are
-    kept, so are infinities and NaN; what lies beyond its range becomes infinite. `out` is a contiguous tensor of the
-    same shape in `dtype` or wider, and is returned. `start` is where the tensor begins in the one that it is a part of,
-    value after value: the parts of a tensor are then rounded as the whole of it.
+    The result depends on the values, their order and `seed` alone and is the same on every device. Values that the
+    format can hold, infinities and NaN are kept; values beyond its range become infinite. `out`, if given, is a
+    contiguous tensor of the same shape in `dtype` or wider that takes the result and is returned. For a part of a
+    larger tensor, `start` is the flat index of its first value there; so the parts are rounded as the whole would be.
 
-    Raises ValueError for another dtype.
+    Raises ValueError for any other `dtype`.
     """
     if dtype not in BITS_DROPPED:
         raise ValueError(f"dtype {dtype}: stochastic rounding is to bfloat16 or float16.")
     out = torch.empty(tensor.shape, dtype=dtype, device=tensor.device) if out is None else out
     source, target = tensor.detach().reshape(-1), out.view(-1)
-    # Each format has draws of its own: by those of the other, a weight rounded to one and then the other would be moved
-    # the same way twice, and small updates would be multiplied.
+    # Each format has draws of its own. With the same draws a weight that is rounded to one format and then to the other
+    # would be moved in the same direction twice, and small updates would be multiplied.
     key = int(np.random.SeedSequence((*seed, BITS_DROPPED[dtype])).generate_state(1, np.uint64)[0])
     at_a_time = AT_A_TIME if tensor.device.type == "cpu" else max(1, len(source))
     for place in range(0, len(source), at_a_time):
@@ -66,46 +67,52 @@ def round_stochastically(
 
 
 def _draws(start: int, count: int, key: int, device: torch.device) -> Tensor:
-    """16 random bits, as int32, for each of `count` places from `start`: a quarter of a number of SplitMix64 (Steele et
-    al. 2014) begun at `key`.
+    """Return 16 random bits, as int32, for each of `count` places from `start` on.
 
-    Arithmetic alone, so that it needs no generator and no order. Products in int64 wrap around, as they should.
+    Each is a quarter of a number of SplitMix64 (Steele et al. 2014) with the state `key`. It is computed by arithmetic
+    on the place alone, so any part can be drawn without the rest. Products in int64 wrap around, as SplitMix64 wants.
     """
     first, skipped = divmod(start, PLACES)
     bits = torch.arange(first, first - (-(skipped + count) // PLACES), device=device)
     bits.add_(signed(key)).mul_(signed(GOLDEN))
     for shift, factor in (*MIX, (31, 1)):
+        # PyTorch shifts int64 with the sign. The mask clears its copies, which makes this the unsigned shift of
+        # SplitMix64.
         bits.bitwise_xor_(bits.bitwise_right_shift(shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(signed(factor))
     return bits.view(torch.int16)[skipped : skipped + count].to(torch.int32).bitwise_and_(0xFFFF)
 
 
 def signed(number: int) -> int:
-    """64 bits as int64 reads them."""
+    """Return the number whose two's complement in 64 bits is `number`, as torch.int64 wants it."""
     return (number & (1 << 64) - 1) - (1 << 64 if number & 1 << 63 else 0)
 
 
 def _round(values: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
-    """float32 values with 16 random bits each, away from zero if the bits to be dropped and the noise carry; `noise` is
-    lost.
+    """Round float32 values by 16 random bits each; the memory of `noise` is overwritten.
+
+    The noise is added to the bits that will be dropped. If the sum carries, the magnitude goes up by one step, which
+    happens with a probability equal to the dropped fraction.
     """
     if dtype is torch.bfloat16:
+        # bfloat16 is the upper half of a float32, so adding integers and dropping 16 bits does it all.
         rounded = noise.add_(values.view(torch.int32)).bitwise_right_shift_(16).to(torch.int16).view(dtype)
-        # Infinities have no bits to carry, but a NaN may: CUDA's (0x7FFFFFFF) carries into the sign. A sum tells in
-        # one pass whether a processor has to look closer.
+        # An infinity has no bits that could carry, but a NaN may: CUDA's (0x7FFFFFFF) carries into the sign. One sum
+        # shows whether any value is not finite, which saves the CPU the slower `where` in most cases.
         if values.device.type == "cpu" and values.sum().isfinite():
             return rounded
         return torch.where(values.isfinite(), rounded, values.to(dtype))
     dropped = BITS_DROPPED[dtype]
     bits = (values.view(torch.int32) + (noise >> (16 - dropped))) & -(1 << dropped)
     rounded = torch.where(values.isfinite(), bits.view(torch.float32), values)
+    # Below SMALLEST_NORMAL float16 has a fixed step, so more than 13 bits are dropped; the same rule, by arithmetic.
     small = ((values.abs() / FLOAT16_STEP + noise / 65536).floor() * FLOAT16_STEP).copysign(values)
     return torch.where(values.abs() < SMALLEST_NORMAL, small, rounded).to(dtype)
 
 
 def round_weights(tensor: Tensor, dtype: torch.dtype, name: str, *, start: int = 0) -> Tensor:
-    """A weight for a file or an engine in half precision: the same bits whenever a tensor of this name is rounded.
+    """Round a weight for a file or an engine in half precision; the same name always gives the same bits.
 
-    Anything but a wider floating-point tensor is only cast. `start` as in `round_stochastically`, for a part of it.
+    Tensors that are not of a wider floating-point dtype are only cast. `start` is as in `round_stochastically`.
     """
     if dtype not in BITS_DROPPED or tensor.dtype in BITS_DROPPED or not tensor.is_floating_point():
         return tensor.to(dtype)

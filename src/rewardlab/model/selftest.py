@@ -1,7 +1,7 @@
-"""Proof, before training, that the layout in use does not change scores (design, law 3).
+"""Tests, before training, that the layout in use does not change scores (law 3 in docs/design/laws.md).
 
-Two tests: exactness of the shared-prompt row against one reply at a time, on a two-layer float32 model of the same
-class; and, on the real model, that no reply can see its sibling.
+On a two-layer float32 model of the same class, a shared-prompt row has to give the scores of single replies. On the
+real model, no reply may see its sibling, and the packed row has to agree with the padded path.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from rewardlab.model.reward import RewardModel
 
 Log = Callable[[str], None]
 EXACT: Final = 1e-5
-"""Largest score difference in float32, relative to max(1, |score|): another order of summation, nothing more."""
+"""Largest allowed score difference in float32, relative to max(1, |score|): enough for another order of summation."""
 VOCABULARY: Final = 64
 PROBED: Final = ((13, (5, 9, 3)), (7, (11, 2)))
-"""Lengths of prompts, and of the replies to each."""
+"""(tokens of the prompt, tokens of each reply) of the groups that are tested."""
 
 
 def tiny_config(config: Any) -> Any:
-    """The same architecture with two layers and a small vocabulary; everything that attention sees stays."""
+    """Return the configuration with two layers, a small vocabulary and all settings of attention unchanged."""
     small = copy.deepcopy(config)
     kinds = list(dict.fromkeys(getattr(config, "layer_types", None) or []))
     small.num_hidden_layers = 2
+    # One layer of each kind, if there are two kinds, so that both are tested.
     if kinds:
         small.layer_types = (kinds * 2)[:2]
     small.vocab_size = VOCABULARY
@@ -43,7 +44,7 @@ def tiny_config(config: Any) -> Any:
 
 
 def probe_groups(vocabulary: int, shapes: Sequence[tuple[int, Sequence[int]]] = PROBED) -> list[TokenGroup]:
-    """Groups of random tokens, each a prompt's length and those of its replies, two or more."""
+    """Return groups of random tokens. `shapes` has, for each, the prompt's length and those of two or more replies."""
     draw = np.random.default_rng(0)
 
     def tokens(length: int) -> np.ndarray:
@@ -65,7 +66,9 @@ def probe_groups(vocabulary: int, shapes: Sequence[tuple[int, Sequence[int]]] = 
 
 
 def layout_error(config: Any, disk_class: Any) -> float:
-    """Largest relative difference between a shared-prompt row and single replies, on a tiny model of the class."""
+    """Return the largest difference, relative to max(1, |score|), between a shared-prompt row and single replies, on a
+    tiny model of the class with random weights.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = disk_class._from_config(tiny_config(config), dtype=torch.float32, attn_implementation=NAME).eval()
@@ -84,7 +87,7 @@ def layout_error(config: Any, disk_class: Any) -> float:
 
 
 def leak(model: RewardModel) -> float:
-    """How far a reply's score moves, relative to max(1, |score|), when only its sibling changes. 0 but for rounding."""
+    """Return how far a score moves, relative to max(1, |score|), when only a sibling changes; 0 except for rounding."""
     groups = probe_groups(min(VOCABULARY, model.config.vocab_size))
     first = groups[0]
     changed = replace(first, suffixes=(first.suffixes[0], np.flip(first.suffixes[1]).copy(), *first.suffixes[2:]))
@@ -92,12 +95,12 @@ def leak(model: RewardModel) -> float:
         before = model(pack(groups).to(model.device))
         after = model(pack([changed, *groups[1:]]).to(model.device))
     moved = ((before - after).abs() / before.abs().clamp(min=1)).cpu()
-    moved[1] = 0.0
+    moved[1] = 0.0  # the reply that was changed
     return float(moved.max())
 
 
 def distance_from_padded(model: RewardModel) -> float:
-    """Largest difference, relative to max(1, |score|), between the model's packed row and the padded path."""
+    """Return the largest difference, relative to max(1, |score|), between the model's packed row and padded rows."""
     groups = probe_groups(min(VOCABULARY, model.config.vocab_size))
     layout = model.layout
     backbone: Any = model.backbone
@@ -114,10 +117,10 @@ def distance_from_padded(model: RewardModel) -> float:
 
 
 def measured_again(measure: Callable[[], float], limit: float, name: str, log: Log) -> float:
-    """What `measure` gives; where that is above the limit, only if it gives it again.
+    """Return the result of `measure`; a result above the limit is checked by measuring twice more.
 
-    The tests are deterministic, so a layout that is not exact fails each time. A failure that goes away is a fault of
-    the machine at that moment, not of the layout, and is told as one.
+    The tests are deterministic, so a layout that is not exact fails every time. If both repeats are within the limit,
+    the failure was a fault of the machine and not of the layout: the log says so, and the larger repeat is returned.
     """
     error = measure()
     if error <= limit:
@@ -127,14 +130,14 @@ def measured_again(measure: Callable[[], float], limit: float, name: str, log: L
         return error
     again = max(repeats)
     log(
-        f"this machine has not computed the same twice: {name} was off by {error:.1e}, then by {again:.1e} with the "
-        f"same numbers. Its processor or memory may be at fault, and other results of it as well."
+        f"this machine gave two results for the same computation: {name} was off by {error:.1e}, then by {again:.1e}. "
+        f"Its processor or memory may be faulty, so its other results may be wrong as well."
     )
     return again
 
 
 def _only(group: TokenGroup, reply: int) -> TokenGroup:
-    """A group of this reply alone, unshared."""
+    """Return a group of this reply alone, with nothing shared."""
     return replace(
         group,
         shared=np.zeros(0, np.int32),

@@ -1,4 +1,4 @@
-"""What of a model trains: every weight, its upper layers, adapters, or the head alone. The head always does."""
+"""Choice of the weights that train: all of them, upper layers, adapters, or the head alone. The head always trains."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rewardlab.model.rounding import round_weights
 
 
 def require_layers(config: ModelConfig, text_config: Any) -> None:
-    """Raise ConfigError if more layers are to be frozen than leave one to train."""
+    """Raise ConfigError if --freeze-layers leaves no layer to train."""
     count = text_config.num_hidden_layers
     require(
         config.freeze_layers < count,
@@ -28,9 +28,9 @@ def require_layers(config: ModelConfig, text_config: Any) -> None:
 
 
 def choose_trainable(model: RewardModel, config: ModelConfig, *, seed: int) -> None:
-    """Freeze what is not to train, and add adapters if they are asked for, drawn from `seed`.
+    """Freeze the weights that are not to train, and add adapters, drawn from `seed`, if they are asked for.
 
-    Raises ModelError for names that the model does not have, and for layers that cannot be found.
+    Raises ModelError for names that the model does not have, and if the layers to freeze cannot be found.
     """
     if config.lora:
         with torch.random.fork_rng(devices=[]):
@@ -43,13 +43,16 @@ def choose_trainable(model: RewardModel, config: ModelConfig, *, seed: int) -> N
 
 
 def _freeze_first(backbone: nn.Module, count: int) -> None:
-    """Freeze every embedding and the first `count` decoder layers."""
+    """Freeze every embedding and the first `count` decoder layers.
+
+    Raises ModelError if the decoder layers are not in one list.
+    """
     try:
         layers = decoder_layers(backbone)
     except ModelError as error:
         raise ModelError(
-            f"--freeze-layers {count}: the layers of {type(backbone).__name__} are not in one list, so the first ones "
-            f"cannot be told. Leave it out, or use --lora or --train-head-only."
+            f"--freeze-layers {count}: the layers of {type(backbone).__name__} are not in one list, so their order is "
+            f"not known. Leave the flag out, or use --lora or --train-head-only."
         ) from error
     embeddings = [module for module in backbone.modules() if isinstance(module, nn.Embedding)]
     for module in [*embeddings, *layers[:count]]:
@@ -57,12 +60,13 @@ def _freeze_first(backbone: nn.Module, count: int) -> None:
 
 
 def half_frozen(backbone: nn.Module, dtype: torch.dtype) -> bool:
-    """Hold frozen floating-point weights in the dtype they are computed in; what trains is left as it is.
+    """Cast frozen floating-point weights to `dtype`, the one they are computed in; weights that train are left alone.
 
-    They are rounded as for a file, by their names: to the nearest, a model that was trained before would lose it.
+    They are rounded stochastically by their names, as for a file: rounding to the nearest would undo most of an earlier
+    training (model/rounding.py).
 
-    Returns whether that rounded any: weights that come from a file in this dtype lose nothing. Of weights that are
-    still empty it cannot be told.
+    Returns whether any value was changed. Weights read from a file in this dtype are not. Weights that are still empty
+    do not count, since they cannot be compared.
     """
     rounded = False
     for name, parameter in backbone.named_parameters():
@@ -75,13 +79,13 @@ def half_frozen(backbone: nn.Module, dtype: torch.dtype) -> bool:
 
 
 def count_parameters(model: nn.Module) -> tuple[int, int]:
-    """(trainable, all) weights."""
+    """Return (number of trainable weights, number of all weights)."""
     counts = [(num_weights(parameter), parameter.requires_grad) for parameter in model.parameters()]
     return sum(count for count, trains in counts if trains), sum(count for count, _ in counts)
 
 
 def parameters_line(model: RewardModel) -> str:
-    """How many weights train; beside adapters, of which kind they are."""
+    """Return the line of the log that says how many weights train, and with adapters how many of which kind."""
     trainable, total = count_parameters(model)
     line = f"parameters: {trainable:,} of {total:,} trained ({trainable / total:.2%})"
     if not lora.has_adapters(model):

@@ -34,7 +34,7 @@ from rewardlab.model.config import ModelConfig
 from rewardlab.model.layers import cut_off, require_readable, resolve_layers
 from rewardlab.model.load import PRECISION, choose_layout, load_reward_model
 from rewardlab.model.precision import choose_precision
-from rewardlab.model.reward import Layout, RewardModel
+from rewardlab.model.reward import AttentionLayout, RewardModel
 from rewardlab.probing.config import ProbeConfig
 from rewardlab.probing.heads import (
     CurvePoint,
@@ -206,7 +206,7 @@ def _tokenize(config: ProbeConfig, prepared: Prepared, base: Base) -> tuple[dict
     return groups, tokens
 
 
-def _resolve(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layout) -> ProbeConfig:
+def _resolve(config: ProbeConfig, base: Base, *, device: torch.device, layout: AttentionLayout) -> ProbeConfig:
     """Return the configuration with every default decided: what is hashed and saved, and can be repeated."""
     precision = choose_precision(
         config.model.precision,
@@ -237,7 +237,7 @@ def _resolve(config: ProbeConfig, base: Base, *, device: torch.device, layout: L
     return config.replace(**decided)
 
 
-def _load(config: ProbeConfig, base: Base, *, device: torch.device, layout: Layout) -> RewardModel:
+def _load(config: ProbeConfig, base: Base, *, device: torch.device, layout: AttentionLayout) -> RewardModel:
     return load_reward_model(
         base.path,
         ModelConfig(

@@ -1,1 +1,1 @@
-"""A reward artifact checked and put to work."""
+"""Use of a saved reward model: checking, exporting and scoring files."""

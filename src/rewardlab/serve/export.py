@@ -1,4 +1,4 @@
-"""A reward-model folder in another dtype: for engines that compute in half precision, or to have float32 again."""
+"""Export of a reward-model folder in another dtype: for engines that compute in half precision, or back to float32."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ logger = logging.getLogger("rewardlab")
 def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False) -> RewardSpec:
     """Write the model in `source` to `target` with its weights in `dtype`, and canaries of their own.
 
-    Weights are rounded stochastically, by their names: the folder is the one that saving in this dtype would have
-    given. Adapters are copied as trained. The new spec says what it was made from.
+    Weights are rounded stochastically and seeded by their names, so the folder is the one that saving in this dtype
+    would have given. Adapters are copied as trained. The new spec says which folder it was made from.
 
-    Raises ArtifactError if `source` does not check, or if `dtype` has not the range for its weights; ConfigError if
-    `target` is there already, unless it is to be overwritten. Nothing is there, or what was, until all of it is.
+    Raises ArtifactError if `source` fails verification, or if its weights do not fit the range of `dtype`; ConfigError
+    if `target` exists and is not to be overwritten, or if one folder contains the other. `target` appears, or replaces
+    what was there, only when it is complete and verified.
     """
     own, other = source.resolve(), target.resolve()
     require(
         own != other and own not in other.parents and other not in own.parents,
-        f"--output-dir {target}: it is {source}, or lies inside, or around it. Name another folder.",
+        f"--output-dir {target}: it is {source}, or one of the two contains the other. Name another folder.",
     )
     require(
         overwrite or not target.exists() or (target.is_dir() and not any(target.iterdir())),
-        f"--output-dir {target}: there is something already. Name another folder, or replace it with --overwrite.",
+        f"--output-dir {target}: it exists and is not empty. Name another folder, or replace it with --overwrite.",
     )
     scorer = load(source, device="cpu", attention="padded")
     before = read_spec(source)
     if before.rounding != "none":
         how = {"nearest": "to the nearest", "stochastic": "stochastically"}[before.rounding]
         logger.warning(
-            "%s holds weights that were rounded %s, so %s begins with what that left of them; begin with the folder "
-            "that has them as trained, if there is one",
+            "%s holds weights that were rounded %s, so %s will have lost what that rounding lost; export from the "
+            "folder with the weights as they were trained, if there is one",
             source,
             how,
             target,
@@ -53,6 +54,7 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False) -
             provenance=before.provenance | {"export": provenance()},
             adapter=Exported(folder=source, save_dtype=before.save_dtype, rounding=before.rounding),
         )
-        del scorer  # the other process holds a model too
+        # Free this model first: the other process loads one as well, and memory may not be enough for both.
+        del scorer
         verify_in_clean_process(place)
     return spec

@@ -28,19 +28,19 @@ logger = logging.getLogger("rewardlab")
 
 
 WRITTEN: Final = ("score", "scores", "score_error", "score_errors")
-"""Columns that scoring writes."""
+"""Columns that scoring writes; those of an earlier scoring are replaced."""
 ROWS_AT_A_TIME: Final = 256
-"""Scored and written together: few enough to lose little, enough to fill micro-batches."""
+"""Rows scored and written together: few, so that little is lost if it stops, but enough to fill micro-batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileScores:
-    """What became of a file."""
+    """How many replies of a file were scored."""
 
     scored: int
     """Replies that have a score."""
     unscored: int
-    """Replies that have none, each with its cause in the file: above the length limit of the model, say."""
+    """Replies without a score. The file gives the cause for each, such as the length limit of the model."""
 
 
 def score_file(
@@ -53,22 +53,21 @@ def score_file(
     compute: ComputeConfig = DEFAULT_COMPUTE,
     overwrite: bool = False,
 ) -> FileScores:
-    """Write `source`'s rows to `target` with `score`, or `scores` for several responses.
+    """Write the rows of `source` to `target` with the column `score`, or `scores` for several responses.
 
-    A reply that does not fit the model's limit has null in place of a score, and its cause in `score_error`, or, by its
-    number, in `score_errors`; so has one that ends in the padding, or whose score is not finite. Rows are written as
-    they are scored, to a file
-    `.NAME.partial-…` that becomes `target` at the end.
+    A reply that is above the model's length limit, ends in the pad token or gets a score that is not finite has null
+    in place of a score. Its cause is in `score_error`, or in `score_errors` by the number of the response. Rows are
+    written as they are scored, to a file `.NAME.partial-…` that becomes `target` at the end.
 
-    Raises DataError naming file and line, before anything is scored, for a row that holds no conversation or what JSON
-    does not have, or is longer than a row of training data may be, ConfigError for a target that is the source, or is
-    there already and not to be overwritten.
+    Raises DataError naming file and line, before anything is scored, for a row that holds no conversation, cannot be
+    written as JSON or is longer than a row of training data may be; ConfigError if `target` is `source`, or exists and
+    is not to be overwritten; ArtifactError if the model fails its checks.
     """
     require_rows(source)
     if target.exists() and target.samefile(source):
-        raise ConfigError(f"--output {target}: is the file to be scored. Name another one.")
+        raise ConfigError(f"--output {target}: it is the file to be scored. Name another one.")
     if target.exists() and not overwrite:
-        raise ConfigError(f"--output {target}: is there already. Name another file, or replace it with --overwrite.")
+        raise ConfigError(f"--output {target}: it already exists. Name another file, or replace it with --overwrite.")
     rows = [(f"{source}:{line}", row) for line, row in read_all_rows(source)]
     for where, row in rows:
         _require_writable(row, where)
@@ -91,8 +90,11 @@ def score_file(
                     scored, unscored = scored + len(own) - len(cause), unscored + len(cause)
                 file.flush()
             os.fsync(file.fileno())
+        # Checked again, since scoring may take hours and somebody may have written the file in that time.
         if target.exists() and not overwrite:
-            raise ConfigError(f"--output {target}: has come to be there meanwhile. Rename it, or the scores.")
+            raise ConfigError(
+                f"--output {target}: the file was created while scoring ran. Move it, or rename the partial file."
+            )
     except BaseException:
         logger.warning("the rows that were scored are in %s", partial)
         raise
@@ -103,37 +105,44 @@ def score_file(
 def _score(
     scorer: Scorer, conversations: Sequence[Sequence[Conversation]], causes: Sequence[dict[int, str]]
 ) -> list[list[float | None]]:
-    """Scores of several conversations a row; those without one get their cause."""
+    """Return the scores of each row's conversations, None where there is a cause not to score one.
+
+    Conversations whose scores are not finite get None too, and `causes` is extended with the reason.
+    """
     pairs = list(zip(conversations, causes, strict=True))
-    told = [turns for several, cause in pairs for number, turns in enumerate(several) if number not in cause]
-    scores = iter(scorer.score(told))
-    found: list[list[float | None]] = []
+    scorable = [turns for several, cause in pairs for number, turns in enumerate(several) if number not in cause]
+    scores = iter(scorer.score(scorable))
+    scores_of_rows: list[list[float | None]] = []
     for several, cause in pairs:
         values = [None if number in cause else next(scores) for number in range(len(several))]
         for number, value in enumerate(values):
             if value is not None and not math.isfinite(value):
-                cause[number], values[number] = f"its score is {value}, which is no number", None
-        found.append(values)
-    return found
+                cause[number], values[number] = f"its score is {value}, which is not a finite number", None
+        scores_of_rows.append(values)
+    return scores_of_rows
 
 
 def _require_writable(row: Mapping[str, Any], where: str) -> None:
-    """Raise DataError for a row that could not be written again as JSON."""
+    """Raise DataError if a row could not be written back as JSON."""
     for name, value in row.items():
         try:
             to_json({name: value}, indent=None).encode()
         except (ValueError, RecursionError) as error:
             raise DataError(
-                f"{where}: the column {name!r} holds what cannot be written as JSON ({error}). Numbers such as NaN and "
-                f"Infinity, and halves of characters, have no place there: write null, or leave the column out."
+                f"{where}: the column {name!r} holds what cannot be written as JSON ({error}). JSON has no NaN, no "
+                f"Infinity and no unpaired surrogates: write null instead, or leave the column out."
             ) from error
 
 
 def _causes(scorer: Scorer, several: Sequence[Conversation], where: str) -> dict[int, str]:
-    """Number of a conversation -> why it cannot be scored."""
+    """Return for each conversation of a row that cannot be scored, by its number, the reason.
+
+    Raises DataError for a conversation that the chat template refuses.
+    """
     causes = {}
     for number, conversation in enumerate(several):
-        try:  # rendered once more while scoring; what it costs is little beside the model
+        # Scoring renders the conversation once more; that takes little time compared with the model.
+        try:
             scorer.renderer.render(conversation[:-1], conversation[-1:])
         except (ReplyTooLong, EndsInPadding, ControlTokensError) as error:
             causes[number] = str(error)
@@ -143,7 +152,7 @@ def _causes(scorer: Scorer, several: Sequence[Conversation], where: str) -> dict
 
 
 def _with_scores(row: Mapping[str, Any], values: Sequence[float | None], causes: Mapping[int, str]) -> dict[str, Any]:
-    """The row with what is known of its replies now, in place of what an earlier scoring said."""
+    """Return the row with its scores and causes, in place of those of an earlier scoring."""
     rest = {name: value for name, value in row.items() if name not in WRITTEN}
     if "responses" in row:
         errors = {str(number): cause for number, cause in causes.items()}
@@ -152,7 +161,10 @@ def _with_scores(row: Mapping[str, Any], values: Sequence[float | None], causes:
 
 
 def _conversations(row: Mapping[str, Any], where: str, *, bare: bool) -> list[Conversation]:
-    """The conversations that a row asks to score; `bare` models take texts as they are."""
+    """Return the conversations of a row that are to be scored; `bare` is for models that take texts without a template.
+
+    Raises DataError if there are none.
+    """
     wanted = "Wanted `messages`, or `prompt` and `response`, or `prompt` and `responses`."
     if "messages" not in row and ("prompt" not in row or not {"response", "responses"} & set(row)):
         raise DataError(f"{where}: cannot be scored (its columns are {', '.join(row) or 'none'}). {wanted}")

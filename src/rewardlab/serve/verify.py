@@ -1,4 +1,4 @@
-"""Proof that a reward-model folder still gives the scores it was saved with."""
+"""Verification that a reward-model folder still gives the scores it was saved with."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rewardlab.model.load import PRECISION
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What was checked."""
+    """The result of a verification that found no fault."""
 
     folder: Path
     num_files: int
     num_canaries: int
     precision: str
-    """The dtype of the arithmetic."""
+    """The dtype of the arithmetic, such as `float32`."""
     largest_distance: float
-    """Of the canaries' scores from the references of this precision, in units of max(1, |score|)."""
+    """Largest distance of a canary's score from its reference in this precision, in units of max(1, |score|)."""
     unnoticed: tuple[str, ...]
     """Faults that this model's canaries could not reveal, because they hardly change its scores."""
 
@@ -32,9 +32,9 @@ class Verification:
 def verify(folder: str | Path, *, precision: str = "fp32") -> Verification:
     """Check files, spec, configuration, template, tokens and canary scores of a folder, on the CPU.
 
-    `precision` is as in `load`; scores are compared with the references of their own precision.
+    `precision` is as in `load`; scores are compared with the references of the same precision.
 
-    Raises ArtifactError naming what is wrong.
+    Raises ArtifactError naming what is wrong, and ConfigError for an unknown `precision`.
     """
     path = Path(folder)
     require(precision in PRECISION, f"precision {precision!r} is not one of {', '.join(PRECISION)}.")

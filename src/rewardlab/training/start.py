@@ -39,7 +39,7 @@ from rewardlab.model.compute import choose_compute
 from rewardlab.model.load import PRECISION, choose_layout
 from rewardlab.model.precision import choose_precision
 from rewardlab.model.quantization import require_quantization
-from rewardlab.model.reward import Layout
+from rewardlab.model.reward import AttentionLayout
 from rewardlab.model.trainable import require_layers
 from rewardlab.report.tables import format_estimate
 from rewardlab.training.checkpoints.resume import (
@@ -75,7 +75,7 @@ class Ready:
     """The settings with every default decided, except `micro_token_budget auto`."""
     base: Base
     device: torch.device
-    layout: Layout
+    layout: AttentionLayout
     data: Datasets
     test: Sequence[TokenGroup]
     baselines: Mapping[str, Mapping[str, EvalResult]]
@@ -259,7 +259,7 @@ def fit_all_baselines(
 
 
 def _resolve(
-    config: RewardTrainerConfig, base: Base, *, num_groups: int, device: torch.device, layout: Layout
+    config: RewardTrainerConfig, base: Base, *, num_groups: int, device: torch.device, layout: AttentionLayout
 ) -> RewardTrainerConfig:
     """Return the configuration with every default decided: what is printed, hashed, saved and used on resuming."""
     steps = config.run.steps
