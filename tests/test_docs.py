@@ -25,6 +25,7 @@ import yaml
 import rewardlab
 import rewardlab.training.run as run_module
 from conftest import write_base_model, write_pairs
+from harness.in_memory import load_preferences
 from rewardlab import cli, flags
 from rewardlab.analysis.health import ADVICE
 from rewardlab.analysis.metrics import METRICS
@@ -35,7 +36,6 @@ from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats import SCHEMAS
 from rewardlab.data.readers import EXTENSIONS
 from rewardlab.data.rows import CAUSES
-from rewardlab.data.sources import load_preferences
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.model.attention_backends import BACKENDS
 from rewardlab.probing.config import ProbeConfig

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from harness.in_memory import load_preferences
 from harness.tiny import TINY, write_tiny
 from rewardlab.artifact.save import choose_pad
 from rewardlab.core.types import Comparison, Preference, TokenGroup
 from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
 from rewardlab.data.config import ReadingConfig, RenderingConfig
 from rewardlab.data.loader import tokenize
-from rewardlab.data.sources import load_preferences
 from rewardlab.data.synthetic import generate
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.load import read_config

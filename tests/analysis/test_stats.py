@@ -190,14 +190,6 @@ def test_the_order_of_the_rows_does_not_change_an_interval(order: list[int]) -> 
         assert limits(shuffled) == pytest.approx(limits(function(column, clusters)), rel=1e-9)
 
 
-def test_chunks_of_resamples_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    totals = np.random.default_rng(0).integers(0, 9, size=(30, 2)).astype(float)
-    whole = stats.bootstrap_totals(totals, num_resamples=101, seed=3)
-    monkeypatch.setattr(stats, "_CHUNK_VALUES", 200)
-    np.testing.assert_array_equal(stats.bootstrap_totals(totals, num_resamples=101, seed=3), whole)
-    assert whole.shape == (101, 2)
-
-
 def test_a_higher_level_gives_a_wider_interval_of_each_kind() -> None:
     outcomes = np.random.default_rng(0).integers(0, 2, size=200).astype(float)
     for clusters in (None, keys(20, 10), keys(100, 2)):

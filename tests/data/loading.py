@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.in_memory import LoadedPreferences, load_preferences
 from rewardlab.core.types import Preference
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.sources import LoadedPreferences, load_preferences
 
 ALLOW_DROPS = {"max_drop_fraction": 1.0}
 Row = Mapping[str, object]

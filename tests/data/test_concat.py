@@ -10,13 +10,13 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 from conftest import CHATML, make_tokenizer, pair
+from harness.in_memory import load_preferences
 from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.types import Message, Preference
 from rewardlab.data.chat import Renderer, build_renderer
 from rewardlab.data.config import DataConfig, RenderingConfig
 from rewardlab.data.loader import tokenize
-from rewardlab.data.sources import load_preferences
 
 EOS = "<|im_end|>"
 TEXT_ROWS = [

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.in_memory import load_preferences
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.types import Message, Preference
 from rewardlab.data.chat import to_messages
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.rows import show
-from rewardlab.data.sources import load_preferences
 
 ROW = {"prompt": "How?", "chosen": "So.", "rejected": "no"}
 

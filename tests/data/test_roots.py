@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import shared_data
+from harness.in_memory import split_by_root
 from loading import ids, load
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Comparison, Message, Preference
@@ -25,7 +26,6 @@ from rewardlab.data.roots import (
     count_shared,
     find_roots,
     hold_out,
-    split_by_root,
 )
 from rewardlab.data.store import LeftOut, TokenStore, encode
 

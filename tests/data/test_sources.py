@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import SHARED
+from harness.in_memory import LoadedPreferences, load_preferences
 from loading import ALLOW_DROPS, THREE, THREE_CONTENTS, Row, contents, ids, load, pair, write
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import to_json
@@ -20,7 +21,7 @@ from rewardlab.data.config import ReadingConfig
 from rewardlab.data.readers import find_sources
 from rewardlab.data.roots import Texts, count_shared
 from rewardlab.data.rows import CAUSES
-from rewardlab.data.sources import LoadedPreferences, SourceReport, load_preferences
+from rewardlab.data.sources import SourceReport
 
 SHARED_DATA = SHARED / "data"
 SIDES = ("train", "test")
@@ -164,9 +165,11 @@ class TestLimit:
 def test_local_data_is_read_without_torch_transformers_or_datasets(tmp_path: Path) -> None:
     path = write(tmp_path / "f.jsonl", THREE)
     code = (
-        "import sys; from rewardlab.data.sources import load_preferences; "
-        "from rewardlab.data.config import ReadingConfig; "
-        f"load_preferences([{str(path)!r}], split='train', reading=ReadingConfig(), seed=0, limit=None); "
+        "import sys; from rewardlab.data.config import ReadingConfig; from rewardlab.data.formats import Rules; "
+        "from rewardlab.data.readers import find_sources; from rewardlab.data.sources import open_units, parse_units; "
+        f"(source,) = find_sources([{str(path)!r}], 'train'); schema, units = open_units(source); "
+        "rules = Rules(source='f', reading=ReadingConfig(), seed=0); "
+        "found, tally = parse_units(units, source=source, schema=schema, rules=rules); assert tally.kept == 3; "
         "sys.exit(','.join({'torch', 'transformers', 'datasets', 'pyarrow'} & set(sys.modules)) or 0)"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

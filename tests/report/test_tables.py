@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import Estimate
-from rewardlab.report.tables import format_count, format_estimate, interval_note, markdown_table, text_table
+from rewardlab.report.tables import format_count, format_estimate, interval_note, text_table
 
 not_numbers = st.text(st.characters(exclude_categories=("Cs", "Nd"), exclude_characters="-—"), max_size=30)
 
@@ -64,18 +64,8 @@ def test_numbers_are_aligned_to_the_right_and_text_to_the_left() -> None:
     ]
 
 
-def test_markdown_aligns_numbers_and_escapes_structure() -> None:
-    assert markdown_table(["name", "n"], [["a|b\nc", "1"], ["<i>\\", "22"]]).splitlines() == [
-        "| name | n |",
-        "| --- | ---: |",
-        "| a\\|b\\\\nc | 1 |",
-        "| &lt;i>\\\\ | 22 |",
-    ]
-
-
 def test_a_table_without_rows_is_its_header() -> None:
     assert text_table(["a", "bb"], []) == "a  bb\n-  --"
-    assert markdown_table(["a", "bb"], []) == "| a | bb |\n| --- | --- |"
 
 
 @given(rows=st.lists(st.tuples(not_numbers, not_numbers), max_size=6), max_width=st.integers(20, 60))
@@ -120,9 +110,8 @@ def test_wide_letters_take_two_columns() -> None:
 
 
 def test_a_row_of_another_length_is_refused() -> None:
-    for table in (text_table, markdown_table):
-        with pytest.raises(AssertionError, match="one cell a column"):
-            table(["a", "b"], [["only one"]])
+    with pytest.raises(AssertionError, match="one cell a column"):
+        text_table(["a", "b"], [["only one"]])
 
 
 def test_the_foot_names_each_method_once() -> None:

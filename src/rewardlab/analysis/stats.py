@@ -28,11 +28,6 @@ Numbers = Sequence[float] | npt.NDArray[np.number]
 MIN_CLUSTERS = 10
 """Below this many prompts no interval is given: no method covers the truth often
 enough there for shares near 1 and for skewed means."""
-NUM_RESAMPLES = 2000
-"""Bootstrap resamples behind a percentile interval."""
-
-# Resamples are drawn in chunks of so many values, which limits their memory to some tens of megabytes.
-_CHUNK_VALUES = 1 << 22
 
 
 def wilson(successes: float, n: int, *, level: float = 0.95) -> Estimate:
@@ -135,25 +130,6 @@ def cluster_totals(values_NS: FloatArray, clusters: Sequence[str]) -> FloatArray
     assert len(clusters) == len(values_NS), f"{len(clusters)} keys for {len(values_NS)} values"
     keys, index_N = np.unique(np.asarray(clusters, dtype=np.str_), return_inverse=True)
     return np.stack([np.bincount(index_N, column, minlength=len(keys)) for column in values_NS.T], axis=1)
-
-
-def bootstrap_totals(totals_CS: FloatArray, *, num_resamples: int = NUM_RESAMPLES, seed: int = 0) -> FloatArray:
-    """Return column sums [R, S] of bootstrap resamples, each of which draws C of the C rows with replacement.
-
-    This suffices to resample any statistic that is a function of sums over clusters.
-    """
-    num_clusters = len(totals_CS)
-    generator = np.random.default_rng(seed)
-    chunk = max(1, _CHUNK_VALUES // num_clusters)
-    parts = []
-    for start in range(0, num_resamples, chunk):
-        rows = min(chunk, num_resamples - start)
-        drawn = generator.integers(num_clusters, size=(rows, num_clusters))
-        # Shifted so that one `bincount` counts how often each resample drew each row.
-        drawn += np.arange(rows)[:, None] * num_clusters
-        times_drawn = np.bincount(drawn.ravel(), minlength=rows * num_clusters).reshape(rows, num_clusters)
-        parts.append(times_drawn @ totals_CS)
-    return np.concatenate(parts)
 
 
 def central_range(draws: FloatArray, *, level: float = 0.95) -> tuple[float, float]:

@@ -319,13 +319,6 @@ def _require_same_weights(saved: RewardModel, written: Mapping[str, str], ranks:
     ranks.by_first(compare)
 
 
-def _array(token_ids: list[int]) -> Any:
-    """Return token ids as an int32 array."""
-    import numpy as np
-
-    return np.asarray(token_ids, dtype=np.int32)
-
-
 def _write_merged(folder: Path, model: RewardModel, dtype: torch.dtype, ranks: Writers) -> dict[str, str]:
     """Write the merged weights in `dtype`; return the digests of what should be read back, by names of the model.
 

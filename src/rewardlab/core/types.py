@@ -216,11 +216,6 @@ class ScoreRow:
     comparisons: tuple[Comparison, ...]
     """The judgements in which this reply is `first`."""
 
-    @property
-    def reply_tokens(self) -> int:
-        """Tokens of the reply, including those that close its turn."""
-        return self.num_tokens - self.prompt_tokens
-
     def as_dict(self) -> dict[str, object]:
         """Return a JSON row. A score of NaN or infinity becomes a text, so that the file stays valid JSON."""
         row: dict[str, object] = {name: getattr(self, name) for name in _ROW_FIELDS}

@@ -126,22 +126,6 @@ def reply_key(reply: Conversation) -> tuple[int, bool]:
     return int(prompt_key(reply), 16), size >= JOINING_BYTES
 
 
-def split_by_root(
-    preferences: Sequence[Preference], *, fraction: float, seed: int
-) -> tuple[tuple[Preference, ...], tuple[Preference, ...]]:
-    """Return (training rows, held-out rows) by `hold_out`, both in the given order. A fraction of 0 holds out nothing.
-
-    Raises DataError if no prompts are left to train on.
-    """
-    if fraction == 0:
-        return tuple(preferences), ()
-    mask_P = hold_out(Texts.of(preferences), fraction=fraction, seed=seed).mask_P
-    sides: tuple[list[Preference], list[Preference]] = ([], [])
-    for preference, out in zip(preferences, mask_P, strict=True):
-        sides[int(out)].append(preference)
-    return tuple(sides[0]), tuple(sides[1])
-
-
 def hold_out(texts: Texts, *, fraction: float, seed: int, rules: Sequence[str] = RULES) -> HeldOut:
     """Hold out a seeded `fraction` of the prompts, whole roots at a time, at least one root.
 

@@ -16,10 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import parse_line, sha256_file
+from rewardlab.core.errors import DataError
+from rewardlab.core.files import parse_line
 from rewardlab.core.types import Preference
-from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats import LONG_FORM, ParsedRow, Rules, Schema, read_rows, recognise, seeded_generator
 from rewardlab.data.pairs import group_pairs
 from rewardlab.data.readers import Source, find_sources, has_lines, read_row_lines, read_source
@@ -97,45 +96,6 @@ class SourceReport:
                 f"and at most {max_drop_fraction:g} is allowed:\n{causes}\n"
                 f"Fix the data, or allow it with --max-drop-fraction {math.ceil(share * 100) / 100:g}."
             )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedPreferences:
-    """Preferences of one or several datasets, in the order in which the datasets were named."""
-
-    preferences: tuple[Preference, ...]
-    reports: tuple[SourceReport, ...]
-    """One report for each dataset."""
-
-
-def load_preferences(
-    names: Sequence[str],
-    *,
-    split: str,
-    reading: ReadingConfig,
-    seed: int,
-    limit: int | None,
-    kwise_loss: str = "pairs",
-    bare: bool = False,
-) -> LoadedPreferences:
-    """Read the datasets, each in the order of its file.
-
-    With a `limit`, that many rows of each are used, after a shuffle seeded by (seed, name). A smaller limit gives a
-    prefix of what a larger one gives.
-
-    Raises DataError if a dataset cannot be found, read or recognised, or too many of its rows cannot be used;
-    ConfigError if no dataset is named.
-    """
-    if not names:
-        raise ConfigError("no dataset is named. Name files, folders or hub datasets with --dataset.")
-    loaded = []
-    for source in find_sources(names, split):
-        rules = Rules(source=source.name, reading=reading, seed=seed, kwise_loss=kwise_loss, bare=bare)
-        loaded.append(_load_source(source, rules, limit))
-    return LoadedPreferences(
-        preferences=tuple(chain.from_iterable(preferences for preferences, _ in loaded)),
-        reports=tuple(report for _, report in loaded),
-    )
 
 
 def first_rows(names: Sequence[str], split: str) -> list[tuple[str, Row]]:
@@ -290,14 +250,3 @@ def chosen_by_limit(rules: Rules, kept: int, limit: int | None) -> Numbers:
     if limit is None:
         return np.arange(kept)
     return seeded_generator(rules.seed, rules.source).permutation(kept)[:limit]
-
-
-def _load_source(source: Source, rules: Rules, limit: int | None) -> tuple[tuple[Preference, ...], SourceReport]:
-    """Return the preferences of one dataset and the report on its rows. Raises DataError as `load_preferences` does."""
-    schema, units = open_units(source)
-    parsed, tally = parse_units(units, source=source, schema=schema, rules=rules)
-    kept = [preference for preference in parsed if preference is not None]
-    preferences = tuple(kept[index] for index in chosen_by_limit(rules, len(kept), limit))
-    report = tally.report(source, used=len(preferences), sha256=sha256_file(source.path) if source.path else None)
-    report.require_usable(source.label, rules.reading.max_drop_fraction)
-    return preferences, report

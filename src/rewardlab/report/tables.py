@@ -106,25 +106,11 @@ def _num_fitting(widths: list[int], max_width: int) -> int:
     return len(widths)
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a GitHub-flavoured table. Characters in cells that Markdown or HTML would interpret are escaped."""
-    cells = _clean([header, *rows])
-    rule = ["---:" if is_number else "---" for is_number in _numeric_columns(cells)]
-    escaped = [[_escape_markdown(cell) for cell in row] for row in cells]
-    return "\n".join(f"| {' | '.join(row)} |" for row in [escaped[0], rule, *escaped[1:]])
-
-
 def _clean(rows: Sequence[Sequence[str]]) -> list[list[str]]:
     """Return the cells, each on one line and with control characters escaped: names come from data files."""
     assert rows[0], "a table has at least one column"
     assert all(len(row) == len(rows[0]) for row in rows), "every row has one cell a column"
     return [[" ".join(visible(cell).split()) for cell in row] for row in rows]
-
-
-def _escape_markdown(cell: str) -> str:
-    for letter, escaped in (("\\", "\\\\"), ("&", "&amp;"), ("<", "&lt;"), ("|", "\\|")):
-        cell = cell.replace(letter, escaped)
-    return cell
 
 
 def _numeric_columns(cells: list[list[str]]) -> list[bool]:
