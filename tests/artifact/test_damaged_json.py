@@ -178,7 +178,7 @@ TEXTS: dict[str, tuple[Callable[[str], str], str]] = {
     "infinity": (lambda text: text.replace("{", '{"new": 1e999,', 1), "holds 1e999, which is too large"),
     "a name twice": (lambda text: text.replace("{", '{"new": 1, "new": 2,', 1), "'new': appears twice"),
     "half a character": (lambda text: text.replace("{", '{"new": "\\ud800",', 1), "holds a lone surrogate"),
-    "deep": (lambda text: text.replace("{", f'{{"new": {"[" * 70}{"]" * 70},', 1), f"more than {MAX_DEPTH} deep"),
+    "deep": (lambda text: text.replace("{", f'{{"new": {"[" * 70}{"]" * 70},', 1), f"more than {MAX_DEPTH} levels"),
     "deeper": (lambda text: text.replace("{", f'{{"new": {"[" * 99999}', 1), "not valid JSON"),
     "digits": (lambda text: text.replace("{", f'{{"new": {"9" * 9999},', 1), "not valid JSON"),
     "huge": (lambda text: text + " " * MAX_BYTES, f"at most {MAX_BYTES} are read"),

@@ -67,7 +67,7 @@ def read_object(path: Path, refusal: Refusal) -> dict[str, Any]:
     """
     size = path.stat().st_size
     if size > MAX_BYTES:
-        raise refusal.of(f"{path}: it has {size} bytes; at most {MAX_BYTES} are allowed.")
+        raise refusal.of(f"{path}: it has {size} bytes; at most {MAX_BYTES} are read.")
     try:
         value = json.loads(
             path.read_text(encoding=UTF8), object_pairs_hook=_once, parse_constant=_no_number, parse_float=_finite

@@ -177,8 +177,10 @@ class Renderer:
         return self._finish(prompt, reply, token_ids, truncated_tokens=0)
 
     def render_cut(self, prompt: Conversation, reply: Conversation, *, full_length: int) -> Rendered:
-        """`render` for a conversation that is known to take `full_length` tokens, more than the limit. Raises as it
-        does."""
+        """Return what `render` does, for a conversation known to take `full_length` tokens, above the limit.
+
+        Raises as it does.
+        """
         conversation, token_ids = self._cut((prompt + reply)[:-1], reply[-1:])
         num_reply = min(len(reply), sum(message.role != "system" for message in conversation))
         prompt, reply = conversation[:-num_reply], conversation[-num_reply:]

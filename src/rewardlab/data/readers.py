@@ -447,7 +447,7 @@ def _read_hub(name: str, split: str) -> Iterator[tuple[int, Row]]:
 
 def _load_hub(name: str, split: str) -> Any:
     """Return a dataset of the hub. Raises DataError if it is not to be had, or without the package datasets."""
-    datasets = _import("datasets", f"dataset {name!r} is no local file or folder, and reading it from the hub")
+    datasets = _import("datasets", f"dataset {name!r} is not a local file or folder, and reading it from the hub")
     hub_name, _, configuration = name.partition(":")
     try:
         return datasets.load_dataset(hub_name, configuration or None, split=split)
