@@ -178,6 +178,7 @@ def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
     config = _parse(RewardTrainerConfig, with_settings_of_run(arguments), "train", conventions)
     targets, saved = map(_apart, (config.model.lora_target_modules, config.model.lora_modules_to_save))
     config = config.replace(lora_target_modules=targets, lora_modules_to_save=saved)
+    config.require_evaluation()
     conventions.tell(config)
     return config
 

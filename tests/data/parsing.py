@@ -10,7 +10,8 @@ import pytest
 from rewardlab.core.config import from_mapping
 from rewardlab.core.types import Message, Preference
 from rewardlab.data.config import DataConfig
-from rewardlab.data.formats import ParsedRow, Rules, read_rows, recognise
+from rewardlab.data.formats import read_rows, recognise
+from rewardlab.data.judgements import ParsedRow, Rules
 from rewardlab.data.rows import UnusableRowError
 
 Row = Mapping[str, object]

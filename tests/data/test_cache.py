@@ -18,7 +18,7 @@ from rewardlab.data import cache as module
 from rewardlab.data.cache import Cache, hash_of_tokenizer, key_of
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.config import DataConfig
-from rewardlab.data.formats import Rules
+from rewardlab.data.judgements import Rules
 from rewardlab.data.readers import find_sources, fingerprint
 from rewardlab.data.store import StoreWriter
 

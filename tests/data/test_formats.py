@@ -13,7 +13,8 @@ from parsing import KWISE, PAIR, PROMPT, assistant, cause, preference, read, rep
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.formats import SCHEMAS, Rules, read_rows, recognise
+from rewardlab.data.formats import SCHEMAS, read_rows, recognise
+from rewardlab.data.judgements import Rules
 from rewardlab.data.rows import CAUSES, SHOWN_CHARACTERS, UnusableRowError
 
 SHP = {"history": "Why?", "human_ref_A": "a", "human_ref_B": "b", "labels": 1, "score_ratio": 3.0}
@@ -286,7 +287,7 @@ JUDGED = {
     "prompt": "Why?",
     "replies": ["a", "b", [{"role": "assistant", "content": "c"}]],
     "comparisons": [{"first": 0, "second": 1}, {"first": 2, "second": 1, "label": 0.25, "weight": 3, "margin": 0.5}],
-    "ranking": [0, 2, 1],
+    "ranking": [0, 1, 2],
 }
 
 
@@ -296,7 +297,7 @@ def test_judged_replies_are_read_as_they_are():
     first, second = read_row.comparisons
     assert (first.first, first.second, first.label, first.weight, first.margin) == (0, 1, 1.0, 1.0, 0.0)
     assert (second.first, second.second, second.label, second.weight, second.margin) == (2, 1, 0.25, 3.0, 0.5)
-    assert read_row.ranking == (0, 2, 1)
+    assert read_row.ranking == (0, 1, 2)
 
 
 def test_a_preference_written_as_json_is_read_as_the_same():
@@ -304,21 +305,12 @@ def test_a_preference_written_as_json_is_read_as_the_same():
     assert preference(row) == preference(JUDGED)
 
 
-def test_of_judged_replies_that_are_drawn_the_comparisons_among_them_stay():
-    drawn = [preference(JUDGED, max_replies=2, seed=seed) for seed in range(12) if kept_two(seed)]
-    assert drawn
-    for row in drawn:
+def test_of_judged_replies_two_that_were_compared_are_always_drawn():
+    for seed in range(12):
+        row = preference(JUDGED, max_replies=2, seed=seed)
         assert len(row.replies) == 2
         assert {row.comparisons[0].first, row.comparisons[0].second} == {0, 1}
         assert sorted(row.ranking) == [0, 1]
-
-
-def kept_two(seed: int) -> bool:
-    """Whether two replies that were compared are drawn."""
-    try:
-        return len(preference(JUDGED, max_replies=2, seed=seed).comparisons) > 0
-    except UnusableRowError:
-        return False
 
 
 @pytest.mark.parametrize(
@@ -335,8 +327,30 @@ def kept_two(seed: int) -> bool:
         ({"comparisons": [{"first": 0, "second": 1, "label": 2}]}, "bad_label"),
         ({"comparisons": [{"first": 0, "second": 1, "weight": -1}]}, "bad_strength"),
         ({"comparisons": [{"first": 0, "second": 1, "margin": "x"}]}, "bad_margin"),
+        ({"comparisons": [{"first": 0, "second": 1, "weight": 0}]}, "zero_weight"),
         ({"ranking": [0, 1]}, "bad_scores"),
+        ({"ranking": [1, 0, 2]}, "bad_scores"),
     ],
 )
 def test_what_judged_replies_are_dropped_for(changed, wanted):
     assert cause({**JUDGED, **changed}) == wanted
+
+
+def test_plackett_luce_ranks_judged_replies_that_are_ranked_strictly():
+    assert preference({**JUDGED, "ranking": [0, 1, 2]}, kwise_loss="plackett-luce").ranking == (0, 1, 2)
+    ranked = {"kwise_loss": "plackett-luce"}
+    assert cause({**JUDGED, "ranking": None}, **ranked) == "missing_field"
+    tied = [{"first": 0, "second": 1, "label": 0.5}]
+    assert cause({**JUDGED, "comparisons": tied}, **ranked) == "tied_ranking"
+    assert cause({**JUDGED, "replies": ["a", "b", "b"], "ranking": [0, 1, 2]}, **ranked) == "identical_replies"
+    two = {"prompt": "Why?", "replies": ["a", "b"], "comparisons": [{"first": 1, "second": 0}]}
+    assert preference(two, **ranked).ranking == (1, 0)
+
+
+def test_a_margin_of_the_row_is_that_of_its_comparisons_unless_they_have_their_own():
+    row = {**JUDGED, "gap": 2.0, "comparisons": [{"first": 0, "second": 1}, {"first": 0, "second": 2, "gap": 1.0}]}
+    assert [one.margin for one in preference(row, margin_column="gap").comparisons] == [2.0, 1.0]
+
+
+def test_rows_with_chosen_and_rejected_are_pairs_whatever_else_they_hold():
+    assert len(preference({**PAIR, "replies": 3, "comparisons": 7}).replies) == 2

@@ -151,6 +151,19 @@ def test_sides_share_nothing_that_joins_and_hold_what_was_asked_for(
         assert sizes[-1] > wanted, "nothing but a root larger than that ought to stand in the way"
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_small_conversations_that_come_first_do_not_keep_a_large_one_out(seed: int) -> None:
+    """Conversations of 5, 4 and 2 prompts, 5 of 11 wanted: 2 and then neither of the others would be too few."""
+    rows = [
+        row(10 * first + turn, f"Question {first}?", "Yes?", f"And {turn}")
+        for first, size in enumerate((5, 4, 2))
+        for turn in range(size)
+    ]
+    found = hold_out(Texts.of(rows), fraction=0.45, seed=seed)
+    assert found.rule == "reply"
+    assert found.prompts in (4, 5)
+
+
 @given(drawn=DRAWN)
 @settings(max_examples=150, deadline=None)
 def test_folds_go_by_the_same_roots_unless_one_has_more_than_half(drawn: list[tuple]) -> None:

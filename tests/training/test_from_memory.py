@@ -10,8 +10,9 @@ from conftest import write_pairs
 from resuming import config_for, stop_after
 from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
 from rewardlab.core.types import Comparison, Message, Preference
+from rewardlab.data.held import fingerprint_of_rows, plain_rows
 from rewardlab.data.named import all_named, given_rows, require_sources
-from rewardlab.data.readers import source_of_rows
+from rewardlab.data.readers import fingerprint, source_of_rows
 from rewardlab.training.run import train
 from runs import history_of
 
@@ -132,14 +133,49 @@ def test_data_that_are_given_twice_or_not_at_all_are_refused(rows):
         ({"dataset": "a.jsonl"}, "dataset=.* preferences are given as well"),
         ({"test_dataset": "a.jsonl"}, "test_dataset=.* test_preferences are given as well"),
         ({"eval_split": "test"}, "training data in memory have no splits. Give eval_preferences"),
+        ({"test_split": "test"}, "rows in memory have no splits"),
     ):
         with pytest.raises(ConfigError, match=words):
             all_named(config.replace(**settings).data, given)
 
 
-def test_rows_that_json_cannot_hold_are_read_and_not_kept(base_model, rows, tmp_path):
-    odd = [{**row, "when": object()} for row in rows]
-    config = config_for(base_model, "unused", tmp_path / "run", steps=1, cache_dir=str(tmp_path / "cache"))
-    train(config.replace(dataset=()), preferences=odd)
-    assert told(tmp_path / "run")["kept"] == 24
-    assert source_of_rows(odd, "x").rows is odd
+def test_values_of_numpy_and_pandas_are_read_and_what_json_cannot_hold_is_passed_over():
+    numpy = pytest.importorskip("numpy")
+    held = [
+        {0: "x", "prompt": numpy.str_("a"), "label": numpy.float32(0.5), "margin": float("nan"), "when": object()},
+        {"prompt": "a", "responses": numpy.array(["b", "c"]), "scores": numpy.array([1, 2])},
+    ]
+    (_, first), (_, second) = plain_rows(held, "rows")
+    assert first == {"0": "x", "prompt": "a", "label": 0.5, "margin": None, "when": None}
+    assert second == {"prompt": "a", "responses": ["b", "c"], "scores": [1, 2]}
+    assert fingerprint_of_rows(held, "rows") == fingerprint_of_rows([first, second], "rows")
+
+
+def test_rows_in_memory_stay_on_no_disk_unless_a_folder_is_named(base_model, rows, tmp_path, monkeypatch):
+    monkeypatch.setenv("REWARDLAB_CACHE", str(tmp_path / "home"))
+    config = config_for(base_model, "unused", tmp_path / "run", steps=1).replace(dataset=())
+    train(config.replace(cache_dir="auto"), preferences=rows)
+    assert not (tmp_path / "home" / "tokens").exists()
+    named = config.replace(cache_dir=str(tmp_path / "named"), output_dir=tmp_path / "again")
+    train(named, preferences=rows)
+    assert list((tmp_path / "named").iterdir())
+
+
+def test_rows_that_are_others_each_time_are_kept_as_they_first_were():
+    class Shuffled:
+        def __init__(self):
+            self.times = 0
+
+        def __iter__(self):
+            self.times += 1
+            return iter([{"prompt": str(self.times), "chosen": "a", "rejected": "b"}])
+
+    source = source_of_rows(Shuffled(), "rows")
+    assert fingerprint(source) == fingerprint(source)
+
+
+def test_patience_needs_evaluation_data_from_anywhere(base_model, rows, tmp_path):
+    config = config_for(base_model, "unused", tmp_path / "run", steps=2, eval_fraction=0, early_stopping_patience=3)
+    with pytest.raises(ConfigError, match="without evaluation data nothing stops the run"):
+        train(config.replace(dataset=()), preferences=rows)
+    train(config.replace(dataset=()), preferences=rows, eval_preferences=rows[:12])

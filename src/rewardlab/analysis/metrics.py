@@ -61,6 +61,11 @@ EARLIER_COLUMNS: Mapping[str, str] = MappingProxyType(
 Cell = TypeVar("Cell")
 
 
+def column_of(metric: str) -> str:
+    """Return the column of metrics.csv that a metric's name stands for, also by a name in use elsewhere or earlier."""
+    return EARLIER_COLUMNS.get(metric, ALIASES.get(metric, metric))
+
+
 def current_columns(row: Mapping[str, Cell]) -> dict[str, Cell]:
     """Name the values of a row of metrics.csv, perhaps of an earlier version, by the columns of today."""
     return {EARLIER_COLUMNS.get(name, name): value for name, value in row.items()}

@@ -169,12 +169,20 @@ def assemble(
     apply_compute(model, replace(compute, **chosen))
     if division is not None:
         divide_and_fill(model, places, division)
-    tokenizer = load_tokenizer(str(path), trust_remote_code=trust)
-    _require_template(path, tokenizer, spec)
+    renderer = open_renderer(path, spec, trust=trust)
     decided = ComputeConfig(**chosen, compile=compute.compile)
-    renderer = Renderer(tokenizer, spec.renderer)
     renderer.pad_token_id = pad
     return Scorer(model, renderer, beta=spec.beta, compute=decided)
+
+
+def open_renderer(path: Path, spec: RewardSpec, *, trust: bool = False) -> Renderer:
+    """Return the renderer of a folder alone, without its weights: enough to tokenise for the model.
+
+    Raises ArtifactError if the tokenizer's template is not that of the spec.
+    """
+    tokenizer = load_tokenizer(str(path), trust_remote_code=trust)
+    _require_template(path, tokenizer, spec)
+    return Renderer(tokenizer, spec.renderer)
 
 
 def _require_all_and_no_more(path: Path, disk_class: Any, missing: Collection[str], extra: Collection[str]) -> None:

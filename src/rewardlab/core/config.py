@@ -203,7 +203,7 @@ def composed(config_type: type[Config]) -> type[Config]:
     @wraps(build)
     def build_sections(self: Any, **given: Any) -> None:
         for name, value in given.items():
-            if name not in sections or not isinstance(value, sections[name]):
+            if name not in sections or type(value) is not sections[name]:
                 kind = type(self).__name__
                 raise ConfigError(
                     f"{kind}({name}={brief(value)}): the arguments of {kind} are sections. Pass single settings to "

@@ -63,7 +63,10 @@ def all_named(config: DataConfig, given: Given = NOTHING) -> list[Named]:
     is asked of a single file or of data in memory.
     """
     if not config.dataset and "train" not in given:
-        raise ConfigError("--dataset is missing: name a file, a folder or a hub dataset.")
+        raise ConfigError(
+            "--dataset is missing: name a file, a folder or a hub dataset. Rows in memory, also those of a run that is "
+            "resumed, are given in Python: rewardlab.train(config, preferences=...)."
+        )
     if config.dataset and "train" in given:
         raise _twice("train", config.dataset)
     named = [
@@ -81,6 +84,10 @@ def all_named(config: DataConfig, given: Given = NOTHING) -> list[Named]:
     for purpose, names, split in others:
         if names and purpose in given:
             raise _twice(purpose, names)
+        if split and purpose in given:
+            raise ConfigError(
+                f"{purpose}_split={split!r}: rows in memory have no splits. Leave it out, or {KEYWORDS[purpose]}."
+            )
         if purpose in given:
             named.append(Named(purpose=purpose, names=(), split="", limit=config.eval_limit, given=given[purpose]))
         elif names or split:

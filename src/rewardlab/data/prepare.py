@@ -18,8 +18,8 @@ from rewardlab.core.files import cache_folder
 from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import DataConfig, ReadingConfig, TrainingDataConfig
-from rewardlab.data.formats import Rules
 from rewardlab.data.groups import Groups, Part
+from rewardlab.data.judgements import Rules
 from rewardlab.data.loader import TokenReport, report_of, require_enough, tell_typed
 from rewardlab.data.named import NOTHING, Given, Named, all_named
 from rewardlab.data.pipeline import write_store
@@ -168,14 +168,16 @@ def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer
     started = time.perf_counter()
     # Without a fingerprint the key would not change with the content, so nothing is cached.
     content = fingerprint(source)
-    cache = Cache(_cache_folder(rules.reading.cache_dir) if content else None)
+    # Rows in memory may be private, so nothing of them stays on the disk unless a folder is named for it.
+    keeps = content is not None and (source.rows is None or rules.reading.cache_dir != "auto")
+    cache = Cache(_cache_folder(rules.reading.cache_dir) if keeps else None)
 
     def key(of_limit: int | None) -> str:
         return key_of(source, content or "", rules=rules, limit=of_limit, renderer=renderer, overlong=overlong)
 
     def write(folder: Path) -> None:
         write_store(folder, source, rules=rules, limit=limit, renderer=renderer, overlong=overlong, crew=crew)
-        if source.path is not None and content != fingerprint(source):
+        if (source.path is not None or source.rows is not None) and content != fingerprint(source):
             raise DataError(f"{source.label} changed while it was read. Start again when it is complete.")
 
     # A store of the whole dataset serves a run with a limit too: the chosen rows are taken from it.

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import csv
 import difflib
-import hashlib
 import importlib
 import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import IO, Any
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import parse_line, read_json, read_lines, sha256_file, to_json
+from rewardlab.core.files import parse_line, read_json, read_lines, sha256_file
 from rewardlab.core.types import Preference
+from rewardlab.data.held import fingerprint_of_rows, plain_rows
 from rewardlab.data.rows import CAUSES, MAX_CHARACTERS, Row, UnreadRow
 
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")
@@ -108,7 +108,7 @@ def fingerprint(source: Source) -> str | None:
     if source.path is not None:
         return sha256_file(source.path)
     if source.rows is not None:
-        return _fingerprint_of_rows(source)
+        return fingerprint_of_rows(source.rows, source.label)
     hub_fingerprint = getattr(_load_hub(source.name, source.split), "_fingerprint", None)
     return f"hub {hub_fingerprint}" if hub_fingerprint else None
 
@@ -125,7 +125,8 @@ def source_of_rows(rows: object, name: str) -> Source:
             f"{name}: got a {kind}, wanted rows: mappings such as {{'prompt': …, 'chosen': …, 'rejected': …}}, "
             f"Preferences, or a datasets.Dataset. Files and hub names go to --dataset."
         )
-    held = list(rows) if isinstance(rows, Iterator) else rows
+    # What is no sequence may give other rows, or none, when it is walked again.
+    held = rows if hasattr(rows, "__getitem__") and hasattr(rows, "__len__") else list(rows)
     return Source(name=name, split=IN_MEMORY, label=name, path=None, rows=held)
 
 
@@ -140,7 +141,7 @@ def read_source(source: Source) -> Iterator[tuple[int, Row]]:
     Raises DataError, naming file and line of what cannot be read, or the package to install.
     """
     if source.rows is not None:
-        return _read_rows(source)
+        return plain_rows(source.rows, source.label)
     if source.path is None:
         return _read_hub(source.name, source.split)
     return READERS.get(source.path.suffix, _read_jsonl)(source.path)
@@ -411,34 +412,6 @@ def _read_parquet(path: Path) -> Iterator[tuple[int, Row]]:
     except (OSError, ValueError, OverflowError) as error:
         # The errors of pyarrow itself are ValueErrors.
         raise DataError(f"{path}: cannot be read as Parquet after row {number} ({error}). Replace the file.") from error
-
-
-def _read_rows(source: Source) -> Iterator[tuple[int, Row]]:
-    """Read rows in memory, a Preference as the mapping of the schema of judged replies.
-
-    Raises DataError for a row that is neither a mapping nor a Preference.
-    """
-    for number, row in enumerate(source.rows or (), start=1):
-        if isinstance(row, Preference):
-            yield number, asdict(row)
-        elif isinstance(row, Mapping):
-            yield number, row
-        else:
-            hint = " Of a table of pandas, give .to_dict('records')." if isinstance(row, str) else ""
-            raise DataError(
-                f"{source.label}:{number}: is a {type(row).__name__}, wanted a mapping or a Preference.{hint}"
-            )
-
-
-def _fingerprint_of_rows(source: Source) -> str | None:
-    """Return the SHA-256 of rows in memory as JSON; None if they hold something that is not JSON."""
-    digest = hashlib.sha256()
-    try:
-        for _, row in _read_rows(source):
-            digest.update(to_json(dict(row), indent=None).encode() + b"\n")
-    except (TypeError, ValueError, RecursionError):
-        return None
-    return digest.hexdigest()
 
 
 def _read_hub(name: str, split: str) -> Iterator[tuple[int, Row]]:

@@ -254,6 +254,21 @@ def _take(sizes_N: Numbers, order_N: Numbers, wanted: int) -> Numbers:
     A root is named by the index of its first prompt. In `sizes_N` all other prompts have size 0.
     """
     order_N = order_N[sizes_N[order_N] > 0]
+    taken = _fill(sizes_N, order_N, wanted)
+    if sizes_N[taken].sum() < ENOUGH * wanted:
+        # Small roots came first and left too little room for the others. The largest first leave the least room, which
+        # is at least half full unless a root that is larger than wanted stands in the way.
+        taken = _fill(sizes_N, order_N[np.argsort(-sizes_N[order_N], kind="stable")], wanted)
+    if not taken:
+        # The smallest root is larger than wanted. It is held out anyway, unless that is more than half of the data.
+        smallest = order_N[np.argmin(sizes_N[order_N])]
+        if 2 * sizes_N[smallest] <= sizes_N.sum():
+            taken.append(int(smallest))
+    return np.array(taken, dtype=np.int64)
+
+
+def _fill(sizes_N: Numbers, order_N: Numbers, wanted: int) -> list[int]:
+    """Return the roots, in this order, that fit into what is left of the wanted number of prompts."""
     taken, left = [], wanted
     for root in order_N.tolist():
         if (size := int(sizes_N[root])) <= left:
@@ -261,12 +276,7 @@ def _take(sizes_N: Numbers, order_N: Numbers, wanted: int) -> Numbers:
             left -= size
             if not left:
                 break
-    if not taken:
-        # The smallest root is larger than wanted. It is held out anyway, unless that is more than half of the data.
-        smallest = order_N[np.argmin(sizes_N[order_N])]
-        if 2 * sizes_N[smallest] <= sizes_N.sum():
-            taken.append(int(smallest))
-    return np.array(taken, dtype=np.int64)
+    return taken
 
 
 def _keys(keys: Iterable[int]) -> Keys:

@@ -13,7 +13,7 @@ import numpy as np
 
 from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
 from rewardlab.analysis.precision import PrecisionCard
-from rewardlab.artifact.load import load
+from rewardlab.artifact.load import load, open_renderer
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import (
@@ -161,13 +161,16 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
 
 def _evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
     run, data = config.run, config.data
-    scorer = load(run.model, precision=run.precision, attention=run.attention, compute=config.compute, log=logger.info)
+    spec = read_spec(Path(run.model))
+    # The data come first: what is wrong with them is told before weights are loaded and canaries scored.
+    renderer = open_renderer(Path(run.model), spec)
     named = Named(purpose="evaluation", names=data.dataset, split=data.hf_split, limit=data.limit)
-    read = read_named([named], data.reading, scorer.renderer, seed=run.seed, bare=scorer.renderer.spec.joins_texts)
+    read = read_named([named], data.reading, renderer, seed=run.seed, bare=spec.renderer.joins_texts)
     sources = read.sources["evaluation"]
     groups, report = token_groups(
-        read.parts["evaluation"], scorer.renderer, data.reading.max_drop_fraction, "evaluation", own_limit=True
+        read.parts["evaluation"], renderer, data.reading.max_drop_fraction, "evaluation", own_limit=True
     )
+    scorer = load(run.model, precision=run.precision, attention=run.attention, compute=config.compute, log=logger.info)
     result = evaluate_groups(
         scorer.model, groups, beta=scorer.beta, budget=config.run.micro_token_budget, progress="scoring"
     )

@@ -165,7 +165,8 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
 
 def _require_same_rows(ranks: Ranks, given: Given) -> None:
     """Raise DataError on every rank unless all ranks were given the same rows."""
-    if given and ranks.size > 1:
+    # A collective call: also ranks that were given nothing take part, or the others would wait for them.
+    if ranks.size > 1:
         told = ranks.gather({purpose: fingerprint(source) for purpose, source in given.items()})
         if any(one != told[0] for one in told):
             raise DataError("the ranks were given different rows. Give every process all rows, in the same order.")
@@ -175,6 +176,8 @@ def _claim(config: RewardTrainerConfig, held: ExitStack, given: Given) -> Interr
     """Check all that needs neither data nor model, lock the run folder, and return the run in it to resume, if any."""
     # These need neither data nor model, so a wrong flag is reported before minutes go into reading.
     selection_of(config)
+    if "eval" not in given:
+        config.require_evaluation()
     require_optimizer(config.optimizer.optimizer)
     require_quantization(config.model.quantization)
     require_monitoring(config)

@@ -136,7 +136,7 @@ def test_a_viewer_that_is_not_installed_is_refused_before_anything_is_read(tmp_p
 def test_names_are_grouped_and_what_is_no_number_is_left_out():
     columns = ("train_eval_accuracy_low", "train_loss", "eval_accuracy", "gap_loss", "lr", "mfu")
     assert [tag(name) for name in columns] == [
-        *("train_eval/acc_low", "train/loss", "eval/acc", "gap/loss", "run/lr", "run/mfu"),
+        *("train_eval/accuracy_low", "train/loss", "eval/accuracy", "gap/loss", "run/lr", "run/mfu"),
     ]
     assert scalars({"lr": 1, "mfu": float("nan"), "eval_accuracy": None}) == {"run/lr": 1.0}
 

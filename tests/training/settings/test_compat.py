@@ -14,6 +14,7 @@ import yaml
 from conftest import CHATML, make_tokenizer, write_base_model, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.cli import main, parse_train
+from rewardlab.core.config import from_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.training.run import train
 from rewardlab.training.settings import trl_keys
@@ -76,7 +77,7 @@ def test_the_rows_decide_template_and_margin_as_in_trl(rows, changes, decided):
 
 
 def test_texts_beside_messages_are_refused():
-    config = RewardTrainerConfig.of(model="m", dataset=("d",), compat="trl")
+    config = from_mapping(RewardTrainerConfig, {"model": "m", "dataset": "d", "compat": "trl"}, where="the test")
     with pytest.raises(ConfigError, match="a.jsonl holds texts and b.jsonl messages"):
         settle_reading(config, [("a.jsonl", TEXTS), ("b.jsonl", MESSAGES)])
 

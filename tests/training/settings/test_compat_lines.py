@@ -7,6 +7,7 @@ import logging
 import pytest
 
 from rewardlab.cli import parse_train
+from rewardlab.core.config import from_mapping
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.settings.conventions import OURS, settle_reading
 from rewardlab.training.settings.trl_file import translate
@@ -23,7 +24,7 @@ def _listen(caplog):
     ("rows", "said"), [(("margin", None), True), ((None, None), False), (("margin", "margin"), False)]
 )
 def test_margins_that_only_some_data_have_are_not_passed_over_in_silence(caplog, rows, said):
-    config = RewardTrainerConfig.of(model="m", dataset=("d",), compat="trl")
+    config = from_mapping(RewardTrainerConfig, {"model": "m", "dataset": "d", "compat": "trl"}, where="the test")
     named = [(f"d{n}.jsonl", TEXTS | ({"margin": 1.0} if kind else {})) for n, kind in enumerate(rows)]
     settled = settle_reading(config, named)
     assert settled.data.reading.margin_column == ("margin" if None not in rows else None)

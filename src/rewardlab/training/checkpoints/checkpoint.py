@@ -1,13 +1,13 @@
 """Writes and finds checkpoints: what an exact resume needs, in folders of their own beside the reward models.
 
 checkpoints/step_N/
-  tensors/          weights that train and the optimiser's state (training/shards.py)
+  tensors/          weights that train and the optimiser's state (training/checkpoints/shards.py)
   state.json        step, open sums of the log, rows of the record, what selects the best
   checkpoint.json   SHA-256 of every file, so that damage is seen before anything is read
 
 A folder is written under another name and renamed once all of it is on the disk. The tensors are in one file for each
 rank, and any number of ranks can read them. Nothing in a checkpoint is ever executed. Folders of format 1, which
-torch.distributed.checkpoint wrote, can be read too (training/distcp.py).
+torch.distributed.checkpoint wrote, can be read too (training/checkpoints/distcp.py).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from rewardlab.analysis.metrics import column_of
 from rewardlab.core.config import HASH_DIGITS, from_mapping, settings_of, to_mapping
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
 from rewardlab.core.files import SUM, read_json, read_summed_json, sha256_json
@@ -212,6 +213,8 @@ def require_same_run(config: RewardTrainerConfig, run: Interrupted, *, reschedul
     Raises ConfigError if a difference would make it another run.
     """
     now, then, step = to_mapping(config), to_mapping(run.config), run.checkpoint.step
+    for settings in (now, then):  # one metric goes by several names
+        settings["early_stopping_metric"] = column_of(str(settings["early_stopping_metric"]))
     passed_over = {*PERMISSIONS, *BY_CONTENT}
     if now["steps"] == then["steps"]:
         # With equal steps, epochs are only another way to give the same length.

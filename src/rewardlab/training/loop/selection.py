@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
-from rewardlab.analysis.metrics import ALIASES, EARLIER_COLUMNS
+from rewardlab.analysis.metrics import column_of
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError
 from rewardlab.training.monitoring.records import COLUMNS
@@ -18,16 +18,11 @@ FALLING: Final = ("loss", "nll", "ece")
 """Last words of metrics for which it is clear whether higher (RISING) or lower (FALLING) is better."""
 
 
-def column(metric: str) -> str:
-    """Return the column of metrics.csv that a metric's name stands for."""
-    return EARLIER_COLUMNS.get(metric, ALIASES.get(metric, metric))
-
-
 def direction(metric: str, mode: str) -> Literal["max", "min"]:
     """Return whether higher ("max") or lower ("min") is better. Raises ConfigError if `auto` cannot tell."""
     if mode in ("max", "min"):
         return "max" if mode == "max" else "min"
-    name = column(metric)
+    name = column_of(metric)
     word = name.rsplit("_", 1)[-1]
     if not name.startswith("gap_") and word in (*RISING, *FALLING):
         return "max" if word in RISING else "min"
@@ -93,7 +88,7 @@ def selection_of(config: RewardTrainerConfig) -> Selection:
 
     Raises ConfigError for a metric that is not a column of metrics.csv, or whose better direction is not known.
     """
-    metric = column(config.run.early_stopping_metric)
+    metric = column_of(config.run.early_stopping_metric)
     logged = [name for name in COLUMNS if name != "step"]
     if metric not in logged:
         raise ConfigError(

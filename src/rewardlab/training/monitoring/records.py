@@ -16,7 +16,7 @@ samples.txt                 rendered pairs, token by token
 evals/                      score rows of each evaluation
 report.txt                  the closing tables
 best/, step_N/              reward-model folders
-checkpoints/                what resuming needs (training/checkpoint.py)
+checkpoints/                what resuming needs (training/checkpoints/checkpoint.py)
 """
 
 from __future__ import annotations

@@ -332,21 +332,20 @@ class RewardTrainerConfig(Composed):
 
         Raises ConfigError as `Composed.of` does.
         """
-        made: Trained = super().of(**settings, **fill(settings))
+        given = {name.replace("-", "_"): value for name, value in settings.items()}
+        filled = fill(given)
+        require(
+            given.get("compat", "none") == "none",
+            "compat: TRL's defaults are filled in where flags and files are read. Use `rewardlab train --compat trl`, "
+            "or give the settings themselves.",
+        )
+        made: Trained = super().of(**given, **filled)
         return made
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings of different sections that contradict each other, and without a model."""
-        selection, reading = self.data.selection, self.data.reading
-        loss, model = self.loss, self.model
+        reading, loss, model = self.data.reading, self.loss, self.model
         require_model(model.model, model_is="a hub model, a folder, or smollm2-135m-instruct")
-        require(
-            self.run.early_stopping_patience is None
-            or selection.eval_fraction > 0
-            or bool(selection.eval_dataset or selection.eval_split),
-            f"--early-stopping-patience {self.run.early_stopping_patience}: without evaluation data nothing stops the "
-            f"run. Name some (--eval-split, --eval-dataset, --eval-fraction), or set it to None.",
-        )
         if loss.kwise_loss == "plackett-luce":
             if reading.ties == "half":
                 raise ConfigError("--ties half has no meaning for a ranking; use --ties skip or --kwise-loss pairs.")
@@ -355,6 +354,17 @@ class RewardTrainerConfig(Composed):
         require(
             not (model.train_head_only and self.optimizer.differential_lr),
             "--differential-lr: with --train-head-only the backbone does not train. Leave one of the two out.",
+        )
+
+    def require_evaluation(self) -> None:
+        """Raise ConfigError for a patience without evaluation data, unless some are given in memory."""
+        selection = self.data.selection
+        require(
+            self.run.early_stopping_patience is None
+            or selection.eval_fraction > 0
+            or bool(selection.eval_dataset or selection.eval_split),
+            f"--early-stopping-patience {self.run.early_stopping_patience}: without evaluation data nothing stops the "
+            f"run. Name some (--eval-split, --eval-dataset, --eval-fraction), or set it to None.",
         )
 
     @property

@@ -192,4 +192,6 @@ def settle_reading(
 
 
 def _has_messages(row: Mapping[str, object]) -> bool:
-    return any(isinstance(value, (list, tuple)) and value and isinstance(value[0], Mapping) for value in row.values())
+    lists = [value for value in row.values() if isinstance(value, (list, tuple)) and value]
+    # Not any mapping: those of `comparisons` are no turns.
+    return any(isinstance(value[0], Mapping) and not {"role", "from"}.isdisjoint(value[0]) for value in lists)

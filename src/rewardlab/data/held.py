@@ -1,0 +1,64 @@
+"""Rows that a program holds in memory, as a file would have them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Final
+
+from rewardlab.core.errors import DataError
+from rewardlab.core.types import Preference
+from rewardlab.data.rows import Row
+
+MAX_DEPTH: Final = 64
+"""Of values in a row: no schema nests deeper."""
+
+
+def plain_rows(rows: Iterable[object], label: str) -> Iterator[tuple[int, Row]]:
+    """Read rows in memory, a Preference as the mapping of the schema of judged replies.
+
+    Raises DataError for a row that is neither a mapping nor a Preference.
+    """
+    for number, row in enumerate(rows, start=1):
+        if isinstance(row, Preference):
+            yield number, asdict(row)
+        elif isinstance(row, Mapping):
+            yield number, {str(name): _plain(value) for name, value in row.items()}
+        else:
+            hint = " Of a table of pandas, give .to_dict('records')." if isinstance(row, str) else ""
+            raise DataError(f"{label}:{number}: is a {type(row).__name__}, wanted a mapping or a Preference.{hint}")
+
+
+def _plain(value: object, depth: int = 0) -> object:
+    """Return a value of a row as JSON would hold it, which is also what worker processes can be sent.
+
+    Values of numpy and pandas become Python's own. NaN, which tables have where nothing is, and what JSON has no form
+    for become None.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float):
+        return None if math.isnan(value) else float(value)
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if depth > MAX_DEPTH:
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): _plain(held, depth + 1) for name, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(held, depth + 1) for held in value]
+    to_list = getattr(value, "tolist", None)
+    return _plain(to_list(), depth + 1) if callable(to_list) and not isinstance(value, type) else None
+
+
+def fingerprint_of_rows(rows: Iterable[object], label: str) -> str:
+    """Return the SHA-256 of rows in memory as JSON."""
+    digest = hashlib.sha256()
+    for _, row in plain_rows(rows, label):
+        digest.update(json.dumps(row, ensure_ascii=False).encode("utf-8", "surrogatepass") + b"\n")
+    return digest.hexdigest()
