@@ -79,7 +79,7 @@ def test_every_backend_gives_the_scores_and_gradients_of_conversations_alone(bac
         reason = attention_backends.unavailable(
             "varlen", device=torch.device("cuda"), dtype=torch.bfloat16, softcap=2.0, train=True
         )
-        assert "soft cap" in reason
+        assert "soft-capped logits" in reason
         return
     groups = make_groups(5, replies=4)
     model = make_model(family, dtype=dtype)

@@ -70,7 +70,8 @@ def test_without_the_flag_nothing_changes(log):
     ],
 )
 def test_the_rows_decide_template_and_margin_as_in_trl(rows, changes, decided):
-    config = RewardTrainerConfig.of(**{"model": "m", "dataset": ("d",), "compat": "trl", **changes})
+    given = {"model": "m", "dataset": "d", "compat": "trl", **changes}
+    config = from_mapping(RewardTrainerConfig, given, where="the test")
     settled = settle_reading(config, [(f"d{number}", row) for number, row in enumerate(rows)])
     assert values_of(settled, decided) == decided
     assert settled.replace(**values_of(config, decided)) == config or rows
