@@ -3,7 +3,7 @@
     scripts/bench walk                   the working tree
     scripts/bench walk --before main     beside another commit
 
-Counts the modules of rewardlab whose functions are called, by tracing; names the longest function and the time that
+Counts the modules of rewardlab whose functions are called, by profiling; names the longest function and the time that
 `rewardlab train --help` takes (median of five starts). Tiny models, on the CPU.
 """
 
@@ -31,7 +31,7 @@ TRAIN: Final = (
     *("--report-to", "none", "--precision", "fp32", "--attention-backend", "segments", "--linear-backend", "torch"),
 )
 TRACER: Final = '''
-import json, sys
+import cProfile, json, sys
 from pathlib import Path
 import rewardlab
 from rewardlab import cli
@@ -44,13 +44,12 @@ def counted(name, call):
     """`call`, its modules noted."""
 
     def traced(*arguments, **settings):
-        seen = set()
-        sys.setprofile(lambda frame, event, _: event == "call" and seen.add(frame.f_code.co_filename))
+        profile = cProfile.Profile()
         try:
-            return call(*arguments, **settings)
+            return profile.runcall(call, *arguments, **settings)
         finally:
-            sys.setprofile(None)
-            own = [file for file in seen if file.startswith(package)]
+            files = {entry.code.co_filename for entry in profile.getstats() if not isinstance(entry.code, str)}
+            own = [file for file in files if file.startswith(package)]
             found[name] = sorted(Path(file).relative_to(package).as_posix() for file in own)
 
     return traced
@@ -89,6 +88,7 @@ def walked(source: Path, work: Path) -> dict[str, list[str]]:
         capture_output=True,
         text=True,
         check=True,
+        timeout=300,
     )
     line = next(line for line in answer.stdout.splitlines() if line.startswith("FOUND"))
     found: dict[str, list[str]] = json.loads(line.removeprefix("FOUND"))
