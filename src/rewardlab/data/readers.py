@@ -21,7 +21,7 @@ from typing import IO, Any
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import parse_line, read_json, read_lines, sha256_file
 from rewardlab.core.types import Preference
-from rewardlab.data.held import fingerprint_of_rows, plain_rows
+from rewardlab.data.in_memory import fingerprint_of_rows, plain_rows
 from rewardlab.data.rows import CAUSES, MAX_CHARACTERS, Row, UnreadRow
 
 EXTENSIONS = (".jsonl", ".jsonl.gz", ".json", ".csv", ".parquet")

@@ -86,7 +86,7 @@ class Share:
         """Return all of its numbers in a list, to be summed over the ranks."""
         return [self.num_broken, self.loss, *self.statistics, *self.work.numbers()]
 
-    def like(self, numbers: Sequence[float]) -> Share:
+    def with_numbers(self, numbers: Sequence[float]) -> Share:
         """Return the share that has these numbers: the inverse of `numbers`, for a list of the same length."""
         num_broken, loss, *rest = numbers
         num_statistics = len(self.statistics)

@@ -328,7 +328,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
             self.optimizer.zero_grad(set_to_none=True)
             self.log.note_loss_scale(self.step + 1, self.loss_scale.value)
         share = Share.of(own, work)
-        share = share.like(self.ranks.total(share.numbers()))
+        share = share.with_numbers(self.ranks.total(share.numbers()))
         if share.num_broken:
             raise self._not_finite(batches, own)
         # AdamW creates its state in the first update, which can be too much for a device that fits the step itself.
