@@ -26,6 +26,7 @@ import numpy as np
 from safetensors import safe_open
 
 from harness import results, tiny
+from rewardlab.analysis.metrics import current_columns
 from rewardlab.core.files import sha256_file
 from rewardlab.data.synthetic import generate, write_dataset
 
@@ -126,8 +127,8 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def rows_of(path: Path) -> list[dict[str, object]]:
-    """metrics.jsonl without the clock."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    """metrics.jsonl without the clock, columns of earlier versions by the names of today."""
+    rows = [current_columns(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
     return [{name: value for name, value in row.items() if name not in CLOCK} for row in rows]
 
 
