@@ -214,14 +214,3 @@ def test_an_error_in_a_worker_is_shown_by_the_parent():
     worker.ready()
     with pytest.raises(SystemExit, match=r"w: (?s:.*)no such kernel"):
         worker.step()
-
-
-def test_the_longest_function_of_a_tree_is_found(tmp_path):
-    import walk
-
-    (tmp_path / "rewardlab" / "room").mkdir(parents=True)
-    (tmp_path / "rewardlab" / "a.py").write_text("def short():\n    return 1\n")
-    (tmp_path / "rewardlab" / "room" / "b.py").write_text(
-        "class It:\n    def long(self):\n        a = 1\n        return a\n"
-    )
-    assert walk.longest_function(tmp_path) == (3, "room/b.py:long")
