@@ -104,8 +104,9 @@ def planted(subject: Subject) -> Iterator[tuple[str, list[float]]]:
     known = subject.canaries[0].decoys
     tokenizer = AutoTokenizer.from_pretrained(subject.folder)
     texts = ["\n".join(message["content"] for message in canary.messages) for canary in subject.canaries]
-    if "double_bos" in known:
-        yield "double_bos", score(engine, [[subject.bos, *tokens] for tokens in subject.tokens])  # type: ignore[list-item]
+    bos = subject.bos
+    if "double_bos" in known and bos is not None:
+        yield "double_bos", score(engine, [[bos, *tokens] for tokens in subject.tokens])
     yield "shifted_position", score(engine, [tokens[:-1] for tokens in subject.tokens])
     yield "no_template", score(engine, [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts])
     yield "sigmoid", right.sigmoid().tolist()

@@ -135,11 +135,12 @@ def rows_of(path: Path) -> list[dict[str, object]]:
 def other_tensors(one: Path, other: Path) -> list[str]:
     """Tensors of two files that are not the same bits."""
     with safe_open(one, framework="np") as mine, safe_open(other, framework="np") as theirs:
-        if set(mine.keys()) != set(theirs.keys()):
+        names = set(mine.keys())
+        if names != set(theirs.keys()):
             return ["other names"]
         return [
             name
-            for name in mine.keys()  # noqa: SIM118 (what `safe_open` gives has no iterator)
+            for name in sorted(names)
             if not np.array_equal(mine.get_tensor(name).view(np.uint8), theirs.get_tensor(name).view(np.uint8))
         ]
 

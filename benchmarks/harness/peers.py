@@ -193,7 +193,7 @@ def run_trl(session: Session, job: Any) -> None:
             self.work, self.layer_calls = Work(), 0
             return facts
 
-    class Turns(transformers.TrainerCallback):  # type: ignore[misc]
+    class Turns(transformers.TrainerCallback):  # type: ignore[misc]  # transformers has no types
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             session.optimizer = trainer.optimizer
             if not session.wait():

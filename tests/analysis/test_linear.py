@@ -183,7 +183,7 @@ def test_folds_are_even_and_fewer_prompts_than_folds_are_a_fold_each():
     assert sorted(fold_of_prompts(np.arange(3), 5, seed=0)) == [0, 1, 2]
     assert (fold_of_prompts(np.arange(23), 5, seed=0) != fold_of_prompts(np.arange(23), 5, seed=1)).any()
     for roots in ([0], [0, 0, 0]):
-        with pytest.raises(ValueError, match="at least two prompts"):
+        with pytest.raises(DataError, match="at least two prompts"):
             fold_of_prompts(np.array(roots), 5, seed=0)
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from conftest import CHATML, make_model, make_tokenizer
+from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
+from rewardlab.core.errors import ArtifactError
 from rewardlab.data.chat import build_renderer
 from rewardlab.data.config import RenderingConfig
+from rewardlab.serve.verify import verify
 
 
 def save(folder: Path, family: str = "llama", *, template: str | None = CHATML, dtype=torch.float32, **settings):
@@ -26,3 +30,14 @@ def save(folder: Path, family: str = "llama", *, template: str | None = CHATML, 
 def _with_rope(config, base):
     config.rope_parameters = {"rope_type": "default", "rope_theta": base}
     return config
+
+
+def refusal(folder: Path) -> str:
+    """What `load` and `verify` say, which is the same."""
+    said = []
+    for check in (load, verify):
+        with pytest.raises(ArtifactError) as refused:
+            check(folder)
+        said.append(str(refused.value))
+    assert said[0] == said[1]
+    return said[0]

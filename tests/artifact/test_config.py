@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import old_transformers
-from artifacts import save
+from artifacts import refusal, save
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
@@ -35,17 +35,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copy(saved: Path, tmp_path: Path) -> Path:
     """A copy, to be damaged."""
     return Path(shutil.copytree(saved, tmp_path / "copy"))
-
-
-def refusal(folder: Path) -> str:
-    """What `load` and `verify` say, which is the same."""
-    said = []
-    for check in (load, verify):
-        with pytest.raises(ArtifactError) as refused:
-            check(folder)
-        said.append(str(refused.value))
-    assert said[0] == said[1]
-    return said[0]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification
 
+from artifacts import refusal
 from conftest import make_model, make_tokenizer
 from lessons import slightly_trained, wide_renderer
 from rewardlab.artifact import save as save_module
@@ -56,17 +57,6 @@ def spec_of(folder: Path) -> dict[str, Any]:
     return json.loads((folder / SPEC_FILE).read_text())
 
 
-def refusals(folder: Path) -> str:
-    """What `load` and `verify` say, which is the same."""
-    said = []
-    for check in (load, verify):
-        with pytest.raises(ArtifactError) as refused:
-            check(folder)
-        said.append(str(refused.value))
-    assert said[0] == said[1]
-    return said[0]
-
-
 CHANGES: dict[str, tuple[str, Any]] = {
     "beta": ("beta", 2.0),
     "final_token_id": ("renderer.final_token_id", 7),
@@ -88,7 +78,7 @@ def test_a_changed_part_of_the_spec_is_named(copy, case):
     place = values["renderer"] if name.startswith("renderer.") else values
     place[name.rpartition(".")[2]] = value
     write_spec(copy, values)
-    assert refusals(copy).startswith(f"{copy / SPEC_FILE}: {name} changed after the model was saved")
+    assert refusal(copy).startswith(f"{copy / SPEC_FILE}: {name} changed after the model was saved")
 
 
 def test_a_shorter_list_of_files_is_named_and_so_is_another_hash(copy):
@@ -96,12 +86,12 @@ def test_a_shorter_list_of_files_is_named_and_so_is_another_hash(copy):
     (copy / "tokenizer.json").write_text((copy / "tokenizer.json").read_text() + "\n")
     values["files"]["tokenizer.json"] = sha256_file(copy / "tokenizer.json")
     write_spec(copy, values)
-    assert "files changed after" in refusals(copy)
+    assert "files changed after" in refusal(copy)
     for name in ("tokenizer.json", "config.json", "model.safetensors"):
         values = spec_of(copy)
         del values["files"][name]
         write_spec(copy, values)
-        assert "files changed after" in refusals(copy)
+        assert "files changed after" in refusal(copy)
 
 
 def test_canaries_that_were_changed_taken_away_or_emptied_are_named(copy):
@@ -115,12 +105,12 @@ def test_canaries_that_were_changed_taken_away_or_emptied_are_named(copy):
         values = json.loads(json.dumps(sound))
         change(values["canaries"])
         write_spec(copy, values)
-        assert "canaries changed after" in refusals(copy)
+        assert "canaries changed after" in refusal(copy)
     for nothing in ({"canaries": []}, {"canaries": None}):
         write_spec(copy, sound | nothing)
-        assert "it holds no canaries, so the scores of the model cannot be verified" in refusals(copy)
+        assert "it holds no canaries, so the scores of the model cannot be verified" in refusal(copy)
     write_spec(copy, {name: value for name, value in sound.items() if name != "canaries"})
-    assert "it holds no canaries" in refusals(copy)
+    assert "it holds no canaries" in refusal(copy)
     with pytest.raises(ArtifactError, match="it holds no canaries"):
         load(copy, check=False)
 
@@ -130,18 +120,18 @@ def test_digests_that_were_made_to_fit_a_change_do_not_fit_the_other_files(copy)
     write_spec(copy, values)
     values["digests"] = part_digests(read_spec(copy))
     write_spec(copy, values)
-    assert "config.json holds the digest of another reward_spec.json" in refusals(copy)
+    assert "config.json holds the digest of another reward_spec.json" in refusal(copy)
     config = json.loads((copy / "config.json").read_text())
     covered = {name: digest for name, digest in values["digests"].items() if name not in OF_THE_RUN}
     (copy / "config.json").write_text(json.dumps(config | {KEY: sha256_json(covered)}))
     values["files"]["config.json"] = sha256_file(copy / "config.json")
     write_spec(copy, values)
-    assert "model.safetensors holds the digest of another reward_spec.json" in refusals(copy)
+    assert "model.safetensors holds the digest of another reward_spec.json" in refusal(copy)
 
 
 def test_digests_that_were_taken_away_are_missed(copy):
     write_spec(copy, spec_of(copy) | {"digests": {}})
-    assert "beta" in refusals(copy)
+    assert "beta" in refusal(copy)
 
 
 def test_a_spec_beside_the_files_of_another_model_is_noticed(copy, tmp_path):
@@ -149,7 +139,7 @@ def test_a_spec_beside_the_files_of_another_model_is_noticed(copy, tmp_path):
         tmp_path / "other", make_model(), wide_renderer(), beta=1.0, save_dtype=torch.float32, provenance={}
     )
     shutil.copy(tmp_path / "other" / SPEC_FILE, copy / SPEC_FILE)
-    assert "config.json holds the digest of another reward_spec.json" in refusals(copy)
+    assert "config.json holds the digest of another reward_spec.json" in refusal(copy)
 
 
 def test_weights_that_another_program_wrote_anew_are_noticed(copy):
@@ -157,7 +147,7 @@ def test_weights_that_another_program_wrote_anew_are_noticed(copy):
     values = spec_of(copy)
     values["files"]["model.safetensors"] = sha256_file(copy / "model.safetensors")
     write_spec(copy, values)
-    assert "model.safetensors holds no digest of its spec" in refusals(copy)
+    assert "model.safetensors holds no digest of its spec" in refusal(copy)
 
 
 def test_the_digest_stands_in_config_and_weights_which_plain_transformers_reads_as_ever(saved):
@@ -256,7 +246,7 @@ def test_a_folder_without_word_on_typed_control_tokens_reads_them_as_it_did(tmp_
     assert load(folder).renderer.token_ids(typed).tolist() == renderer.token_ids(typed).tolist()
     values["renderer"]["special_tokens_in_text"] = "text"
     write_spec(folder, values)
-    assert "renderer.special_tokens_in_text changed after the model was saved" in refusals(folder)
+    assert "renderer.special_tokens_in_text changed after the model was saved" in refusal(folder)
 
 
 def test_the_first_version_rounded_to_the_nearest(copy):
@@ -267,4 +257,4 @@ def test_the_first_version_rounded_to_the_nearest(copy):
 
 def test_a_spec_that_only_calls_itself_older_is_refused(copy):
     make_older(copy, sealed=True)
-    assert "schema_version in reward_spec.json was changed after the model was saved" in refusals(copy)
+    assert "schema_version in reward_spec.json was changed after the model was saved" in refusal(copy)

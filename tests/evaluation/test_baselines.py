@@ -117,3 +117,9 @@ def test_the_penalty_is_chosen_on_folds_of_whole_conversations(monkeypatch, most
 def test_very_small_data_do_not_fail(count):
     found = fit_baselines(made(count, seed=0), {"test": made(4, seed=1)}, seed=0)
     assert set(found) == {"length only", "bag of words"}
+
+
+def test_where_all_compared_prompts_are_one_conversation_there_is_no_baseline_and_the_run_goes_on(monkeypatch, caplog):
+    monkeypatch.setattr(baselines, "roots_of", lambda groups: (np.zeros(len(groups), dtype=np.int64), "reply"))
+    assert fit_baselines(made(5, seed=0), {"test": made(20, seed=1)}, seed=0) == {}
+    assert "no baseline 'length only': cross-validation needs at least two prompts" in caplog.text

@@ -272,7 +272,7 @@ def cross_validate(
 
     With fewer roots than folds, each root is a fold.
 
-    Raises ValueError for fewer than two roots.
+    Raises DataError for fewer than two roots.
     """
     fold_P = fold_of_prompts(data.roots, num_folds, seed)
     fold_C, folds = fold_P[data.prompts], range(fold_P.max() + 1)
@@ -313,11 +313,13 @@ def fold_of_prompts(roots_P: npt.NDArray[np.intp], num_folds: int, seed: int) ->
     Each root, the largest first and those of equal size in random order, goes to the fold with the fewest prompts so
     far. Folds then have nearly equal numbers of prompts, unless a single root is larger than that.
 
-    Raises ValueError for fewer than two roots.
+    Raises DataError for fewer than two roots.
     """
     sizes_Q = np.bincount(roots_P)
     if len(sizes_Q) < 2:
-        raise ValueError("cross-validation needs at least two prompts that do not belong together")
+        raise DataError(
+            "cross-validation needs at least two prompts that do not belong to one conversation. Name more data."
+        )
     order = np.random.default_rng((seed, 1)).permutation(len(sizes_Q))
     order = order[np.argsort(-sizes_Q[order], kind="stable")]
     folds_Q = np.empty(len(sizes_Q), dtype=np.intp)

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from rewardlab.artifact.canaries import render_canaries
 from rewardlab.artifact.save import choose_pad
 from rewardlab.core.errors import ConfigError
@@ -15,9 +17,12 @@ from rewardlab.data.chat import Renderer, build_renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, RenderingConfig
 from rewardlab.data.named import NOTHING, Given, require_sources
 from rewardlab.model.builtin import BUILTIN_NAMES, resolve_model_name
-from rewardlab.model.config import BackboneConfig
+from rewardlab.model.compute import choose_compute
+from rewardlab.model.config import BackboneConfig, ComputeConfig
 from rewardlab.model.files import require_same_sizes, require_whole_files
-from rewardlab.model.load import disk_class_of, read_config
+from rewardlab.model.load import PRECISION, disk_class_of, read_config
+from rewardlab.model.precision import choose_precision
+from rewardlab.model.reward import AttentionLayout
 
 logger = logging.getLogger("rewardlab")
 
@@ -99,3 +104,41 @@ def require_inputs(model: BackboneConfig, data: DataConfig, given: Given = NOTHI
     require_sources(data, given)
     if model.model.lower() not in BUILTIN_NAMES:
         read_config(model.model, trust_remote_code=model.trust_remote_code)
+
+
+def decide_computing(
+    base: Base,
+    model: BackboneConfig,
+    compute: ComputeConfig,
+    *,
+    layout: AttentionLayout,
+    device: torch.device,
+    train: bool,
+) -> dict[str, Any]:
+    """Return settings by their flat names, decided: arithmetic, attention, kernels, how control tokens are read.
+
+    `train` says whether gradients are computed. Raises ConfigError for what cannot be used here.
+    """
+    precision = choose_precision(
+        model.precision,
+        base.config,
+        base.disk_class,
+        compute,
+        layout=layout,
+        device=device,
+        train=train,
+        log=logger.info,
+    )
+    kernels = choose_compute(
+        compute,
+        base.config.get_text_config(),
+        device=device,
+        dtype=PRECISION[precision],
+        train=train,
+        log=logger.info,
+    )
+    return kernels | {
+        "precision": precision,
+        "attention": "padded" if layout == "padded" else "shared",
+        "special_tokens_in_text": base.renderer.spec.special_tokens_in_text,
+    }

@@ -356,7 +356,7 @@ class _Replicated(Parallel):
             self._add_up(bucket)
 
     def _add_up(self, gradients: list[torch.Tensor]) -> None:
-        # One all-reduce of a flat tensor is much faster than one for each of hundreds of small parameters.
+        # One all-reduce of a flat tensor takes the place of one for each of hundreds of small parameters.
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(flat)
         parts = torch.split(flat, [gradient.numel() for gradient in gradients])

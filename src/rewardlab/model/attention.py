@@ -69,8 +69,8 @@ def shared_prompt_attention(
     return attend(query, key, value, layout, scaling, softcap).transpose(1, 2).contiguous(), None
 
 
-# torch.compile must not trace this function: what it does depends on the lengths in each row's layout, so it would be
-# compiled again for almost every row. The rest of a layer is compiled around it.
+# torch.compile does not trace this function: what it does depends on the lengths of the prompts and replies in a row,
+# which differ from row to row. The rest of a layer is compiled around it.
 opaque: Any = torch.compiler.disable
 AttentionInterface.register(NAME, opaque(shared_prompt_attention))
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rewardlab.artifact.base import Base, open_base, require_inputs, settle_length
+from rewardlab.artifact.base import Base, decide_computing, open_base, require_inputs, settle_length
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model, saved_dtype, verify_in_clean_process
 from rewardlab.core.config import config_hash, to_mapping
@@ -29,11 +29,9 @@ from rewardlab.data.groups import Groups, roots_of
 from rewardlab.data.prepare import Prepared, load_data, token_groups
 from rewardlab.evaluation.baselines import fit_baselines
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, write_evaluation
-from rewardlab.model.compute import choose_compute
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.layers import cut_off, require_readable, resolve_layers
-from rewardlab.model.load import PRECISION, choose_layout, load_reward_model
-from rewardlab.model.precision import choose_precision
+from rewardlab.model.load import choose_layout, load_reward_model
 from rewardlab.model.reward import AttentionLayout, RewardModel
 from rewardlab.probing.config import ProbeConfig
 from rewardlab.probing.heads import (
@@ -208,31 +206,11 @@ def _tokenize(config: ProbeConfig, prepared: Prepared, base: Base) -> tuple[dict
 
 def _resolve(config: ProbeConfig, base: Base, *, device: torch.device, layout: AttentionLayout) -> ProbeConfig:
     """Return the configuration with every default decided: what is hashed and saved, and can be repeated."""
-    precision = choose_precision(
-        config.model.precision,
-        base.config,
-        base.disk_class,
-        config.compute,
-        layout=layout,
-        device=device,
-        train=False,
-        log=logger.info,
-    )
-    compute = choose_compute(
-        config.compute,
-        base.config.get_text_config(),
-        device=device,
-        dtype=PRECISION[precision],
-        train=False,
-        log=logger.info,
-    )
-    decided: dict[str, Any] = compute | {
+    computed = decide_computing(base, config.model, config.compute, layout=layout, device=device, train=False)
+    decided: dict[str, Any] = computed | {
         # A permission for this start, which is no property of the probe.
         "overwrite": False,
-        "precision": precision,
-        "attention": "padded" if layout == "padded" else "shared",
         "save_dtype": str(saved_dtype(config.run.save_dtype)).removeprefix("torch."),
-        "special_tokens_in_text": base.renderer.spec.special_tokens_in_text,
     }
     return config.replace(**decided)
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rewardlab.artifact.base import Base, open_base, require_inputs, settle_length
+from rewardlab.artifact.base import Base, decide_computing, open_base, require_inputs, settle_length
 from rewardlab.artifact.save import saved_dtype
 from rewardlab.core.config import config_hash, settings_of, to_mapping
 from rewardlab.core.errors import ConfigError, DataError
@@ -35,9 +35,7 @@ from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import device_of_rank
 from rewardlab.evaluation.baselines import fit_baselines
 from rewardlab.evaluation.evaluate import EvalResult, write_evaluation
-from rewardlab.model.compute import choose_compute
-from rewardlab.model.load import PRECISION, choose_layout
-from rewardlab.model.precision import choose_precision
+from rewardlab.model.load import choose_layout
 from rewardlab.model.quantization import require_quantization
 from rewardlab.model.reward import AttentionLayout
 from rewardlab.model.trainable import require_layers
@@ -268,19 +266,8 @@ def _resolve(
     steps = config.run.steps
     if steps is None:
         steps = max(1, round(config.run.epochs * steps_per_epoch(num_groups, config.run.batch_size)))
-    precision = choose_precision(
-        config.model.precision,
-        base.config,
-        base.disk_class,
-        config.compute,
-        layout=layout,
-        device=device,
-        log=logger.info,
-    )
-    compute = choose_compute(
-        config.compute, base.config.get_text_config(), device=device, dtype=PRECISION[precision], log=logger.info
-    )
-    decided: dict[str, Any] = compute | {
+    computed = decide_computing(base, config.model, config.compute, layout=layout, device=device, train=True)
+    decided: dict[str, Any] = computed | {
         # These three are permissions for this start; they are no property of the run, so its hash must not depend on
         # them.
         "overwrite": False,
@@ -291,11 +278,8 @@ def _resolve(
         "backbone_lr_mult": config.optimizer.backbone_share if config.optimizer.differential_lr else None,
         "warmup_steps": warmup_steps(config.schedule, steps),
         "warmup_ratio": None,
-        "precision": precision,
-        "attention": "padded" if layout == "padded" else "shared",
         "eval_every": config.run.interval(steps),
         "save_dtype": str(saved_dtype(config.run.save_dtype)).removeprefix("torch."),
-        "special_tokens_in_text": base.renderer.spec.special_tokens_in_text,
     }
     return config.replace(**decided)
 
