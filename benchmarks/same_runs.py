@@ -59,13 +59,17 @@ class Code:
     name: str
     folder: Path
 
+    def environment(self) -> dict[str, str]:
+        """The environment in which this checkout is imported, with one thread."""
+        path = os.pathsep.join([str(self.folder / "src"), str(ROOT / "benchmarks")])
+        return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
     def start(self, *words: str, cwd: Path) -> subprocess.Popen[str]:
         """`rewardlab` of this checkout, begun."""
-        path = os.pathsep.join([str(self.folder / "src"), str(ROOT / "benchmarks")])
         return subprocess.Popen(
             [sys.executable, "-m", "rewardlab", *words],
             cwd=cwd,
-            env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            env=self.environment(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
