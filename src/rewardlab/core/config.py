@@ -38,15 +38,16 @@ HALVES: Final = re.compile("[\ud800-\udc7f\udd00-\udfff]")
 UTF-8 (PEP 383)."""
 
 
-def read_settings(path: Path) -> dict[str, object]:
-    """Return the settings in a file by the names of fields: dashes become underscores.
+def read_settings(path: Path, *, given_by: str = "--config") -> dict[str, object]:
+    """Return the settings in a file by the names of fields: dashes become underscores. `given_by` is what messages say
+    named the file.
 
     Raises ConfigError as `read_config_file` does, and for a name that appears in both spellings.
     """
     settings: dict[str, object] = {}
-    for name, value in read_config_file(path).items():
+    for name, value in read_config_file(path, given_by=given_by).items():
         if (key := name.replace("-", "_")) in settings:
-            raise ConfigError(f"--config {path}: {key} appears twice, with dashes and with underscores. Keep one.")
+            raise ConfigError(f"{given_by} {path}: {key} appears twice, with dashes and with underscores. Keep one.")
         settings[key] = value
     return settings
 

@@ -15,30 +15,31 @@ MOST_BYTES: Final = 1 << 20
 """Largest size of a file of settings. Files written by hand are a thousandth of it; a larger one is likely data."""
 
 
-def read_config_file(path: Path) -> dict[str, object]:
-    """Return the flat mapping in a YAML, TOML or JSON file.
+def read_config_file(path: Path, *, given_by: str = "--config") -> dict[str, object]:
+    """Return the flat mapping in a YAML, TOML or JSON file; `given_by` is what messages say named it.
 
     Raises ConfigError if the file is missing, larger than `MOST_BYTES`, unreadable or not a mapping, or if a key
     appears twice.
     """
     if not path.is_file():
-        raise ConfigError(f"--config {path}: no such file. Give a YAML or TOML file with the names of the flags.")
+        raise ConfigError(f"{given_by} {path}: no such file. Give a YAML or TOML file with the names of the flags.")
     if (size := path.stat().st_size) > MOST_BYTES:
         raise ConfigError(
-            f"--config {path}: has {size:,} bytes; a file of settings has at most {MOST_BYTES:,}. Is it the right file?"
+            f"{given_by} {path}: has {size:,} bytes; a file of settings has at most {MOST_BYTES:,}. Is it the right "
+            f"file?"
         )
     try:
         values = _read(path.suffix, path.read_text(encoding=UTF8))
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {path}: not UTF-8 text ({error}). Save it as UTF-8.") from error
+        raise ConfigError(f"{given_by} {path}: not UTF-8 text ({error}). Save it as UTF-8.") from error
     except RecursionError as error:
-        raise ConfigError(f"--config {path}: nested too deep. Settings are `name: value` lines.") from error
+        raise ConfigError(f"{given_by} {path}: nested too deep. Settings are `name: value` lines.") from error
     except ValueError as error:
-        raise ConfigError(f"--config {path}: {error}") from error
+        raise ConfigError(f"{given_by} {path}: {error}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise ConfigError(f"--config {path}: expected `name: value` lines, got a {type(values).__name__}.")
+        raise ConfigError(f"{given_by} {path}: expected `name: value` lines, got a {type(values).__name__}.")
     names = [name if isinstance(name, str) else brief(name) for name in values]
     return dict(zip(names, values.values(), strict=True))
 

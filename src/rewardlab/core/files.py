@@ -31,6 +31,8 @@ from rewardlab.core.zst import DamagedZstError, open_zst
 HASH_CHUNK_BYTES = 1 << 20
 SUM = "sha256"
 """The key of a JSON object under which the hash of its other entries is stored."""
+PREFERENCE_LINE = '{"prompt": …, "chosen": …, "rejected": …}'
+"""What a line of a file of preferences looks like."""
 UTF8 = "utf-8-sig"
 """The codec that reads UTF-8 with or without the byte order mark that some programs write."""
 AT_FDCWD, EXCHANGE = -100, 2
@@ -217,8 +219,9 @@ def _open_text(path: Path) -> io.TextIOWrapper:
     return gzip.open(path, "rt", encoding=UTF8) if path.suffix == ".gz" else path.open(encoding=UTF8)
 
 
-def parse_line(path: Path, number: int, line: str) -> dict[str, object]:
-    """Return the JSON object in a line. Raises DataError, naming file and line, if it is not one."""
+def parse_line(path: Path, number: int, line: str, *, like: str = PREFERENCE_LINE) -> dict[str, object]:
+    """Return the JSON object in a line. Raises DataError, naming file and line, if it is not one; `like` is an example
+    of a line for its message."""
     try:
         row = json.loads(line.strip(), object_pairs_hook=_with_unique_keys)
     except json.JSONDecodeError as error:
@@ -231,8 +234,7 @@ def parse_line(path: Path, number: int, line: str) -> dict[str, object]:
         raise DataError(f"{path}:{number}: cannot be read ({error}). Fix or remove this line.") from error
     if not isinstance(row, dict):
         raise DataError(
-            f"{path}:{number}: expected a JSON object, got {type(row).__name__}. "
-            f'Each line must look like {{"prompt": …, "chosen": …, "rejected": …}}.'
+            f"{path}:{number}: expected a JSON object, got {type(row).__name__}. Each line must look like {like}."
         )
     return row
 
