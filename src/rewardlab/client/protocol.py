@@ -162,6 +162,13 @@ class ServedModel(_Told):
     truncation: str = CUT_FEWEST
     """What became of longer ones in training, as in `reward_spec.json`; here they are refused unless a request says
     `truncate`. Servers of earlier versions do not tell it."""
+    joins_texts: bool | None = None
+    """Whether it takes texts without a chat template. Servers of earlier versions do not tell it."""
+    reward_mean: float | None = None
+    """Mean of its raw scores on the data that it was calibrated on; None if it holds no calibration, or the server is
+    of an earlier version."""
+    reward_std: float | None = None
+    """Their standard deviation."""
     outputs: list[str]
     """What it can answer: `raw` always, the others if the model holds a calibration."""
     canaries: list[WireCanary]

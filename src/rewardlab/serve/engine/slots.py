@@ -210,6 +210,9 @@ def _served(name: str, digest: str, spec: RewardSpec, scorer: Scorer) -> ServedM
         tolerance=SCORE_TOLERANCE[dtype],
         max_length=spec.renderer.max_length,
         truncation=spec.renderer.truncation,
+        joins_texts=spec.renderer.joins_texts,
+        reward_mean=None if spec.calibration is None else spec.calibration.reward_mean,
+        reward_std=None if spec.calibration is None else spec.calibration.reward_std,
         outputs=["raw"] if scorer.affine is None else ["raw", "calibrated", "probability"],
         canaries=[
             WireCanary(
