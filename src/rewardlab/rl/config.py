@@ -1,0 +1,84 @@
+"""Settings of a scorer of rollouts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rewardlab.core.config import require
+from rewardlab.core.errors import ConfigError
+from rewardlab.rl.noise import LARGEST_TOLERANCE
+
+TextAs = Literal["turns", "transcript", "rendered"]
+"""How a prompt and a reply that are plain texts are read: the prompt as one user turn and the reply as the assistant's
+(`turns`), the prompt as in training data, where an open transcript is split into turns (`transcript`), or both joined
+as the very text that the reward model reads, without a template (`rendered`)."""
+TEXT_AS: Mapping[str, str] = {
+    "turns": "the prompt is one turn of the user, the reply the assistant's",
+    "transcript": "as training data are read: a prompt that is an open transcript is split into its turns",
+    "rendered": "prompt and reply, joined, are the text that the model reads; no template is applied",
+}
+"""Value of `text_as` -> what it means."""
+How = Literal["mean", "minimum", "lower"]
+RenderFn = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScorerConfig:
+    """What a `RewardScorer` is, besides its models."""
+
+    text_as: TextAs | None = None
+    """How plain texts are read; None refuses them where a model was trained with a template."""
+    render_fn: RenderFn | None = None
+    """Object of the user -> its conversation (messages, the reply last), (prompt, reply), the text or token ids that
+    the model is to read, or a `Rollout`."""
+    truncate: bool = False
+    """Whether conversations above a model's length limit may be cut, by its rule of training; otherwise one is an
+    error."""
+    noise_tolerance: float | None = None
+    """How far a score may be from its reference, in units of max(1, |score|), where it was measured; None takes the
+    artifact's tolerance for the arithmetic in use."""
+    combination: How = "mean"
+    """What an ensemble makes of its members' scores: their mean, the score of the member that likes the reply least, or
+    the mean minus `penalty` standard deviations over the members (`lower`)."""
+    penalty: float = 1.0
+    """Of `lower`."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Arithmetic of a model in this process. A server has its own."""
+    device: str | None = None
+    """Of a model in this process; by default CUDA if there is one, else the CPU."""
+    token_budget: int = 8192
+    """Most tokens that a model in this process computes at a time; changes no score."""
+    client: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of `ClientConfig` for servers, such as `token`, `model`, `artifact`, `timeout_s`."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value that cannot be used."""
+        _require_one_of("text_as", self.text_as, (None, *TEXT_AS))
+        _require_one_of("combination", self.combination, ("mean", "minimum", "lower"))
+        _require_one_of("precision", self.precision, ("fp32", "bf16", "fp16"))
+        require(math.isfinite(self.penalty) and self.penalty >= 0, f"penalty: at least 0, got {self.penalty!r:.40}.")
+        tolerance = self.noise_tolerance
+        require(
+            tolerance is None or 0 <= tolerance <= LARGEST_TOLERANCE,
+            f"noise_tolerance: expected a number from 0 to {LARGEST_TOLERANCE}, got {tolerance!r:.40}.",
+        )
+        for name in ("render_fn", "truncate"):
+            require(
+                name not in self.client,
+                f"client: {name} is a setting of the scorer itself, for every source. Give it there.",
+            )
+
+
+def _require_one_of(name: str, value: object, choices: Sequence[object]) -> None:
+    if value not in choices:
+        said = ", ".join("None" if choice is None else str(choice) for choice in choices)
+        raise ConfigError(f"{name}: expected one of {said}, got {value!r:.40}.")
+
+
+def is_address(source: str | Path) -> bool:
+    """Whether a source is the address of a server."""
+    return isinstance(source, str) and source.lower().startswith(("http://", "https://"))

@@ -1,0 +1,316 @@
+"""Where scores of rollouts come from: a saved model in this process, or a server."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+
+from rewardlab.analysis.ensembles import Scale
+from rewardlab.core.errors import ConfigError, EndpointError
+from rewardlab.core.spec import SCORE_TOLERANCE, read_spec
+from rewardlab.rl.config import ScorerConfig, is_address
+from rewardlab.rl.rollouts import Rollout, RolloutError
+
+if TYPE_CHECKING:
+    from rewardlab.client.asynchronous import AsyncRewardClient
+    from rewardlab.client.endpoint import EndpointSpec
+    from rewardlab.serve.engine.api import Scored as Answer
+    from rewardlab.serve.engine.local import LocalEngine
+
+NEEDED: Final = ("httpx2", "pydantic", "stamina")
+"""Packages of the extra `rl` that scoring needs."""
+ROWS: Final = 256
+"""Most conversations in a request to a model in this process, replies to one prompt apart from that."""
+UNLIMITED: Final = 1 << 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What has to be known of a model before its scores can be used."""
+
+    joins_texts: bool
+    """Whether it takes texts without a template."""
+    tolerance: float | None
+    """How far a score may be from its reference, in units of max(1, |score|); None if the arithmetic is not known."""
+    arithmetic: str
+    """dtype, or `unknown`."""
+    scale: Scale | None
+    """Where its scores lie, by the calibration that is stored in it; None if it holds none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What a model says of one rollout: a score, or why there is none."""
+
+    score: float | None
+    error: str | None = None
+    digest: str | None = None
+    num_tokens: int | None = None
+    truncated_tokens: int | None = None
+    truncated_reply_tokens: int | None = None
+
+
+@runtime_checkable
+class Member(Protocol):
+    """A reward model that can be asked."""
+
+    name: str
+    """What messages call it: its folder or address."""
+
+    async def open(self) -> About:
+        """Load or connect, and return what is known. Raises RewardlabError."""
+
+    async def score(self, rollouts: Sequence[Rollout]) -> list[Found]:
+        """Return what the model says of each rollout, in order; all replies to one prompt by one model.
+
+        Raises RewardlabError for what concerns all of them.
+        """
+
+    async def aclose(self) -> None:
+        """Close connections, let the model go."""
+
+
+def member_of(source: str | Path, config: ScorerConfig) -> Member:
+    """Return a member that is not open yet. Raises ConfigError for settings that cannot be used."""
+    try:
+        return ServedMember(str(source), config) if is_address(source) else LocalMember(Path(source), config)
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+
+
+def _missing(error: ModuleNotFoundError) -> Exception:
+    if error.name in NEEDED:
+        return ConfigError(f'scoring rollouts needs the package {error.name}: pip install "rewardlab[rl]"')
+    return error
+
+
+class LocalMember:
+    """A saved model that computes in this process, by the engine of the server: one queue, each prompt once."""
+
+    def __init__(self, folder: Path, config: ScorerConfig) -> None:
+        self.name = str(folder)
+        self._folder = folder
+        self._config = config
+        self._engine: LocalEngine | None = None
+
+    async def open(self) -> About:
+        """Load the model and check its canaries. Raises ArtifactError."""
+        spec = read_spec(self._folder)
+        try:
+            # Imported here, since a program that asks servers alone needs no torch.
+            from rewardlab.serve.engine.local import LocalEngine
+        except ModuleNotFoundError as error:
+            raise _missing(error) from error
+        self._engine = await asyncio.to_thread(
+            LocalEngine.load,
+            {"model": self._folder},
+            precision=self._config.precision,
+            device=self._config.device,
+            token_budget=self._config.token_budget,
+            max_waiting_tokens=UNLIMITED,
+        )
+        (served,) = self._engine.served()
+        return About(
+            joins_texts=spec.renderer.joins_texts,
+            tolerance=served.tolerance,
+            arithmetic=served.dtype,
+            scale=_scale(served.reward_mean, served.reward_std),
+        )
+
+    async def score(self, rollouts: Sequence[Rollout]) -> list[Found]:
+        """See `Member.score`."""
+        assert self._engine is not None, "open it first"
+        found: list[Found | None] = [None] * len(rollouts)
+        parts = _parts(rollouts)
+        jobs = [asyncio.ensure_future(self._answers([rollouts[number] for number in part])) for part in parts]
+        try:
+            for part, answers in zip(parts, await asyncio.gather(*jobs), strict=True):
+                for number, answer in zip(part, answers, strict=True):
+                    found[number] = answer
+        finally:
+            for job in jobs:
+                job.cancel()
+        return [one for one in found if one is not None]
+
+    async def _answers(self, rollouts: Sequence[Rollout]) -> list[Found]:
+        """Return the answers to one request, taken out of the queue if nobody waits for it any more."""
+        assert self._engine is not None
+        submitted = await asyncio.to_thread(self._submit, self._engine, rollouts)
+        try:
+            scored = await asyncio.wrap_future(submitted)
+        except BaseException:
+            submitted.cancel()
+            raise
+        return [
+            Found(
+                score=group.scores[0],
+                error=group.errors.get(0),
+                digest=scored.digest,
+                num_tokens=group.num_tokens[0],
+                truncated_tokens=group.truncated_tokens[0],
+                truncated_reply_tokens=group.truncated_reply_tokens[0] if group.truncated_reply_tokens else None,
+            )
+            for group in scored.groups
+        ]
+
+    def _submit(self, engine: LocalEngine, rollouts: Sequence[Rollout]) -> Future[Answer]:
+        from rewardlab.client.protocol import ScoreRequest
+
+        common: dict[str, Any] = {"truncate": self._config.truncate, "on_error": "null"}
+        if rollouts[0].rendered is None:
+            turns = [[message.as_dict() for message in rollout.conversation] for rollout in rollouts]
+            request = ScoreRequest.model_validate(common | {"conversations": turns})
+        else:
+            request = ScoreRequest.model_validate(common | {"token_ids": self._token_ids(engine, rollouts)})
+        return engine.submit(engine.prepare(request))
+
+    def _token_ids(self, engine: LocalEngine, rollouts: Sequence[Rollout]) -> list[list[int]]:
+        """Return the tokens of rollouts that are rendered; texts by the model's tokenizer, with nothing added."""
+        texts = [rollout.rendered for rollout in rollouts if isinstance(rollout.rendered, str)]
+        encoded = iter(engine.tokenise(texts, None)[1] if texts else ())
+        return [
+            list(next(encoded)) if isinstance(rollout.rendered, str) else list(rollout.rendered or ())
+            for rollout in rollouts
+        ]
+
+    async def aclose(self) -> None:
+        """End the engine's thread and free the model."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.close)
+
+
+class ServedMember:
+    """A model behind an address: rewardlab's server, vLLM or SGLang."""
+
+    def __init__(self, url: str, config: ScorerConfig) -> None:
+        from rewardlab.client.asynchronous import AsyncRewardClient
+
+        self.name = url
+        self._config = config
+        self._client: AsyncRewardClient = AsyncRewardClient(url, **{**config.client, "truncate": config.truncate})
+        self._tokenizer: Any = None
+
+    async def open(self) -> About:
+        """Connect, and check the canaries. Raises EndpointError, ConfigError or ArtifactError."""
+        endpoint = await self._client.spec()
+        artifact = self._client.config.artifact
+        spec = None if artifact is None else read_spec(Path(artifact))
+        served = endpoint.served
+        joins_texts = bool(served.joins_texts) if served is not None else bool(spec and spec.renderer.joins_texts)
+        if served is not None:
+            scale = _scale(served.reward_mean, served.reward_std)
+        else:
+            stored = None if spec is None else spec.calibration
+            scale = None if stored is None else _scale(stored.reward_mean, stored.reward_std)
+        return About(
+            joins_texts=joins_texts,
+            tolerance=_tolerance(endpoint),
+            arithmetic=endpoint.precision or "unknown",
+            scale=scale,
+        )
+
+    async def score(self, rollouts: Sequence[Rollout]) -> list[Found]:
+        """See `Member.score`. Raises EndpointError, which tells how many rollouts waited."""
+        found: dict[int, Found] = {}
+        turns = [number for number, rollout in enumerate(rollouts) if rollout.rendered is None]
+        rendered = [number for number, rollout in enumerate(rollouts) if rollout.rendered is not None]
+        try:
+            if turns:
+                answers = await self._client.answers([rollouts[number].conversation for number in turns])
+                for number, one in zip(turns, answers, strict=True):
+                    found[number] = Found(
+                        score=one.score,
+                        error=one.error,
+                        digest=one.digest,
+                        num_tokens=one.num_tokens,
+                        truncated_tokens=one.truncated_tokens,
+                        truncated_reply_tokens=one.truncated_reply_tokens,
+                    )
+            if rendered:
+                tokens = [self._tokens(rollouts[number]) for number in rendered]
+                scores = await self._client.score_token_ids(tokens)
+                for number, score in zip(rendered, scores, strict=True):
+                    found[number] = Found(score=score, digest=self._client.digest)
+        except EndpointError as error:
+            error.add_note(_waiting(rollouts))
+            raise
+        return [found[number] for number in range(len(rollouts))]
+
+    def _tokens(self, rollout: Rollout) -> Sequence[int]:
+        """Return the tokens of a rollout that is rendered. Raises ConfigError for a text that nothing can tokenise."""
+        if not isinstance(rollout.rendered, str):
+            return rollout.rendered or ()
+        artifact = self._client.config.artifact
+        if artifact is None:
+            raise ConfigError(
+                f"{self.name}: a server is sent token ids, and {rollout.name} is rendered text. Give "
+                f"client={{'artifact': FOLDER}}, the reward-model folder that is served, whose tokenizer splits it; or "
+                f"give messages, or token ids."
+            )
+        if self._tokenizer is None:
+            from rewardlab.data.chat import load_tokenizer
+
+            self._tokenizer = load_tokenizer(str(artifact))
+        ids: list[int] = self._tokenizer(rollout.rendered, add_special_tokens=False)["input_ids"]
+        return ids
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._client.aclose()
+
+
+def _tolerance(endpoint: EndpointSpec) -> float | None:
+    if endpoint.served is not None:
+        return endpoint.served.tolerance
+    return None if endpoint.precision is None else SCORE_TOLERANCE[endpoint.precision]
+
+
+def _scale(mean: float | None, std: float | None) -> Scale | None:
+    return None if mean is None or std is None or std <= 0 else Scale(mean=mean, std=std)
+
+
+def _parts(rollouts: Sequence[Rollout]) -> list[list[int]]:
+    """Return the numbers of rollouts in requests of one kind each, with replies to one prompt in the same one."""
+    groups: dict[tuple[bool, object], list[int]] = {}
+    for number, rollout in enumerate(rollouts):
+        is_rendered = rollout.rendered is not None
+        key = number // ROWS if is_rendered else rollout.conversation[:-1]
+        groups.setdefault((is_rendered, key), []).append(number)
+    parts: list[list[int]] = []
+    kinds: list[bool] = []
+    for (is_rendered, _), numbers in groups.items():
+        if not parts or kinds[-1] != is_rendered or len(parts[-1]) + len(numbers) > ROWS:
+            parts.append([])
+            kinds.append(is_rendered)
+        parts[-1] += numbers
+    return parts
+
+
+def _waiting(rollouts: Sequence[Rollout]) -> str:
+    more = f" to {rollouts[-1].name}" if len(rollouts) > 1 else ""
+    return f"{rollouts[0].name}{more} waited for these scores; none of them is used."
+
+
+def require_scores(found: Sequence[Found], rollouts: Sequence[Rollout], *, who: str) -> list[float]:
+    """Return the scores. Raises RolloutError naming the rollouts that have none, or one that is not finite."""
+    if len(found) != len(rollouts):
+        raise RolloutError(f"{who}: {len(found)} scores for {len(rollouts)} rollouts.")
+    lacking = {number: one for number, one in enumerate(found) if not _is_finite(one.score)}
+    if lacking:
+        first = next(iter(lacking))
+        cause = lacking[first].error or f"the score is {lacking[first].score!r}, which is not a finite number"
+        more = f" {len(lacking) - 1} more have no score either." if len(lacking) > 1 else ""
+        raise RolloutError(
+            f"{rollouts[first].name} has no score by {who}: {cause.rstrip('.')}.{more}", rollouts=tuple(lacking)
+        )
+    return [float(one.score) for one in found if one.score is not None]
+
+
+def _is_finite(score: float | None) -> bool:
+    return score is not None and math.isfinite(score)

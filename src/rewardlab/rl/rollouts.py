@@ -1,0 +1,37 @@
+"""What is rewarded in reinforcement learning: replies of a policy, whatever object holds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rewardlab.core.errors import RewardlabError
+from rewardlab.core.types import Conversation
+
+
+class RolloutError(RewardlabError):
+    """A rollout that has no reward that could be trained on. `rollouts` are the numbers of those it is about."""
+
+    def __init__(self, message: str, *, rollouts: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.rollouts = rollouts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel whole to another process, as trainers send errors from their workers."""
+        return _rollout_error, (str(self), self.rollouts)
+
+
+def _rollout_error(message: str, rollouts: tuple[int, ...]) -> RolloutError:
+    return RolloutError(message, rollouts=rollouts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One reply to be rewarded: a conversation that ends with it, or the text or tokens that the model is to read."""
+
+    name: str
+    """What messages call it, such as `rollout 3`."""
+    conversation: Conversation = ()
+    """All turns, the reply last; empty if `rendered` is given."""
+    rendered: str | tuple[int, ...] | None = None
+    """The conversation as the reward model is to read it: a text, or its token ids. No template is applied."""

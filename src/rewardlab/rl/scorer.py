@@ -1,0 +1,270 @@
+"""Scores of rollouts, from a model in this process or a server, singly or as an ensemble.
+
+Legend: M members, R rollouts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import numpy as np
+
+from rewardlab.analysis.ensembles import Scale, combinations
+from rewardlab.core.config import did_you_mean, settings_of
+from rewardlab.core.errors import ConfigError
+from rewardlab.rl.config import ScorerConfig
+from rewardlab.rl.members import About, Found, member_of, require_scores
+from rewardlab.rl.noise import FloatArray, Noise
+from rewardlab.rl.reading import Reading
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The score of one rollout; always finite."""
+
+    score: float
+    """Raw score, or that of the ensemble in standard deviations of a member."""
+    noise: float
+    """The largest distance to another scoring of the same rollout."""
+    spread: float | None = None
+    """Standard deviation over the members of an ensemble, None for one model."""
+    digest: str | None = None
+    """Digest of the model that gave it; of an ensemble, those of the members joined by `+`."""
+    num_tokens: int | None = None
+    """Tokens of the whole conversation after cuts; of an ensemble, the most that a member reads."""
+    truncated_tokens: int | None = None
+    """Tokens of the prompt that were cut; of an ensemble, the most that were cut for a member."""
+    truncated_reply_tokens: int | None = None
+    """Tokens that were cut from the middle of the reply, likewise."""
+
+
+class RewardScorer:
+    """Scores rollouts with a saved reward model: in this process, on a server, or with several as an ensemble.
+
+    It may be made anywhere, loads or connects when it is first used, and belongs to the event loop and the process in
+    which that happens. Any number of tasks may ask at the same time; the replies to one prompt of a call are computed
+    with one copy of it, and by one model.
+    """
+
+    def __init__(
+        self, source: str | Path | Sequence[str | Path], config: ScorerConfig | None = None, **settings: Any
+    ) -> None:
+        """`source` is a reward-model folder or the address of a server, or several of them, which are an ensemble.
+
+        `settings` are the fields of `ScorerConfig`, in place of `config` or of some of its fields.
+
+        Raises ConfigError for settings that cannot be used.
+        """
+        self.config = _settled(config, settings)
+        sources = [source] if isinstance(source, str | Path) else list(source)
+        if not sources or len(set(map(str, sources))) < len(sources):
+            raise ConfigError(
+                "a scorer needs a reward-model folder or the address of a server, or several, each named once; got "
+                f"{len(sources)}."
+            )
+        self._members = [member_of(one, self.config) for one in sources]
+        self._about: list[About] | None = None
+        self._opening: asyncio.Task[list[About]] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = os.getpid()
+        self._closed = False
+
+    async def __aenter__(self) -> RewardScorer:
+        try:
+            await self._open()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def score(self, rollouts: Iterable[Any]) -> list[float]:
+        """Return one finite score for each rollout, in order. Raises as `details` does."""
+        return [one.score for one in await self.details(rollouts)]
+
+    async def details(self, rollouts: Iterable[Any]) -> list[Scored]:
+        """Return what is known of each rollout's score, in order.
+
+        A rollout is a conversation (messages, the reply last), (prompt, reply), a `Rollout`, or whatever `render_fn`
+        makes one of these.
+
+        Raises RolloutError naming the rollout that has no finite score or is no conversation, ConfigError for texts of
+        which it is not said how they are read, EndpointError where a server is at fault, ArtifactError for a folder.
+        """
+        about = await self._open()
+        read = (await self.reading()).rollouts(rollouts)
+        if not read:
+            return []
+        found_M = await _together([member.score(read) for member in self._members])
+        raw_MR = np.array(
+            [
+                require_scores(found, read, who=member.name)
+                for member, found in zip(self._members, found_M, strict=True)
+            ],
+            dtype=np.float64,
+        )
+        noise_MR = np.stack([self._noise_of(one, raw_R) for one, raw_R in zip(about, raw_MR, strict=True)])
+        if len(self._members) == 1:
+            return _scored(raw_MR[0], noise_MR[0], None, found_M)
+        scales = [cast(Scale, one.scale) for one in about]
+        mean_M1 = np.array([[scale.mean] for scale in scales])
+        std_M1 = np.array([[scale.std] for scale in scales])
+        scaled_MR, noise_MR = (raw_MR - mean_M1) / std_M1, noise_MR / std_M1
+        how, penalty = self.config.combination, self.config.penalty
+        score_R = combinations(scaled_MR, penalty=penalty)[how]
+        return _scored(
+            score_R, _combined_noise(noise_MR, how=how, penalty=penalty), scaled_MR.std(axis=0, ddof=1), found_M
+        )
+
+    async def noise(self) -> Noise:
+        """Return how far a raw score may be from its reference, by the artifact's tolerance for its arithmetic.
+
+        Of an ensemble, that of the member with the largest tolerance; `Scored.noise` has what its combination makes of
+        them. Raises as `details` does.
+        """
+        return max((self._of(about) for about in await self._open()), key=lambda noise: noise.tolerance)
+
+    async def reading(self) -> Reading:
+        """Return how objects become rollouts for these models. Raises as `details` does."""
+        return Reading(
+            joins_texts=all(about.joins_texts for about in await self._open()),
+            text_as=self.config.text_as,
+            render_fn=self.config.render_fn,
+        )
+
+    async def aclose(self) -> None:
+        """Close connections, let the models go. A closed scorer cannot be used again."""
+        self._closed = True
+        if self._process != os.getpid():
+            return
+        if self._opening is not None and not self._opening.done():
+            self._opening.cancel()
+            await asyncio.gather(self._opening, return_exceptions=True)
+        for member in self._members:
+            await member.aclose()
+
+    async def _open(self) -> list[About]:
+        """Open all members, or wait until they are. Raises ConfigError for an ensemble that has not one scale."""
+        self._require_usable()
+        if self._about is not None:
+            return self._about
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.get_running_loop().create_task(self._opened())
+            # If everyone who waits is cancelled, nobody is told of an error, and asyncio need not complain of that.
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(self._opening)
+
+    async def _opened(self) -> list[About]:
+        about = [await member.open() for member in self._members]
+        for member, one in zip(self._members, about, strict=True):
+            if len(about) > 1 and one.scale is None:
+                raise ConfigError(
+                    f"{member.name}: no calibration is told, so its scores cannot be put on the scale of the others. "
+                    f"Store one with `rewardlab calibrate FOLDER --dataset … --store`, on the same data for all "
+                    f"members, and serve that folder."
+                )
+            if one.tolerance is None and self.config.noise_tolerance is None:
+                raise ConfigError(
+                    f"{member.name}: it does not tell its arithmetic, so nothing is known of the noise in its scores. "
+                    f"Say it (client={{'precision': 'bfloat16'}}), or give noise_tolerance."
+                )
+        if len({one.joins_texts for one in about}) > 1 and self.config.text_as is None:
+            raise ConfigError(
+                "some members of the ensemble were trained with a template and some without. Give text_as, which says "
+                "how plain texts are read, or messages alone."
+            )
+        self._about = about
+        return about
+
+    def _of(self, about: About) -> Noise:
+        measured = self.config.noise_tolerance
+        if measured is not None:
+            return Noise(tolerance=measured, source="as given (noise_tolerance)")
+        assert about.tolerance is not None
+        return Noise(tolerance=about.tolerance, source=f"{about.arithmetic}, by the artifact")
+
+    def _noise_of(self, about: About, raw_R: FloatArray) -> FloatArray:
+        return self._of(about).between_scorings(raw_R)
+
+    def _require_usable(self) -> None:
+        """Raise ConfigError if the scorer is closed, or used in another event loop or process than before."""
+        if self._closed:
+            raise ConfigError("the scorer is closed. Make a new one.")
+        if self._process != os.getpid():
+            raise ConfigError("the scorer was made in another process. Make one in each.")
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise ConfigError(
+                "the scorer was first used in another event loop, and belongs to that one. Make one for each loop "
+                "(each asyncio.run), or use `blocking_scorer`, which works from every thread."
+            )
+
+
+def _settled(config: ScorerConfig | None, settings: dict[str, Any]) -> ScorerConfig:
+    """Return the settings as one. Raises ConfigError for an unknown one."""
+    known = list(settings_of(ScorerConfig))
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"unknown setting {name!r:.60}.{did_you_mean(name, known)} Settings: {', '.join(known)}.")
+    return replace(config or ScorerConfig(), **settings)
+
+
+async def _together(jobs: Sequence[Any]) -> list[list[Found]]:
+    """Return what all members say; if one fails the others are ended, and its error is raised."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _combined_noise(noise_MR: FloatArray, *, how: str, penalty: float) -> FloatArray:
+    """Return a bound [R] on how far the combination moves if each member's score moves by its noise.
+
+    A standard deviation over M members moves by at most the Euclidean length of the movement over √(M − 1).
+    """
+    if how == "minimum":
+        return cast(FloatArray, noise_MR.max(axis=0))
+    mean_R = noise_MR.mean(axis=0)
+    if how == "mean":
+        return cast(FloatArray, mean_R)
+    return cast(FloatArray, mean_R + penalty * np.sqrt((noise_MR**2).sum(axis=0) / (len(noise_MR) - 1)))
+
+
+def _scored(
+    score_R: FloatArray, noise_R: FloatArray, spread_R: FloatArray | None, found_M: Sequence[Sequence[Found]]
+) -> list[Scored]:
+    rows = []
+    for number, of_members in enumerate(zip(*found_M, strict=True)):
+        digests = [one.digest for one in of_members]
+        rows.append(
+            Scored(
+                score=float(score_R[number]),
+                noise=float(noise_R[number]),
+                spread=None if spread_R is None else float(spread_R[number]),
+                digest=None if None in digests else "+".join(cast(list[str], digests)),
+                num_tokens=_most([one.num_tokens for one in of_members]),
+                truncated_tokens=_most([one.truncated_tokens for one in of_members]),
+                truncated_reply_tokens=_most([one.truncated_reply_tokens for one in of_members]),
+            )
+        )
+    return rows
+
+
+def _most(numbers: Sequence[int | None]) -> int | None:
+    known = [number for number in numbers if number is not None]
+    return max(known) if known else None
