@@ -1,0 +1,149 @@
+"""Numbers as they are handed in, checked: each is finite, or the rollout that it is missing from is named.
+
+Legend: R rollouts, G rollouts of one group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, SupportsFloat
+
+import numpy as np
+import numpy.typing as npt
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.rl.rollouts import RolloutError
+
+FloatArray = npt.NDArray[np.float64]
+Numbers = Sequence[SupportsFloat | None] | npt.NDArray[Any]
+"""One number for each rollout, of any type that Python can make a float of. None stands for one that is missing."""
+Groups = Sequence[object] | npt.NDArray[Any]
+"""The name of each rollout's group: numbers, texts, tuples, or whatever else Python can look up."""
+MOST_NAMED = 8
+"""Rollouts that a message names; of more, it says how many there are."""
+
+
+def finite(values_R: Sequence[object] | npt.NDArray[Any], *, what: str) -> FloatArray:
+    """Return values as a new array [R].
+
+    `what` says what they are, such as `reward`. Raises RolloutError, naming the rollouts, for one that is None, no
+    number, NaN or infinite.
+    """
+    numbers_R = [_number(value) for value in values_R]
+    wrong = tuple(number for number, value in enumerate(numbers_R) if not math.isfinite(value))
+    if wrong:
+        found = ", ".join(f"rollout {number}: {_shown(values_R[number])}" for number in wrong[:MOST_NAMED])
+        more = f", and {len(wrong) - MOST_NAMED} more" if len(wrong) > MOST_NAMED else ""
+        raise RolloutError(
+            f"{len(wrong)} of {len(numbers_R)} rollouts have no {what} that could be trained on ({found}{more}); "
+            f"wanted a finite number for each. Find out why it is missing, or leave the rollout out of its group.",
+            rollouts=wrong,
+        )
+    return np.array(numbers_R, dtype=np.float64)
+
+
+def not_negative(noise_R: Numbers | None, *, like_R: FloatArray) -> FloatArray:
+    """Return the noise of rewards as a new array [R]: as many as `like_R`, none below 0, and 0 if there is none.
+
+    Raises RolloutError for one that is not finite or below 0, ConfigError for another number of them.
+    """
+    if noise_R is None:
+        return np.zeros_like(like_R)
+    found_R = finite(noise_R, what="noise")
+    as_many(like_R, found_R, what="noise")
+    if below := tuple(np.flatnonzero(found_R < 0).tolist()):
+        raise RolloutError(
+            f"the noise of rollout {below[0]} is {found_R[below[0]]:g}; wanted 0 or more, since it is a distance.",
+            rollouts=below,
+        )
+    return found_R
+
+
+def as_many(
+    rewards_R: Sequence[object] | npt.NDArray[Any], others_R: Sequence[object] | npt.NDArray[Any], *, what: str
+) -> None:
+    """Raise ConfigError unless there are as many others, which `what` names, as rewards."""
+    if len(rewards_R) != len(others_R):
+        raise ConfigError(
+            f"{what}: got {len(others_R)} for {len(rewards_R)} rollouts; wanted one for each, in the same order."
+        )
+
+
+def stated(value: float | None, name: str, *, wanted: str, allowed: Callable[[float], bool]) -> float:
+    """Return a figure that the user stated. Raises ConfigError unless it is a finite number that is allowed."""
+    if value is None or not math.isfinite(value) or not allowed(value):
+        raise ConfigError(f"{name}: got {value}; wanted {wanted}. State it.")
+    return float(value)
+
+
+def members_of(groups_R: Groups) -> list[npt.NDArray[np.intp]]:
+    """Return for each group the numbers of its rollouts [G], in the order in which groups begin.
+
+    Raises ConfigError for a name of a group that is equal to none, such as NaN, or cannot be looked up, such as a list.
+    """
+    members: dict[object, list[int]] = {}
+    for number, group in enumerate(groups_R):
+        # Arrays and tensors of one number are equal as numbers and not as they are looked up.
+        name = group.tolist() if hasattr(group, "tolist") else group
+        try:
+            same = members.setdefault(name, [])
+        except TypeError as error:
+            raise _nameless(number, group) from error
+        if name != name:
+            raise _nameless(number, group)
+        same.append(number)
+    return [np.array(numbers, dtype=np.intp) for numbers in members.values()]
+
+
+def _nameless(number: int, group: object) -> ConfigError:
+    """Return the error for a group that other rollouts could not be in."""
+    return ConfigError(
+        f"groups: rollout {number} is in group {_shown(group)}, of type {type(group).__name__}, which names no group; "
+        f"wanted names that Python can look up, such as numbers, texts or tuples."
+    )
+
+
+def centred(rewards_G: FloatArray) -> tuple[float, FloatArray]:
+    """Return the mean of a group and the deviations from it [G], which are exactly 0 if all rewards are equal.
+
+    Sums are rounded once (`math.fsum`), so deviations are off by less than 3 units of rounding of the group's range.
+
+    Raises RolloutError if rewards are so far apart that their difference is not finite.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        beyond_first_G = rewards_G - rewards_G[0]
+        # Divided before they are added, since a sum of finite numbers need not be finite.
+        middle = math.fsum(beyond_first_G / len(rewards_G)) if np.isfinite(beyond_first_G).all() else math.inf
+        deviations_G = beyond_first_G - middle
+    if not np.isfinite(deviations_G).all():
+        raise RolloutError(
+            f"rewards of one group lie between {rewards_G.min():g} and {rewards_G.max():g}: their difference is not a "
+            f"finite number. Clip them to bounds that mean something."
+        )
+    return float(rewards_G[0] + middle), deviations_G
+
+
+def standard_deviation(deviations: FloatArray, *, ddof: int) -> float:
+    """Return the standard deviation of numbers by their deviations from the mean; 0 if there are `ddof` or fewer."""
+    largest = float(np.abs(deviations).max(initial=0.0))
+    if largest == 0 or len(deviations) <= ddof:
+        return 0.0
+    # Squares of parts of the largest, since the square of a finite number need not be finite.
+    return largest * math.sqrt(math.fsum((deviations / largest) ** 2) / (len(deviations) - ddof))
+
+
+def _number(value: object) -> float:
+    """Return a number as a float, and NaN for what is none."""
+    if isinstance(value, str) or not isinstance(value, SupportsFloat):
+        return math.nan
+    try:
+        return float(value)
+    except (OverflowError, TypeError, ValueError):  # too large, or several numbers, or one with an imaginary part
+        return math.nan
+
+
+def _shown(value: object) -> str:
+    """Return a value for a message: on one line, not long."""
+    text = "missing" if value is None else f"{value!r}"
+    return text if len(text) <= 40 else f"{text[:37]}..."
