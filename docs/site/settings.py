@@ -30,6 +30,7 @@ from rewardlab.curation.showing.config import ShowConfig
 from rewardlab.diagnosing.config import DiagnoseConfig
 from rewardlab.evaluation.config import CalibrateConfig, EvalConfig
 from rewardlab.probing.config import ProbeConfig
+from rewardlab.rl.audit.config import AuditConfig as RlAuditConfig
 from rewardlab.training.settings.config import RewardTrainerConfig
 
 PAGE = Path(__file__).resolve().parents[1] / "settings.md"
@@ -57,6 +58,7 @@ COMMANDS: dict[str, type] = {
     "data show": ShowConfig,
     "data inspect": InspectConfig,
     "data audit": AuditConfig,
+    "rl audit": RlAuditConfig,
 }
 TITLES = {
     "DataConfig": "Data",

@@ -1,0 +1,91 @@
+"""Rewards for OpenRLHF, from a Python file with one line: `from rewardlab.rl.openrlhf import reward_func`.
+
+Facts of OpenRLHF 3c3be62 (0.11.0), `utils/agent.py`: the file of `--reward.remote_url` is run in each vLLM engine, its
+`reward_func(queries, prompts, labels)` is called in a thread with lists of one, and every `Exception` of it is caught,
+logged at level info, and leaves the reward None. So what is raised here is none: `RewardStop` passes, and Ray gives it
+to the trainer, which ends.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final
+
+from rewardlab.core.errors import RewardlabError
+from rewardlab.rl.configured import Configured, from_environment
+from rewardlab.rl.loops import Scorer, WaitingScorer
+from rewardlab.rl.rollouts import Rollout, RolloutError
+from rewardlab.rl.slime import require_reply_ends
+from rewardlab.rl.turns import messages_in, require_same_prompt, rollout_of, without_end
+
+TAKES: Final = ("reply_ends", "prompt_as")
+_MAKING: Final = threading.Lock()
+"""The first samples of a batch come in many threads at once, and make one reward."""
+
+
+class RewardStop(BaseException):
+    """Training ends, since a rollout has no reward. It is no `Exception`, which OpenRLHF would catch and go on."""
+
+
+class OpenRLHFReward:
+    """Scores OpenRLHF's samples."""
+
+    def __init__(self, configured: Configured, *, scorer: Scorer | None = None) -> None:
+        """`scorer` takes the place of the configured one. Raises ConfigError if `reply_ends` is not given."""
+        self._configured = configured
+        self._ends = require_reply_ends(configured)
+        self._scorer = WaitingScorer(configured.make_scorer if scorer is None else lambda: scorer)
+
+    def __call__(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **more: Any) -> Any:
+        """Return `rewards` (trained on), `scores` (what dynamic filtering looks at) and `extra_logs`: each a number for
+        a single sample, which is what OpenRLHF asks for.
+
+        Raises RewardStop with the name of the rollout and the cause.
+        """
+        try:
+            (query,), (prompt,), (label,) = queries, prompts, labels
+        except ValueError as error:
+            raise RewardStop(f"OpenRLHF gave {len(queries)} samples at a time; wanted one, as 0.11 does.") from error
+        try:
+            (scored,) = self._scorer.details([self._rollout(query, prompt, label)])
+        except RewardlabError as error:
+            raise RewardStop(str(error)) from error
+        logs = {"rewardlab_score": scored.score, "rewardlab_noise": scored.noise}
+        return {"rewards": scored.score, "scores": scored.score, "extra_logs": logs}
+
+    def close(self) -> None:
+        """Close connections and end the thread of the scorer."""
+        self._scorer.close()
+
+    def _rollout(self, query: str, prompt: str, label: Any) -> Rollout:
+        # OpenRLHF gives no number, and a text does not belong into messages.
+        digest = hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()
+        name = f"OpenRLHF's rollout (prompt of {len(prompt):,} characters, SHA-256 {digest[:16]})"
+        if not query.startswith(prompt):
+            raise RolloutError(
+                f"{name}: the query does not begin with the prompt, so the prompt was cut (--data.max_len), or the "
+                f"tokenizer does not give back the text that it was given. The reply cannot be told from it."
+            )
+        column = "the label (--data.label_key)"
+        messages = messages_in(label, prompt_as=self._configured.loop.prompt_as, name=name, column=column)
+        rollout = rollout_of(messages, without_end(query[len(prompt) :], self._ends), name=name)
+        require_same_prompt(rollout, prompt)
+        return rollout
+
+
+@cache
+def _configured_reward() -> OpenRLHFReward:
+    return OpenRLHFReward(from_environment(takes=TAKES))
+
+
+def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **more: Any) -> Any:
+    """The function that OpenRLHF looks for; see `OpenRLHFReward`."""
+    try:
+        with _MAKING:
+            made = _configured_reward()
+    except RewardlabError as error:
+        raise RewardStop(str(error)) from error
+    return made(queries, prompts, labels, **more)

@@ -1,0 +1,205 @@
+"""Reward functions for TRL: GRPOTrainer, RLOOTrainer and AsyncGRPO.
+
+    from rewardlab.rl.trl import reward_function
+    trainer = GRPOTrainer(model=…, reward_funcs=reward_function("runs/rm/best"), …)
+
+or, without code, `trl grpo --reward_funcs rewardlab.rl.trl.reward`, configured by the environment (`rl/configured.py`).
+
+Facts of TRL 1.16: a reward function is called in every process with its share of the rollouts; None and NaN are taken
+as "not applicable" and trained on silently; asynchronous functions run in one event loop for the trainer's life, so
+connections are made there. Nothing of TRL is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, cast
+
+from rewardlab.core.config import did_you_mean, settings_of
+from rewardlab.core.errors import ConfigError
+from rewardlab.rl.checking import finite
+from rewardlab.rl.config import ScorerConfig
+from rewardlab.rl.configured import from_environment
+from rewardlab.rl.loops import LoopScorer
+from rewardlab.rl.reading import Reading
+from rewardlab.rl.rewarding import RewardConfig, Rewarded, groups_of, rewarded, rows_of
+from rewardlab.rl.rollout_log import RolloutLog
+from rewardlab.rl.rollouts import Rollout, RolloutError
+from rewardlab.rl.scorer import RewardScorer, Scored
+
+PREFIX: Final = "rewardlab"
+"""Of metrics and columns in TRL's log."""
+TAKES: Final = tuple(settings_of(RewardConfig))
+
+
+def reward_function(source: Any, *, name: str = PREFIX, **settings: Any) -> RewardFunction:
+    """Return a reward function for `reward_funcs` of a trainer of TRL.
+
+    `source` is a reward-model folder, the address of a server, several of them as an ensemble, or a `RewardScorer`.
+    `settings` are the fields of `RewardConfig` and, for a source that is no scorer yet, of `ScorerConfig`. `name` is
+    what TRL's log calls the function.
+
+    Raises ConfigError for settings that cannot be used.
+    """
+    own = {key: settings.pop(key) for key in list(settings) if key in TAKES}
+    config = RewardConfig(**own)
+    if isinstance(source, RewardScorer):
+        if settings:
+            raise ConfigError(f"{', '.join(settings)}: the scorer is made already. Give these to the RewardScorer.")
+        return RewardFunction(lambda: source, config, name=name)
+    _require_known(settings)
+    RewardScorer(source, **settings)  # settings that cannot be used are an error before the trainer begins
+    return RewardFunction(_Maker(source, settings), config, name=name)
+
+
+def _require_known(settings: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a setting that neither the scorer nor the function has."""
+    known = [*TAKES, *settings_of(ScorerConfig)]
+    for name in settings:
+        if name not in known:
+            raise ConfigError(f"unknown setting {name!r:.60}.{did_you_mean(name, known)} Settings: {', '.join(known)}.")
+
+
+class _Maker:
+    """Makes the scorer of an event loop; can be sent to another process."""
+
+    def __init__(self, source: Any, settings: Mapping[str, Any]) -> None:
+        self._source, self._settings = source, dict(settings)
+
+    def __call__(self) -> RewardScorer:
+        return RewardScorer(self._source, **self._settings)
+
+
+class RewardFunction:
+    """An asynchronous reward function, as TRL's trainers take them: one finite reward a rollout, or an error.
+
+    It can be sent to another process before it is first used, as AsyncGRPO does.
+    """
+
+    def __init__(self, make: Callable[[], RewardScorer], config: RewardConfig, *, name: str) -> None:
+        """`make` makes the scorer of an event loop."""
+        self.__name__ = name
+        self.config = config
+        self._make = make
+        self._scorers = LoopScorer(make)
+        self._log: RolloutLog | None = None
+        self._num_calls = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, (self._make, self.config, self.__name__)
+
+    async def __call__(
+        self, prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **kwargs: Any
+    ) -> list[float]:
+        """Return one finite reward for each completion, in order.
+
+        `kwargs` are the columns of the dataset, and where TRL gives them `trainer_state`, `log_metric`, `log_extra`.
+
+        Raises RolloutError naming step, prompt and reply for a rollout that has no finite reward, and as
+        `RewardScorer.details` does; nothing is returned then, so nothing is trained on.
+        """
+        step = self._step(kwargs.get("trainer_state"))
+        environment_R = self._column(self.config.environment, kwargs)
+        groups_R = None
+        if self.config.noise_floor:
+            groups_R = groups_of(prompts, group_size=self.config.group_size, num_processes=_processes()[1])
+        evidence = {name: finite(self._column(name, kwargs) or (), what=name) for name in self.config.evidence}
+        rollouts = await self._rollouts(prompts, completions, step)
+        scored = await self._scorers.details(rollouts)
+        rewards = rewarded(scored, groups_R, self.config, environment_R)
+        self._tell(rewards, scored, kwargs)
+        if self.config.log_dir is not None:
+            self._record(Path(self.config.log_dir), step).write(
+                rows_of(rollouts, scored, rewards, step=step, evidence={k: v.tolist() for k, v in evidence.items()})
+            )
+        return cast(list[float], rewards.rewards_R.tolist())
+
+    async def aclose(self) -> None:
+        """Close the scorer of the running event loop, and the record."""
+        await self._scorers.aclose()
+        if self._log is not None:
+            self._log.close()
+
+    def _step(self, state: Any) -> int:
+        """Return the optimiser steps done, or, where the trainer does not tell them, the calls before this one."""
+        self._num_calls += 1
+        return self._num_calls - 1 if state is None else int(state.global_step)
+
+    async def _rollouts(self, prompts: Sequence[Any], completions: Sequence[Any], step: int) -> list[Rollout]:
+        """Return the rollouts of a call, named by step, prompt and reply."""
+        reading: Reading = await cast(RewardScorer, self._scorers.here()).reading()
+        rollouts, prompt_number, reply_number = [], -1, 0
+        for number, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            if number == 0 or prompt != prompts[number - 1]:
+                prompt_number, reply_number = prompt_number + 1, 0
+            name = f"step {step}, prompt {prompt_number}, reply {reply_number}"
+            rollouts.append(reading.rollout((prompt, completion), name=name, number=number))
+            reply_number += 1
+        return rollouts
+
+    def _column(self, name: str | None, columns: Mapping[str, Any]) -> list[Any] | None:
+        """Return a column of the dataset. Raises ConfigError if it has none of that name."""
+        if name is None:
+            return None
+        if name not in columns:
+            known = ", ".join(sorted(key for key, value in columns.items() if isinstance(value, list))) or "none"
+            raise ConfigError(f"the dataset has no column {name!r:.60}; it has {known}.")
+        return list(columns[name])
+
+    def _tell(self, rewards: Rewarded, scored: Sequence[Scored], kwargs: Mapping[str, Any]) -> None:
+        """Hand figures and columns to TRL's log, where it takes them."""
+        if (log_metric := kwargs.get("log_metric")) is not None:
+            for name, value in rewards.metrics(scored).items():
+                log_metric(f"{self.__name__}/{name}", value)
+        if (log_extra := kwargs.get("log_extra")) is not None:
+            log_extra(f"{self.__name__}/score", rewards.scores_R.tolist())
+
+    def _record(self, folder: Path, step: int) -> RolloutLog:
+        """Return the record, opened when the first rollouts are rewarded; a resumed run goes on where it resumes.
+
+        Raises ConfigError if a run from its beginning finds the record of another one.
+        """
+        if self._log is None:
+            rank, world_size = _processes()
+            log = RolloutLog(folder, rank=rank, world_size=world_size)
+            if step == 0 and log.path.stat().st_size > 0:
+                raise ConfigError(
+                    f"log_dir: {log.path} holds the rollouts of another run. Name another folder, or remove it."
+                )
+            log.resume_at(step)
+            self._log = log
+        return self._log
+
+
+def _remade(make: Callable[[], RewardScorer], config: RewardConfig, name: str) -> RewardFunction:
+    return RewardFunction(make, config, name=name)
+
+
+def _processes() -> tuple[int, int]:
+    """Return (rank, number of processes) as launchers tell them."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+@cache
+def _configured() -> RewardFunction:
+    """Return the reward function that the environment describes. Raises ConfigError."""
+    configured = from_environment(takes=TAKES)
+    own = {name: getattr(configured.loop, name) for name in TAKES}
+    return RewardFunction(configured.make_scorer, RewardConfig(**own), name=PREFIX)
+
+
+async def reward(
+    prompts: Sequence[Any], completions: Sequence[Any], completion_ids: Any = None, **kwargs: Any
+) -> list[float]:
+    """Return the rewards of rollouts, by the settings in the environment: for `--reward_funcs rewardlab.rl.trl.reward`.
+
+    `REWARDLAB_RL_SOURCE` names a folder or an address, `REWARDLAB_RL_CONFIG` a YAML or TOML file with `source` and the
+    settings of `reward_function`. Raises ConfigError if neither is set, and as `RewardFunction` does.
+    """
+    return await _configured()(prompts, completions, completion_ids, **kwargs)
+
+
+__all__ = ["RewardConfig", "RewardFunction", "RolloutError", "reward", "reward_function"]
