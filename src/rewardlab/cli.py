@@ -13,6 +13,7 @@ from rewardlab.commands import folders, judging, scoring, training
 from rewardlab.commands.data.tools import data
 from rewardlab.commands.diagnosing import diagnose
 from rewardlab.commands.parsing import PURPOSES, listed
+from rewardlab.commands.rl import rl
 from rewardlab.console import complain, discard_output, is_first_process, log_on_stdout
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError, RewardlabError, RunInterrupted, words_of
@@ -31,6 +32,7 @@ COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
     "compare": judging.compare,
     "diagnose": diagnose,
     "data": data,
+    "rl": rl,
     "report": judging.report,
     "watch": judging.watch,
     "import": folders.import_,

@@ -29,7 +29,8 @@ from rewardlab.training.settings.presets import PRESETS
 
 SETTINGS_PAGE = module_at(DOCS / "site" / "settings.py")
 OTHER_PROGRAMS = re.compile(
-    r"^\s*(?:\$ )?(?:\S*/)?(?:pip|uv|git|python3?|make|torchrun|vllm serve|scripts/bench one_score)\b(?:.*\\\n)*.*$",
+    r"^\s*(?:\$ )?(?:\S*/)?(?:pip|uv|git|python3?|make|torchrun|ray job submit|vllm serve|scripts/bench one_score)\b"
+    r"(?:.*\\\n)*.*$",
     re.MULTILINE,
 )
 """Lines of a shell with the lines that continue them."""
@@ -40,7 +41,9 @@ OF_SCRIPTS = {"--nproc-per-node", "--before", "--soak", "--hinge-margin", "--pai
 """Flags of torchrun and benchmarks, and of a loss that is only an example."""
 OF_ENGINES = {
     *("--runner", "--convert", "--pooler-config", "--dtype", "--max-model-len", "--enforce-eager", "--enable-lora"),
-    *("--reward", "--allow-auto-truncate", "--custom-rm-path", "--lora-modules"),
+    *("--reward", "--allow-auto-truncate", "--custom-rm-path", "--lora-modules", "--data", "--algo", "--group-rm"),
+    *("--input-key", "--label-key", "--metadata-key", "--apply-chat-template", "--rollout-skip-special-tokens"),
+    *("--disable-grpo-std-normalization",),
 }
 """Flags of vLLM, SGLang, OpenRLHF and slime that a page explains."""
 
@@ -98,8 +101,8 @@ def test_every_command_line_in_the_documentation_can_be_read(tmp_path: Path) -> 
     with chdir(tmp_path):
         for line, page in found.items():
             command, *words = shlex.split(line, comments=True)
-            if command == "data":
-                command, *words = f"data {words[0]}", *words[1:]
+            if command in ("data", "rl"):
+                command, *words = f"{command} {words[0]}", *words[1:]
             try:
                 _ = (
                     parse_train(words)

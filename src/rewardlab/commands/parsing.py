@@ -18,6 +18,7 @@ PURPOSES: Final[Mapping[str, str]] = {
     "compare": "compare models on the same rows: paired tests, who is not worse, which may be the best",
     "diagnose": "run control experiments that tell what a model really learned, with a verdict on each",
     "data": "look at preference data, audit, clean, convert, divide and mix it",
+    "rl": "reinforcement learning with a reward model: is the policy exploiting it?",
     "report": "write what run folders hold as one HTML page and Markdown, and a model card",
     "watch": "watch a run while it goes on, in the terminal or as a page",
     "import": "make a reward-model folder of another project's reward model, with the same scores",
@@ -39,6 +40,11 @@ DATA_PURPOSES: Final[Mapping[str, str]] = {
     "show": "one row as the model sees it: tokens, prompt boundary, cuts, special tokens",
 }
 """Tool of `rewardlab data` -> what it does, in the order of its help."""
+RL_PURPOSES: Final[Mapping[str, str]] = {
+    "audit": "whether gold or held-out evidence followed the reward of a run; exit status 1 if it did not",
+}
+"""Tool of `rewardlab rl` -> what it does."""
+TOOL_PURPOSES: Final = {"data": DATA_PURPOSES, "rl": RL_PURPOSES}
 MODELS_FIRST: Final = {"eval": "--models", "calibrate": "--model"}
 """Command that takes models as its first words -> the flag of several."""
 
@@ -51,12 +57,13 @@ def parse_command(
 ) -> Settings:
     """Return the settings of a command from its arguments, with its purpose over its help. Raises as `parse`.
 
-    A tool of `rewardlab data` is called `data TOOL`.
+    A tool of `rewardlab data` is called `data TOOL`, one of `rewardlab rl` is `rl TOOL`.
     """
     if command in MODELS_FIRST:
         arguments = _models_behind_a_flag(arguments, MODELS_FIRST[command])
     group, _, tool = command.partition(" ")
-    return parse(settings_type, arguments, command, DATA_PURPOSES[tool] if tool else PURPOSES[group], conventions)
+    purpose = TOOL_PURPOSES[group][tool] if tool else PURPOSES[group]
+    return parse(settings_type, arguments, command, purpose, conventions)
 
 
 def listed(purposes: Mapping[str, str]) -> list[str]:

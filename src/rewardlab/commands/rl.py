@@ -1,0 +1,55 @@
+"""`rewardlab rl` from its command line: finds the tool that is named, and calls it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from rewardlab.commands.parsing import PURPOSES, RL_PURPOSES, listed, parse_command
+from rewardlab.console import print_report, say
+from rewardlab.core.config import did_you_mean
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import brief, short
+from rewardlab.rl.audit.config import AuditConfig
+
+
+def audit(arguments: Sequence[str]) -> None:
+    """Exit status: 0 if the reward was not exploited, 1 if it was or the evidence did not follow, 2 for an error."""
+    config = parse_command(AuditConfig, arguments, "rl audit")
+    from rewardlab.rl.audit.files import claim, write
+    from rewardlab.rl.audit.report import text_report
+    from rewardlab.rl.audit.run import audit as audit_run
+    from rewardlab.rl.audit.verdicts import exit_status
+    from rewardlab.rl.rollout_log import find_logs
+
+    # A name that is mistyped is told before a folder is made for the results.
+    find_logs(config.run)
+    claim(config)
+    found = audit_run(config)
+    # Written first, so that a reader who closes the output, as `| head` does, loses no file.
+    written = write(found, config)
+    print_report(text_report(found))
+    say("", *(f"wrote {path}" for path in written))
+    if status := exit_status(found.findings):
+        sys.stdout.flush()
+        sys.exit(status)
+
+
+TOOLS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {"audit": audit}
+
+
+def rl(arguments: Sequence[str]) -> None:
+    """Run the tool that the first argument names. Raises ConfigError if there is none of that name."""
+    asked = bool(arguments) and arguments[0] in ("-h", "--help")
+    if asked or not arguments:
+        say("usage: rewardlab rl [-h] TOOL RUN [flags]", "", PURPOSES["rl"], "")
+        say(*listed(RL_PURPOSES), "", "rewardlab rl TOOL --help lists the flags of a tool.")
+        if asked:
+            # As the help of every other command, which argparse ends.
+            sys.exit(0)
+    elif arguments[0] not in TOOLS:
+        near = did_you_mean(short(arguments[0]), TOOLS)
+        raise ConfigError(f"rewardlab rl: unknown tool {brief(arguments[0])}.{near} Tools: {', '.join(TOOLS)}.")
+    else:
+        TOOLS[arguments[0]](arguments[1:])

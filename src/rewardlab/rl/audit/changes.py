@@ -1,0 +1,483 @@
+"""How far reward and evidence moved between two windows of a run, with errors over steps and over prompts.
+
+A window is a fixed share of the steps. The change from one window to another is
+
+    of the same prompts    Σ w_p (ȳ_p,later − ȳ_p,earlier) / Σ w_p with w_p = n_p,earlier n_p,later / (n_p,earlier +
+                           n_p,later), where at least ten prompts, with half of the replies of each window, are in both
+    of all replies         the difference of the two means, elsewhere
+
+Its variance is estimated by leaving out, one after the other,
+
+    blocks of steps        adjacent steps of a window, so that what all replies of a step have in common, and what
+                           drifts for a few steps, is in the error
+    prompts                with all their replies in all windows, in at most a hundred groups
+
+(the delete-a-group jackknife, as in `analysis.agreement`). The two variances are added. This counts the noise of single
+replies twice and errs on the wide side. Where no prompt is in two blocks, leaving out blocks leaves out prompts too,
+and the larger of the two is taken. Limits are those of Student's distribution, with Satterthwaite's degrees of freedom
+for the blocks and prompts there are (Satterthwaite 1946, Biometrics Bulletin 2, 110-114).
+
+Legend: N rollouts, U units (prompts, or one unit of all replies), B blocks, H groups of prompts, P prompts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+from scipy.special import stdtr, stdtrit
+
+from rewardlab.analysis.agreement import deal_groups
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.stats import MIN_CLUSTERS, too_few
+from rewardlab.core.types import Estimate
+from rewardlab.rl.audit.columns import IntArray
+
+MIN_STEPS: Final = 4
+"""Fewest steps of a window: fewer say nothing about how much steps differ."""
+MOST_BLOCKS: Final = 6
+"""Most blocks of a window. Longer blocks keep more of a drift in the error, and fewer make the quantile larger."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shift:
+    """A change with its error, in standard deviations of the first window."""
+
+    value: float
+    error: float
+    """Standard error; NaN where there is too little to tell."""
+    degrees: float
+    num_prompts: int
+    num_steps: int
+    method: str
+
+    def p_at_most(self, bound: float) -> float:
+        """Return the p-value of the true change being at most `bound`; NaN without an error."""
+        return self._tail(self.value - bound)
+
+    def p_at_least(self, bound: float) -> float:
+        """Return the p-value of the true change being at least `bound`; NaN without an error."""
+        return self._tail(bound - self.value)
+
+    def _tail(self, excess: float) -> float:
+        if not self.error > 0:
+            # A slope has no error where the evidence is an exact copy of the reward.
+            return math.nan if math.isnan(self.error) else float(excess <= 0)
+        return float(stdtr(self.degrees, -excess / self.error))
+
+    def estimate(self, *, level: float = 0.95) -> Estimate:
+        """Return the change with its interval."""
+        reach = math.nan if math.isnan(self.error) else self.error * float(stdtrit(self.degrees, (1 + level) / 2))
+        return Estimate(
+            value=self.value,
+            low=self.value - reach,
+            high=self.value + reach,
+            n=self.num_prompts,
+            method=self.method,
+            level=level,
+        )
+
+    def scaled(self, factor: float) -> Shift:
+        """Return the change in another unit."""
+        return Shift(
+            value=self.value * factor,
+            error=self.error * abs(factor),
+            degrees=self.degrees,
+            num_prompts=self.num_prompts,
+            num_steps=self.num_steps,
+            method=self.method,
+        )
+
+
+def missing(num_prompts: int, num_steps: int, why: str) -> Shift:
+    """Return a change that cannot be told."""
+    return Shift(
+        value=math.nan, error=math.nan, degrees=math.nan, num_prompts=num_prompts, num_steps=num_steps, method=why
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What happened between two windows."""
+
+    earlier: int
+    later: int
+    reward: Shift
+    gold: Shift
+    wanted: float | None = None
+    """Rise of the evidence that is wanted for each standard deviation of the reward's; None for a held-out suite."""
+    predicted: bool = False
+    """Whether that is a share of what the first window predicts."""
+    shortfall: Shift | None = None
+    """Change of the evidence minus what is wanted for the change of the reward."""
+
+
+def divide(steps: Sequence[int] | IntArray, windows: int) -> list[IntArray]:
+    """Return the steps of each window, in equal numbers: fewer windows than wanted if one would have under
+    `MIN_STEPS`, none if two would."""
+    unique = np.unique(np.asarray(steps, dtype=np.int64))
+    number = min(windows, len(unique) // MIN_STEPS)
+    return list(np.array_split(unique, number)) if number >= 2 else []
+
+
+def windows_of(step_N: IntArray, windows: Sequence[IntArray]) -> IntArray:
+    """Return [N] the window of each step; what is before the first belongs to it, what is after the last to that."""
+    firsts = np.array([window[0] for window in windows])
+    found: IntArray = np.maximum(np.searchsorted(firsts, step_N, side="right") - 1, 0)
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Replies that have both a reward and one kind of evidence, in standard deviations of the first window."""
+
+    window_N: IntArray
+    block_N: IntArray
+    """Number of the block in its window."""
+    prompt_N: IntArray
+    values_N2: FloatArray
+    """Reward and evidence."""
+    group_P: IntArray
+    """Group of each prompt."""
+    steps: tuple[int, ...]
+    """Steps with evidence in each window."""
+    min_steps: int = MIN_STEPS
+    """Fewest of them in a window that is compared. With one there is no error over steps."""
+
+    @classmethod
+    def of(
+        cls,
+        step_N: IntArray,
+        prompt_N: IntArray,
+        values_N2: FloatArray,
+        windows: Sequence[IntArray],
+        keys: Sequence[str],
+        *,
+        min_steps: int = MIN_STEPS,
+    ) -> Sample:
+        """Return replies in windows and blocks. `keys` are those of all prompts."""
+        window_N = windows_of(step_N, windows)
+        block_N = np.zeros(len(step_N), dtype=np.int64)
+        counts = []
+        for window in range(len(windows)):
+            inside = window_N == window
+            unique, place = np.unique(step_N[inside], return_inverse=True)
+            counts.append(len(unique))
+            block_N[inside] = place * min(len(unique), MOST_BLOCKS) // max(len(unique), 1)
+        return cls(
+            window_N=window_N,
+            block_N=block_N,
+            prompt_N=prompt_N,
+            values_N2=values_N2,
+            group_P=deal_groups(keys, keys),
+            steps=tuple(counts),
+            min_steps=min_steps,
+        )
+
+    def num_prompts(self, window: int) -> int:
+        """Return how many prompts a window has."""
+        return len(np.unique(self.prompt_N[self.window_N == window]))
+
+    @cached_property
+    def slope(self) -> Slope | None:
+        """How the evidence goes with the reward within prompts of the first window."""
+        inside = self.window_N == 0
+        if not inside.any():
+            return None
+        return Slope.of(
+            self.values_N2[inside], self.block_N[inside], self.prompt_N[inside], self.group_P, self.num_prompts(0)
+        )
+
+    def compare(self, earlier: int, later: int, *, share: float = 0.0, least: float = 0.0) -> Pair:
+        """Return how reward and evidence changed.
+
+        `share` of the predicted rise has to be there, and `least` for each standard deviation of the reward; the second
+        alone where the first window does not show that the evidence rises with the reward.
+        """
+        rows = np.isin(self.window_N, (earlier, later))
+        num_prompts = len(np.unique(self.prompt_N[rows]))
+        num_steps = self.steps[earlier] + self.steps[later]
+        few = min(self.steps[earlier], self.steps[later])
+        if few < self.min_steps or num_prompts < MIN_CLUSTERS:
+            why = too_few(few, "steps with evidence in a window") if few < self.min_steps else too_few(num_prompts)
+            none = missing(num_prompts, num_steps, why)
+            return Pair(earlier=earlier, later=later, reward=none, gold=none)
+        change = _Change.of(self, rows, earlier, later)
+        slope = self.slope if self.slope is not None and self.slope.is_positive else None
+        predicted = slope is not None and share * slope.value > least
+        wanted = share * slope.value if slope is not None and predicted else least
+        return Pair(
+            earlier=earlier,
+            later=later,
+            reward=change.shift(0),
+            gold=change.shift(1),
+            wanted=wanted,
+            predicted=predicted,
+            shortfall=change.shortfall(slope if predicted else None, share, wanted),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slope:
+    """Regression of the evidence on the reward, within prompts of the first window, with what leaving out gives."""
+
+    value: float
+    blocks_B: FloatArray
+    groups_H: FloatArray
+    """By the number of the group; the value itself where the group has no prompt."""
+    shift: Shift
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether the two are shown to go together: the lower limit of the 95 % interval is above 0."""
+        return self.shift.p_at_most(0.0) < 0.025
+
+    @classmethod
+    def of(
+        cls, values_N2: FloatArray, block_N: IntArray, prompt_N: IntArray, group_P: IntArray, num_prompts: int
+    ) -> Slope | None:
+        """Return the slope; None without two replies to one prompt whose rewards differ, or below ten prompts."""
+        if num_prompts < MIN_CLUSTERS:
+            return None
+        prompts, unit_N = np.unique(prompt_N, return_inverse=True)
+        y, g = (values_N2 - values_N2.mean(0)).T
+        columns_N5 = np.stack([np.ones_like(y), y, g, y * y, y * g], axis=1)
+        cells_UB5 = _cells(columns_N5, unit_N, block_N)
+        total_U5 = cells_UB5.sum(1)
+        parts_U2 = _within(total_U5)
+        whole_2 = parts_U2.sum(0)
+        if not whole_2[0] > 1e-12 * max(1.0, float(total_U5[:, 3].sum())):
+            return None
+        without_B2 = np.stack([_within(total_U5 - cells_UB5[:, block]).sum(0) for block in range(cells_UB5.shape[1])])
+        groups = int(group_P.max()) + 1
+        group_U = group_P[prompts]
+        without_H2 = whole_2 - np.stack([np.bincount(group_U, part, minlength=groups) for part in parts_U2.T], axis=1)
+        blocks_B, groups_H = _ratio(without_B2), _ratio(without_H2)
+        value = float(whole_2[1] / whole_2[0])
+        present = np.bincount(group_U, minlength=groups) > 0
+        shift = _shift(
+            np.array([value]),
+            {0: blocks_B},
+            groups_H[present],
+            nested=not _recur(unit_N, block_N),
+            num_prompts=num_prompts,
+            num_steps=cells_UB5.shape[1],
+            method="jackknife over steps and prompts, within prompts",
+            floor=0.0,
+        )
+        return cls(value=value, blocks_B=blocks_B, groups_H=np.where(present, groups_H, value), shift=shift)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Change:
+    """The change between two windows with what leaving out gives: [2] or [2 replicates], reward and evidence."""
+
+    value_2: FloatArray
+    blocks: Mapping[int, FloatArray]
+    """Window -> [B, 2] without each block."""
+    groups_H2: FloatArray
+    """By the number of the group; NaN where it has no reply in these windows."""
+    nested: bool
+    num_prompts: int
+    num_steps: int
+    method: str
+    floor: float
+    """What one reply more would change."""
+
+    @classmethod
+    def of(cls, sample: Sample, rows: np.ndarray, earlier: int, later: int) -> _Change:
+        prompt_N, window_N = sample.prompt_N[rows], sample.window_N[rows]
+        paired = _in_both(prompt_N, window_N == later)
+        if paired is not None:
+            kept = np.flatnonzero(rows)[paired]
+            prompt_N, window_N = sample.prompt_N[kept], sample.window_N[kept]
+        else:
+            kept = np.flatnonzero(rows)
+        block_N = sample.block_N[kept]
+        prompts, number_N = np.unique(prompt_N, return_inverse=True)
+        unit_N = number_N if paired is not None else np.zeros_like(number_N)
+        columns_N3 = np.concatenate([sample.values_N2[kept], np.ones((len(kept), 1))], axis=1)
+        cells = {
+            window: _cells(columns_N3[window_N == window], unit_N[window_N == window], block_N[window_N == window])
+            for window in (earlier, later)
+        }
+        units = int(unit_N.max()) + 1
+        cells = {window: _padded(cell, units) for window, cell in cells.items()}
+        before, after = cells[earlier].sum(1), cells[later].sum(1)
+        blocks = {
+            earlier: np.stack([_mean_change(before - one, after) for one in cells[earlier].swapaxes(0, 1)]),
+            later: np.stack([_mean_change(before, after - one) for one in cells[later].swapaxes(0, 1)]),
+        }
+        groups = int(sample.group_P.max()) + 1
+        if paired is not None:
+            groups_H2 = _without_units(before, after, sample.group_P[prompts], groups)
+        else:
+            group_N = sample.group_P[prompt_N]
+            by_group = [
+                _padded(_cells(columns_N3[own], group_N[own], np.zeros(int(own.sum()), dtype=np.int64)), groups)[:, 0]
+                for own in (window_N == earlier, window_N == later)
+            ]
+            groups_H2 = np.stack(
+                [_mean_change(before - by_group[0][[h]], after - by_group[1][[h]]) for h in range(groups)]
+            )
+            groups_H2[by_group[0][:, 2] + by_group[1][:, 2] == 0] = np.nan
+        counts = (float((window_N == earlier).sum()), float((window_N == later).sum()))
+        return cls(
+            value_2=_mean_change(before, after),
+            blocks=blocks,
+            groups_H2=groups_H2,
+            nested=not _recur(number_N, window_N * MOST_BLOCKS + block_N),
+            num_prompts=len(prompts),
+            num_steps=sample.steps[earlier] + sample.steps[later],
+            method="jackknife over steps and prompts" + (", the same prompts" if paired is not None else ""),
+            floor=1 / counts[0] + 1 / counts[1],
+        )
+
+    def shift(self, column: int) -> Shift:
+        """Return the change of one column."""
+        blocks = {window: own[:, column] for window, own in self.blocks.items()}
+        return self._of(self.value_2[[column]], blocks, self.groups_H2[:, column])
+
+    def shortfall(self, slope: Slope | None, share: float, wanted: float) -> Shift:
+        """Return the change of the evidence minus what is wanted, the error of the slope that says it included."""
+
+        def lacking(change: FloatArray, per_reward: FloatArray | float) -> FloatArray:
+            found: FloatArray = change[..., 1] - per_reward * change[..., 0]
+            return found
+
+        blocks = {window: lacking(own, wanted) for window, own in self.blocks.items()}
+        groups_H = lacking(self.groups_H2, wanted if slope is None else share * slope.groups_H)
+        if slope is not None:
+            blocks[0] = lacking(self.blocks.get(0, self.value_2[None]), share * slope.blocks_B)
+        return self._of(lacking(self.value_2[None], wanted), blocks, groups_H)
+
+    def _of(self, value: FloatArray, blocks: Mapping[int, FloatArray], groups_H: FloatArray) -> Shift:
+        return _shift(
+            value,
+            blocks,
+            groups_H,
+            nested=self.nested,
+            num_prompts=self.num_prompts,
+            num_steps=self.num_steps,
+            method=self.method,
+            floor=self.floor,
+        )
+
+
+def _shift(
+    value: FloatArray,
+    blocks: Mapping[int, FloatArray],
+    groups_H: FloatArray,
+    *,
+    nested: bool,
+    num_prompts: int,
+    num_steps: int,
+    method: str,
+    floor: float,
+) -> Shift:
+    """Return a value with its error from what leaving out gives."""
+    parts = [_jackknife(own) for own in blocks.values()]
+    steps, prompts = sum(variance for variance, _ in parts), _jackknife(groups_H)
+    if nested:
+        parts = parts if steps >= prompts[0] else [prompts]
+        variance = max(steps, prompts[0])
+    else:
+        parts = [*parts, prompts]
+        variance = steps + prompts[0]
+    weights = sum(own * own / degrees for own, degrees in parts if degrees > 0)
+    degrees = variance * variance / weights if weights > 0 else float(max(d for _, d in parts))
+    return Shift(
+        value=float(value[0]),
+        error=max(math.sqrt(variance), floor),
+        degrees=max(degrees, 1.0),
+        num_prompts=num_prompts,
+        num_steps=num_steps,
+        method=method,
+    )
+
+
+def _jackknife(replicates: FloatArray) -> tuple[float, float]:
+    """Return variance and degrees of freedom from the values without each group; NaN is a group that is not there."""
+    there = replicates[np.isfinite(replicates)]
+    if len(there) < 2:
+        return 0.0, 0.0
+    return float((len(there) - 1) / len(there) * np.square(there - there.mean()).sum()), float(len(there) - 1)
+
+
+def _cells(columns_NC: FloatArray, unit_N: IntArray, block_N: IntArray) -> FloatArray:
+    """Return [U, B, C] sums of columns by unit and block."""
+    units, blocks = int(unit_N.max()) + 1, int(block_N.max()) + 1
+    flat = unit_N * blocks + block_N
+    sums = [np.bincount(flat, column, minlength=units * blocks) for column in columns_NC.T]
+    cells: FloatArray = np.stack(sums, axis=1).reshape(units, blocks, -1).astype(np.float64)
+    return cells
+
+
+def _padded(cells_UBC: FloatArray, units: int) -> FloatArray:
+    """Return cells with empty units at the end."""
+    more = units - cells_UBC.shape[0]
+    return np.pad(cells_UBC, ((0, more), (0, 0), (0, 0))) if more else cells_UBC
+
+
+def _mean_change(before_U3: FloatArray, after_U3: FloatArray) -> FloatArray:
+    """Return [2] weighted mean changes of two columns, from sums and counts of units; NaN if no unit is in both."""
+    changes_U2, weights_U = _changes(before_U3, after_U3)
+    total = weights_U.sum()
+    found: FloatArray = weights_U @ changes_U2 / total if total > 0 else np.full(2, np.nan)
+    return found
+
+
+def _changes(before_U3: FloatArray, after_U3: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return [U, 2] changes of each unit and [U] its weight, 0 where it is in one window alone."""
+    # Counts are whole numbers; what is left after a subtraction may be off by rounding in the sums alone.
+    n, m = before_U3[:, 2:], after_U3[:, 2:]
+    both = (n > 0.5) & (m > 0.5)
+    changes = np.where(both, after_U3[:, :2] / np.maximum(m, 1) - before_U3[:, :2] / np.maximum(n, 1), 0.0)
+    weights = np.where(both, n * m / np.maximum(n + m, 1), 0.0)
+    return changes, weights[:, 0]
+
+
+def _without_units(before_U3: FloatArray, after_U3: FloatArray, group_U: IntArray, groups: int) -> FloatArray:
+    """Return [H, 2] the mean change without the units of each group; NaN for a group without units."""
+    changes_U2, weights_U = _changes(before_U3, after_U3)
+    weighted_U3 = np.column_stack([changes_U2 * weights_U[:, None], weights_U])
+    by_group = np.stack([np.bincount(group_U, column, minlength=groups) for column in weighted_U3.T], axis=1)
+    left = weighted_U3.sum(0) - by_group
+    found: FloatArray = _safe(left[:, :2], left[:, 2:])
+    found[by_group[:, 2] == 0] = np.nan
+    return found
+
+
+def _within(total_U5: FloatArray) -> FloatArray:
+    """Return [U, 2] sums of squares of the reward, and of its products with the evidence, around means of units."""
+    n = np.maximum(total_U5[:, 0], 1)
+    square = total_U5[:, 3] - np.square(total_U5[:, 1]) / n
+    product = total_U5[:, 4] - total_U5[:, 1] * total_U5[:, 2] / n
+    return np.stack([np.maximum(square, 0.0), product], axis=1)
+
+
+def _ratio(parts_B2: FloatArray) -> FloatArray:
+    return _safe(parts_B2[:, 1], parts_B2[:, 0])
+
+
+def _safe(above: FloatArray, below: FloatArray) -> FloatArray:
+    found: FloatArray = np.where(below > 0, above / np.where(below > 0, below, 1.0), np.nan)
+    return found
+
+
+def _in_both(prompt_N: IntArray, late_N: np.ndarray) -> np.ndarray | None:
+    """Return which replies are to prompts that both windows have, if these are enough to compare them alone."""
+    shared = np.intersect1d(prompt_N[late_N], prompt_N[~late_N])
+    both_N: np.ndarray = np.isin(prompt_N, shared)
+    enough = min(both_N[late_N].mean(), both_N[~late_N].mean()) >= 0.5
+    return both_N if len(shared) >= MIN_CLUSTERS and enough else None
+
+
+def _recur(prompt_N: IntArray, block_N: IntArray) -> bool:
+    """Whether a prompt is in two blocks."""
+    pairs = np.unique(np.stack([prompt_N, block_N]), axis=1)
+    return int(pairs.shape[1]) > len(np.unique(prompt_N))

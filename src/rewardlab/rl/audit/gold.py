@@ -1,0 +1,87 @@
+"""Scores logged replies with a gold or second reward model now: whole prompts, drawn with the seed.
+
+Which replies are scored depends on the seed, the steps and the prompts alone, never on a reward: replies chosen for
+their reward would make the evidence fall back by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+import numpy as np
+
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.core.bars import bar
+from rewardlab.core.errors import DataError
+from rewardlab.core.types import Conversation
+from rewardlab.rl.audit.columns import Columns, IntArray, read_conversations
+from rewardlab.rl.rollouts import Rollout
+from rewardlab.rl.scorer import RewardScorer
+
+NAME: Final = "gold model"
+AT_A_TIME: Final = 256
+"""Replies handed to the scorer together."""
+
+
+def choose(columns: Columns, most: int, seed: int) -> IntArray:
+    """Return the numbers of the rows to score: of each step whole prompts in an order drawn with the seed, up to `most`
+    replies. Of a first prompt with more replies, `most` are drawn."""
+    edges = np.flatnonzero(np.diff(columns.step_N)) + 1
+    chosen = []
+    for rows in np.split(np.arange(len(columns.step_N)), edges):
+        # The 5 separates this draw from others that use the same seed.
+        generator = np.random.default_rng((seed, 5, int(columns.step_N[rows[0]])))
+        prompts, own = np.unique(columns.prompt_N[rows], return_inverse=True)
+        # Keys rather than numbers: the order must not depend on how rows lie in the files.
+        by_key = sorted(range(len(prompts)), key=lambda number: columns.prompts[prompts[number]])
+        room = most
+        for number in generator.permutation(by_key):
+            replies = rows[own == number]
+            if len(replies) > room:
+                if room < most:
+                    continue
+                replies = generator.choice(replies, most, replace=False)
+            chosen.append(replies)
+            room -= len(replies)
+    return np.sort(np.concatenate(chosen))
+
+
+def score(columns: Columns, source: str, *, most: int, seed: int) -> FloatArray:
+    """Return [N] scores by the model at `source`, a folder or an address; NaN for rows that were not drawn.
+
+    Raises DataError if that model is one that the run was trained on or changes meanwhile, RolloutError naming a reply
+    that gets no score, and what `RewardScorer` raises for a model or server that cannot be used.
+    """
+    wanted = choose(columns, most, seed)
+    scores_N = np.full(len(columns.step_N), np.nan)
+    digests = asyncio.run(_score(source, read_conversations(columns, wanted), scores_N, len(wanted)))
+    if len(digests) > 1:
+        raise DataError(
+            f"--gold {source}: answered with {len(digests)} different models ({', '.join(sorted(digests))}). Audit "
+            f"again when the server keeps one."
+        )
+    if same := digests & {digest for digest in columns.digests if digest is not None}:
+        raise DataError(
+            f"--gold {source}: is the model that the run was trained on ({same.pop()}). It cannot be evidence against "
+            f"itself; name another one."
+        )
+    return scores_N
+
+
+async def _score(
+    source: str, conversations: Iterator[tuple[int, Conversation]], scores_N: FloatArray, total: int
+) -> set[str]:
+    """Fill in scores; return the digests of the models that gave them."""
+    digests: set[str] = set()
+    async with RewardScorer(source) as scorer:
+        with bar(title=f"scoring with {source}", total=total) as progress:
+            while chunk := list(islice(conversations, AT_A_TIME)):
+                rollouts = [Rollout(name=f"logged reply {row}", conversation=turns) for row, turns in chunk]
+                for (row, _), scored in zip(chunk, await scorer.details(rollouts), strict=True):
+                    scores_N[row] = scored.score
+                    digests |= set() if scored.digest is None else {scored.digest}
+                progress.update(len(chunk))
+    return digests

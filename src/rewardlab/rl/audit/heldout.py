@@ -1,0 +1,214 @@
+"""Results of a held-out suite at checkpoints, as evidence: read from JSONL or CSV, and compared between windows.
+
+A row is one of two forms, by its columns:
+
+    step, value, item           the outcome of one item: compared item by item
+    step, value, low, high      the suite's value with its interval; `level` (0.95) and `n` (items) may be given
+
+`name` says which suite it is, where a file holds several. Legend: N rows, P items.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from scipy.special import ndtri
+
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.core.errors import DataError
+from rewardlab.core.files import UTF8, read_jsonl
+from rewardlab.core.terminal import brief
+from rewardlab.rl.audit.changes import Sample, Shift, missing, windows_of
+from rewardlab.rl.audit.columns import IntArray
+
+NAME: Final = "held-out"
+KNOWN: Final = ("step", "value", "name", "item", "low", "high", "level", "n")
+REMEDY: Final = (
+    "A row has step, value and item, or step, value, low and high; name says which suite it is, level is that of the "
+    "interval (0.95), n the number of items."
+)
+MANY: Final = 1e6
+"""Degrees of freedom of an interval that says nothing about them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """All results of one suite."""
+
+    name: str
+    step_N: IntArray
+    value_N: FloatArray
+    item_N: IntArray | None
+    """Number of the item of each row; None for values of the whole suite."""
+    items: tuple[str, ...] = ()
+    error_N: FloatArray | None = None
+    """Standard errors, of values of the whole suite."""
+    count_N: FloatArray | None = None
+    """Items behind each value; NaN where it is not said."""
+
+    @property
+    def scale(self) -> float:
+        """The standard deviation of an item at the first checkpoint; 1, the suite's own unit, where it is not known."""
+        if self.item_N is not None:
+            first = self.value_N[self.step_N == self.step_N.min()]
+            spread = float(np.std(first)) or float(np.std(self.value_N))
+            return spread or 1.0
+        assert self.error_N is not None
+        assert self.count_N is not None
+        first_error, first_count = self.error_N[0], self.count_N[0]
+        spread = float(first_error * math.sqrt(first_count)) if math.isfinite(first_count) else 0.0
+        return spread or 1.0
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether changes can be told in standard deviations of an item."""
+        return self.item_N is not None or bool(np.isfinite(np.asarray(self.count_N)[0]))
+
+    def within(self, first: float, last: float) -> Suite:
+        """Return the results of checkpoints from one step to another."""
+        kept = (self.step_N >= first) & (self.step_N <= last)
+        return Suite(
+            name=self.name,
+            step_N=self.step_N[kept],
+            value_N=self.value_N[kept],
+            item_N=None if self.item_N is None else self.item_N[kept],
+            items=self.items,
+            error_N=None if self.error_N is None else self.error_N[kept],
+            count_N=None if self.count_N is None else self.count_N[kept],
+        )
+
+    def change(self, earlier: int, later: int, windows: Sequence[IntArray]) -> Shift:
+        """Return how the suite changed between two windows, in the unit of `scale`."""
+        if self.item_N is not None:
+            return self._by_item(earlier, later, windows)
+        window_N = windows_of(self.step_N, windows)
+        assert self.error_N is not None
+        sides = [self._mean(window_N == window) for window in (earlier, later)]
+        num_steps = sum(count for _, _, count in sides)
+        counts = np.asarray(self.count_N)
+        items = int(np.nanmin(counts)) if np.isfinite(counts).any() else num_steps
+        if not all(count for _, _, count in sides):
+            return missing(items, num_steps, "no checkpoint in a window")
+        return Shift(
+            value=sides[1][0] - sides[0][0],
+            error=math.hypot(sides[0][1], sides[1][1]),
+            degrees=MANY,
+            num_prompts=items,
+            num_steps=num_steps,
+            method="from the intervals in the file, as if of different items",
+        ).scaled(1 / self.scale)
+
+    def _mean(self, kept: np.ndarray) -> tuple[float, float, int]:
+        """Return mean, its error and the number of checkpoints: the larger of what intervals and checkpoints say."""
+        values, errors = self.value_N[kept], np.asarray(self.error_N)[kept]
+        count = len(values)
+        if not count:
+            return math.nan, math.nan, 0
+        # The same items are in all checkpoints, so their errors do not average out.
+        own = float(np.mean(errors))
+        between = float(np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else 0.0
+        return float(values.mean()), max(own, between), count
+
+    def _by_item(self, earlier: int, later: int, windows: Sequence[IntArray]) -> Shift:
+        assert self.item_N is not None
+        values = np.stack([np.zeros_like(self.value_N), self.value_N / self.scale], axis=1)
+        sample = Sample.of(self.step_N, self.item_N, values, windows, self.items, min_steps=1)
+        return sample.compare(earlier, later).gold
+
+
+def read_heldout(path: Path) -> list[Suite]:
+    """Return the suites of a file, in the order of their names.
+
+    Raises DataError naming file and line for a row that cannot be read, and for a file without rows.
+    """
+    rows: dict[str, list[tuple[int, Mapping[str, object]]]] = {}
+    for number, row in _rows(path):
+        rows.setdefault(str(row.get("name") or NAME), []).append((number, row))
+    if not rows:
+        raise DataError(f"{path}: holds no row. {REMEDY}")
+    return [_suite(path, name, own) for name, own in sorted(rows.items())]
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
+    if not path.is_file():
+        raise DataError(f"--heldout {path}: there is no such file. Name a JSONL or CSV file. {REMEDY}")
+    if path.suffix.lower() == ".csv":
+        with path.open(encoding=UTF8, newline="") as file:
+            reader = csv.DictReader(file)
+            for row in reader:
+                if None in row:
+                    raise DataError(f"{path}:{reader.line_num}: has more cells than the first line. {REMEDY}")
+                yield reader.line_num, {name: cell for name, cell in row.items() if cell not in ("", None)}
+    else:
+        yield from read_jsonl(path)
+
+
+def _suite(path: Path, name: str, rows: Sequence[tuple[int, Mapping[str, object]]]) -> Suite:
+    by_item = "item" in rows[0][1]
+    steps, values, items, errors, counts = [], [], [], [], []
+    numbers: dict[str, int] = {}
+    for number, row in rows:
+        where = f"{path}:{number}"
+        if unknown := [key for key in row if key not in KNOWN]:
+            raise DataError(f"{where}: unknown column {brief(unknown[0])}. {REMEDY}")
+        if ("item" in row) != by_item:
+            raise DataError(f"{where}: some rows of {brief(name)} have an item and others do not. {REMEDY}")
+        steps.append(_whole(row, "step", where))
+        values.append(_number(row, "value", where))
+        if by_item:
+            items.append(numbers.setdefault(str(row["item"]), len(numbers)))
+        else:
+            errors.append(_error(row, where))
+            counts.append(_number(row, "n", where) if row.get("n") is not None else math.nan)
+    if by_item and len(set(zip(steps, items, strict=True))) < len(steps):
+        raise DataError(f"{path}: an item of {brief(name)} has two values at one step. Keep one, or name the suites.")
+    if not by_item and len(set(steps)) < len(steps):
+        raise DataError(f"{path}: {brief(name)} has two values at one step. Keep one, or give `item` or `name`.")
+    order = np.argsort(np.array(steps), kind="stable")
+    return Suite(
+        name=name,
+        step_N=np.array(steps, dtype=np.int64)[order],
+        value_N=np.array(values)[order],
+        item_N=np.array(items, dtype=np.int64)[order] if by_item else None,
+        items=tuple(numbers),
+        error_N=None if by_item else np.array(errors)[order],
+        count_N=None if by_item else np.array(counts)[order],
+    )
+
+
+def _error(row: Mapping[str, object], where: str) -> float:
+    """Return the standard error that an interval says."""
+    value, low, high = (_number(row, key, where) for key in ("value", "low", "high"))
+    level = _number(row, "level", where) if row.get("level") is not None else 0.95
+    if not low <= value <= high or not 0 < level < 1:
+        raise DataError(
+            f"{where}: the interval [{low:g}, {high:g}] at level {level:g} does not hold the value {value:g}. {REMEDY}"
+        )
+    # The longer side, since an interval near the end of a scale is not symmetric.
+    return max(value - low, high - value) / float(ndtri((1 + level) / 2))
+
+
+def _number(row: Mapping[str, object], key: str, where: str) -> float:
+    value = row.get(key)
+    try:
+        if isinstance(value, bool):
+            return float(value) if key == "value" else math.nan
+        number = float(value) if isinstance(value, (int, float, str)) else math.nan
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise DataError(f"{where}: {key} is {brief(value)}; expected a finite number. {REMEDY}")
+    return number
+
+
+def _whole(row: Mapping[str, object], key: str, where: str) -> int:
+    number = _number(row, key, where)
+    if number != int(number) or number < 0:
+        raise DataError(f"{where}: {key} is {brief(row[key])}; expected a whole number from 0 on. {REMEDY}")
+    return int(number)
