@@ -227,7 +227,7 @@ def test_a_blocking_client_that_nobody_has_any_more_leaves_no_thread() -> None:
     with Threaded() as url:
         own = RewardClient(url, check=False)
         assert own.score_token_ids([[5]]) == [number_of([5])]
-        thread = own._thread
+        thread = own._thread._thread
         del own
         thread.join()
     assert not thread.is_alive()
@@ -236,7 +236,7 @@ def test_a_blocking_client_that_nobody_has_any_more_leaves_no_thread() -> None:
 def test_a_client_of_the_process_that_forked_says_so() -> None:
     with Threaded() as url, RewardClient(url, check=False) as own:
         assert own.score_token_ids([[5]]) == [number_of([5])]
-        own._process = os.getpid() + 1
+        own._thread._process = os.getpid() + 1
         with pytest.raises(ConfigError, match="made in another process"):
             own.score_token_ids([[5]])
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
@@ -38,6 +39,8 @@ from rewardlab.rl.trl import RewardFunction, reward_function
 
 pytestmark = pytest.mark.filterwarnings("ignore:`gradient_checkpointing.*` is deprecated:FutureWarning")  # TRL's own
 GROUP = 4
+REWARDS: list[Any] = []
+"""Those that trainers were made with."""
 PROMPTS = [[{"role": "user", "content": f"Question {number}?"}] for number in range(16)]
 
 
@@ -87,6 +90,8 @@ def settings(output: Path, **changed: Any) -> dict[str, Any]:
 
 
 def trainer(reward: Any, output: Path, *, kind: type = GRPOTrainer, **changed: Any) -> Any:
+    if hasattr(reward, "close"):
+        REWARDS.append(reward)
     tokenizer = make_tokenizer()
     # Without a reference model, which TRL would load by the name of this one, and it has none.
     config = (RLOOConfig if kind is RLOOTrainer else GRPOConfig)(**settings(output, beta=0.0, **changed))
@@ -99,12 +104,24 @@ def trainer(reward: Any, output: Path, *, kind: type = GRPOTrainer, **changed: A
     )
 
 
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Close the connections that reward functions have made in the trainers' loops."""
+    yield
+    for reward in REWARDS:
+        reward.close()
+    REWARDS.clear()
+
+
 class Seen:
     """A reward function that notes what it was asked and what it answered."""
 
     def __init__(self, reward: RewardFunction) -> None:
         self.reward, self.__name__ = reward, reward.__name__
         self.calls: list[tuple[list[Any], list[float]]] = []
+
+    def close(self) -> None:
+        self.reward.close()
 
     async def __call__(self, prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
         rewards = await self.reward(prompts, completions, **kwargs)
@@ -398,6 +415,7 @@ def test_a_scorer_that_is_made_already_takes_no_settings(folder: Path) -> None:
 
 def test_asyncgrpo_asks_for_a_group_and_makes_its_advantages_of_our_rewards(folder: Path) -> None:
     """The part of its rollout worker that scores, with replies made up in place of its vLLM server."""
+    PartialState()  # which its logger asks for
     loop = _AsyncRolloutLoop.__new__(_AsyncRolloutLoop)
     reward = reward_function(folder, noise_floor=False)
     loop.reward_funcs, loop.reward_func_names = [reward], ["rewardlab"]

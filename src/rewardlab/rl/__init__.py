@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rewardlab.rl.credit import Credit as Credit
     from rewardlab.rl.credit import advantages as advantages
     from rewardlab.rl.credit import combine as combine
+    from rewardlab.rl.loops import BlockingScorer as BlockingScorer
     from rewardlab.rl.noise import Floored as Floored
     from rewardlab.rl.noise import Noise as Noise
     from rewardlab.rl.noise import floored as floored
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 # Public name -> the module that defines it, in the package.
 _HOME = {
     "AdvantageRule": "rl.credit",
+    "BlockingScorer": "rl.loops",
     "Credit": "rl.credit",
     "Floored": "rl.noise",
     "Noise": "rl.noise",

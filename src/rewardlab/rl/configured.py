@@ -95,6 +95,15 @@ class Configured:
         """Whether every source is the address of a server."""
         return all("://" in source for source in self.sources)
 
+    def reply_ends(self) -> tuple[str, ...]:
+        """Return the texts that end a reply. Raises ConfigError if the settings do not say them."""
+        if (ends := self.loop.reply_ends) is None:
+            raise ConfigError(
+                f"{self.where}: reply_ends is missing: the texts with which the policy ends its turn, such as "
+                f'["<|im_end|>"], which are no part of a reply. An empty list says that replies come without.'
+            )
+        return ends
+
     def make_scorer(self) -> RewardScorer:
         """Return a new scorer. Raises ConfigError for a token that is not in the environment, and as it does."""
         settings: dict[str, Any] = dict(self.scorer)

@@ -10,11 +10,16 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Protocol, runtime_checkable
 
-from rewardlab.core.errors import RewardlabError
+from rewardlab.core.errors import ConfigError, RewardlabError
+from rewardlab.core.loop_thread import LoopThread
+from rewardlab.rl.config import ScorerConfig
+from rewardlab.rl.noise import Noise
 from rewardlab.rl.rollouts import Rollout, RolloutError
-from rewardlab.rl.scorer import Scored
+from rewardlab.rl.scorer import RewardScorer, Scored
 
 
 @runtime_checkable
@@ -65,6 +70,21 @@ class LoopScorer:
         if (scorer := self._scorers.pop(asyncio.get_running_loop(), None)) is not None:
             await scorer.aclose()
 
+    def close(self) -> None:
+        """Close the scorers of all loops. Raises ConfigError in a thread that runs one of them."""
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:
+            here = None
+        for loop, scorer in list(self._scorers.items()):
+            if loop is here:
+                raise ConfigError("the scorer of the running event loop is closed with `await aclose()`.")
+            if loop.is_running():
+                asyncio.run_coroutine_threadsafe(scorer.aclose(), loop).result()
+            elif not loop.is_closed():
+                loop.run_until_complete(scorer.aclose())
+        self._scorers.clear()
+
 
 def require_finite(score: Any, name: str, number: int = 0) -> float:
     """Return a score. Raises RolloutError naming the rollout if it is missing or not a finite number."""
@@ -89,26 +109,57 @@ class WaitingScorer:
     def __init__(self, make: Callable[[], Scorer]) -> None:
         self._scorer = LoopScorer(make)
         self._lock = threading.Lock()
-        self._running: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
+        self._running: LoopThread | None = None
 
     def details(self, rollouts: Sequence[Rollout]) -> list[Scored]:
         """Return what is known of each rollout's score, in order. Raises as `LoopScorer.details` does."""
         with self._lock:
             if self._running is None:
-                loop = asyncio.new_event_loop()
-                thread = threading.Thread(target=loop.run_forever, name="rewardlab-rewards", daemon=True)
-                thread.start()
-                self._running = loop, thread
-            loop = self._running[0]
-        return asyncio.run_coroutine_threadsafe(self._scorer.details(rollouts), loop).result()
+                self._running = LoopThread("scorer", self._scorer.aclose)
+            running = self._running
+        return running.wait(self._scorer.details(rollouts))
 
     def close(self) -> None:
         """Close the scorer and end the thread; a later call begins anew."""
         with self._lock:
-            if self._running is None:
-                return
-            (loop, thread), self._running = self._running, None
-        asyncio.run_coroutine_threadsafe(self._scorer.aclose(), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+            running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+
+class BlockingScorer:
+    """A `RewardScorer` for programs without an event loop: it scores in a thread of its own, and the caller waits.
+
+    Any number of threads may share it.
+    """
+
+    def __init__(
+        self, source: str | Path | Sequence[str | Path], config: ScorerConfig | None = None, **settings: Any
+    ) -> None:
+        """`source`, `config`, `settings` and errors are those of `RewardScorer`."""
+        self._scorer = RewardScorer(source, config, **settings)
+        self._thread = LoopThread("scorer", self._scorer.aclose)
+
+    def __enter__(self) -> BlockingScorer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def score(self, rollouts: Iterable[Any]) -> list[float]:
+        """See `RewardScorer.score`."""
+        return self._thread.wait(self._scorer.score(rollouts))
+
+    def details(self, rollouts: Iterable[Any]) -> list[Scored]:
+        """See `RewardScorer.details`."""
+        return self._thread.wait(self._scorer.details(rollouts))
+
+    def noise(self) -> Noise:
+        """See `RewardScorer.noise`."""
+        return self._thread.wait(self._scorer.noise())
+
+    def close(self) -> None:
+        """Close connections, let the models go. Calls that still wait in other threads end with ConfigError."""
+        self._thread.close()

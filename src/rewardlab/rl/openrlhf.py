@@ -18,7 +18,6 @@ from rewardlab.core.errors import RewardlabError
 from rewardlab.rl.configured import Configured, from_environment
 from rewardlab.rl.loops import Scorer, WaitingScorer
 from rewardlab.rl.rollouts import Rollout, RolloutError
-from rewardlab.rl.slime import require_reply_ends
 from rewardlab.rl.turns import messages_in, require_same_prompt, rollout_of, without_end
 
 TAKES: Final = ("reply_ends", "prompt_as")
@@ -36,7 +35,7 @@ class OpenRLHFReward:
     def __init__(self, configured: Configured, *, scorer: Scorer | None = None) -> None:
         """`scorer` takes the place of the configured one. Raises ConfigError if `reply_ends` is not given."""
         self._configured = configured
-        self._ends = require_reply_ends(configured)
+        self._ends = configured.reply_ends()
         self._scorer = WaitingScorer(configured.make_scorer if scorer is None else lambda: scorer)
 
     def __call__(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **more: Any) -> Any:

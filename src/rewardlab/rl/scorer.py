@@ -208,7 +208,7 @@ class RewardScorer:
         elif self._loop is not loop:
             raise ConfigError(
                 "the scorer was first used in another event loop, and belongs to that one. Make one for each loop "
-                "(each asyncio.run), or use `blocking_scorer`, which works from every thread."
+                "(each asyncio.run), or use `BlockingScorer`, which works from every thread."
             )
 
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
-from rewardlab.core.errors import ConfigError
 from rewardlab.rl.configured import Configured, from_environment
 from rewardlab.rl.loops import LoopScorer, Scorer
 from rewardlab.rl.rollouts import Rollout, RolloutError
@@ -29,7 +28,7 @@ class SlimeReward:
     def __init__(self, configured: Configured, *, scorer: Scorer | None = None) -> None:
         """`scorer` takes the place of the configured one. Raises ConfigError if `reply_ends` is not given."""
         self._configured = configured
-        self._ends = require_reply_ends(configured)
+        self._ends = configured.reply_ends()
         self._scorer = LoopScorer(configured.make_scorer if scorer is None else lambda: scorer)
 
     async def __call__(self, args: Any, sample: Any, **kwargs: Any) -> float | list[float]:
@@ -64,16 +63,6 @@ class SlimeReward:
         return messages_in(
             sample.label, prompt_as=self._configured.loop.prompt_as, name=name, column="the label (--label-key)"
         )
-
-
-def require_reply_ends(configured: Configured) -> tuple[str, ...]:
-    """Return the texts that end a reply. Raises ConfigError if the settings do not say them."""
-    if (ends := configured.loop.reply_ends) is None:
-        raise ConfigError(
-            f"{configured.where}: reply_ends is missing: the texts with which the policy ends its turn, such as "
-            f'["<|im_end|>"], which are no part of a reply. An empty list says that replies come without.'
-        )
-    return ends
 
 
 def _require_one_turn(sample: Any, name: str) -> None:

@@ -120,8 +120,20 @@ class RewardFunction:
     async def aclose(self) -> None:
         """Close the scorer of the running event loop, and the record."""
         await self._scorers.aclose()
+        self._close_record()
+
+    def close(self) -> None:
+        """Close the scorers of all event loops, and the record: when training is done, outside the trainer's loop.
+
+        Not needed in a program that ends then. Raises ConfigError in a thread that runs one of the loops.
+        """
+        self._scorers.close()
+        self._close_record()
+
+    def _close_record(self) -> None:
         if self._log is not None:
             self._log.close()
+            self._log = None
 
     def _step(self, state: Any) -> int:
         """Return the optimiser steps done, or, where the trainer does not tell them, the calls before this one."""
