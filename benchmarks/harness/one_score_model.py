@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from harness import workload
+from harness.command import BATCH, PAIRS, rewardlab
 from harness.conversations import Case, cases, write_evaluation_data
 from rewardlab.artifact.canaries import score_tokens
 from rewardlab.artifact.load import load
@@ -24,7 +23,6 @@ from rewardlab.score import Scorer
 DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16"}
 FLOAT32_TOLERANCE: Final = 2e-4
 """How far a score in float32 may be from that of `rewardlab.load`, in units of max(1, |score|)."""
-PAIRS, BATCH = 32, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +71,7 @@ def make(
     write_evaluation_data(data / "conversations.jsonl")
     if not (run / f"step_{steps}" / "reward_spec.json").is_file():
         say(f"{precision}: training {steps} steps")
-        _rewardlab(
+        rewardlab(
             *("train", "--model", base, "--dataset", str(data / "train.jsonl")),
             *("--eval-dataset", str(data / "conversations.jsonl"), "--output-dir", str(run), "--overwrite"),
             *("--steps", str(steps), "--batch-size", str(BATCH), "--precision", precision),
@@ -85,7 +83,7 @@ def make(
     if precision == "bf16":
         folder = work / "exported"
         if not folder.is_dir():
-            _rewardlab("export", str(trained), "--dtype", "bfloat16", "--output-dir", str(folder))
+            rewardlab("export", str(trained), "--dtype", "bfloat16", "--output-dir", str(folder))
     evaluated: list[Any] = [row for _, row in read_jsonl(run / "evals" / f"step_{steps}.scores.jsonl")]
     # A preference of a file is called by its name and line.
     rows = {
@@ -125,16 +123,3 @@ def _obeyed(scorer: Scorer, texts: Sequence[str]) -> list[float]:
     tokenizer: Any = scorer.renderer.tokenizer
     encoded = [np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], np.int32) for text in texts]
     return score_tokens(scorer.model, encoded)
-
-
-def _rewardlab(*words: str) -> None:
-    """Run a command of rewardlab. SystemExit with its words if it fails."""
-    answer = subprocess.run(
-        [sys.executable, "-m", "rewardlab", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
-    if answer.returncode:
-        raise SystemExit(f"rewardlab {words[0]} failed:\n{answer.stdout[-2000:]}\n{answer.stderr[-2000:]}")
