@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fake_engines import Fake, FakeOwn, FakeVllm
-from pages import blocks, read
+from pages import promised_and_printed, read
 from rewardlab.client import failures
 from rewardlab.client.config import ClientConfig
 from served import folder, table
@@ -54,23 +54,14 @@ def served(fake: Fake) -> Iterator[str]:
 
 def test_the_examples_run_and_print_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    code = [block.text for block in blocks(read(PAGE), "python")]
-    promised = [line.rpartition("  # -> ")[2] for line in "".join(code).splitlines() if "  # -> " in line]
-    printed: list[str] = []
     with (
         served(FakeOwn(table())) as url,
         served(FakeVllm(table())) as vllm_url,
         served(FakeVllm(table(fault="sigmoid"))) as sigmoid_url,
     ):
-        namespace: dict[str, Any] = {
-            "url": url,
-            "vllm_url": vllm_url,
-            "sigmoid_url": sigmoid_url,
-            "folder": folder(),
-            "print": lambda *values: printed.append(" ".join(map(str, values))),
-        }
-        for text in code:
-            exec(compile(text, PAGE, "exec"), namespace)
+        promised, printed = promised_and_printed(
+            PAGE, url=url, vllm_url=vllm_url, sigmoid_url=sigmoid_url, folder=folder()
+        )
     assert printed == promised
     assert len(promised) == 9
 

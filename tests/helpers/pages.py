@@ -46,6 +46,17 @@ def blocks(page: str, language: str) -> Iterator[Block]:
         yield Block(page[: match.start(1)].count("\n") + 1, match[1])
 
 
+def promised_and_printed(name: str, **given: object) -> tuple[list[str], list[str]]:
+    """What the comments of a page's python examples say they print, and what they print, run in one namespace."""
+    printed: list[str] = []
+    names: dict[str, object] = {**given, "print": lambda *values: printed.append(" ".join(map(str, values)))}
+    promised: list[str] = []
+    for block in blocks(read(name), "python"):
+        promised += re.findall(r"  # -> (.*)$", block.text, re.MULTILINE)
+        exec(compile(block.text, name, "exec"), names)
+    return promised, printed
+
+
 def first_cells(page: str, heading: str = "") -> list[str]:
     """What stands in backticks in the first column of the tables below a heading, or of all on the page."""
     section = re.split(r"^## ", page, flags=re.MULTILINE)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import credit_rules
-from pages import blocks, read
+from pages import promised_and_printed, read
 from rewardlab.rl import RULES, advantages
 from rewardlab.rl.credit import NOT_OF_REWARDS_ALONE
 
@@ -39,14 +37,9 @@ def rows_below(head: str) -> list[list[str]]:
 
 
 def test_the_examples_run_and_print_what_they_say() -> None:
-    printed: list[str] = []
-    names: dict[str, Any] = {"print": lambda *values: printed.append(" ".join(map(str, values)))}
-    promised = []
-    for block in blocks(PAGE, "python"):
-        exec(compile(block.text, "credit.md", "exec"), names)
-        promised += re.findall(r"  # -> (.*)$", block.text, re.MULTILINE)
-    assert len(promised) == 5
+    promised, printed = promised_and_printed("credit.md")
     assert printed == promised
+    assert len(promised) == 5
 
 
 def test_the_table_says_what_every_rule_is_and_what_comes_out() -> None:
