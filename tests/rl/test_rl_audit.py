@@ -263,7 +263,7 @@ def test_a_gold_model_scores_whole_prompts_that_the_seed_draws(tmp_path: Path, m
     RolloutLog(tmp_path).write(rows_of(columns, lambda number: {}))
     config = AuditConfig(run=tmp_path, gold="gold", gold_rows=10)
     found = audit(config)
-    assert found.findings[0].judged.name == "gold model"
+    assert found.findings[0].judged.name == "gold score"
     read = read_columns(tmp_path)
     chosen = choose(read, 10, 0)
     assert sorted(int(own.conversation[-1].content.split()[1]) for own in Fake.asked) == chosen.tolist()

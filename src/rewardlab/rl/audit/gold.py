@@ -21,7 +21,7 @@ from rewardlab.rl.audit.columns import Columns, IntArray, read_conversations
 from rewardlab.rl.rollouts import Rollout
 from rewardlab.rl.scorer import RewardScorer
 
-NAME: Final = "gold model"
+NAME: Final = "gold score"
 AT_A_TIME: Final = 256
 """Replies handed to the scorer together."""
 

@@ -138,6 +138,11 @@ def _with_evidence(columns: Columns, config: AuditConfig, suites: Sequence[Suite
     if config.gold:
         from rewardlab.rl.audit import gold
 
+        if gold.NAME in evidence:
+            raise ConfigError(
+                f"--gold: the record has evidence called {gold.NAME} already. Choose others of the record with "
+                f"--evidence, or leave --gold out."
+            )
         evidence[gold.NAME] = gold.score(columns, config.gold, most=config.gold_rows, seed=config.seed)
     if not evidence and not suites:
         raise ConfigError(
