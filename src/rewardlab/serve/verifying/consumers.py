@@ -144,31 +144,30 @@ def ways_of(consumer: str, *, path: str, model: str, engine: str, ending: str = 
 
 CHANGES: Final[dict[tuple[str, str], str]] = {
     ("openrlhf", "failed"): 'OpenRLHF logs "Failed to fetch reward" and goes on without a reward. A rewardlab server '
-    "answers rendered texts only where it is told to; otherwise give it a Python file with a reward_func, in "
-    "place of a URL, that sends messages to /v1/score.",
+    "answers rendered texts only where it is told to. Give it the function of rewardlab.rl.openrlhf in place of a "
+    "URL, which sends messages.",
     (
         "openrlhf",
         "shifted_position",
     ): "OpenRLHF's query ends where the policy stopped, without what the template writes "
-    "behind its end token. Give it a Python file with a reward_func, in place of a URL, that sends messages to "
-    "/v1/score.",
+    "behind its end token. Give it the function of rewardlab.rl.openrlhf in place of a URL, which sends messages.",
     ("slime", "failed"): "slime retries ten times, also what was refused for good, and then ends. Give it the URL of a "
-    "route for its shape, or a function of your own (--custom-rm-path) that sends messages to /v1/score.",
+    "route for its shape, or --custom-rm-path rewardlab.rl.slime.reward, which sends messages.",
     ("slime", "shifted_position"): "slime's response ends where the policy stopped, without what the template writes "
-    "behind its end token. Give it a function of your own (--custom-rm-path) that sends messages to /v1/score.",
-    ("verl", "failed"): "verl asks /classify of vLLM and /v1/embeddings of SGLang. Serve one of them, or give verl a "
-    "RewardManager that sends messages to /v1/score.",
+    "behind its end token. Give it --custom-rm-path rewardlab.rl.slime.reward, which sends messages.",
+    ("verl", "failed"): "verl asks /classify of vLLM and /v1/embeddings of SGLang. Serve one of them, or give verl "
+    "the RewardManager of rewardlab.rl.verl, which sends messages.",
     ("verl", "sigmoid"): 'Change "activation" to "use_activation" in your reward function: current vLLM ignores the '
     "former.",
     ("verl", "missing_bos"): "verl cuts the BOS off and counts on the engine to add one: start vLLM with a tokenizer "
-    "that does, or send token ids from a RewardManager of your own.",
-    ("verl", "unknown"): "verl renders with the tokenizer's template alone. Send messages or token ids from a "
-    "RewardManager of your own.",
+    "that does, or take the RewardManager of rewardlab.rl.verl, which sends messages.",
+    ("verl", "unknown"): "verl renders with the tokenizer's template alone. Take the RewardManager of "
+    "rewardlab.rl.verl, which sends messages.",
 }
 """(consumer, fault) -> what to change on the side of the consumer; otherwise what is to be done in general."""
 CHANGES_OF_OURS: Final[dict[tuple[str, str], str]] = {
     ("verl", "missing_bos"): "verl cuts the BOS off and counts on the engine to add one, and a rewardlab server adds "
-    "no token to texts. Send messages or token ids from a RewardManager of your own.",
+    "no token to texts. Take the RewardManager of rewardlab.rl.verl, which sends messages.",
 }
 """The same where the engine is rewardlab's own server."""
 
