@@ -13,7 +13,15 @@ from rewardlab.data.formats.instructed import ALPACA, SHAREGPT
 from rewardlab.data.formats.kwise import KWISE, NECTAR, RATED, ULTRAFEEDBACK, rated_by
 from rewardlab.data.formats.mapping import mapped, require_columns
 from rewardlab.data.formats.plain import LONG_FORM, PAIRS, WHOLE
-from rewardlab.data.formats.published import ARENA, REWARDBENCH, SAFE_RLHF, SUMMARIES, ULTRAFEEDBACK_BINARISED, WEBGPT
+from rewardlab.data.formats.published import (
+    ARENA,
+    ARENA_55K,
+    REWARDBENCH,
+    SAFE_RLHF,
+    SUMMARIES,
+    ULTRAFEEDBACK_BINARISED,
+    WEBGPT,
+)
 from rewardlab.data.formats.schema import Schema, resembling
 from rewardlab.data.formats.shp import SHP, SHP_BY_POST
 from rewardlab.data.formats.voted import HELPSTEER2_PREFERENCE, HELPSTEER3, LABELLED
@@ -46,6 +54,7 @@ SCHEMAS = (
     WEBGPT,
     SUMMARIES,
     ARENA,
+    ARENA_55K,
 )
 """All schemas, in the order in which they are tried. Schemas whose columns are a subset of another's come later."""
 

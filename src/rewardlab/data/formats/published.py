@@ -1,15 +1,16 @@
 """Datasets of pairs as they are published: columns of their own, and labels that say which reply is better.
 
 Sources: the cards of HuggingFaceH4/ultrafeedback_binarized, PKU-Alignment/PKU-SafeRLHF, openai/webgpt_comparisons,
-openai/summarize_from_feedback and lmsys/chatbot_arena_conversations on the hub.
+openai/summarize_from_feedback, lmsys/chatbot_arena_conversations and lmsys/lmsys-arena-human-preference-55k on the hub.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 
-from rewardlab.core.types import Conversation
+from rewardlab.core.types import Conversation, Message
 from rewardlab.data.formats.plain import COLUMNS, part, read_explicit
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules, Vote, judge_pair, read_judged
@@ -28,6 +29,8 @@ from rewardlab.data.rows import (
 
 WINNERS = {"model_a": 1.0, "model_b": 0.0, "tie": 0.5, "tie (bothbad)": 0.5, "both_bad": 0.5}
 """Chatbot Arena's `winner` -> the probability that A is preferred."""
+OUTCOMES = {"winner_model_a": 1.0, "winner_model_b": 0.0, "winner_tie": 0.5}
+"""The column that is 1 in a row of the 55,000 battles -> the same."""
 
 
 def _read_scored_pair(row: Row, place: str, rules: Rules) -> ParsedRow:
@@ -137,6 +140,45 @@ def _read_arena(row: Row, place: str, rules: Rules) -> ParsedRow:
     return judge_pair(prompt, replies, [vote], row, place, rules)
 
 
+def _read_arena_55k(row: Row, place: str, rules: Rules) -> ParsedRow:
+    """Read the 55,000 battles of Chatbot Arena: the turns of the user and of both sides in a list each, which may be
+    JSON text, and one column for each outcome."""
+    columns = list(OUTCOMES)
+    said = [read_number(row, name, "bad_label") for name in columns]
+    if sorted(said, key=lambda number: number or 0.0) != [0.0, 0.0, 1.0]:
+        outcome = ", ".join(f"{name} {show(row[name])}" for name in columns)
+        raise UnusableRowError("bad_label", f"{outcome}; wanted 1 once and 0 elsewhere")
+    users = _list_of_texts(row, "prompt", "empty_prompt")
+    sides = []
+    for name in ("response_a", "response_b"):
+        replies = _list_of_texts(row, name, "reply_not_text")
+        if len(replies) != len(users):
+            raise UnusableRowError("bad_roles", f"{name} has {len(replies)} turns and prompt has {len(users)}")
+        sides.append(
+            tuple(
+                turn
+                for user, reply in zip(users, replies, strict=True)
+                for turn in (Message("user", user), Message("assistant", reply))
+            )
+        )
+    prompt, after = part(*sides)
+    vote = Vote(label=OUTCOMES[columns[said.index(1.0)]], annotator=None)
+    return judge_pair(prompt, after, [vote], row, place, rules)
+
+
+def _list_of_texts(row: Row, column: str, cause: str) -> list[str]:
+    """Return a list of texts, which may be written as JSON. Raises UnusableRowError of the cause if it is none."""
+    value = row[column]
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise UnusableRowError(cause, f"{column} is {show(value)}, no list in JSON") from error
+    if not isinstance(value, list | tuple) or not value or not all(map(_is_text, value)):
+        raise UnusableRowError(cause, f"{column} is {show(value)}, wanted a list of texts")
+    return list(value)
+
+
 def _first_turns(turns: Conversation, number: int) -> Conversation:
     """Return a conversation up to the reply to the user's turn of this number."""
     users = [place for place, turn in enumerate(turns) if turn.role == "user"]
@@ -180,3 +222,6 @@ WEBGPT = Schema(
 )
 SUMMARIES = Schema(name="summarize-from-feedback", needed=("info", "summaries", "choice"), read=_read_summaries)
 ARENA = Schema(name="Chatbot Arena", needed=("conversation_a", "conversation_b", "winner"), read=_read_arena)
+ARENA_55K = Schema(
+    name="Chatbot Arena, 55k", needed=("prompt", "response_a", "response_b", *OUTCOMES), read=_read_arena_55k
+)
