@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rewardlab.core.bars import bar
+from rewardlab.core.errors import DataError
 from rewardlab.core.files import parse_line
 from rewardlab.core.types import Preference
 from rewardlab.data.finding import Source
@@ -39,7 +40,7 @@ class ReadRow:
     detail: str | None
     """What was found, in words; None if it is a preference."""
     rows: tuple[Mapping[str, object], ...]
-    """The row as it stands in the file, or the rows."""
+    """The row as it stands in the file, or the rows; an empty one for a line that is no JSON object."""
     parsed: ParsedRow | None = None
     """The preference with the counts of what was left out of it; None if it is none."""
 
@@ -52,34 +53,38 @@ def map_rows(
     *,
     title: str,
     opened: tuple[Schema, Iterable[Unit]] | None = None,
+    may_be_damaged: bool = False,
 ) -> Iterator[Result]:
     """Yield `summarise` of each chunk of rows, in the order of the file, under a progress bar.
 
     `summarise` must be picklable (a function of a module, or a `functools.partial` of one), as must its results: chunks
     of large data are handled by the workers of `crew`. It must not depend on how rows are cut into chunks. `opened` are
-    units that were opened already, as `open_units` gives them.
+    units that were opened already, as `open_units` gives them. With `may_be_damaged` a line that is no JSON object is a
+    row without a preference, `not_json`.
 
     Raises DataError if the dataset cannot be read on.
     """
-    schema, units = open_units(source, rules) if opened is None else opened
+    schema, units = open_units(source, rules, may_be_damaged=may_be_damaged) if opened is None else opened
     # Workers get their rows sent; those of the source in memory need not travel with every job.
-    job = partial(_work, replace(source, rows=None), schema.name, rules, summarise)
+    job = partial(_work, replace(source, rows=None), schema.name, rules, summarise, may_be_damaged)
     with bar(title=title, unit=" rows") as shown:
         for count, result in crew.map(job, chunked(units), alone=ALONE):
             shown.update(count)
             yield result
 
 
-def walk(source: Source, rules: Rules, *, numbers: Collection[int] | None = None) -> Iterator[ReadRow]:
+def walk(
+    source: Source, rules: Rules, *, numbers: Collection[int] | None = None, may_be_damaged: bool = False
+) -> Iterator[ReadRow]:
     """Yield every row of a dataset, in the order of the file, read in this process; or those with these `numbers`.
 
-    Raises DataError if the dataset cannot be read on.
+    Raises DataError if the dataset cannot be read on; `may_be_damaged` is that of `map_rows`.
     """
-    schema, units = open_units(source, rules)
+    schema, units = open_units(source, rules, may_be_damaged=may_be_damaged)
     for unit in units:
         if numbers is not None and unit[0] not in numbers:
             continue
-        yield from _read([unit], source, schema.name, rules)
+        yield from _read([unit], source, schema.name, rules, may_be_damaged)
 
 
 def _work(
@@ -87,21 +92,31 @@ def _work(
     schema: str,
     rules: Rules,
     summarise: Callable[[Sequence[ReadRow]], Result],
+    may_be_damaged: bool,
     units: tuple[Unit, ...],
 ) -> tuple[int, Result]:
-    return len(units), summarise(list(_read(units, source, schema, rules)))
+    return len(units), summarise(list(_read(units, source, schema, rules, may_be_damaged)))
 
 
-def _read(units: Iterable[Unit], source: Source, schema_name: str, rules: Rules) -> Iterator[ReadRow]:
+def _read(
+    units: Iterable[Unit], source: Source, schema_name: str, rules: Rules, may_be_damaged: bool
+) -> Iterator[ReadRow]:
     schema = schema_named(schema_name, rules.reading)
     for number, content in units:
         rows: tuple[Row, ...]
+        place = f"{source.label}:{number}"
         if isinstance(content, str):
             assert source.path is not None, "only files have lines"
-            rows = (parse_line(source.path, number, content),)
+            try:
+                rows = (parse_line(source.path, number, content),)
+            except DataError as error:
+                if not may_be_damaged:
+                    raise
+                detail = str(error).removeprefix(f"{source.path}:{number}: ")
+                yield ReadRow(place=place, number=number, rows=({},), preference=None, cause="not_json", detail=detail)
+                continue
         else:
             rows = content
-        place = f"{source.label}:{number}"
         read: dict[str, Any] = {"place": place, "number": number, "rows": rows}
         try:
             parsed = read_rows(rows, schema=schema, place=place, rules=rules)

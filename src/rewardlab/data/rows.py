@@ -46,6 +46,7 @@ CAUSES: Mapping[str, str] = {
     "low_score_ratio": "the votes differ by less than --min-score-ratio",
     "over_post_cap": "its post has more judgements than --max-per-post allows",
     "incomplete_pair": "a pair without exactly one chosen and one rejected row",
+    "not_json": "the line is no JSON object, or has a key twice (reading for training ends there)",
     "row_too_long": f"the row has more than {MAX_CHARACTERS:,} characters",
     "too_many_turns": f"a prompt or a reply has more than {MAX_TURNS:,} turns",
     "too_many_replies": f"more than {MAX_REPLIES} replies are to be compared; --max-replies draws fewer",

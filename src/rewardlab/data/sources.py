@@ -35,6 +35,8 @@ Numbers = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 MAX_EXAMPLES = 3
 """Examples reported for each cause."""
+MOST_DAMAGED = 100
+"""Lines at the beginning of a file that may be no JSON objects, where any may be."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,14 +215,20 @@ Unit = tuple[int, str | tuple[Row, ...]]
 """What becomes one preference: (its line or row number, a line of JSON or its rows, two of them in long-form data)."""
 
 
-def open_units(source: Source, rules: Rules) -> tuple[Schema, Iterator[Unit]]:
+def open_units(source: Source, rules: Rules, *, may_be_damaged: bool = False) -> tuple[Schema, Iterator[Unit]]:
     """Return (schema, all units) of a dataset, in order, as the flags of `rules` have it read.
+
+    With `may_be_damaged`, the first lines may be no JSON objects, and are units as they stand, unless several rows are
+    one preference.
 
     Raises DataError if there are no rows, if their schema is unknown, or if they cannot be read.
     """
     # JSON Lines stay unparsed here, so that worker processes do the parsing. Only the first rows are parsed, to
     # recognise the schema.
     lines = read_row_lines(source.path) if source.path and has_lines(source) else None
+    damaged: list[tuple[int, str]] = []
+    if lines is not None and may_be_damaged:
+        damaged, lines = _without_damaged_head(source, lines)
     rows = read_source(source) if lines is None else _parsed(source, lines)
     head = []
     for number, row in rows:
@@ -234,6 +242,9 @@ def open_units(source: Source, rules: Rules) -> tuple[Schema, Iterator[Unit]]:
     if isinstance(row, UnreadRow):
         raise DataError(f"{source.label}: every row has more than {MAX_CHARACTERS:,} characters. Is it the right file?")
     schema = recognise_rows(row, f"{source.label}:{number}", rules.reading)
+    if damaged and (schema.join is not None or schema.name == SHP.name):
+        assert source.path is not None
+        _ = parse_line(source.path, *damaged[0])  # raises
     if schema.join is not None:
         return schema, group_rows(chain(head, rows), partial(_group_of, schema, rules))
     if schema.name == SHP.name and rules.reading.max_per_post is not None:
@@ -243,7 +254,31 @@ def open_units(source: Source, rules: Rules) -> tuple[Schema, Iterator[Unit]]:
     units = ((number, (row,)) for number, row in chain(head, rows if lines is None else ()))
     if lines is None:
         return schema, units
-    return schema, chain(units, ((number, line if isinstance(line, str) else (line,)) for number, line in lines))
+    rest = ((number, line if isinstance(line, str) else (line,)) for number, line in lines)
+    return schema, chain(damaged, units, rest)
+
+
+def _without_damaged_head(
+    source: Source, lines: Iterator[tuple[int, str | UnreadRow]]
+) -> tuple[list[tuple[int, str]], Iterator[tuple[int, str | UnreadRow]]]:
+    """Return (the first lines as far as they are no JSON objects, the others). Raises DataError if all are damaged."""
+    assert source.path is not None
+    damaged: list[tuple[int, str]] = []
+    for number, line in lines:
+        if isinstance(line, str):
+            try:
+                parse_line(source.path, number, line)
+            except DataError as error:
+                damaged.append((number, line))
+                if len(damaged) == MOST_DAMAGED:
+                    raise DataError(
+                        f"{error} So are the {MOST_DAMAGED - 1} lines before. Is it the right file?"
+                    ) from error
+                continue
+        return damaged, chain([(number, line)], lines)
+    if damaged:
+        parse_line(source.path, *damaged[0])
+    return damaged, lines
 
 
 def rows_of_units(source: Source, rules: Rules, numbers: Collection[int]) -> dict[int, list[int]]:
@@ -251,7 +286,7 @@ def rows_of_units(source: Source, rules: Rules, numbers: Collection[int]) -> dic
 
     Numbers of rows are those of `read_source`. Raises DataError if the dataset cannot be read.
     """
-    schema, _ = open_units(source, rules)
+    schema, _ = open_units(source, rules, may_be_damaged=True)
     members: dict[int, list[int]] = {number: [number] for number in sorted(numbers)}
     if schema.join is None or not numbers:
         return members

@@ -67,7 +67,7 @@ def audit_rows(config: AuditConfig) -> Audited:
         for number, (source, rule, part) in enumerate(zip(sources, rules, parts, strict=True)):
             plan = Plan(source=number, part=part, limit=config.max_seq_len, renderer=renderer, others=others)
             title = f"auditing {source.label}"
-            own = joined(list(map_rows(source, rule, partial(measure, plan), crew, title=title)))
+            own = joined(list(map_rows(source, rule, partial(measure, plan), crew, title=title, may_be_damaged=True)))
             kept = int(own.kept_U.sum())
             read.append(
                 ReadSource(label=source.label, split=source.split, read=len(own.kept_U), kept=kept, dropped=own.causes)

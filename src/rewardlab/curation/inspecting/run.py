@@ -21,7 +21,7 @@ from rewardlab.data.chat import Renderer
 from rewardlab.data.finding import Source, find_sources
 from rewardlab.data.judgements import Rules
 from rewardlab.data.roots import Numbers, find_roots
-from rewardlab.data.sources import chosen_by_limit, first_rows_in, open_units
+from rewardlab.data.sources import chosen_by_limit, open_units
 from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")
@@ -80,7 +80,7 @@ def _inspect(source: Source, config: InspectConfig, ruler: Ruler, crew: Crew) ->
     rules = Rules(source=source.name, reading=config.rows.reading, seed=config.inspection.seed, bare=joins)
     title = f"inspecting {source.label}"
     summary = partial(summarise, renderer=ruler.renderer, mapped=config.rows.reading.own_columns)
-    read = join(map_rows(source, rules, summary, crew, title=title))
+    read = join(map_rows(source, rules, summary, crew, title=title, may_be_damaged=True))
     columns = read.take(np.sort(chosen_by_limit(rules, read.tally.kept, config.rows.limit)))
     report = read.tally.report(source, used=len(columns["replies_P"]), sha256=None)
     roots_P, rule = find_roots(columns.texts()) if len(columns["replies_P"]) else (np.empty(0, np.int64), "reply")
@@ -122,8 +122,9 @@ def _examples(examples: Mapping[str, tuple[str, ...]], texts: bool) -> dict[str,
 
 def _format_of(source: Source, rules: Rules) -> dict[str, str]:
     """Return `format`, the format that was found, and `why`: by which columns of the first row."""
-    schema, _ = open_units(source, rules)
-    names = [str(name) for _, row in first_rows_in([source]) for name in row]
+    schema, _ = open_units(source, rules, may_be_damaged=True)
+    first = next((row.rows[0] for row in walk(source, rules, may_be_damaged=True) if row.rows[0]), {})
+    names = [str(name) for name in first]
     more = f" and {len(names) - MOST_COLUMNS} more" if len(names) > MOST_COLUMNS else ""
     among = ", ".join(names[:MOST_COLUMNS]) + more
     return {"format": schema.name, "why": f"the first row has {schema.found or schema.columns}, among {among}"}
@@ -152,7 +153,7 @@ def _read_again(
     shown = {int(place) for place in order[: wanted.samples]} if wanted.texts else set()
     drawn, guesser, samples = Drawn(), Guesser(), {}
     places: list[int] = []
-    for row in walk(source, rules, numbers=numbers):
+    for row in walk(source, rules, numbers=numbers, may_be_damaged=True):
         preference = row.preference
         if preference is None:
             continue

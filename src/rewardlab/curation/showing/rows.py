@@ -83,7 +83,7 @@ def show_rows(config: ShowConfig) -> list[ShownRow]:
     (source,) = find_sources([config.shown.dataset], config.shown.hf_split, streaming=config.reading.streaming)
     bare = config.rendering.joins_texts if renderer is None else renderer.spec.joins_texts
     rules = Rules(source=source.name, reading=config.reading, seed=config.shown.seed, bare=bare)
-    schema, _ = open_units(source, rules)
+    schema, _ = open_units(source, rules, may_be_damaged=True)
     found = _find(source, rules, config.shown.row)
     said = schema.label
     return [_shown(found[name], said, renderer) for name in config.shown.row]
@@ -94,7 +94,7 @@ def _find(source: Source, rules: Rules, names: Sequence[str]) -> dict[str, ReadR
     wanted = dict.fromkeys(names)
     found: dict[str, ReadRow] = {}
     num_rows = 0
-    for row in walk(source, rules):
+    for row in walk(source, rules, may_be_damaged=True):
         num_rows += 1
         for name in _names_of(row):
             if name in wanted and name not in found:
