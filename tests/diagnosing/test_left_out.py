@@ -162,6 +162,27 @@ def test_several_judgements_of_the_same_two_replies_all_count():
     assert {name.split(" ")[0] for name in found} == {"ab"}
 
 
+def test_runs_that_hold_out_too_little_to_decide_anything_end_with_the_first(monkeypatch, tmp_path):
+    ran = []
+
+    def outcome(name, settings):
+        ran.append(name)
+        return {"selection": {f"{n:x} data row{n} 0 1 1": 1.0 for n in range(9)}}
+
+    with pytest.raises(DataError, match=r"a run holds out 9 comparisons.* Raise eval_fraction \(0.3\)"):
+        run_with(monkeypatch, tmp_path, outcome)
+    assert ran == ["full"]
+
+
+def test_without_a_share_of_its_own_a_run_holds_out_enough_to_judge(tmp_path):
+    config = configured(tmp_path)
+    (tmp_path / "run.yaml").write_text("steps: 3\n")
+    held = runs._settings(config, "full", 0, tmp_path / "runs", 1.0).data.selection.eval_fraction
+    assert held == runs.HELD_OUT
+    (tmp_path / "run.yaml").write_text("steps: 3\neval-fraction: 0.1\n")
+    assert runs._settings(config, "full", 0, tmp_path / "runs", 1.0).data.selection.eval_fraction == 0.1
+
+
 def test_runs_are_kept_only_for_the_same_data_and_settings_of_training(tmp_path):
     config = configured(tmp_path)
     first = _identity(config)

@@ -42,6 +42,10 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
 """Control -> the settings of its runs. `random_subset` follows, with as many rows as were of equal length."""
 SELECTING: Final = ("random_negatives", "length_matched", "random_subset")
 """Runs whose data may be too few to train on."""
+HELD_OUT: Final = 0.3
+"""Share of the conversations that a run holds out where `--train-config` does not say it: what is held out decides."""
+FEWEST: Final = 10
+"""Held-out comparisons without which the runs would be for nothing."""
 BASELINES: Final[Mapping[str, str]] = {"length only": "length_only", "bag of words": "bag_of_words"}
 
 
@@ -78,6 +82,17 @@ def run_trained(
     return arms, _arms(elsewhere, len(seeds)), {"runs": str(folder), "not_run": not_run}
 
 
+def _require_enough(done: Mapping[str, Any], settings: RewardTrainerConfig) -> None:
+    """Raise DataError, before many more runs, if a run holds out too few comparisons to decide anything."""
+    selection = settings.data.selection
+    if 0 < (count := len(done.get("selection", {}))) < FEWEST and not selection.eval_dataset:
+        raise DataError(
+            f"--train: a run holds out {count} comparisons, which can decide nothing; {FEWEST} are the least. Raise "
+            f"eval_fraction ({selection.eval_fraction:g}) in --train-config, or give more data, and choose another "
+            f"--output-dir."
+        )
+
+
 def _run_or_why(settings: RewardTrainerConfig, name: str) -> tuple[Mapping[str, Any], str | None]:
     """Return (what a run showed, why the control is left out), one of which is empty or None.
 
@@ -90,6 +105,8 @@ def _run_or_why(settings: RewardTrainerConfig, name: str) -> tuple[Mapping[str, 
             raise
         logger.warning("control: %s is left out: %s", name, error)
         return {}, str(error).rstrip(".")
+    if name == "full":
+        _require_enough(done, settings)
     if name == "length_matched" and done["kept"] >= 1:
         return {}, "in all comparisons the replies are about equally long"
     return done, None
@@ -128,6 +145,7 @@ def _settings(config: DiagnoseConfig, name: str, seed: int, folder: Path, kept: 
         rows = _rows_of(folder.parent.parent / "full" / f"seed_{seed}")
         values["limit"] = max(2, round(kept * rows))
     values.setdefault("report_to", ["none"])
+    values.setdefault("eval_fraction", HELD_OUT)
     made = from_mapping(RewardTrainerConfig, values, where="--train-config")
     if made.data.selection.eval_fraction == 0 and not made.data.selection.eval_dataset:
         raise ConfigError("--train: the runs hold nothing out. Leave --eval-fraction above 0 in --train-config.")
