@@ -19,6 +19,7 @@ from harness.one_score_model import Made
 from rewardlab.artifact.load import load
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.files import read_jsonl
+from rewardlab.rl import BlockingScorer
 
 BATCH: Final = 4
 """Inputs of a request, so that engines batch them."""
@@ -26,6 +27,7 @@ PADDED_ROWS: Final = 8
 MAX_REASON: Final = 300
 OUR_CLIENT: Final = "rewardlab.client → rewardlab serve"
 VLLM_CLIENT: Final = "rewardlab.client → vLLM"
+OUR_SCORER: Final = "rewardlab.rl"
 TRANSFORMERS_ALONE: Final = """
 import json, sys, warnings
 warnings.simplefilter("ignore")
@@ -162,7 +164,7 @@ def of_server(asked: Asked) -> Columns:
                     engine_process.ours(str(made.folder), precision=made.precision, log=log, threads=asked.threads)
                 )
             except EngineError as error:
-                yield from not_run([*names, OUR_CLIENT], error)
+                yield from not_run([*names, OUR_CLIENT, OUR_SCORER], error)
                 return
             url, facts = running.url, {"command": running.command, "start_s": running.start_s}
         with Session(url, concurrency=BATCH) as session:
@@ -172,6 +174,7 @@ def of_server(asked: Asked) -> Columns:
                     yield Column(name=name, scores=found, reads_text=reads_text, facts=facts)
                 yield from not_run([name] if told else [], told)
         yield from of_client(asked, url)
+        yield from of_scorer(asked, url, name=f"{OUR_SCORER} → rewardlab serve")
 
 
 def _our_forms(made: Made) -> dict[str, tuple[str, list[Any], Any, list[int], bool]]:
@@ -220,6 +223,19 @@ def of_client(asked: Asked, url: str, *, name: str = OUR_CLIENT, **settings: Any
     yield from not_run(names if told else [], told)
 
 
+def of_reinforcement(asked: Asked) -> Columns:
+    """`rewardlab.rl`'s scorer of rollouts with the folder, in this process."""
+    yield from of_scorer(asked, asked.made.folder, name=f"{OUR_SCORER} → folder")
+
+
+def of_scorer(asked: Asked, source: str | Path, *, name: str, **settings: Any) -> Columns:
+    """The scores that trainers in reinforcement learning get, all conversations as one step's rollouts."""
+    made = asked.made
+    with _told() as told, BlockingScorer(source, precision=made.precision, **settings) as scorer:
+        yield Column(name=name, scores=scorer.score([case.messages for case in made.cases]))
+    yield from not_run([name] if told else [], told)
+
+
 def of_vllm(asked: Asked) -> Columns:
     """vLLM in its own environment and process, over HTTP, as docs/in-vllm.md starts it."""
     made = asked.made
@@ -237,7 +253,7 @@ def of_vllm(asked: Asked) -> Columns:
     }
     with _vllm(asked, str(made.folder), "vllm", ()) as running:
         if not isinstance(running, Running):
-            yield from not_run([*ways, VLLM_CLIENT], running)
+            yield from not_run([*ways, VLLM_CLIENT, f"{OUR_SCORER} → vLLM"], running)
             return
         facts = {"command": running.command, "start_s": running.start_s}
         with Session(running.url, concurrency=BATCH) as session:
@@ -246,7 +262,9 @@ def of_vllm(asked: Asked) -> Columns:
                     found = session.score(path, bodies, read, counts=each)
                     yield Column(name=name, scores=found, reads_text=reads_text, facts=facts)
                 yield from not_run([name] if told else [], told)
-        yield from of_client(asked, running.url, name=VLLM_CLIENT, artifact=made.folder, engine="vllm")
+        settings = {"artifact": made.folder, "engine": "vllm"}
+        yield from of_client(asked, running.url, name=VLLM_CLIENT, **settings)
+        yield from of_scorer(asked, running.url, name=f"{OUR_SCORER} → vLLM", client=settings)
 
 
 def of_vllm_adapter(asked: Asked) -> Columns:
@@ -317,6 +335,7 @@ KINDS: Final[Mapping[str, Callable[[Asked], Columns]]] = {
     "file": of_score_file,
     "transformers": of_transformers,
     "trl": of_trl,
+    "rl": of_reinforcement,
     "server": of_server,
     "vllm": of_vllm,
     "vllm-adapter": of_vllm_adapter,
