@@ -110,10 +110,12 @@ def main(arguments: Sequence[str] | None = None) -> Counter[str]:
     write_jsonl(asked.output, asyncio.run(sft_rows(asked, counts)))
     print(f"{counts['kept']} of {counts['replies']} replies to {counts['prompts']} prompts are in {asked.output}.")
     print(
-        f"Dropped: {counts['not chosen']} that were not chosen, {counts['repeated']} that repeat another of the prompt"
+        f"Dropped: {counts['not chosen']} not chosen, {counts['repeated']} that repeat another reply to their prompt."
     )
-    print(f"         and {counts['of close prompts']} of prompts that are close (--skip-close).")
-    print(f"{counts['prompts of which none is kept']} prompts have no reply in the file.")
+    if asked.skip_close:
+        print(f"Dropped: {counts['of close prompts']} of prompts that are close.")
+    if counts["prompts of which none is kept"]:
+        print(f"{counts['prompts of which none is kept']} prompts have no reply in the file.")
     print(f"{counts['close prompts']} prompts are close: differences within the noise decided what was kept.")
     return counts
 

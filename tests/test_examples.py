@@ -6,6 +6,7 @@ import argparse
 import csv
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Collection
@@ -18,6 +19,7 @@ import pytest
 
 import rewardlab
 from conftest import write_base_model, write_pairs
+from pages import blocks, read
 from rewardlab.artifact.seal import recorded_digest
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import read_jsonl, write_jsonl
@@ -171,16 +173,17 @@ def test_rejection_sampling_keeps_the_best_of_each_prompt_with_where_it_is_from(
         assert own["score"] == pytest.approx(scores[best], abs=own["noise"])
         assert (own["model_digest"], own["source"], own["num_replies"]) == (digest, f"{samples}:{number}", 4)
     assert (counts["replies"], counts["kept"], counts["repeated"], counts["not chosen"]) == (280, 70, 70, 140)
-    assert "Dropped: 140 that were not chosen, 70 that repeat another of the prompt" in capsys.readouterr().out
+    assert "Dropped: 140 not chosen, 70 that repeat another reply to their prompt." in capsys.readouterr().out
 
 
-def test_rejection_sampling_keeps_a_share_or_from_a_score_on(trained, tmp_path):
+def test_rejection_sampling_keeps_a_share_or_from_a_score_on(trained, tmp_path, capsys):
     samples = tmp_path / "samples.jsonl"
     write_samples(samples)
     rejection = load("rejection_sampling")
     half = rejection.main([str(trained.model), str(samples), str(tmp_path / "half.jsonl"), "--top-share", "0.5"])
     assert (half["kept"], half["not chosen"]) == (24, 12)
     none = rejection.main([str(trained.model), str(samples), str(tmp_path / "none.jsonl"), "--from-score", "1e9"])
+    assert "12 prompts have no reply in the file." in capsys.readouterr().out
     assert (none["kept"], none["not chosen"], none["prompts of which none is kept"]) == (0, 36, 12)
     with pytest.raises(ConfigError, match=r"half\.jsonl is there already"):
         rejection.main([str(trained.model), str(samples), str(tmp_path / "half.jsonl")])
@@ -218,13 +221,14 @@ def test_a_choice_is_close_if_scores_within_their_noise_could_make_another_one(a
     assert load("rejection_sampling").kept_of(scored, settings) == (kept, close)
 
 
-def test_close_prompts_are_left_out_if_asked(trained, tmp_path):
+def test_close_prompts_are_left_out_if_asked(trained, tmp_path, capsys):
     samples = tmp_path / "samples.jsonl"
     write_samples(samples)
     rejection = load("rejection_sampling")
     rejection.kept_of = lambda scored, asked: ([0], True)
     counts = rejection.main([str(trained.model), str(samples), str(tmp_path / "sft.jsonl"), "--skip-close"])
     assert (counts["kept"], counts["of close prompts"], counts["close prompts"]) == (0, 36, 12)
+    assert "Dropped: 36 of prompts that are close." in capsys.readouterr().out
     counts = rejection.main([str(trained.model), str(samples), str(tmp_path / "all.jsonl")])
     assert (counts["kept"], counts["not chosen"], counts["close prompts"]) == (12, 24, 12)
     assert all(row["close"] for _, row in read_jsonl(tmp_path / "all.jsonl"))
@@ -262,6 +266,24 @@ def test_grpo_says_what_is_missing_before_it_begins(tmp_path, capsys):
     some = ["--model", "m", "--policy", "p", "--data", "d", "--output-dir", str(tmp_path / "new")]
     with pytest.raises(ConfigError, match="whose folder is --model; m is none"):
         grpo.main([*some, "--url", "http://127.0.0.1:1"])
+
+
+def test_the_page_names_every_flag_of_its_programs_and_no_other():
+    page = read("rl-examples.md")
+    programs = ("grpo_with_reward_model", "best_of_n", "rejection_sampling")
+    sources = [(EXAMPLES / f"{name}.py").read_text(encoding="utf-8") for name in programs]
+    flags = {flag for source in sources for flag in re.findall(r'add_argument\("(--[\w-]+)"', source)}
+    assert len(flags) > 12
+    of_the_command_score = {"--pick"}
+    assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", page)) == flags | of_the_command_score
+
+
+def test_the_example_on_the_page_runs_and_prints_what_it_says():
+    (block,) = blocks(read("rl-examples.md"), "python")
+    printed = []
+    exec(compile(block.text, "rl-examples.md", "exec"), {"print": lambda value: printed.append(str(value))})
+    assert printed == re.findall(r"  # -> (.*)$", block.text, re.MULTILINE)
+    assert len(printed) == 2
 
 
 def test_two_models_are_compared_pair_by_pair(trained, tmp_path, capsys):
