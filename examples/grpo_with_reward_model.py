@@ -15,13 +15,12 @@ Needs `pip install "rewardlab[rl,serve]"`.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
 import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,11 @@ import torch
 
 import rewardlab
 from rewardlab.cli import main as rewardlab_command
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_jsonl, write_jsonl
+from rewardlab.core.types import Conversation
 from rewardlab.data.prompts import prompt_turns
-from rewardlab.rl import RewardScorer, RolloutRow, read_rollouts
+from rewardlab.rl import BlockingScorer, RolloutRow, read_rollouts
 from rewardlab.rl.trl import reward_function
 
 NUM_CHECKED = 8
@@ -70,6 +70,8 @@ def train_reward_model(asked: argparse.Namespace) -> Path:
     """A reward model trained on `--data`, unless `--model` is one already."""
     if Path(asked.model, "reward_spec.json").is_file():
         return Path(asked.model)
+    if not asked.data:
+        raise ConfigError(f"{asked.model} is no reward-model folder, so --data has to name preferences to train on.")
     if asked.url:
         raise ConfigError(f"--url is the address of a reward model, whose folder is --model; {asked.model} is none.")
     config = rewardlab.RewardTrainerConfig.of(
@@ -99,7 +101,17 @@ def served(folder: Path) -> Iterator[str]:
             server.terminate()
 
 
-def train_policy(asked: argparse.Namespace, url: str, log_dir: Path) -> None:
+def prompts_of(path: Path) -> list[Conversation]:
+    """The prompts of a JSONL file. Raises DataError naming file and line."""
+    found = []
+    for number, row in read_jsonl(path):
+        if not isinstance(row.get("prompt"), str | list):
+            raise DataError(f"{path}:{number}: no `prompt`, a text or messages. Name a file that has them: --prompts.")
+        found.append(prompt_turns(row["prompt"], bare=False)[0])
+    return found
+
+
+def train_policy(asked: argparse.Namespace, prompts: Sequence[Conversation], url: str, log_dir: Path) -> None:
     """GRPO on the served scores; every rollout is logged."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -111,7 +123,6 @@ def train_policy(asked: argparse.Namespace, url: str, log_dir: Path) -> None:
         gold = [gold_of(completion[-1]["content"]) for completion in completions]
         return await reward(prompts, completions, gold=gold, **kwargs)
 
-    prompts = [prompt_turns(row["prompt"], bare=False)[0] for _, row in read_jsonl(Path(asked.prompts or asked.data))]
     trainer = GRPOTrainer(
         model=asked.policy,
         reward_funcs=with_gold if asked.smoke else reward,
@@ -138,13 +149,10 @@ def train_policy(asked: argparse.Namespace, url: str, log_dir: Path) -> None:
 def check_rewards(rows: Sequence[RolloutRow], folder: Path) -> float:
     """The largest difference between logged rewards and the scores of the folder. Raises if it is more than noise."""
     some = rows[:: max(1, len(rows) // NUM_CHECKED)][:NUM_CHECKED]
-
-    async def scored() -> list[Any]:
-        async with RewardScorer(folder) as scorer:
-            return await scorer.details([row.conversation for row in some])
-
+    with BlockingScorer(folder) as scorer:
+        scored = scorer.details([row.conversation for row in some])
     largest = 0.0
-    for row, own in zip(some, asyncio.run(scored()), strict=True):
+    for row, own in zip(some, scored, strict=True):
         reply = row.conversation[-1].content
         print(f"  step {row.step:3}  logged {row.reward:+.5f}  by the folder {own.score:+.5f}  {reply[:40]!r}")
         largest = max(largest, abs(row.reward - own.score))
@@ -188,12 +196,10 @@ def main(arguments: Sequence[str] | None = None) -> Result:
         raise ConfigError(f"{log_dir} is of an earlier run. Name another --output-dir, or remove it.")
     if asked.smoke:
         make_toy(asked)
+    prompts = prompts_of(Path(asked.prompts or asked.data))
     folder = train_reward_model(asked)
-    if asked.url:
-        train_policy(asked, asked.url, log_dir)
-    else:
-        with served(folder) as url:
-            train_policy(asked, url, log_dir)
+    with nullcontext(asked.url) if asked.url else served(folder) as url:
+        train_policy(asked, prompts, url, log_dir)
     rows = list(read_rollouts(log_dir))
     print(f"\n{len(rows)} rollouts are logged. Some of their rewards, and the scores of {folder}:")
     difference = check_rewards(rows, folder)

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,12 +20,12 @@ import pytest
 
 import rewardlab
 from conftest import write_base_model, write_pairs
-from pages import blocks, read
+from pages import promised_and_printed, read
 from rewardlab.artifact.seal import recorded_digest
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_jsonl, write_jsonl
 from rewardlab.report.tables import format_estimate
-from rewardlab.rl import RolloutError, Scored
+from rewardlab.rl import RolloutError, RolloutRow, Scored
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SBATCH = EXAMPLES / "slurm" / "train.sbatch"
@@ -255,6 +256,16 @@ def test_grpo_goes_from_preferences_to_an_audit_that_finds_the_flattery(tmp_path
     assert (tmp_path / "grpo" / "policy" / "model.safetensors").is_file()
 
 
+def test_rewards_that_are_not_the_scores_of_the_folder_end_the_program(trained, capsys):
+    grpo = load("grpo_with_reward_model")
+    turns = (rewardlab.Message("user", "Why?"), rewardlab.Message("assistant", "So."))
+    (score,) = rewardlab.load(trained.model).score([turns])
+    row = RolloutRow(step=0, prompt_key="why", conversation=turns, reward=score)
+    assert grpo.check_rewards([row], trained.model) < 1e-4
+    with pytest.raises(SystemExit, match="not the scores of this folder"):
+        grpo.check_rewards([row, replace(row, reward=score + 0.01)], trained.model)
+
+
 def test_grpo_says_what_is_missing_before_it_begins(tmp_path, capsys):
     grpo = load("grpo_with_reward_model")
     with pytest.raises(SystemExit):
@@ -263,9 +274,16 @@ def test_grpo_says_what_is_missing_before_it_begins(tmp_path, capsys):
     (tmp_path / "rollouts").mkdir()
     with pytest.raises(ConfigError, match="is of an earlier run"):
         grpo.main(["--smoke", "--output-dir", str(tmp_path)])
-    some = ["--model", "m", "--policy", "p", "--data", "d", "--output-dir", str(tmp_path / "new")]
+    prompts = tmp_path / "prompts.jsonl"
+    write_jsonl(prompts, [{"prompt": "Why?"}, {"chosen": "So."}])
+    some = ["--model", "m", "--policy", "p", "--output-dir", str(tmp_path / "new")]
+    with pytest.raises(DataError, match=r"prompts\.jsonl:2: no `prompt`"):
+        grpo.main([*some, "--data", str(prompts)])
+    write_jsonl(prompts, [{"prompt": "Why?"}])
+    with pytest.raises(ConfigError, match="m is no reward-model folder, so --data has to name preferences"):
+        grpo.main([*some, "--prompts", str(prompts)])
     with pytest.raises(ConfigError, match="whose folder is --model; m is none"):
-        grpo.main([*some, "--url", "http://127.0.0.1:1"])
+        grpo.main([*some, "--data", str(prompts), "--url", "http://127.0.0.1:1"])
 
 
 def test_the_page_names_every_flag_of_its_programs_and_no_other():
@@ -279,10 +297,8 @@ def test_the_page_names_every_flag_of_its_programs_and_no_other():
 
 
 def test_the_example_on_the_page_runs_and_prints_what_it_says():
-    (block,) = blocks(read("rl-examples.md"), "python")
-    printed = []
-    exec(compile(block.text, "rl-examples.md", "exec"), {"print": lambda value: printed.append(str(value))})
-    assert printed == re.findall(r"  # -> (.*)$", block.text, re.MULTILINE)
+    promised, printed = promised_and_printed("rl-examples.md")
+    assert printed == promised
     assert len(printed) == 2
 
 

@@ -28,7 +28,7 @@ def by_all_subsets(proxy: Sequence[float], gold: Sequence[float], n: int) -> flo
     return float(np.mean(values))
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 @given(proxy=st.one_of(TIED, SCORES.map(lambda scores: scores[:8])), seed=st.integers(0, 999))
 def test_a_curve_is_the_mean_over_all_subsets_with_ties_and_without(proxy: list[float], seed: int) -> None:
     gold = np.random.default_rng(seed).normal(size=len(proxy)).tolist()
@@ -43,6 +43,7 @@ def test_tied_replies_are_picked_equally_often() -> None:
     assert picked(np.array([5.0, 1.0, 5.0]), np.array([4.0, 100.0, 8.0]), most=3) == pytest.approx([112 / 3, 6.0, 6.0])
 
 
+@settings(deadline=None)
 @given(scores=SCORES)
 def test_one_reply_is_the_mean_and_all_are_the_largest(scores: list[float]) -> None:
     found = picked(np.array(scores), np.array(scores), most=len(scores))
@@ -50,6 +51,7 @@ def test_one_reply_is_the_mean_and_all_are_the_largest(scores: list[float]) -> N
     assert found[-1] == max(scores)
 
 
+@settings(deadline=None)
 @given(scores=st.lists(SCORES, min_size=1, max_size=4))
 def test_the_curve_of_the_proxy_never_falls(scores: list[list[float]]) -> None:
     points = best_of_n([Candidates(prompt=str(number), proxy_K=own) for number, own in enumerate(scores)])
@@ -59,6 +61,7 @@ def test_the_curve_of_the_proxy_never_falls(scores: list[list[float]]) -> None:
     assert len(points) == min(map(len, scores))
 
 
+@settings(deadline=None)
 @given(proxy=st.one_of(TIED, SCORES), data=st.data())
 def test_the_order_of_the_replies_changes_nothing(proxy: list[float], data: st.DataObject) -> None:
     gold = np.arange(len(proxy), dtype=float)
@@ -154,6 +157,7 @@ def divergence(probabilities: np.ndarray, scores: np.ndarray, n: int) -> float:
     return float(np.sum(best[kept] * np.log(best[kept] / probabilities[kept])))
 
 
+@settings(deadline=None)
 @given(
     masses=st.lists(st.floats(1e-3, 1.0), min_size=1, max_size=9),
     levels=st.integers(1, 9),
