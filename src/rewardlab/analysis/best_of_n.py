@@ -75,7 +75,8 @@ def picked(proxy_K: FloatArray, gold_K: FloatArray, *, most: int) -> FloatArray:
     # From the first of each, so that the mean of equal numbers is that number.
     first_K = gold_K[first][tied_K]
     gold_K = first_K + (np.bincount(tied_K, gold_K - first_K) / sizes)[tied_K]
-    # Below the largest, so that equal scores, and the best of all K, come out without rounding.
+    # Below the largest, so that equal scores, and the best of all K, come out without rounding. The proxy's own curve
+    # cannot fall by rounding either: what is left below the largest shrinks by a part of 1/K or more with each n.
     top = gold_K.max()
     below_K = top - gold_K
     return np.array([top - weights_K @ below_K for weights_K in _weights(len(gold_K), most)])
@@ -111,8 +112,7 @@ def best_of_n(candidates_P: Sequence[Candidates], *, most: int | None = None, le
     gold_PK = [_gold(one) for one in candidates_P] if has_gold else None
     num = min([len(proxy_K) for proxy_K in proxy_PK] + ([] if most is None else [most]))
     assert num >= 1, f"most={most}: the best of one reply is the least"
-    # The exact curve of the proxy never falls, so rounding may not make it fall either.
-    proxy_PN = [np.maximum.accumulate(picked(proxy_K, proxy_K, most=num)) for proxy_K in proxy_PK]
+    proxy_PN = [picked(proxy_K, proxy_K, most=num) for proxy_K in proxy_PK]
     proxy, proxy_gain = _estimates(proxy_PN, candidates_P, level)
     gold: Sequence[Estimate | None] = [None] * num
     gold_gain = gold
