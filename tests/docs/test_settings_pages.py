@@ -39,6 +39,11 @@ FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 OF_SCRIPTS = {"--nproc-per-node", "--before", "--soak", "--hinge-margin", "--pair-loss"}
 """Flags of torchrun and benchmarks, and of a loss that is only an example."""
+OF_EXAMPLES = {
+    name
+    for path in (ROOT / "examples").glob("*.py")
+    for name in re.findall(r'add_argument\("(--[\w-]+)"', path.read_text(encoding="utf-8"))
+}
 OF_ENGINES = {
     *("--runner", "--convert", "--pooler-config", "--dtype", "--max-model-len", "--enforce-eager", "--enable-lora"),
     *("--reward", "--allow-auto-truncate", "--custom-rm-path", "--lora-modules", "--data", "--algo", "--group-rm"),
@@ -63,7 +68,7 @@ def known_flags() -> set[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_flag_that_a_page_names_exists(page: str) -> None:
     text = OTHER_PROGRAMS.sub("", (ROOT / page).read_text(encoding="utf-8"))
-    assert sorted(set(FLAG.findall(text)) - known_flags() - OF_SCRIPTS - OF_ENGINES) == []
+    assert sorted(set(FLAG.findall(text)) - known_flags() - OF_SCRIPTS - OF_ENGINES - OF_EXAMPLES) == []
 
 
 def test_a_flag_that_does_not_exist_would_be_noticed() -> None:

@@ -1,0 +1,166 @@
+"""Best-of-n curves: what the best of n replies is worth, by the reward model that picks it and by a second judge.
+
+Each prompt has K scored replies. For n ≤ K the curve is the mean, over all subsets of n replies, of the score of the
+reply that is picked from the subset: an unbiased estimate of picking from n new replies. Nothing is drawn. With the
+replies in rising order, reply i (counted from 1) is the best of C(i − 1, n − 1) of the C(K, n) subsets.
+
+Legend: P prompts, K replies of one prompt, N sizes (1 to N).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from rewardlab.analysis import stats
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.core.errors import DataError
+from rewardlab.core.types import Estimate
+
+Scores = Sequence[float | None] | npt.NDArray[np.floating]
+"""One score for each reply to a prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What picking the best of n replies is worth; intervals are over prompts."""
+
+    n: int
+    proxy: Estimate
+    """Expected score of the reply that is picked, by the model that picks it."""
+    proxy_gain: Estimate
+    """The same less that of a single reply, prompt by prompt."""
+    gold: Estimate | None
+    """Expected gold score of the reply that the proxy picks; None without gold scores."""
+    gold_gain: Estimate | None
+    kl_bound: float
+    """Nats: see `kl_upper_bound`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """The scored replies to one prompt."""
+
+    prompt: str
+    """A name for messages; prompts of equal names are one prompt in the intervals."""
+    proxy_K: Scores
+    gold_K: Scores | None = None
+
+
+def kl_upper_bound(n: int) -> float:
+    """Return log n − (n − 1)/n in nats, an upper bound on the KL divergence of best-of-n from the policy it draws from.
+
+    It is the divergence itself only in the limit where no two draws are ever equal, as for continuous outcomes; where
+    replies repeat or are tied the divergence is smaller, in whatever way ties are broken at random. Source of the
+    bound: Beirami et al. (2024), arXiv 2401.01879. The formula stood in earlier work as the divergence: Stiennon et
+    al. (2020), arXiv 2009.01325; Gao et al. (2022), arXiv 2210.10760.
+    """
+    assert n >= 1, f"the best of {n} replies"
+    return math.log(n) - (n - 1) / n
+
+
+def picked(proxy_K: FloatArray, gold_K: FloatArray, *, most: int) -> FloatArray:
+    """Return [N], N = most ≤ K: the mean of `gold_K` over the replies that the proxy picks from all subsets of n.
+
+    Replies with the same proxy score are equally likely to be picked, so each has the mean gold score of all of them.
+    """
+    assert 1 <= most <= len(proxy_K) == len(gold_K)
+    order = np.argsort(proxy_K, kind="stable")
+    gold_K = gold_K[order]
+    _, first, tied_K, sizes = np.unique(proxy_K[order], return_index=True, return_inverse=True, return_counts=True)
+    # From the first of each, so that the mean of equal numbers is that number.
+    first_K = gold_K[first][tied_K]
+    gold_K = first_K + (np.bincount(tied_K, gold_K - first_K) / sizes)[tied_K]
+    # Below the largest, so that equal scores, and the best of all K, come out without rounding. The proxy's own curve
+    # cannot fall by rounding either: what is left below the largest shrinks by a part of 1/K or more with each n.
+    top = gold_K.max()
+    below_K = top - gold_K
+    return np.array([top - weights_K @ below_K for weights_K in _weights(len(gold_K), most)])
+
+
+def _weights(num_replies: int, most: int) -> Iterator[FloatArray]:
+    """Yield, for n = 1 to `most`, C(i − 1, n − 1)/C(K, n) for the replies i = 1 to K.
+
+    Each is that of n − 1 times ((i − n + 1)/(K − n + 1)) · (n/(n − 1)): no factorial and no difference of large
+    numbers, so a weight is right to about 3n units of rounding, or 0 where it is too small for a float.
+    """
+    rank_K = np.arange(1, num_replies + 1)
+    weights_K = np.full(num_replies, 1 / num_replies)
+    yield weights_K
+    for n in range(2, most + 1):
+        weights_K = weights_K * (np.maximum(rank_K - n + 1, 0) / (num_replies - n + 1)) * (n / (n - 1))
+        yield weights_K
+
+
+def best_of_n(candidates_P: Sequence[Candidates], *, most: int | None = None, level: float = 0.95) -> tuple[Point, ...]:
+    """Return the curve for n = 1, 2, …: up to the smallest number of replies that a prompt has, or `most` if smaller.
+
+    All replies of a prompt are used, also where another prompt has fewer. Intervals are of the mean over prompts
+    (`stats.mean`), so there is none below ten prompts.
+
+    Raises DataError naming the prompt for a score that is missing or not finite, for replies without gold scores where
+    other prompts have them, and for a prompt without replies; and if there are no prompts.
+    """
+    if not candidates_P:
+        raise DataError("a best-of-n curve needs prompts with scored replies; got none.")
+    proxy_PK = [_finite(one.prompt, "score", one.proxy_K) for one in candidates_P]
+    has_gold = any(one.gold_K is not None for one in candidates_P)
+    gold_PK = [_gold(one) for one in candidates_P] if has_gold else None
+    num = min([len(proxy_K) for proxy_K in proxy_PK] + ([] if most is None else [most]))
+    assert num >= 1, f"most={most}: the best of one reply is the least"
+    proxy_PN = [picked(proxy_K, proxy_K, most=num) for proxy_K in proxy_PK]
+    proxy, proxy_gain = _estimates(proxy_PN, candidates_P, level)
+    gold: Sequence[Estimate | None] = [None] * num
+    gold_gain = gold
+    if gold_PK is not None:
+        gold_PN = [picked(*scores_K, most=num) for scores_K in zip(proxy_PK, gold_PK, strict=True)]
+        gold, gold_gain = _estimates(gold_PN, candidates_P, level)
+    return tuple(
+        Point(
+            n=n + 1,
+            proxy=proxy[n],
+            proxy_gain=proxy_gain[n],
+            gold=gold[n],
+            gold_gain=gold_gain[n],
+            kl_bound=kl_upper_bound(n + 1),
+        )
+        for n in range(num)
+    )
+
+
+def _estimates(
+    curves_PN: Sequence[FloatArray], candidates_P: Sequence[Candidates], level: float
+) -> tuple[list[Estimate], list[Estimate]]:
+    """Return for each n the mean over prompts, and that of the difference from n = 1."""
+    keys, curves_NP = [one.prompt for one in candidates_P], np.stack(curves_PN, axis=1)
+    values = [stats.mean(curve_P, keys, level=level) for curve_P in curves_NP]
+    gains = [stats.mean(curve_P - curves_NP[0], keys, level=level) for curve_P in curves_NP]
+    return values, gains
+
+
+def _finite(prompt: str, what: str, scores_K: Scores) -> FloatArray:
+    """Return scores as an array [K]. Raises DataError naming the prompt for none, and for one that is not finite."""
+    found_K = np.array([math.nan if score is None else score for score in scores_K], dtype=np.float64)
+    if not found_K.size:
+        raise DataError(f"prompt {prompt!r:.200}: it has no replies. Leave it out, or sample replies to it.")
+    if wrong := np.flatnonzero(~np.isfinite(found_K)).tolist():
+        raise DataError(
+            f"prompt {prompt!r:.200}: the {what} of reply {wrong[0]} (counted from 0) is {scores_K[wrong[0]]}; wanted "
+            f"a finite number for each of its {found_K.size} replies. Score it again, or leave the reply out."
+        )
+    return found_K
+
+
+def _gold(one: Candidates) -> FloatArray:
+    """Return the gold scores [K]. Raises DataError naming the prompt if they are not as many as the replies."""
+    if one.gold_K is None or len(one.gold_K) != len(one.proxy_K):
+        got = "none" if one.gold_K is None else str(len(one.gold_K))
+        raise DataError(
+            f"prompt {one.prompt!r:.200}: it has {len(one.proxy_K)} replies and {got} of their gold scores; wanted one "
+            f"for each, as other prompts have them."
+        )
+    return _finite(one.prompt, "gold score", one.gold_K)
