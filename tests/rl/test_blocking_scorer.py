@@ -58,6 +58,15 @@ def test_threads_share_one_scorer_and_get_the_scores_that_a_loop_gets(
     assert [one.noise for one in details] == pytest.approx(expected_noise.tolist())
 
 
+def test_a_model_with_a_limit_below_its_canaries_is_served_and_asked(tmp_path: Path) -> None:
+    short = save_tiny(tmp_path / "short", max_seq_len=64)
+    with served(short) as url, BlockingScorer(short) as here, BlockingScorer(url) as there:
+        assert there.score(TALKS) == pytest.approx(here.score(TALKS), abs=2e-5)
+        long = [{"role": "user", "content": "Why? " * 100}, TALKS[0][1]]
+        with pytest.raises(RolloutError, match=r"rollout 0 .*tokens"):
+            there.score([long])
+
+
 def test_inside_a_running_loop_it_waits_too(folder: Path) -> None:
     async def inside() -> list[float]:
         with BlockingScorer(folder) as scorer:

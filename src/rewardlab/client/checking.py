@@ -27,11 +27,18 @@ async def check(asking: Asking, endpoint: EndpointSpec, artifact: Artifact | Non
     Raises CanaryError if the scores are not the model's, or ConfigError if there are no canaries.
     """
     known, precision = _references(endpoint, artifact, config)
+    # One that fills the limit may have been cut to it, which nobody does unasked. Its tokens were cut already.
+    limit = _limit(endpoint, artifact)
+    fills = [limit is not None and len(canary.token_ids) >= limit for canary in known]
     rows = [
-        replace(row, name=f"canary {canary.name!r}")
-        for row, canary in zip(rows_of_conversations([one.messages for one in known]), known, strict=True)
+        Row(name=f"canary {canary.name!r}", token_ids=tuple(canary.token_ids))
+        if is_full
+        else replace(row, name=f"canary {canary.name!r}")
+        for row, canary, is_full in zip(
+            rows_of_conversations([one.messages for one in known]), known, fills, strict=True
+        )
     ]
-    scores = await _scores_in_turn(asking, rows, max_batch=config.max_batch)
+    scores = await _scores_of_kinds(asking, rows, max_batch=config.max_batch)
     # A folder renders the canaries to their own tokens, which it has proved when it was opened.
     rendered = endpoint.engine != "rewardlab" and config.render_fn is None
     route = f"POST {endpoint.route}"
@@ -67,6 +74,23 @@ async def _as_tokens(
     except EndpointError as error:
         return find(known, replace(silent, fault="failed", said=str(error)), expected=expected)
     return find(known, replace(silent, scores=tuple(scores)), expected=expected)
+
+
+def _limit(endpoint: EndpointSpec, artifact: Artifact | None) -> int | None:
+    """Return the most tokens of a conversation that the model reads."""
+    if artifact is not None:
+        return artifact.spec.renderer.max_length
+    return None if endpoint.served is None else endpoint.served.max_length
+
+
+async def _scores_of_kinds(asking: Asking, rows: Sequence[Row], *, max_batch: int) -> list[float]:
+    """Return the scores of rows, in order; those that are tokens are asked for by requests of their own."""
+    scores: dict[int, float] = {}
+    for are_tokens in (False, True):
+        numbers = [number for number, row in enumerate(rows) if (row.token_ids is not None) == are_tokens]
+        own = await _scores_in_turn(asking, [rows[number] for number in numbers], max_batch=max_batch)
+        scores |= zip(numbers, own, strict=True)
+    return [scores[number] for number in range(len(rows))]
 
 
 async def _scores_in_turn(asking: Asking, rows: Sequence[Row], *, max_batch: int) -> list[float]:
