@@ -369,6 +369,33 @@ def test_a_resumed_run_goes_on_in_its_record_and_a_new_one_does_not_write_into_a
         call(0)
 
 
+@pytest.mark.parametrize(("before", "now"), [((0, 1), (0, 2)), ((0, 2), (0, 1)), ((1, 2), (0, 1)), ((3, 4), (0, 2))])
+def test_a_new_run_with_another_number_of_processes_leaves_the_record_of_another_run_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[int, int], now: tuple[int, int]
+) -> None:
+    def begin(process: tuple[int, int]) -> None:
+        monkeypatch.setenv("RANK", str(process[0]))
+        monkeypatch.setenv("WORLD_SIZE", str(process[1]))
+        reward = reward_function(KnownScorer(len), log_dir=str(tmp_path), group_size=1)
+        state = SimpleNamespace(global_step=0)
+        asyncio.run(reward([PROMPTS[0]], [[{"role": "assistant", "content": "x"}]], trainer_state=state))
+
+    begin(before)
+    with pytest.raises(ConfigError, match="holds the rollouts of another run"):
+        begin(now)
+    assert [row.step for row in read_rollouts(tmp_path)] == [0]
+
+
+def test_processes_of_one_run_begin_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        reward = reward_function(KnownScorer(len), log_dir=str(tmp_path), group_size=1)
+        state = SimpleNamespace(global_step=0)
+        asyncio.run(reward([PROMPTS[0]], [[{"role": "assistant", "content": "x"}]], trainer_state=state))
+    assert len(list(read_rollouts(tmp_path))) == 2
+
+
 @pytest.mark.parametrize(
     ("prompts", "size", "processes", "groups"),
     [

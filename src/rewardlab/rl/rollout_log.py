@@ -128,14 +128,23 @@ class RolloutLog:
         Each rank does this for its own file; rank 0 also for files of ranks that the resumed run does not have.
         """
         with self._lock:
-            own = {self.path}
-            if self._rank == 0:
-                taken = {_name_of(rank, self._world_size) for rank in range(self._world_size)}
-                own |= {path for path in self._folder.glob(PATTERN) if path.name not in taken}
-            for path in sorted(own):
+            for path in self._own_files():
                 _without_torn_line(path)
                 if removed := _keep(path, lambda row: row.step < step):
                     logger.info("%s: took off %d rows of steps from %d on", path, removed, step)
+
+    def begun(self) -> Path | None:
+        """Return a file of this record that holds rows already: of this rank, and for rank 0 also of ranks that the run
+        does not have. None if there is none."""
+        return next((path for path in self._own_files() if path.stat().st_size), None)
+
+    def _own_files(self) -> list[Path]:
+        """Return the files that nobody else in this run writes to."""
+        own = {self.path}
+        if self._rank == 0:
+            taken = {_name_of(rank, self._world_size) for rank in range(self._world_size)}
+            own |= {path for path in self._folder.glob(PATTERN) if path.name not in taken}
+        return sorted(own)
 
     def close(self) -> None:
         """Refuse further rows. Everything that was written is on the disk already."""

@@ -177,9 +177,9 @@ class RewardFunction:
         if self._log is None:
             rank, world_size = _processes()
             log = RolloutLog(folder, rank=rank, world_size=world_size)
-            if step == 0 and log.path.stat().st_size > 0:
+            if step == 0 and (another := log.begun()) is not None:
                 raise ConfigError(
-                    f"log_dir: {log.path} holds the rollouts of another run. Name another folder, or remove it."
+                    f"log_dir: {another} holds the rollouts of another run. Name another folder, or remove it."
                 )
             log.resume_at(step)
             self._log = log
