@@ -22,6 +22,7 @@ from rewardlab.analysis.ensembles import Scale
 from rewardlab.client import EndpointError
 from rewardlab.core.errors import ArtifactError, ConfigError
 from rewardlab.core.types import Message
+from rewardlab.data.chat import to_messages
 from rewardlab.rl import Noise, RewardScorer, Rollout, RolloutError, ScorerConfig
 from rewardlab.rl.members import About, Found
 
@@ -255,6 +256,50 @@ def test_members_without_a_calibration_are_refused(folder: Path, tmp_path: Path)
     other = save_tiny(tmp_path / "other", seed=1, scale=(0.0, 1.0))
     with pytest.raises(ConfigError, match=r"rm: no calibration is told.*rewardlab calibrate"):
         scores([other, folder], TALKS)
+
+
+@pytest.mark.parametrize("where", ["folder", "url"])
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (talk("Why?\ud800", "So."), "half a surrogate pair"),
+        (talk("Why?", "So.\udfff"), "half a surrogate pair"),
+        (Rollout(name="text", rendered="Why?\ud800"), "half a surrogate pair"),
+        (Rollout(name="negative", rendered=(1, -1)), "wanted a text, or token ids from 0 up"),
+        (Rollout(name="beyond", rendered=(1, 10**6)), "token id 1000000 is not one of the model's"),
+        (Rollout(name="long", rendered=(5,) * 2000), "2000 tokens, above the model's limit"),
+        (Rollout(name="end", rendered=(1, 2, 3)), "a rendering ends in token 3"),
+    ],
+)
+def test_a_rollout_that_no_model_can_read_is_an_error_that_names_it(
+    where: str, bad: Any, said: str, request: pytest.FixtureRequest
+) -> None:
+    source = request.getfixturevalue(where)
+    with pytest.raises(RolloutError, match=said) as caught:
+        scores(source, [TALKS[0], bad])
+    assert caught.value.rollouts == (1,)
+    assert "rollout 1" in str(caught.value) or bad.name in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["folder", "url"])
+def test_a_rollout_that_holds_lists_in_place_of_tuples_is_read_as_one_that_does_not(
+    where: str, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    import rewardlab
+
+    loaded = rewardlab.load(folder)
+    (expected,) = loaded.score([TALKS[0]])
+    turns = to_messages(TALKS[0])
+    given = []
+    for field, value in (
+        ("conversation", list(turns)),
+        ("conversation", TALKS[0]),
+        ("rendered", loaded.renderer.token_ids(turns).tolist()),
+    ):
+        one = Rollout(name="x")
+        object.__setattr__(one, field, value)  # as a program without annotations makes it
+        given.append(one)
+    np.testing.assert_allclose(scores(request.getfixturevalue(where), given), [expected] * 3, atol=NEAR)
 
 
 class Told:

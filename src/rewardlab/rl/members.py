@@ -19,6 +19,7 @@ from rewardlab.rl.rollouts import Rollout, RolloutError
 if TYPE_CHECKING:
     from rewardlab.client.asynchronous import AsyncRewardClient
     from rewardlab.client.endpoint import EndpointSpec
+    from rewardlab.client.rows import Answered
     from rewardlab.serve.engine.api import Scored as Answer
     from rewardlab.serve.engine.local import LocalEngine
 
@@ -223,20 +224,11 @@ class ServedMember:
         try:
             if turns:
                 answers = await self._client.answers([rollouts[number].conversation for number in turns])
-                for number, one in zip(turns, answers, strict=True):
-                    found[number] = Found(
-                        score=one.score,
-                        error=one.error,
-                        digest=one.digest,
-                        num_tokens=one.num_tokens,
-                        truncated_tokens=one.truncated_tokens,
-                        truncated_reply_tokens=one.truncated_reply_tokens,
-                    )
+                found |= zip(turns, map(_found, answers), strict=True)
             if rendered:
                 tokens = [self._tokens(rollouts[number]) for number in rendered]
-                scores = await self._client.score_token_ids(tokens)
-                for number, score in zip(rendered, scores, strict=True):
-                    found[number] = Found(score=score, digest=self._client.digest)
+                answers = await self._client.answer_token_ids(tokens)
+                found |= zip(rendered, map(_found, answers), strict=True)
         except EndpointError as error:
             error.add_note(_waiting(rollouts))
             raise
@@ -263,6 +255,17 @@ class ServedMember:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+def _found(answer: Answered) -> Found:
+    return Found(
+        score=answer.score,
+        error=answer.error,
+        digest=answer.digest,
+        num_tokens=answer.num_tokens,
+        truncated_tokens=answer.truncated_tokens,
+        truncated_reply_tokens=answer.truncated_reply_tokens,
+    )
 
 
 def _tolerance(endpoint: EndpointSpec) -> float | None:
