@@ -231,6 +231,21 @@ def test_noise_that_is_no_distance_is_an_error() -> None:
             floored([1.0, 2.0], ["a", nameless], [0.1, 0.1])
 
 
+@pytest.mark.parametrize("scale", [1e-200, 3e307])
+def test_rewards_and_noise_of_any_size_are_compared(scale: float) -> None:
+    rewards, noise = np.array([2.0, 2.2, 1.9, -2.0, -2.4, 0.1]), np.array([0.3, 0.2, 0.6, 0.5, 1.1, 0.4])
+    expected = left(rewards, noise)
+    assert 0 < (expected == 0).sum() < len(expected)
+    np.testing.assert_allclose(left(rewards * scale, noise * scale) / scale, expected, rtol=1e-12)
+    assert not left(rewards * scale, [5 * scale] * 6).any()
+
+
+def test_noise_that_is_beyond_all_floats_is_an_error_that_names_the_rollout() -> None:
+    with pytest.raises(RolloutError, match="no noise") as caught:
+        Noise(tolerance=0.2, source="").between_scorings([1.0, 1.7e308])
+    assert caught.value.rollouts == (1,)
+
+
 def test_rewards_too_far_apart_to_compare_are_an_error() -> None:
     with pytest.raises(RolloutError, match="their difference is not a finite number"):
         floored([1.7e308, -1.7e308], [0, 0], None)

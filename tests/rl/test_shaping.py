@@ -150,8 +150,25 @@ def test_a_divergence_that_is_not_finite_names_rollout_and_token() -> None:
         kl_of_tokens([math.nan], [0.0], estimator="k2")
     with pytest.raises(RolloutError, match="no KL divergence .*rollout 0: missing"):
         kl_shaped(combine([1.0]), [None], beta=0.1)
-    with pytest.raises(RolloutError, match="not finite"):
+    with pytest.raises(RolloutError, match="no reward"):
         rewards_of_tokens(math.nan, [0.0], beta=0.1)
+    with pytest.raises(RolloutError, match="not finite"):
+        rewards_of_tokens(1.0, [math.nan], beta=0.1)
+
+
+def test_what_is_beyond_all_floats_is_an_error_that_names_the_rollout() -> None:
+    with pytest.raises(RolloutError, match="not finite"):
+        rewards_of_tokens(1.7e308, [-1.7e308], beta=1.0)
+    two = combine([0.0, 1.0])
+    calls: list[Callable[[], object]] = [
+        lambda: kl_of_replies([[0.0], [1e308, 1e308]], [[0.0], [0.0, 0.0]], estimator="k1"),
+        lambda: kl_shaped(two, [0.0, 1e308], beta=1000.0),
+        lambda: length_penalised(two, [1, 10**300], target_tokens=1, per_token=1e100),
+    ]
+    for call in calls:
+        with pytest.raises(RolloutError) as refused:
+            call()
+        assert refused.value.rollouts == (1,)
 
 
 def test_figures_that_are_not_stated_or_not_possible_are_refused() -> None:

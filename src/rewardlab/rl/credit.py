@@ -8,7 +8,6 @@ Legend: R rollouts, K reward functions, G rollouts of one group.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,6 +26,7 @@ from rewardlab.rl.checking import (
     not_negative,
     standard_deviation,
     stated,
+    total,
 )
 from rewardlab.rl.noise import FloatArray, floored
 
@@ -210,11 +210,12 @@ def advantages(
     distance between two observations of each reward, what noise could turn around has advantage exactly 0 (`floored`).
     Every rule takes a multiple above 0 of the deviation from the group's mean, so signs are those of `floored`.
 
-    Raises RolloutError for a reward that is missing or not finite, naming the rollout; ConfigError for an unknown rule.
+    Raises RolloutError for a reward that is missing or not finite, and for an advantage that is not finite, naming the
+    rollout; ConfigError for an unknown rule.
     """
     how = _rule(rule)
     left = floored(rewards_R, groups_R, noise_R)
-    found_R = _scaled(left.rewards_R, left.deviations_R, members_of(groups_R), how)
+    found_R = finite(_scaled(left.rewards_R, left.deviations_R, members_of(groups_R), how), what="advantage")
     return Credit(
         advantages_R=found_R,
         rewards_R=left.rewards_R,
@@ -310,11 +311,13 @@ def _scaled(
     elif rule.scale == "batch_deviations":
         found_R /= standard_deviation(found_R, ddof=rule.ddof) + rule.epsilon
     elif rule.scale == "nonzero":
-        found_R *= len(rewards_R) / max(1, int(np.count_nonzero(rewards_R)))
+        with np.errstate(over="ignore"):
+            found_R *= len(rewards_R) / max(1, int(np.count_nonzero(rewards_R)))
     return found_R
 
 
 def _sum(weights_K: FloatArray, values_KR: Sequence[FloatArray]) -> FloatArray:
-    """Return the weighted sum [R] of what each function gave."""
-    terms_RK = zip(*(weight * values for weight, values in zip(weights_K, values_KR, strict=True)), strict=True)
-    return np.array([math.fsum(terms) for terms in terms_RK], dtype=np.float64)
+    """Return the weighted sum [R] of what each function gave; NaN where it is beyond all floats."""
+    with np.errstate(over="ignore"):
+        terms_KR = [weight * values for weight, values in zip(weights_K, values_KR, strict=True)]
+    return np.array([total(terms) for terms in zip(*terms_KR, strict=True)], dtype=np.float64)
