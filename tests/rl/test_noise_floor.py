@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from rewardlab.core.errors import ConfigError
 from rewardlab.rl import Noise, RolloutError, floored
 from rewardlab.rl.checking import finite
+from rewardlab.rl.credit import combine
 from rewardlab.rl.noise import GROWTH, LARGEST_TOLERANCE
+from rewardlab.rl.shaping import kl_shaped, standardised
 
 EIGHTHS = st.integers(-40, 40).map(lambda n: n / 8)
 TOLERANCES = st.sampled_from([0.0, 1e-4, 0.05, 0.15, LARGEST_TOLERANCE])
@@ -81,6 +83,31 @@ def test_the_sign_of_what_is_left_does_not_depend_on_who_computes_the_scores(sco
     one, other, exact = (left(scores, noise.between_scorings(scores)) for scores in (first, second, references))
     assert not (one * other < 0).any()
     assert not (one * exact < 0).any()
+
+
+@pytest.mark.parametrize("large", [1e3, 1e12, 1e13, 1e14])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda scores, noise, large: combine(scores, [large] * 4, how="add", noise_R=noise),
+        lambda scores, noise, large: kl_shaped(combine(scores, noise_R=noise), [large] * 4, beta=1.0),
+        lambda scores, noise, large: standardised(combine(scores, noise_R=noise), mean=large, std=1.0),
+    ],
+    ids=["environment", "penalty", "mean"],
+)
+def test_scores_beside_something_large_have_no_sign_that_rounding_could_turn_around(shape, large: float) -> None:
+    generator = np.random.default_rng(0)
+    noise = Noise(tolerance=1e-4, source="a test")
+
+    def left_of(scores: np.ndarray) -> np.ndarray:
+        shaped = shape(scores, noise.between_scorings(scores), large)
+        return left(shaped.rewards_R, shaped.noise_R)
+
+    for _ in range(500):
+        reference = generator.normal(size=4) * 10 ** generator.uniform(-4, 1)
+        reach = 1e-4 * np.maximum(1, np.abs(reference))
+        one, other = (left_of(reference + reach * generator.uniform(-1, 1, size=4)) for _ in range(2))
+        assert (one * other >= 0).all()
 
 
 @settings(max_examples=150, deadline=None)

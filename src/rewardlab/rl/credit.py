@@ -41,6 +41,8 @@ How = Literal["replace", "add", "multiply", "weighted", "bonus"]
 """
 Baseline = Literal["group", "others"]
 Scale = Literal["group", "batch", "batch_deviations", "nonzero", "none"]
+ROUNDING: Final = 4 * float(np.finfo(np.float64).eps)
+"""How far apart two sums may be by the rounding of their parts, as a part of the sizes of these."""
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 
 
@@ -98,7 +100,18 @@ def combine(
             environment = np.zeros_like(environment)
         elif how == "weighted":
             environment = (1 - factor) * environment
-        return Combined(rewards_R=environment + share_R * scores, noise_R=np.abs(share_R) * noise)
+        parts = environment, share_R * scores
+        return Combined(rewards_R=sum(parts), noise_R=noise_after(np.abs(share_R) * noise, *parts))
+
+
+def noise_after(noise_R: FloatArray, *terms_R: FloatArray | float) -> FloatArray:
+    """Return the noise of a sum of terms: that of its scores, and what rounding the sum adds. 0 stays 0.
+
+    A score that is added to something large is rounded to the digits that are left, so two scorings may end further
+    apart than they were.
+    """
+    rounding_R = ROUNDING * np.sum([np.abs(terms) * np.ones_like(noise_R) for terms in terms_R], axis=0)
+    return np.where(noise_R > 0, noise_R + rounding_R, 0.0)
 
 
 def _coefficient(how: How, coefficient: float | None) -> float:

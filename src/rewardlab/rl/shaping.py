@@ -16,7 +16,7 @@ import numpy as np
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import CalibrationSpec
 from rewardlab.rl.checking import FloatArray, Numbers, as_many, finite, stated, total
-from rewardlab.rl.credit import Combined
+from rewardlab.rl.credit import Combined, noise_after
 from rewardlab.rl.rollouts import RolloutError
 
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -47,7 +47,10 @@ def standardised(rewards: Combined, *, mean: float, std: float) -> Combined:
     stated(mean, "mean", wanted="a finite number", allowed=lambda _: True)
     stated(std, "std", wanted="a finite number above 0", allowed=lambda value: value > 0)
     with np.errstate(over="ignore"):
-        return Combined(rewards_R=(rewards.rewards_R - mean) / std, noise_R=rewards.noise_R / std)
+        return Combined(
+            rewards_R=(rewards.rewards_R - mean) / std,
+            noise_R=noise_after(rewards.noise_R, rewards.rewards_R, mean) / std,
+        )
 
 
 def standardised_by(rewards: Combined, calibration: CalibrationSpec | None) -> Combined:
@@ -198,4 +201,7 @@ def _lengths(rewards: Combined, num_tokens_R: Sequence[int]) -> FloatArray:
 def _less(rewards: Combined, penalty_R: FloatArray, *, times: float) -> Combined:
     """Return rewards less a penalty, which has no noise, times a factor. Raises RolloutError if it is not finite."""
     with np.errstate(over="ignore"):
-        return Combined(rewards_R=rewards.rewards_R - times * penalty_R, noise_R=rewards.noise_R)
+        less_R = times * penalty_R
+        return Combined(
+            rewards_R=rewards.rewards_R - less_R, noise_R=noise_after(rewards.noise_R, rewards.rewards_R, less_R)
+        )
