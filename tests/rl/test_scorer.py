@@ -4,10 +4,13 @@ the rollout."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
+import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -403,6 +406,54 @@ def test_a_closed_scorer_another_loop_and_another_process_are_told(
     monkeypatch.setattr(os, "getpid", lambda: 1)
     with pytest.raises(ConfigError, match="made in another process"):
         asyncio.run(scorer.score(TALKS[:1]))
+
+
+@pytest.mark.parametrize("where", ["folder", "url"])
+def test_calls_that_wait_for_a_scorer_that_is_closed_end_in_an_error_and_no_model_is_left(
+    where: str, request: pytest.FixtureRequest
+) -> None:
+    source = request.getfixturevalue(where)
+
+    async def done() -> list[Any]:
+        scorer = RewardScorer(source)
+        tasks = [asyncio.create_task(scorer.score(TALKS[:1])) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await scorer.aclose()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    before = _engines()
+    found = asyncio.run(done())
+    assert [type(one) for one in found] == [ConfigError] * 3
+    assert "closed" in str(found[0])
+    assert _engines() == before
+
+
+def test_a_scorer_that_is_dropped_lets_its_model_go(folder: Path) -> None:
+    before = _engines()
+    asyncio.run(RewardScorer(folder).score(TALKS[:1]))
+    gc.collect()
+    assert _engines() == before
+
+
+def _engines() -> int:
+    """Models in this process, each of which has a thread."""
+    return sum(thread.name == "rewardlab-engine" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("where", ["folder", "url"])
+def test_a_scorer_reaches_another_process_as_what_it_was_made_of(where: str, request: pytest.FixtureRequest) -> None:
+    scorer = RewardScorer(request.getfixturevalue(where), truncate=True)
+    again = pickle.loads(pickle.dumps(scorer))
+    assert again.config == scorer.config
+    assert asyncio.run(again.score(TALKS[:2])) == asyncio.run(scorer.score(TALKS[:2]))
+    asyncio.run(again.aclose())
+    asyncio.run(scorer.aclose())
+
+
+def test_an_ensemble_whose_scales_could_change_is_refused() -> None:
+    with pytest.raises(ConfigError, match="an ensemble does not follow swaps"):
+        RewardScorer(["http://a:1", "http://b:1"], client={"on_swap": "follow"})
 
 
 def test_a_cancelled_call_leaves_the_scorer_in_order(folder: Path) -> None:

@@ -7,10 +7,12 @@ known in closed form, so it is known what training has to reach.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import json
 import math
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -290,6 +292,30 @@ def test_a_function_reaches_another_process_and_is_asynchronous_for_trl(folder: 
             await reward.aclose()
 
     assert all(map(math.isfinite, asyncio.run(done())))
+
+
+def test_a_function_of_a_scorer_that_is_made_already_reaches_another_process_too(folder: Path) -> None:
+    reward = pickle.loads(pickle.dumps(reward_function(RewardScorer(folder), noise_floor=False)))
+
+    async def done() -> list[float]:
+        try:
+            return await reward([PROMPTS[0]], [[{"role": "assistant", "content": "So."}]])
+        finally:
+            await reward.aclose()
+
+    assert all(map(math.isfinite, asyncio.run(done())))
+
+
+def test_loops_that_ended_leave_no_model_behind(folder: Path) -> None:
+    def engines() -> int:
+        gc.collect()
+        return sum(thread.name == "rewardlab-engine" for thread in threading.enumerate())
+
+    reward = reward_function(folder, noise_floor=False)
+    before = engines()
+    for _ in range(3):
+        asyncio.run(reward([PROMPTS[0]], [[{"role": "assistant", "content": "So."}]]))
+        assert engines() == before + 1
 
 
 def test_the_dotted_path_is_configured_by_the_environment(

@@ -49,7 +49,7 @@ def reward_function(source: Any, *, name: str = PREFIX, **settings: Any) -> Rewa
     if isinstance(source, RewardScorer):
         if settings:
             raise ConfigError(f"{', '.join(settings)}: the scorer is made already. Give these to the RewardScorer.")
-        return RewardFunction(lambda: source, config, name=name)
+        return RewardFunction(_Made(source), config, name=name)
     _require_known(settings)
     RewardScorer(source, **settings)  # settings that cannot be used are an error before the trainer begins
     return RewardFunction(_Maker(source, settings), config, name=name)
@@ -61,6 +61,16 @@ def _require_known(settings: Mapping[str, Any]) -> None:
     for name in settings:
         if name not in known:
             raise ConfigError(f"unknown setting {name!r:.60}.{did_you_mean(name, known)} Settings: {', '.join(known)}.")
+
+
+class _Made:
+    """Hands out a scorer that was made already; can be sent to another process."""
+
+    def __init__(self, scorer: RewardScorer) -> None:
+        self._scorer = scorer
+
+    def __call__(self) -> RewardScorer:
+        return self._scorer
 
 
 class _Maker:
