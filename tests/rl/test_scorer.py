@@ -446,9 +446,13 @@ def test_a_scorer_reaches_another_process_as_what_it_was_made_of(where: str, req
     scorer = RewardScorer(request.getfixturevalue(where), truncate=True)
     again = pickle.loads(pickle.dumps(scorer))
     assert again.config == scorer.config
-    assert asyncio.run(again.score(TALKS[:2])) == asyncio.run(scorer.score(TALKS[:2]))
-    asyncio.run(again.aclose())
-    asyncio.run(scorer.aclose())
+
+    async def done() -> list[list[float]]:
+        async with scorer, again:
+            return [await scorer.score(TALKS[:2]), await again.score(TALKS[:2])]
+
+    one, other = asyncio.run(done())
+    np.testing.assert_allclose(one, other, atol=NEAR)
 
 
 def test_an_ensemble_whose_scales_could_change_is_refused() -> None:

@@ -450,6 +450,8 @@ def test_a_group_that_may_be_elsewhere_is_an_error() -> None:
     ("settings", "said"),
     [
         ({"how": "add"}, "how='add' and environment=None"),
+        ({"how": "add", "environment": "quality", "coefficient": -1.0}, "coefficient: got -1.0; wanted 0 or more"),
+        ({"how": "weighted", "environment": "quality"}, "coefficient: got None; wanted a weight from 0 to 1"),
         ({"environment": "quality"}, "how='replace' and environment='quality'"),
         ({"group_size": 0}, "group_size: expected"),
         ({"evidence": ("gold",)}, "give log_dir"),

@@ -81,7 +81,7 @@ def combine(
     """
     if how not in get_args(How):
         raise ConfigError(f"how: got {how!r}; wanted one of {', '.join(get_args(How))}.")
-    factor = _coefficient(how, coefficient)
+    factor = coefficient_of(how, coefficient)
     used_R = np.ones(len(scores_R), dtype=bool)
     environment = np.zeros(len(scores_R))
     if how != "replace":
@@ -100,8 +100,10 @@ def combine(
             environment = np.zeros_like(environment)
         elif how == "weighted":
             environment = (1 - factor) * environment
-        parts = environment, share_R * scores
-        return Combined(rewards_R=sum(parts), noise_R=noise_after(np.abs(share_R) * noise, *parts))
+        scores = share_R * scores
+        return Combined(
+            rewards_R=environment + scores, noise_R=noise_after(np.abs(share_R) * noise, environment, scores)
+        )
 
 
 def noise_after(noise_R: FloatArray, *terms_R: FloatArray | float) -> FloatArray:
@@ -114,7 +116,7 @@ def noise_after(noise_R: FloatArray, *terms_R: FloatArray | float) -> FloatArray
     return np.where(noise_R > 0, noise_R + rounding_R, 0.0)
 
 
-def _coefficient(how: How, coefficient: float | None) -> float:
+def coefficient_of(how: How, coefficient: float | None) -> float:
     """Return the coefficient that holds. Raises ConfigError for one that is missing or out of its range."""
     if how == "weighted":
         return stated(coefficient, "coefficient", wanted="a weight from 0 to 1", allowed=lambda c: 0 <= c <= 1)
