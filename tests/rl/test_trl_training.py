@@ -294,6 +294,15 @@ def test_a_function_reaches_another_process_and_is_asynchronous_for_trl(folder: 
     assert all(map(math.isfinite, asyncio.run(done())))
 
 
+def test_a_reward_that_trl_would_make_infinite_is_an_error_that_names_the_rollout(tmp_path: Path) -> None:
+    reward = reward_function(KnownScorer(lambda reply: 1e39 if reply else 1.0), log_dir=str(tmp_path))
+    completions = [[{"role": "assistant", "content": text}] for text in ("", "x")]
+    with pytest.raises(RolloutError, match="no reward in float32") as caught:
+        asyncio.run(reward([PROMPTS[0]] * 2, completions))
+    assert caught.value.rollouts == (1,)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_function_of_a_scorer_that_is_made_already_reaches_another_process_too(folder: Path) -> None:
     reward = pickle.loads(pickle.dumps(reward_function(RewardScorer(folder), noise_floor=False)))
 

@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
+import numpy as np
+
 from rewardlab.core.config import did_you_mean, settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.rl.checking import finite
@@ -120,6 +122,8 @@ class RewardFunction:
         rollouts = await self._rollouts(prompts, completions, step)
         scored = await self._scorers.details(rollouts)
         rewards = rewarded(scored, groups_R, self.config, environment_R)
+        with np.errstate(over="ignore"):
+            finite(rewards.rewards_R.astype(np.float32), what="reward in float32, in which TRL keeps it,")
         self._tell(rewards, scored, kwargs)
         if self.config.log_dir is not None:
             self._record(Path(self.config.log_dir), step).write(
