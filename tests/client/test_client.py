@@ -206,14 +206,24 @@ def test_answers_out_of_order_are_put_in_order() -> None:
     assert during(fake, lambda c: c.score(talks(9)), check=False) == expected(talks(9))
 
 
-def test_a_score_of_our_server_that_is_not_finite_names_the_row() -> None:
-    def with_nan(path: str, body: Any) -> Any:
+@pytest.mark.parametrize(
+    ("score", "said"),
+    [
+        (float("nan"), "nan"),
+        (True, "bool"),
+        ("0.5", "str"),
+        pytest.param(10**400, "int", id="beyond all floats"),
+        ([0.5], "list"),
+    ],
+)
+def test_a_score_of_our_server_that_is_no_finite_number_names_the_row(score: Any, said: str) -> None:
+    def with_score(path: str, body: Any) -> Any:
         values = FakeOwn(table()).reply(path, body)[1]
-        values["groups"][1]["scores"][0] = float("nan")
+        values["groups"][1]["scores"][0] = score
         return 200, values, {}
 
-    fake = FakeOwn(table(), first=[with_nan])
-    with pytest.raises(BadAnswerError, match="reply 0 of group 1: the score is nan"):
+    fake = FakeOwn(table(), first=[with_score])
+    with pytest.raises(BadAnswerError, match=f"reply 0 of group 1: the score is {said}"):
         during(fake, lambda c: c.score_groups([("a", ["x", "y"]), ("b", ["z"])]), check=False)
 
 

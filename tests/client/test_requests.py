@@ -130,7 +130,9 @@ def test_engines_are_told_apart_by_routes_that_they_alone_have() -> None:
     assert choose("sglang", {"/v1/classify"}) is None
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, True, "1", [1.0]])
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), None, True, "1", [1.0], pytest.param(10**400, id="large")]
+)
 def test_what_is_no_finite_number_is_no_score(value: Any) -> None:
     assert wrong_in(value) is not None
     assert wrong_in(0.5) is None

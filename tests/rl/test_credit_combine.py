@@ -73,7 +73,7 @@ def test_a_bonus_needs_no_score_where_there_is_none_to_be_had() -> None:
         [None, 2.0, math.nan], [0.0, 1.0, -1.0], how="bonus", coefficient=0.25, noise_R=[math.nan, 0.4, 1.0]
     )
     assert found.rewards_R.tolist() == [0.0, 1.5, -1.0]
-    assert found.noise_R.tolist() == [0.0, 0.1, 0.0]
+    assert found.noise_R == pytest.approx([0.0, 0.1, 0.0], rel=1e-13)
 
 
 def test_a_reward_that_overflows_is_an_error_and_not_infinity() -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.rl import RULES, AdvantageRule, RolloutError, advantages
-from rewardlab.rl.credit import NOT_OF_REWARDS_ALONE
+from rewardlab.rl.credit import NOT_OF_REWARDS_ALONE, advantages_of_several
 
 NEAR = 1e-12
 Rows = list[tuple[float, int]]
@@ -120,6 +120,16 @@ def test_a_missing_reward_is_an_error_that_names_the_rollout(bad) -> None:
     with pytest.raises(RolloutError, match="rollout 2: ") as refused:
         advantages([1.0, 2.0, bad], [0, 0, 0])
     assert refused.value.rollouts == (2,)
+
+
+def test_what_is_beyond_all_floats_is_an_error_that_names_the_rollout() -> None:
+    with pytest.raises(RolloutError, match="no advantage") as caught:
+        advantages([1.7e308] + [0.0] * 9, [0] * 10, rule="verl-gpg")
+    assert caught.value.rollouts == (0,)
+    for weights in ([1.0, 1.0], [10.0, -10.0]):
+        with pytest.raises(RolloutError, match="no reward") as caught:
+            advantages_of_several([[0.0, 1e308], [0.0, 1e308]], [0, 0], weights_K=weights)
+        assert caught.value.rollouts == (1,)
 
 
 def test_a_rule_is_a_name_or_ones_own() -> None:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from rewardlab.core.errors import ConfigError
 from rewardlab.rl import Noise, RolloutError, floored
 from rewardlab.rl.checking import finite
+from rewardlab.rl.credit import combine
 from rewardlab.rl.noise import GROWTH, LARGEST_TOLERANCE
+from rewardlab.rl.shaping import kl_shaped, standardised
 
 EIGHTHS = st.integers(-40, 40).map(lambda n: n / 8)
 TOLERANCES = st.sampled_from([0.0, 1e-4, 0.05, 0.15, LARGEST_TOLERANCE])
@@ -81,6 +83,31 @@ def test_the_sign_of_what_is_left_does_not_depend_on_who_computes_the_scores(sco
     one, other, exact = (left(scores, noise.between_scorings(scores)) for scores in (first, second, references))
     assert not (one * other < 0).any()
     assert not (one * exact < 0).any()
+
+
+@pytest.mark.parametrize("large", [1e3, 1e12, 1e13, 1e14])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        lambda scores, noise, large: combine(scores, [large] * 4, how="add", noise_R=noise),
+        lambda scores, noise, large: kl_shaped(combine(scores, noise_R=noise), [large] * 4, beta=1.0),
+        lambda scores, noise, large: standardised(combine(scores, noise_R=noise), mean=large, std=1.0),
+    ],
+    ids=["environment", "penalty", "mean"],
+)
+def test_scores_beside_something_large_have_no_sign_that_rounding_could_turn_around(shape, large: float) -> None:
+    generator = np.random.default_rng(0)
+    noise = Noise(tolerance=1e-4, source="a test")
+
+    def left_of(scores: np.ndarray) -> np.ndarray:
+        shaped = shape(scores, noise.between_scorings(scores), large)
+        return left(shaped.rewards_R, shaped.noise_R)
+
+    for _ in range(500):
+        reference = generator.normal(size=4) * 10 ** generator.uniform(-4, 1)
+        reach = 1e-4 * np.maximum(1, np.abs(reference))
+        one, other = (left_of(reference + reach * generator.uniform(-1, 1, size=4)) for _ in range(2))
+        assert (one * other >= 0).all()
 
 
 @settings(max_examples=150, deadline=None)
@@ -229,6 +256,21 @@ def test_noise_that_is_no_distance_is_an_error() -> None:
     for nameless in ([0], math.nan):
         with pytest.raises(ConfigError, match="rollout 1 is in group .*, which names no group"):
             floored([1.0, 2.0], ["a", nameless], [0.1, 0.1])
+
+
+@pytest.mark.parametrize("scale", [1e-200, 3e307])
+def test_rewards_and_noise_of_any_size_are_compared(scale: float) -> None:
+    rewards, noise = np.array([2.0, 2.2, 1.9, -2.0, -2.4, 0.1]), np.array([0.3, 0.2, 0.6, 0.5, 1.1, 0.4])
+    expected = left(rewards, noise)
+    assert 0 < (expected == 0).sum() < len(expected)
+    np.testing.assert_allclose(left(rewards * scale, noise * scale) / scale, expected, rtol=1e-12)
+    assert not left(rewards * scale, [5 * scale] * 6).any()
+
+
+def test_noise_that_is_beyond_all_floats_is_an_error_that_names_the_rollout() -> None:
+    with pytest.raises(RolloutError, match="no noise") as caught:
+        Noise(tolerance=0.2, source="").between_scorings([1.0, 1.7e308])
+    assert caught.value.rollouts == (1,)
 
 
 def test_rewards_too_far_apart_to_compare_are_an_error() -> None:

@@ -335,6 +335,15 @@ def test_values_with_intervals_say_the_same_as_items_only_less_surely(tmp_path: 
         ({"step": 1, "value": 1, "low": 2, "high": 3}, "does not hold the value 1"),
         ({"step": 1, "value": 1, "itme": "a"}, "unknown column 'itme'"),
         ({"step": 1, "value": 1}, "low is None; expected a finite number"),
+        ({"step": True, "value": 1, "item": "a"}, "step is True; expected a finite number"),
+        ({"step": 1e300, "value": 1, "item": "a"}, "step is 1e+300; expected a"),
+        ({"step": 1e60, "value": 1, "item": "a"}, "step is 1e+60; expected a whole number"),
+        ({"step": 1, "value": 10**400, "item": "a"}, "expected a finite number, at most 1e+100"),
+        ({"step": 1, "value": -1e200, "item": "a"}, "expected a finite number, at most 1e+100"),
+        ({"step": 1, "value": 1, "low": 0, "high": 2, "n": -5}, "n is -5; expected a whole number from 1 on"),
+        ({"step": 1, "value": 1, "low": 0, "high": 2, "n": 0.5}, "n is 0.5; expected a whole number from 1 on"),
+        ({"step": 1, "value": 1, "low": 0, "high": 2, "level": 1e-300}, "its level is not from 0.01 to 0.9999"),
+        ({"step": 1, "value": 1, "low": 1, "high": 1}, "the interval of 1 has no width"),
     ],
 )
 def test_a_row_of_a_held_out_file_that_cannot_be_read_is_named(
@@ -342,6 +351,35 @@ def test_a_row_of_a_held_out_file_that_cannot_be_read_is_named(
 ) -> None:
     with pytest.raises(DataError, match="held.jsonl:1: ") as refusal:
         read_heldout(heldout(tmp_path / "held.jsonl", [row]))
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"reward": -1e200}, "reward is -1e+200"), ({"evidence": {"gold": 1.7e308}}, "evidence.gold is 1.7e+308")],
+)
+def test_numbers_too_large_to_be_squared_are_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    turns = (Message("user", "Why?"), Message("assistant", "So."))
+    row = RolloutRow(step=0, prompt_key=key_of(turns), conversation=turns, reward=1.0)
+    RolloutLog(tmp_path).write([row, dataclasses.replace(row, **change)])
+    with pytest.raises(DataError, match=r"rollouts\.jsonl:2: ") as refusal:
+        read_columns(tmp_path)
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b'0,1,"abc\n1,2,3', "unexpected end of data"),
+        (b"0,1," + b"x" * 200_000, "field larger than field limit"),
+        (b"0,1,\xff", "invalid start byte"),
+        (b"0,1,a,b", "more cells than the first line"),
+    ],
+)
+def test_a_csv_file_of_held_out_results_that_cannot_be_read_is_named(tmp_path: Path, line: bytes, said: str) -> None:
+    (tmp_path / "held.csv").write_bytes(b"step,value,item\n" + line + b"\n")
+    with pytest.raises(DataError, match=r"held\.csv:[1234]: ") as refusal:
+        read_heldout(tmp_path / "held.csv")
     assert said in str(refusal.value)
 
 

@@ -118,6 +118,32 @@ def test_without_enough_prompts_there_is_no_interval(steps: int, prompts: int, s
     assert gold.method.startswith(said)
 
 
+@pytest.mark.parametrize("lacking", [0, 2, 5])
+def test_a_block_whose_prompts_are_in_one_window_alone_is_no_part_of_the_error_of_the_change(lacking: int) -> None:
+    generator = np.random.default_rng(0)
+    step_N, prompt_N, values_N2 = drawn(12, 12)
+    of_step = generator.normal(size=(12, 2))
+    values_N2 = of_step[step_N] + 0.0 * values_N2
+    alone = np.where(step_N == lacking, prompt_N + 12, prompt_N)
+    found = sample(step_N, alone, values_N2).compare(0, 1).gold
+    kept = np.delete(of_step[:6, 1], lacking)
+    expected = np.sqrt(kept.var(ddof=1) / 5 + of_step[6:, 1].var(ddof=1) / 6)
+    assert found.error == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("lacking", [0, 2, 5])
+def test_a_block_whose_prompts_are_in_one_window_alone_is_in_the_error_of_the_slope(lacking: int) -> None:
+    step_N, prompt_N, values_N2 = drawn(12, 12)
+    values_N2[:, 1] += 2 * values_N2[:, 0]
+    values_N2[:, 0] += 100.0 * (step_N >= 6)
+    alone = np.where(step_N == lacking, prompt_N % 6 + 12, prompt_N)
+    own = sample(step_N, alone, values_N2)
+    pair = own.compare(0, 1, share=0.25)
+    assert own.slope is not None
+    assert pair.shortfall is not None
+    assert pair.shortfall.error > 0.25 * own.slope.shift.error * 100 * 0.9
+
+
 def test_evidence_in_too_few_steps_of_a_window_is_told() -> None:
     step_N, prompt_N, values_N2 = drawn(16, 12)
     kept = np.isin(step_N, [0, 1, 2, 8, 9, 10, 11])

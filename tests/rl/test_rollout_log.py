@@ -180,6 +180,10 @@ GOOD = {"step": 0, "prompt_key": "k", "conversation": [{"role": "assistant", "co
         ({"evidence": {"gold": "1"}}, "evidence.gold: expected a number"),
         ({"step": -1}, "step is -1; steps are counted from 0"),
         ({"prompt_key": ""}, "prompt_key is empty"),
+        ({"step": 10**30}, "step is 1000000000000000000000000000000; steps are counted from 0 to 9007199254740992"),
+        ({"num_tokens": 10**400}, "num_tokens is 1000"),
+        ({"num_tokens": -1}, "num_tokens is -1; expected a number from 0"),
+        ({"reward": 10**400}, "which is no finite number"),
     ],
 )
 def test_a_line_that_is_no_rollout_is_an_error_with_file_and_line(tmp_path: Path, line: object, said: str) -> None:

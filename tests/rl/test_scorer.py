@@ -4,10 +4,13 @@ the rollout."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
+import pickle
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +25,7 @@ from rewardlab.analysis.ensembles import Scale
 from rewardlab.client import EndpointError
 from rewardlab.core.errors import ArtifactError, ConfigError
 from rewardlab.core.types import Message
+from rewardlab.data.chat import to_messages
 from rewardlab.rl import Noise, RewardScorer, Rollout, RolloutError, ScorerConfig
 from rewardlab.rl.members import About, Found
 
@@ -257,6 +261,50 @@ def test_members_without_a_calibration_are_refused(folder: Path, tmp_path: Path)
         scores([other, folder], TALKS)
 
 
+@pytest.mark.parametrize("where", ["folder", "url"])
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        (talk("Why?\ud800", "So."), "half a surrogate pair"),
+        (talk("Why?", "So.\udfff"), "half a surrogate pair"),
+        (Rollout(name="text", rendered="Why?\ud800"), "half a surrogate pair"),
+        (Rollout(name="negative", rendered=(1, -1)), "wanted a text, or token ids from 0 up"),
+        (Rollout(name="beyond", rendered=(1, 10**6)), "token id 1000000 is not one of the model's"),
+        (Rollout(name="long", rendered=(5,) * 2000), "2000 tokens, above the model's limit"),
+        (Rollout(name="end", rendered=(1, 2, 3)), "a rendering ends in token 3"),
+    ],
+)
+def test_a_rollout_that_no_model_can_read_is_an_error_that_names_it(
+    where: str, bad: Any, said: str, request: pytest.FixtureRequest
+) -> None:
+    source = request.getfixturevalue(where)
+    with pytest.raises(RolloutError, match=said) as caught:
+        scores(source, [TALKS[0], bad])
+    assert caught.value.rollouts == (1,)
+    assert "rollout 1" in str(caught.value) or bad.name in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["folder", "url"])
+def test_a_rollout_that_holds_lists_in_place_of_tuples_is_read_as_one_that_does_not(
+    where: str, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    import rewardlab
+
+    loaded = rewardlab.load(folder)
+    (expected,) = loaded.score([TALKS[0]])
+    turns = to_messages(TALKS[0])
+    given = []
+    for field, value in (
+        ("conversation", list(turns)),
+        ("conversation", TALKS[0]),
+        ("rendered", loaded.renderer.token_ids(turns).tolist()),
+    ):
+        one = Rollout(name="x")
+        object.__setattr__(one, field, value)  # as a program without annotations makes it
+        given.append(one)
+    np.testing.assert_allclose(scores(request.getfixturevalue(where), given), [expected] * 3, atol=NEAR)
+
+
 class Told:
     """A member whose scores are given, and that notes what it was asked."""
 
@@ -358,6 +406,58 @@ def test_a_closed_scorer_another_loop_and_another_process_are_told(
     monkeypatch.setattr(os, "getpid", lambda: 1)
     with pytest.raises(ConfigError, match="made in another process"):
         asyncio.run(scorer.score(TALKS[:1]))
+
+
+@pytest.mark.parametrize("where", ["folder", "url"])
+def test_calls_that_wait_for_a_scorer_that_is_closed_end_in_an_error_and_no_model_is_left(
+    where: str, request: pytest.FixtureRequest
+) -> None:
+    source = request.getfixturevalue(where)
+
+    async def done() -> list[Any]:
+        scorer = RewardScorer(source)
+        tasks = [asyncio.create_task(scorer.score(TALKS[:1])) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await scorer.aclose()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    before = _engines()
+    found = asyncio.run(done())
+    assert [type(one) for one in found] == [ConfigError] * 3
+    assert "closed" in str(found[0])
+    assert _engines() == before
+
+
+def test_a_scorer_that_is_dropped_lets_its_model_go(folder: Path) -> None:
+    before = _engines()
+    asyncio.run(RewardScorer(folder).score(TALKS[:1]))
+    gc.collect()
+    assert _engines() == before
+
+
+def _engines() -> int:
+    """Models in this process, each of which has a thread."""
+    return sum(thread.name == "rewardlab-engine" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("where", ["folder", "url"])
+def test_a_scorer_reaches_another_process_as_what_it_was_made_of(where: str, request: pytest.FixtureRequest) -> None:
+    scorer = RewardScorer(request.getfixturevalue(where), truncate=True)
+    again = pickle.loads(pickle.dumps(scorer))
+    assert again.config == scorer.config
+
+    async def done() -> list[list[float]]:
+        async with scorer, again:
+            return [await scorer.score(TALKS[:2]), await again.score(TALKS[:2])]
+
+    one, other = asyncio.run(done())
+    np.testing.assert_allclose(one, other, atol=NEAR)
+
+
+def test_an_ensemble_whose_scales_could_change_is_refused() -> None:
+    with pytest.raises(ConfigError, match="an ensemble does not follow swaps"):
+        RewardScorer(["http://a:1", "http://b:1"], client={"on_swap": "follow"})
 
 
 def test_a_cancelled_call_leaves_the_scorer_in_order(folder: Path) -> None:

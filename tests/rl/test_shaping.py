@@ -49,23 +49,26 @@ def test_what_noise_moves_is_moved_no_further_than_the_noise_that_is_returned(na
     scores, noise, direction = (np.array(column) for column in zip(*rows, strict=True))
     found = ALL[name](combine(scores, noise_R=noise))
     moved = ALL[name](combine(scores + direction * noise))
-    assert (np.abs(moved.rewards_R - found.rewards_R) <= found.noise_R + 1e-14).all()
+    assert (np.abs(moved.rewards_R - found.rewards_R) <= found.noise_R).all()
 
 
 def test_shaping_leaves_what_it_is_given_as_it_is() -> None:
     given_ = combine([1.0, 2.0, 3.0, 4.0, 5.0], noise_R=[0.1] * 5)
+    noise = given_.noise_R.tolist()
     for shape in ALL.values():
         shape(given_)
     assert given_.rewards_R.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert given_.noise_R.tolist() == [0.1] * 5
+    assert given_.noise_R.tolist() == noise
 
 
 def test_standardising_divides_the_noise_and_clipping_does_not_change_it() -> None:
     rewards = combine([3.0, 4.0], noise_R=[0.3, 0.4])
     found = standardised(rewards, mean=3.0, std=2.0)
-    assert (found.rewards_R.tolist(), found.noise_R.tolist()) == ([0.0, 0.5], [0.15, 0.2])
+    assert found.rewards_R.tolist() == [0.0, 0.5]
+    assert found.noise_R == pytest.approx([0.15, 0.2], rel=1e-13)
     found = clipped(rewards, low=-1, high=1)
-    assert (found.rewards_R.tolist(), found.noise_R.tolist()) == ([1.0, 1.0], [0.3, 0.4])
+    assert found.rewards_R.tolist() == [1.0, 1.0]
+    assert found.noise_R.tolist() == rewards.noise_R.tolist() == pytest.approx([0.3, 0.4], rel=1e-13)
 
 
 def test_the_figures_of_the_model_are_those_of_its_calibration() -> None:
@@ -134,7 +137,8 @@ def test_the_reward_of_a_reply_is_the_sum_of_those_of_its_tokens() -> None:
     kl = kl_of_replies(policy, reference, estimator="k1")
     assert kl.tolist() == [-0.5, 1.0]
     shaped = kl_shaped(combine([2.0, 1.0], noise_R=[0.1, 0.2]), kl, beta=0.5)
-    assert (shaped.rewards_R.tolist(), shaped.noise_R.tolist()) == ([2.25, 0.5], [0.1, 0.2])
+    assert shaped.rewards_R.tolist() == [2.25, 0.5]
+    assert shaped.noise_R == pytest.approx([0.1, 0.2], rel=1e-13)
     tokens = rewards_of_tokens(2.0, kl_of_tokens(policy[0], reference[0], estimator="k1"), beta=0.5)
     assert tokens.tolist() == [-0.25, 0.5, 2.0]
     assert tokens.sum() == shaped.rewards_R[0]
@@ -150,8 +154,25 @@ def test_a_divergence_that_is_not_finite_names_rollout_and_token() -> None:
         kl_of_tokens([math.nan], [0.0], estimator="k2")
     with pytest.raises(RolloutError, match="no KL divergence .*rollout 0: missing"):
         kl_shaped(combine([1.0]), [None], beta=0.1)
-    with pytest.raises(RolloutError, match="not finite"):
+    with pytest.raises(RolloutError, match="no reward"):
         rewards_of_tokens(math.nan, [0.0], beta=0.1)
+    with pytest.raises(RolloutError, match="not finite"):
+        rewards_of_tokens(1.0, [math.nan], beta=0.1)
+
+
+def test_what_is_beyond_all_floats_is_an_error_that_names_the_rollout() -> None:
+    with pytest.raises(RolloutError, match="not finite"):
+        rewards_of_tokens(1.7e308, [-1.7e308], beta=1.0)
+    two = combine([0.0, 1.0])
+    calls: list[Callable[[], object]] = [
+        lambda: kl_of_replies([[0.0], [1e308, 1e308]], [[0.0], [0.0, 0.0]], estimator="k1"),
+        lambda: kl_shaped(two, [0.0, 1e308], beta=1000.0),
+        lambda: length_penalised(two, [1, 10**300], target_tokens=1, per_token=1e100),
+    ]
+    for call in calls:
+        with pytest.raises(RolloutError) as refused:
+            call()
+        assert refused.value.rollouts == (1,)
 
 
 def test_figures_that_are_not_stated_or_not_possible_are_refused() -> None:

@@ -7,10 +7,12 @@ known in closed form, so it is known what training has to reach.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import json
 import math
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -292,6 +294,39 @@ def test_a_function_reaches_another_process_and_is_asynchronous_for_trl(folder: 
     assert all(map(math.isfinite, asyncio.run(done())))
 
 
+def test_a_reward_that_trl_would_make_infinite_is_an_error_that_names_the_rollout(tmp_path: Path) -> None:
+    reward = reward_function(KnownScorer(lambda reply: 1e39 if reply else 1.0), log_dir=str(tmp_path))
+    completions = [[{"role": "assistant", "content": text}] for text in ("", "x")]
+    with pytest.raises(RolloutError, match="no reward in float32") as caught:
+        asyncio.run(reward([PROMPTS[0]] * 2, completions))
+    assert caught.value.rollouts == (1,)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_function_of_a_scorer_that_is_made_already_reaches_another_process_too(folder: Path) -> None:
+    reward = pickle.loads(pickle.dumps(reward_function(RewardScorer(folder), noise_floor=False)))
+
+    async def done() -> list[float]:
+        try:
+            return await reward([PROMPTS[0]], [[{"role": "assistant", "content": "So."}]])
+        finally:
+            await reward.aclose()
+
+    assert all(map(math.isfinite, asyncio.run(done())))
+
+
+def test_loops_that_ended_leave_no_model_behind(folder: Path) -> None:
+    def engines() -> int:
+        gc.collect()
+        return sum(thread.name == "rewardlab-engine" for thread in threading.enumerate())
+
+    reward = reward_function(folder, noise_floor=False)
+    before = engines()
+    for _ in range(3):
+        asyncio.run(reward([PROMPTS[0]], [[{"role": "assistant", "content": "So."}]]))
+        assert engines() == before + 1
+
+
 def test_the_dotted_path_is_configured_by_the_environment(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -369,6 +404,33 @@ def test_a_resumed_run_goes_on_in_its_record_and_a_new_one_does_not_write_into_a
         call(0)
 
 
+@pytest.mark.parametrize(("before", "now"), [((0, 1), (0, 2)), ((0, 2), (0, 1)), ((1, 2), (0, 1)), ((3, 4), (0, 2))])
+def test_a_new_run_with_another_number_of_processes_leaves_the_record_of_another_run_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[int, int], now: tuple[int, int]
+) -> None:
+    def begin(process: tuple[int, int]) -> None:
+        monkeypatch.setenv("RANK", str(process[0]))
+        monkeypatch.setenv("WORLD_SIZE", str(process[1]))
+        reward = reward_function(KnownScorer(len), log_dir=str(tmp_path), group_size=1)
+        state = SimpleNamespace(global_step=0)
+        asyncio.run(reward([PROMPTS[0]], [[{"role": "assistant", "content": "x"}]], trainer_state=state))
+
+    begin(before)
+    with pytest.raises(ConfigError, match="holds the rollouts of another run"):
+        begin(now)
+    assert [row.step for row in read_rollouts(tmp_path)] == [0]
+
+
+def test_processes_of_one_run_begin_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        reward = reward_function(KnownScorer(len), log_dir=str(tmp_path), group_size=1)
+        state = SimpleNamespace(global_step=0)
+        asyncio.run(reward([PROMPTS[0]], [[{"role": "assistant", "content": "x"}]], trainer_state=state))
+    assert len(list(read_rollouts(tmp_path))) == 2
+
+
 @pytest.mark.parametrize(
     ("prompts", "size", "processes", "groups"),
     [
@@ -397,6 +459,8 @@ def test_a_group_that_may_be_elsewhere_is_an_error() -> None:
     ("settings", "said"),
     [
         ({"how": "add"}, "how='add' and environment=None"),
+        ({"how": "add", "environment": "quality", "coefficient": -1.0}, "coefficient: got -1.0; wanted 0 or more"),
+        ({"how": "weighted", "environment": "quality"}, "coefficient: got None; wanted a weight from 0 to 1"),
         ({"environment": "quality"}, "how='replace' and environment='quality'"),
         ({"group_size": 0}, "group_size: expected"),
         ({"evidence": ("gold",)}, "give log_dir"),

@@ -170,12 +170,13 @@ def _meant(param: str, parts: Sequence[Sequence[Row]]) -> Row | None:
 
 
 def _require_finite(values: Any, parts: Sequence[Sequence[Row]], *, where: str) -> None:
-    """Raise BadAnswerError, naming the row, if a score is NaN or infinite; what else is wrong is seen afterwards."""
+    """Raise BadAnswerError, naming the row, if a score is there and no finite number; what else is wrong is seen
+    afterwards."""
     groups = values.get("groups") if isinstance(values, dict) else None
     for part, group in zip(parts, groups if isinstance(groups, list) else (), strict=False):
         scores = group.get("scores") if isinstance(group, dict) else None
         for row, score in zip(part, scores if isinstance(scores, list) else (), strict=False):
-            if isinstance(score, float) and (wrong := wrong_in(score)) is not None:
+            if score is not None and (wrong := wrong_in(score)) is not None:
                 raise BadAnswerError(f"{where}: {row.name}: {wrong}.")
 
 

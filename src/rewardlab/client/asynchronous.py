@@ -125,6 +125,10 @@ class AsyncRewardClient:
         """Return the answers for each group, in order; as `answers` otherwise."""
         return await self._grouped(groups, keep=True)
 
+    async def answer_token_ids(self, token_ids: Iterable[Iterable[int]]) -> list[Answered]:
+        """Return the answers for conversations that are rendered already, all by one model; as `answers` otherwise."""
+        return await self._of_one_model(rows_of_tokens(token_ids), keep=True)
+
     async def aclose(self) -> None:
         """Close the connections. A closed client cannot be used again."""
         self._closed = True
@@ -138,13 +142,13 @@ class AsyncRewardClient:
         answers = iter(await self._all(rows, keep=keep))
         return [[next(answers) for _ in range(count)] for count in counts]
 
-    async def _of_one_model(self, rows: Sequence[Row]) -> list[Answered]:
+    async def _of_one_model(self, rows: Sequence[Row], *, keep: bool = False) -> list[Answered]:
         """Return the answers to rows of which nothing tells which belong together, all by one model.
 
         Raises ModelChangedError if the server took another model during every one of `FOLLOWED` attempts.
         """
         for _ in range(FOLLOWED):
-            answers = await self._all(rows)
+            answers = await self._all(rows, keep=keep)
             if len({answer.digest for answer in answers}) <= 1:
                 return answers
         raise ModelChangedError(f"{self.url}: the server took another model during each of {FOLLOWED} attempts.")

@@ -88,6 +88,10 @@ class RewardClient:
         """See `AsyncRewardClient.answer_groups`."""
         return self._thread.wait(self._client.answer_groups(groups))
 
+    def answer_token_ids(self, token_ids: Iterable[Iterable[int]]) -> list[Answered]:
+        """See `AsyncRewardClient.answer_token_ids`."""
+        return self._thread.wait(self._client.answer_token_ids(token_ids))
+
     def close(self) -> None:
         """End the thread and close the connections. Calls that still wait in other threads end with ConfigError."""
         self._thread.close()

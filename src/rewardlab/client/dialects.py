@@ -8,7 +8,7 @@ texts without the chat template, nor SGLang's `/v1/classify`, whose softmax over
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -158,7 +158,8 @@ def require_count(values: Sequence[Any], names: Sequence[str], *, where: str) ->
 
 def wrong_in(value: Any) -> str | None:
     """Return what is wrong with a value as a score, None if it is a finite number."""
-    if not isinstance(value, bool) and isinstance(value, int | float) and math.isfinite(value):
+    # A whole number may be beyond all floats, which `isfinite` does not take.
+    if not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= sys.float_info.max:
         return None
     found = "null" if value is None else str(value) if isinstance(value, float) else type(value).__name__
     return (

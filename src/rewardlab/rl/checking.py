@@ -6,7 +6,7 @@ Legend: R rollouts, G rollouts of one group.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsFloat
 
 import numpy as np
@@ -75,6 +75,14 @@ def stated(value: float | None, name: str, *, wanted: str, allowed: Callable[[fl
     if value is None or not math.isfinite(value) or not allowed(value):
         raise ConfigError(f"{name}: got {value}; wanted {wanted}. State it.")
     return float(value)
+
+
+def total(values: Iterable[float]) -> float:
+    """Return a sum, rounded once; NaN if it, or a part of it, is beyond all floats."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return math.nan
 
 
 def members_of(groups_R: Groups) -> list[npt.NDArray[np.intp]]:

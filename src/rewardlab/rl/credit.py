@@ -8,7 +8,6 @@ Legend: R rollouts, K reward functions, G rollouts of one group.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -27,6 +26,7 @@ from rewardlab.rl.checking import (
     not_negative,
     standard_deviation,
     stated,
+    total,
 )
 from rewardlab.rl.noise import FloatArray, floored
 
@@ -41,6 +41,8 @@ How = Literal["replace", "add", "multiply", "weighted", "bonus"]
 """
 Baseline = Literal["group", "others"]
 Scale = Literal["group", "batch", "batch_deviations", "nonzero", "none"]
+ROUNDING: Final = 4 * float(np.finfo(np.float64).eps)
+"""How far apart two sums may be by the rounding of their parts, as a part of the sizes of these."""
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 
 
@@ -79,7 +81,7 @@ def combine(
     """
     if how not in get_args(How):
         raise ConfigError(f"how: got {how!r}; wanted one of {', '.join(get_args(How))}.")
-    factor = _coefficient(how, coefficient)
+    factor = coefficient_of(how, coefficient)
     used_R = np.ones(len(scores_R), dtype=bool)
     environment = np.zeros(len(scores_R))
     if how != "replace":
@@ -98,10 +100,23 @@ def combine(
             environment = np.zeros_like(environment)
         elif how == "weighted":
             environment = (1 - factor) * environment
-        return Combined(rewards_R=environment + share_R * scores, noise_R=np.abs(share_R) * noise)
+        scores = share_R * scores
+        return Combined(
+            rewards_R=environment + scores, noise_R=noise_after(np.abs(share_R) * noise, environment, scores)
+        )
 
 
-def _coefficient(how: How, coefficient: float | None) -> float:
+def noise_after(noise_R: FloatArray, *terms_R: FloatArray | float) -> FloatArray:
+    """Return the noise of a sum of terms: that of its scores, and what rounding the sum adds. 0 stays 0.
+
+    A score that is added to something large is rounded to the digits that are left, so two scorings may end further
+    apart than they were.
+    """
+    rounding_R = ROUNDING * np.sum([np.abs(terms) * np.ones_like(noise_R) for terms in terms_R], axis=0)
+    return np.where(noise_R > 0, noise_R + rounding_R, 0.0)
+
+
+def coefficient_of(how: How, coefficient: float | None) -> float:
     """Return the coefficient that holds. Raises ConfigError for one that is missing or out of its range."""
     if how == "weighted":
         return stated(coefficient, "coefficient", wanted="a weight from 0 to 1", allowed=lambda c: 0 <= c <= 1)
@@ -210,11 +225,12 @@ def advantages(
     distance between two observations of each reward, what noise could turn around has advantage exactly 0 (`floored`).
     Every rule takes a multiple above 0 of the deviation from the group's mean, so signs are those of `floored`.
 
-    Raises RolloutError for a reward that is missing or not finite, naming the rollout; ConfigError for an unknown rule.
+    Raises RolloutError for a reward that is missing or not finite, and for an advantage that is not finite, naming the
+    rollout; ConfigError for an unknown rule.
     """
     how = _rule(rule)
     left = floored(rewards_R, groups_R, noise_R)
-    found_R = _scaled(left.rewards_R, left.deviations_R, members_of(groups_R), how)
+    found_R = finite(_scaled(left.rewards_R, left.deviations_R, members_of(groups_R), how), what="advantage")
     return Credit(
         advantages_R=found_R,
         rewards_R=left.rewards_R,
@@ -310,11 +326,13 @@ def _scaled(
     elif rule.scale == "batch_deviations":
         found_R /= standard_deviation(found_R, ddof=rule.ddof) + rule.epsilon
     elif rule.scale == "nonzero":
-        found_R *= len(rewards_R) / max(1, int(np.count_nonzero(rewards_R)))
+        with np.errstate(over="ignore"):
+            found_R *= len(rewards_R) / max(1, int(np.count_nonzero(rewards_R)))
     return found_R
 
 
 def _sum(weights_K: FloatArray, values_KR: Sequence[FloatArray]) -> FloatArray:
-    """Return the weighted sum [R] of what each function gave."""
-    terms_RK = zip(*(weight * values for weight, values in zip(weights_K, values_KR, strict=True)), strict=True)
-    return np.array([math.fsum(terms) for terms in terms_RK], dtype=np.float64)
+    """Return the weighted sum [R] of what each function gave; NaN where it is beyond all floats."""
+    with np.errstate(over="ignore"):
+        terms_KR = [weight * values for weight, values in zip(weights_K, values_KR, strict=True)]
+    return np.array([total(terms) for terms in zip(*terms_KR, strict=True)], dtype=np.float64)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -38,12 +37,15 @@ class LoopScorer:
 
     def __init__(self, make: Callable[[], Scorer]) -> None:
         self._make = make
-        self._scorers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Scorer] = weakref.WeakKeyDictionary()
+        self._scorers: dict[asyncio.AbstractEventLoop, Scorer] = {}
 
     def here(self) -> Scorer:
         """Return the scorer of the running event loop, made if it has none yet. Raises as `make` does."""
         loop = asyncio.get_running_loop()
         if loop not in self._scorers:
+            # A scorer knows its loop, so that neither would ever be let go.
+            for ended in [other for other in list(self._scorers) if other.is_closed()]:
+                self._scorers.pop(ended, None)
             self._scorers[loop] = self._make()
         return self._scorers[loop]
 

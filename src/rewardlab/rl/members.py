@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from rewardlab.rl.rollouts import Rollout, RolloutError
 if TYPE_CHECKING:
     from rewardlab.client.asynchronous import AsyncRewardClient
     from rewardlab.client.endpoint import EndpointSpec
+    from rewardlab.client.rows import Answered
     from rewardlab.serve.engine.api import Scored as Answer
     from rewardlab.serve.engine.local import LocalEngine
 
@@ -27,6 +30,7 @@ NEEDED: Final = ("httpx2", "pydantic", "stamina")
 ROWS: Final = 256
 """Most conversations in a request to a model in this process, replies to one prompt apart from that."""
 UNLIMITED: Final = 1 << 40
+CLOSED: Final = "the scorer was closed while it was waited for. Make a new one."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +101,8 @@ class LocalMember:
         self._folder = folder
         self._config = config
         self._engine: LocalEngine | None = None
+        self._lock = threading.Lock()
+        self._closed = False
 
     async def open(self) -> About:
         """Load the model and check its canaries. Raises ArtifactError."""
@@ -106,21 +112,31 @@ class LocalMember:
             from rewardlab.serve.engine.local import LocalEngine
         except ModuleNotFoundError as error:
             raise _missing(error) from error
-        self._engine = await asyncio.to_thread(
-            LocalEngine.load,
-            {"model": self._folder},
-            precision=self._config.precision,
-            device=self._config.device,
-            token_budget=self._config.token_budget,
-            max_waiting_tokens=UNLIMITED,
-        )
-        (served,) = self._engine.served()
+        (served,) = (await asyncio.to_thread(self._loaded, LocalEngine)).served()
         return About(
             joins_texts=spec.renderer.joins_texts,
             tolerance=served.tolerance,
             arithmetic=served.dtype,
             scale=_scale(served.reward_mean, served.reward_std),
         )
+
+    def _loaded(self, engines: type[LocalEngine]) -> LocalEngine:
+        """Load the model; let it go at once if this was closed in the meantime, as nobody stops a thread that loads."""
+        engine = engines.load(
+            {"model": self._folder},
+            precision=self._config.precision,
+            device=self._config.device,
+            token_budget=self._config.token_budget,
+            max_waiting_tokens=UNLIMITED,
+        )
+        with self._lock:
+            if not self._closed:
+                self._engine = engine
+                # A scorer that is dropped without being closed lets its model go too.
+                weakref.finalize(self, engine.close).atexit = False
+                return engine
+        engine.close()
+        raise ConfigError(CLOSED)
 
     async def score(self, rollouts: Sequence[Rollout]) -> list[Found]:
         """See `Member.score`."""
@@ -180,7 +196,9 @@ class LocalMember:
 
     async def aclose(self) -> None:
         """End the engine's thread and free the model."""
-        engine, self._engine = self._engine, None
+        with self._lock:
+            self._closed = True
+            engine, self._engine = self._engine, None
         if engine is not None:
             await asyncio.to_thread(engine.close)
 
@@ -223,20 +241,11 @@ class ServedMember:
         try:
             if turns:
                 answers = await self._client.answers([rollouts[number].conversation for number in turns])
-                for number, one in zip(turns, answers, strict=True):
-                    found[number] = Found(
-                        score=one.score,
-                        error=one.error,
-                        digest=one.digest,
-                        num_tokens=one.num_tokens,
-                        truncated_tokens=one.truncated_tokens,
-                        truncated_reply_tokens=one.truncated_reply_tokens,
-                    )
+                found |= zip(turns, map(_found, answers), strict=True)
             if rendered:
                 tokens = [self._tokens(rollouts[number]) for number in rendered]
-                scores = await self._client.score_token_ids(tokens)
-                for number, score in zip(rendered, scores, strict=True):
-                    found[number] = Found(score=score, digest=self._client.digest)
+                answers = await self._client.answer_token_ids(tokens)
+                found |= zip(rendered, map(_found, answers), strict=True)
         except EndpointError as error:
             error.add_note(_waiting(rollouts))
             raise
@@ -263,6 +272,17 @@ class ServedMember:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._client.aclose()
+
+
+def _found(answer: Answered) -> Found:
+    return Found(
+        score=answer.score,
+        error=answer.error,
+        digest=answer.digest,
+        num_tokens=answer.num_tokens,
+        truncated_tokens=answer.truncated_tokens,
+        truncated_reply_tokens=answer.truncated_reply_tokens,
+    )
 
 
 def _tolerance(endpoint: EndpointSpec) -> float | None:

@@ -70,10 +70,11 @@ class Noise:
         it is known that |reference| ≤ max(1, |score| / (1 - t)), with the tolerance t. So the distance is at most
         2·t·max(1, |score| / (1 - t)), and that of the other scoring is at most (1 + t) / (1 - t) times as large.
 
-        Raises RolloutError for a score that is not finite, naming the rollout.
+        Raises RolloutError for a score that is not finite or of which the distance is not, naming the rollout.
         """
         size_R = np.abs(finite(scores_R, what="score"))
-        return 2 * self.tolerance * np.maximum(1.0, size_R / (1 - self.tolerance))
+        with np.errstate(over="ignore"):
+            return finite(2 * self.tolerance * np.maximum(1.0, size_R / (1 - self.tolerance)), what="noise")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,12 +146,16 @@ def _decided(deviations_G: FloatArray, noise_G: FloatArray) -> FloatArray:
     if not noise_G.any():
         return deviations_G
     size = len(deviations_G)
-    moved_G = noise_G * ((size - 2) / size) + math.fsum(noise_G) / size
     rounding = ROUNDING * size
     size_G = np.abs(deviations_G) - rounding * float(np.ptp(deviations_G))
-    moved_G = moved_G * (1 + rounding)
+    # Parts of the largest are added, since a sum of finite numbers need not be finite.
+    largest = float(noise_G.max())
+    with np.errstate(over="ignore"):
+        moved_G = noise_G * ((size - 2) / size) + largest * (math.fsum(noise_G / largest) / size)
+        moved_G = moved_G * (1 + rounding)
+        surely_G = (1 + GROWTH) * moved_G
     above_G, below_G = deviations_G > 0, deviations_G < 0
-    decided_G, certain_G = size_G > moved_G, size_G > (1 + GROWTH) * moved_G
+    decided_G, certain_G = size_G > moved_G, size_G > surely_G
     left_G = decided_G
     if not (decided_G & above_G).any() and (certain_G & below_G).any():
         left_G = decided_G | above_G
@@ -163,11 +168,13 @@ def _decided(deviations_G: FloatArray, noise_G: FloatArray) -> FloatArray:
 
 def _balanced(deviations_G: FloatArray) -> FloatArray:
     """Return deviations with the heavier side scaled down to the weight of the lighter one; all 0 if one is empty."""
-    up, down = math.fsum(deviations_G[deviations_G > 0]), -math.fsum(deviations_G[deviations_G < 0])
-    if not up or not down:
+    above_G, below_G = deviations_G > 0, deviations_G < 0
+    if not above_G.any() or not below_G.any():
         return np.zeros_like(deviations_G)
+    part_G = deviations_G / np.abs(deviations_G).max()
+    up, down = math.fsum(part_G[above_G]), -math.fsum(part_G[below_G])
     lighter = min(up, down)
-    return np.where(deviations_G > 0, deviations_G * (lighter / up), deviations_G * (lighter / down))
+    return np.where(above_G, deviations_G * (lighter / up), deviations_G * (lighter / down))
 
 
 def _short(mean: float) -> float:

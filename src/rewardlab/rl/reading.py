@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rewardlab.core.errors import ConfigError, RenderError
@@ -109,14 +109,38 @@ class Reading:
     def _checked(self, rollout: Rollout, name: str) -> Rollout:
         """Return a rollout that can be scored. Raises RolloutError."""
         if rollout.rendered is not None:
-            if rollout.conversation or not rollout.rendered:
+            if rollout.conversation or not len(rollout.rendered):
                 what = "it has both turns and a rendering" if rollout.conversation else "its rendering is empty"
                 raise RolloutError(f"{name}: {what}. Give the turns, or what the model is to read.")
-            return rollout
-        if not rollout.conversation or rollout.conversation[-1].role != "assistant":
-            last = f"a turn of the {rollout.conversation[-1].role}" if rollout.conversation else "nothing"
+            return replace(rollout, rendered=_readable_rendering(rollout.rendered, name))
+        turns = to_messages(rollout.conversation)
+        if not turns or turns[-1].role != "assistant":
+            last = f"a turn of the {turns[-1].role}" if turns else "nothing"
             raise RolloutError(f"{name}: it ends with {last}; wanted the assistant's reply, which is what is rewarded.")
-        return rollout
+        for turn in turns:
+            _require_readable(turn.content, name)
+        return replace(rollout, conversation=turns)
+
+
+def _readable_rendering(rendered: Any, name: str) -> str | tuple[int, ...]:
+    """Return what a model is to read. Raises RolloutError for what no tokenizer gives or takes."""
+    if isinstance(rendered, str):
+        _require_readable(rendered, name)
+        return rendered
+    tokens = _tokens(rendered)
+    if tokens is None or min(tokens) < 0:
+        raise RolloutError(f"{name}: its rendering is {_kind(rendered)}; wanted a text, or token ids from 0 up.")
+    return tokens
+
+
+def _require_readable(text: str, name: str) -> None:
+    """Raise RolloutError for half of a surrogate pair, which no tokenizer can read."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RolloutError(
+            f"{name}: a text has half a surrogate pair, which no tokenizer can read. Replace it in the data."
+        ) from None
 
 
 def _reply_turns(reply: Any, turns: list[Any] | None) -> Conversation:

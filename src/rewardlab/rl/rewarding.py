@@ -17,7 +17,7 @@ from rewardlab.core.config import require
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Message
 from rewardlab.rl.checking import FloatArray
-from rewardlab.rl.credit import How, combine
+from rewardlab.rl.credit import How, coefficient_of, combine
 from rewardlab.rl.noise import Floored, floored
 from rewardlab.rl.rollout_log import RolloutRow, key_of
 from rewardlab.rl.rollouts import Rollout
@@ -51,6 +51,7 @@ class RewardConfig:
             f"how='{self.how}' and environment={self.environment!r:.60}: an environment's reward is needed by every "
             f"`how` but 'replace', and followed by none other. Give both or neither.",
         )
+        coefficient_of(self.how, self.coefficient)
         require(
             self.group_size is None or self.group_size >= 1,
             f"group_size: expected a whole number above 0, got {self.group_size!r:.40}.",

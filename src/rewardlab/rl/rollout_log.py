@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, Final
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import append_text, parse_line, require_writable_folder
 from rewardlab.core.schema import Refusal, typed
+from rewardlab.core.terminal import brief
 from rewardlab.core.types import Conversation, Message, prompt_key
 from rewardlab.rl.rollouts import RolloutError
 
@@ -30,6 +31,8 @@ logger = logging.getLogger("rewardlab")
 ONE: Final = "rollouts.jsonl"
 PATTERN: Final = "rollouts*.jsonl"
 EXAMPLE: Final = '{"step": 0, "prompt_key": …, "conversation": [{"role": …, "content": …}, …], "reward": 0.5}'
+MOST: Final = 1 << 53
+"""Largest step and number of tokens; readers hold them in 64 bits."""
 REFUSAL: Final = Refusal(error=DataError, remedy=f"Fix or remove this line. A line looks like {EXAMPLE}.")
 
 
@@ -128,14 +131,23 @@ class RolloutLog:
         Each rank does this for its own file; rank 0 also for files of ranks that the resumed run does not have.
         """
         with self._lock:
-            own = {self.path}
-            if self._rank == 0:
-                taken = {_name_of(rank, self._world_size) for rank in range(self._world_size)}
-                own |= {path for path in self._folder.glob(PATTERN) if path.name not in taken}
-            for path in sorted(own):
+            for path in self._own_files():
                 _without_torn_line(path)
                 if removed := _keep(path, lambda row: row.step < step):
                     logger.info("%s: took off %d rows of steps from %d on", path, removed, step)
+
+    def begun(self) -> Path | None:
+        """Return a file of this record that holds rows already: of this rank, and for rank 0 also of ranks that the run
+        does not have. None if there is none."""
+        return next((path for path in self._own_files() if path.stat().st_size), None)
+
+    def _own_files(self) -> list[Path]:
+        """Return the files that nobody else in this run writes to."""
+        own = {self.path}
+        if self._rank == 0:
+            taken = {_name_of(rank, self._world_size) for rank in range(self._world_size)}
+            own |= {path for path in self._folder.glob(PATTERN) if path.name not in taken}
+        return sorted(own)
 
     def close(self) -> None:
         """Refuse further rows. Everything that was written is on the disk already."""
@@ -264,8 +276,10 @@ def _is_number(value: object) -> bool:
 
 def _wrong_with(row: RolloutRow) -> str:
     """Return what a row has that no rollout has, as the end of a sentence; empty for a good one."""
-    if row.step < 0:
-        return f"step is {row.step}; steps are counted from 0"
+    if not 0 <= row.step <= MOST:
+        return f"step is {brief(row.step)}; steps are counted from 0 to {MOST}"
+    if row.num_tokens is not None and not 0 <= row.num_tokens <= MOST:
+        return f"num_tokens is {brief(row.num_tokens)}; expected a number from 0 to {MOST}"
     if not row.prompt_key:
         return "prompt_key is empty; take rewardlab.rl.rollout_log.key_of(conversation)"
     if not row.conversation:
@@ -274,9 +288,16 @@ def _wrong_with(row: RolloutRow) -> str:
     numbers |= {f"evidence.{name}": value for name, value in row.evidence.items()}
     numbers |= {f"shown.{name}": value for name, value in row.shown.items()}
     for name, value in numbers.items():
-        if value is not None and not math.isfinite(value):
-            return f"{name} is {value}, which is no finite number"
+        if value is not None and not _is_finite(value):
+            return f"{name} is {brief(value)}, which is no finite number"
     return ""
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that is beyond all floats
+        return False
 
 
 def _line_of(row: RolloutRow, number: int) -> str:

@@ -19,7 +19,7 @@ from rewardlab.analysis.ensembles import Scale, combinations
 from rewardlab.core.config import did_you_mean, settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.rl.config import ScorerConfig
-from rewardlab.rl.members import About, Found, member_of, require_scores
+from rewardlab.rl.members import CLOSED, About, Found, member_of, require_scores
 from rewardlab.rl.noise import FloatArray, Noise
 from rewardlab.rl.reading import Reading
 
@@ -63,10 +63,16 @@ class RewardScorer:
         """
         self.config = _settled(config, settings)
         sources = [source] if isinstance(source, str | Path) else list(source)
+        self._sources = sources
         if not sources or len(set(map(str, sources))) < len(sources):
             raise ConfigError(
                 "a scorer needs a reward-model folder or the address of a server, or several, each named once; got "
                 f"{len(sources)}."
+            )
+        if len(sources) > 1 and self.config.client.get("on_swap") == "follow":
+            raise ConfigError(
+                "an ensemble does not follow swaps (on_swap): its members are put on one scale by the calibrations "
+                "that they had at first. Leave it out, so that a swap ends in an error."
             )
         self._members = [member_of(one, self.config) for one in sources]
         self._about: list[About] | None = None
@@ -74,6 +80,10 @@ class RewardScorer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = os.getpid()
         self._closed = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Travel to another process as what it was made of, where it loads or connects anew."""
+        return type(self), (self._sources, self.config)
 
     async def __aenter__(self) -> RewardScorer:
         try:
@@ -162,7 +172,14 @@ class RewardScorer:
             self._opening = asyncio.get_running_loop().create_task(self._opened())
             # If everyone who waits is cancelled, nobody is told of an error, and asyncio need not complain of that.
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._opening)
+        opening, waiting = self._opening, asyncio.current_task()
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            # `aclose` ends the opening, and not those who wait for it.
+            if self._closed and opening.cancelled() and not (waiting is not None and waiting.cancelling()):
+                raise ConfigError(CLOSED) from None
+            raise
 
     async def _opened(self) -> list[About]:
         about = [await member.open() for member in self._members]

@@ -8,7 +8,6 @@ Legend: R rollouts, T tokens of one reply.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -16,8 +15,8 @@ import numpy as np
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import CalibrationSpec
-from rewardlab.rl.checking import FloatArray, Numbers, as_many, finite, stated
-from rewardlab.rl.credit import Combined
+from rewardlab.rl.checking import FloatArray, Numbers, as_many, finite, stated, total
+from rewardlab.rl.credit import Combined, noise_after
 from rewardlab.rl.rollouts import RolloutError
 
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -48,7 +47,10 @@ def standardised(rewards: Combined, *, mean: float, std: float) -> Combined:
     stated(mean, "mean", wanted="a finite number", allowed=lambda _: True)
     stated(std, "std", wanted="a finite number above 0", allowed=lambda value: value > 0)
     with np.errstate(over="ignore"):
-        return Combined(rewards_R=(rewards.rewards_R - mean) / std, noise_R=rewards.noise_R / std)
+        return Combined(
+            rewards_R=(rewards.rewards_R - mean) / std,
+            noise_R=noise_after(rewards.noise_R, rewards.rewards_R, mean) / std,
+        )
 
 
 def standardised_by(rewards: Combined, calibration: CalibrationSpec | None) -> Combined:
@@ -76,7 +78,7 @@ def length_penalised(
     stated(target_tokens, "target_tokens", wanted="0 or more tokens", allowed=lambda tokens: tokens >= 0)
     stated(per_token, "per_token", wanted="0 or more", allowed=lambda penalty: penalty >= 0)
     over_R = np.maximum(0.0, _lengths(rewards, num_tokens_R) - target_tokens)
-    return _less(rewards, per_token * over_R)
+    return _less(rewards, over_R, times=per_token)
 
 
 def overlong_punished(
@@ -96,7 +98,7 @@ def overlong_punished(
     stated(buffer_tokens, "buffer_tokens", wanted=wanted, allowed=lambda tokens: 0 < tokens <= max_tokens)
     stated(factor, "factor", wanted="0 or more", allowed=lambda value: value >= 0)
     over_R = _lengths(rewards, num_tokens_R) - (max_tokens - buffer_tokens)
-    return _less(rewards, factor * np.clip(over_R / buffer_tokens, 0.0, 1.0))
+    return _less(rewards, np.clip(over_R / buffer_tokens, 0.0, 1.0), times=factor)
 
 
 def kl_of_tokens(policy_T: Numbers, reference_T: Numbers, *, estimator: KLEstimator) -> FloatArray:
@@ -141,12 +143,12 @@ def kl_of_replies(
     sums = []
     for number, (policy_T, reference_T) in enumerate(zip(policy_RT, reference_RT, strict=True)):
         try:
-            sums.append(math.fsum(kl_of_tokens(policy_T, reference_T, estimator=estimator)))
+            sums.append(total(kl_of_tokens(policy_T, reference_T, estimator=estimator)))
         except RolloutError as error:
             raise RolloutError(f"rollout {number}: {error}", rollouts=(number,)) from error
         except ConfigError as error:
             raise ConfigError(f"rollout {number}: {error}") from error
-    return np.array(sums, dtype=np.float64)
+    return finite(sums, what="KL divergence")
 
 
 def kl_shaped(rewards: Combined, kl_R: Numbers, *, beta: float) -> Combined:
@@ -159,7 +161,7 @@ def kl_shaped(rewards: Combined, kl_R: Numbers, *, beta: float) -> Combined:
     stated(beta, "beta", wanted="0 or more", allowed=lambda value: value >= 0)
     found_R = finite(kl_R, what="KL divergence")
     as_many(rewards.rewards_R, found_R, what="KL divergences")
-    return _less(rewards, beta * found_R)
+    return _less(rewards, found_R, times=beta)
 
 
 def rewards_of_tokens(reward: float, kl_T: Numbers, *, beta: float) -> FloatArray:
@@ -172,10 +174,15 @@ def rewards_of_tokens(reward: float, kl_T: Numbers, *, beta: float) -> FloatArra
     stated(beta, "beta", wanted="0 or more", allowed=lambda value: value >= 0)
     if len(kl_T) == 0:
         raise ConfigError("kl_T: got a reply without tokens; wanted one token or more, the last of which is rewarded.")
-    shaped_T: FloatArray = -beta * np.array(kl_T, dtype=np.float64)
-    if not math.isfinite(reward) or not np.isfinite(shaped_T).all():
-        raise RolloutError(f"the reward {reward} or a KL divergence of its reply is not finite; wanted finite numbers.")
-    shaped_T[-1] += reward
+    (own,) = finite([reward], what="reward")
+    with np.errstate(over="ignore"):
+        shaped_T: FloatArray = -beta * np.array(kl_T, dtype=np.float64)
+        shaped_T[-1] += own
+    if not np.isfinite(shaped_T).all():
+        raise RolloutError(
+            f"the reward {reward} less a KL divergence of its reply, times {beta:g}, is not finite; wanted finite "
+            f"numbers. Find out which of them is missing or too large."
+        )
     return shaped_T
 
 
@@ -191,6 +198,10 @@ def _lengths(rewards: Combined, num_tokens_R: Sequence[int]) -> FloatArray:
     return found_R
 
 
-def _less(rewards: Combined, penalty_R: FloatArray) -> Combined:
-    """Return rewards less a penalty, which has no noise."""
-    return Combined(rewards_R=rewards.rewards_R - penalty_R, noise_R=rewards.noise_R)
+def _less(rewards: Combined, penalty_R: FloatArray, *, times: float) -> Combined:
+    """Return rewards less a penalty, which has no noise, times a factor. Raises RolloutError if it is not finite."""
+    with np.errstate(over="ignore"):
+        less_R = times * penalty_R
+        return Combined(
+            rewards_R=rewards.rewards_R - less_R, noise_R=noise_after(rewards.noise_R, rewards.rewards_R, less_R)
+        )

@@ -18,6 +18,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
+import numpy as np
+
 from rewardlab.core.config import did_you_mean, settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.rl.checking import finite
@@ -49,7 +51,7 @@ def reward_function(source: Any, *, name: str = PREFIX, **settings: Any) -> Rewa
     if isinstance(source, RewardScorer):
         if settings:
             raise ConfigError(f"{', '.join(settings)}: the scorer is made already. Give these to the RewardScorer.")
-        return RewardFunction(lambda: source, config, name=name)
+        return RewardFunction(_Made(source), config, name=name)
     _require_known(settings)
     RewardScorer(source, **settings)  # settings that cannot be used are an error before the trainer begins
     return RewardFunction(_Maker(source, settings), config, name=name)
@@ -61,6 +63,16 @@ def _require_known(settings: Mapping[str, Any]) -> None:
     for name in settings:
         if name not in known:
             raise ConfigError(f"unknown setting {name!r:.60}.{did_you_mean(name, known)} Settings: {', '.join(known)}.")
+
+
+class _Made:
+    """Hands out a scorer that was made already; can be sent to another process."""
+
+    def __init__(self, scorer: RewardScorer) -> None:
+        self._scorer = scorer
+
+    def __call__(self) -> RewardScorer:
+        return self._scorer
 
 
 class _Maker:
@@ -110,6 +122,8 @@ class RewardFunction:
         rollouts = await self._rollouts(prompts, completions, step)
         scored = await self._scorers.details(rollouts)
         rewards = rewarded(scored, groups_R, self.config, environment_R)
+        with np.errstate(over="ignore"):
+            finite(rewards.rewards_R.astype(np.float32), what="reward in float32, in which TRL keeps it,")
         self._tell(rewards, scored, kwargs)
         if self.config.log_dir is not None:
             self._record(Path(self.config.log_dir), step).write(
@@ -177,9 +191,9 @@ class RewardFunction:
         if self._log is None:
             rank, world_size = _processes()
             log = RolloutLog(folder, rank=rank, world_size=world_size)
-            if step == 0 and log.path.stat().st_size > 0:
+            if step == 0 and (another := log.begun()) is not None:
                 raise ConfigError(
-                    f"log_dir: {log.path} holds the rollouts of another run. Name another folder, or remove it."
+                    f"log_dir: {another} holds the rollouts of another run. Name another folder, or remove it."
                 )
             log.resume_at(step)
             self._log = log

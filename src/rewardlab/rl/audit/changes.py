@@ -145,6 +145,8 @@ class Sample:
     """Group of each prompt."""
     steps: tuple[int, ...]
     """Steps with evidence in each window."""
+    blocks: tuple[int, ...]
+    """Blocks of each window."""
     min_steps: int = MIN_STEPS
     """Fewest of them in a window that is compared. With one there is no error over steps."""
 
@@ -175,6 +177,7 @@ class Sample:
             values_N2=values_N2,
             group_P=deal_groups(keys, keys),
             steps=tuple(counts),
+            blocks=tuple(min(count, MOST_BLOCKS) for count in counts),
             min_steps=min_steps,
         )
 
@@ -189,7 +192,12 @@ class Sample:
         if not inside.any():
             return None
         return Slope.of(
-            self.values_N2[inside], self.block_N[inside], self.prompt_N[inside], self.group_P, self.num_prompts(0)
+            self.values_N2[inside],
+            self.block_N[inside],
+            self.prompt_N[inside],
+            self.group_P,
+            num_blocks=self.blocks[0],
+            num_prompts=self.num_prompts(0),
         )
 
     def compare(self, earlier: int, later: int, *, share: float = 0.0, least: float = 0.0) -> Pair:
@@ -228,7 +236,7 @@ class Slope:
     value: float
     blocks_B: FloatArray
     groups_H: FloatArray
-    """By the number of the group; the value itself where the group has no prompt."""
+    """By the number of the group; NaN where the group has no prompt."""
     shift: Shift
 
     @property
@@ -238,7 +246,14 @@ class Slope:
 
     @classmethod
     def of(
-        cls, values_N2: FloatArray, block_N: IntArray, prompt_N: IntArray, group_P: IntArray, num_prompts: int
+        cls,
+        values_N2: FloatArray,
+        block_N: IntArray,
+        prompt_N: IntArray,
+        group_P: IntArray,
+        *,
+        num_blocks: int,
+        num_prompts: int,
     ) -> Slope | None:
         """Return the slope; None without two replies to one prompt whose rewards differ, or below ten prompts."""
         if num_prompts < MIN_CLUSTERS:
@@ -246,7 +261,7 @@ class Slope:
         prompts, unit_N = np.unique(prompt_N, return_inverse=True)
         y, g = (values_N2 - values_N2.mean(0)).T
         columns_N5 = np.stack([np.ones_like(y), y, g, y * y, y * g], axis=1)
-        cells_UB5 = _cells(columns_N5, unit_N, block_N)
+        cells_UB5 = _cells(columns_N5, unit_N, block_N, num_blocks)
         total_U5 = cells_UB5.sum(1)
         parts_U2 = _within(total_U5)
         whole_2 = parts_U2.sum(0)
@@ -269,7 +284,7 @@ class Slope:
             method="jackknife over steps and prompts, within prompts",
             floor=0.0,
         )
-        return cls(value=value, blocks_B=blocks_B, groups_H=np.where(present, groups_H, value), shift=shift)
+        return cls(value=value, blocks_B=blocks_B, groups_H=np.where(present, groups_H, np.nan), shift=shift)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -302,7 +317,12 @@ class _Change:
         unit_N = number_N if paired is not None else np.zeros_like(number_N)
         columns_N3 = np.concatenate([sample.values_N2[kept], np.ones((len(kept), 1))], axis=1)
         cells = {
-            window: _cells(columns_N3[window_N == window], unit_N[window_N == window], block_N[window_N == window])
+            window: _cells(
+                columns_N3[window_N == window],
+                unit_N[window_N == window],
+                block_N[window_N == window],
+                sample.blocks[window],
+            )
             for window in (earlier, later)
         }
         units = int(unit_N.max()) + 1
@@ -312,13 +332,18 @@ class _Change:
             earlier: np.stack([_mean_change(before - one, after) for one in cells[earlier].swapaxes(0, 1)]),
             later: np.stack([_mean_change(before, after - one) for one in cells[later].swapaxes(0, 1)]),
         }
+        for window, cell in cells.items():
+            # A block may have no reply to a prompt that is in both windows.
+            blocks[window][cell[:, :, 2].sum(0) == 0] = np.nan
         groups = int(sample.group_P.max()) + 1
         if paired is not None:
             groups_H2 = _without_units(before, after, sample.group_P[prompts], groups)
         else:
             group_N = sample.group_P[prompt_N]
             by_group = [
-                _padded(_cells(columns_N3[own], group_N[own], np.zeros(int(own.sum()), dtype=np.int64)), groups)[:, 0]
+                _padded(_cells(columns_N3[own], group_N[own], np.zeros(int(own.sum()), dtype=np.int64), 1), groups)[
+                    :, 0
+                ]
                 for own in (window_N == earlier, window_N == later)
             ]
             groups_H2 = np.stack(
@@ -350,9 +375,14 @@ class _Change:
             return found
 
         blocks = {window: lacking(own, wanted) for window, own in self.blocks.items()}
-        groups_H = lacking(self.groups_H2, wanted if slope is None else share * slope.groups_H)
+        groups_H = lacking(self.groups_H2, wanted)
         if slope is not None:
-            blocks[0] = lacking(self.blocks.get(0, self.value_2[None]), share * slope.blocks_B)
+            # What is left out of the slope alone leaves the change as it is, and the other way round.
+            blocks[0] = lacking(_or_whole(self.blocks.get(0, self.value_2[None]), self.value_2), share * slope.blocks_B)
+            groups_H = lacking(
+                _or_whole(self.groups_H2, self.value_2), share * _or_whole(slope.groups_H, np.float64(slope.value))
+            )
+            groups_H[np.isnan(self.groups_H2[:, 1]) & np.isnan(slope.groups_H)] = np.nan
         return self._of(lacking(self.value_2[None], wanted), blocks, groups_H)
 
     def _of(self, value: FloatArray, blocks: Mapping[int, FloatArray], groups_H: FloatArray) -> Shift:
@@ -408,9 +438,9 @@ def _jackknife(replicates: FloatArray) -> tuple[float, float]:
     return float((len(there) - 1) / len(there) * np.square(there - there.mean()).sum()), float(len(there) - 1)
 
 
-def _cells(columns_NC: FloatArray, unit_N: IntArray, block_N: IntArray) -> FloatArray:
+def _cells(columns_NC: FloatArray, unit_N: IntArray, block_N: IntArray, blocks: int) -> FloatArray:
     """Return [U, B, C] sums of columns by unit and block."""
-    units, blocks = int(unit_N.max()) + 1, int(block_N.max()) + 1
+    units = int(unit_N.max()) + 1
     flat = unit_N * blocks + block_N
     sums = [np.bincount(flat, column, minlength=units * blocks) for column in columns_NC.T]
     cells: FloatArray = np.stack(sums, axis=1).reshape(units, blocks, -1).astype(np.float64)
@@ -458,6 +488,12 @@ def _within(total_U5: FloatArray) -> FloatArray:
     square = total_U5[:, 3] - np.square(total_U5[:, 1]) / n
     product = total_U5[:, 4] - total_U5[:, 1] * total_U5[:, 2] / n
     return np.stack([np.maximum(square, 0.0), product], axis=1)
+
+
+def _or_whole(replicates: FloatArray, whole: FloatArray | np.float64) -> FloatArray:
+    """Return values without each group; the whole value where the group is not there."""
+    found: FloatArray = np.where(np.isnan(replicates), whole, replicates)
+    return found
 
 
 def _ratio(parts_B2: FloatArray) -> FloatArray:

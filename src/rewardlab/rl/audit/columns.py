@@ -22,6 +22,8 @@ from rewardlab.core.types import Conversation
 from rewardlab.rl.rollout_log import RolloutRow, find_logs, read_rows
 
 IntArray = npt.NDArray[np.int64]
+LARGEST: Final = 1e100
+"""Largest size of a number: what is computed of it, squares and sums, has to be finite too."""
 GRAM: Final = 4
 REPETITION: Final = "repetition"
 MOST_WORDS: Final = 500
@@ -138,16 +140,31 @@ class _Builder:
 def read_columns(run: str | Path) -> Columns:
     """Return the record of a run as columns.
 
-    Raises DataError naming file and line for a row that cannot be read, and for a record without rows.
+    Raises DataError naming file and line for a row that cannot be read or has a number beyond `LARGEST`, and for a
+    record without rows.
     """
     files = find_logs(run)
     builder = _Builder()
     for number, path in enumerate(files):
         for line, row in read_rows(path):
+            _require_small(row, path, line)
             builder.add(row, number, line)
     if not builder.rewards:
         raise DataError(f"{files[0]}: holds no rollout. The audit reads what RolloutLog wrote during a run.")
     return builder.whole(files)
+
+
+def _require_small(row: RolloutRow, path: Path, line: int) -> None:
+    """Raise DataError, naming file and line, for a number that cannot be squared and added up."""
+    numbers = {"reward": row.reward, "spread": row.spread or 0.0}
+    numbers |= {f"evidence.{name}": value for name, value in row.evidence.items()}
+    numbers |= {f"shown.{name}": value for name, value in row.shown.items()}
+    for name, value in numbers.items():
+        if abs(value) > LARGEST:
+            raise DataError(
+                f"{path}:{line}: {name} is {value:g}; wanted a size of at most {LARGEST:g}, of which squares can be "
+                f"added up. Fix or remove this line."
+            )
 
 
 def read_conversations(columns: Columns, wanted_N: IntArray) -> Iterator[tuple[int, Conversation]]:

@@ -25,7 +25,8 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.files import UTF8, read_jsonl
 from rewardlab.core.terminal import brief
 from rewardlab.rl.audit.changes import Sample, Shift, missing, windows_of
-from rewardlab.rl.audit.columns import IntArray
+from rewardlab.rl.audit.columns import LARGEST, IntArray
+from rewardlab.rl.rollout_log import MOST
 
 NAME: Final = "held-out"
 KNOWN: Final = ("step", "value", "name", "item", "low", "high", "level", "n")
@@ -33,6 +34,8 @@ REMEDY: Final = (
     "A row has step, value and item, or step, value, low and high; name says which suite it is, level is that of the "
     "interval (0.95), n the number of items."
 )
+LEVELS: Final = (0.01, 0.9999)
+"""Levels of intervals that are taken."""
 MANY: Final = 1e6
 """Degrees of freedom of an interval that says nothing about them."""
 
@@ -140,11 +143,14 @@ def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, object]]]:
         raise DataError(f"--heldout {path}: there is no such file. Name a JSONL or CSV file. {REMEDY}")
     if path.suffix.lower() == ".csv":
         with path.open(encoding=UTF8, newline="") as file:
-            reader = csv.DictReader(file)
-            for row in reader:
-                if None in row:
-                    raise DataError(f"{path}:{reader.line_num}: has more cells than the first line. {REMEDY}")
-                yield reader.line_num, {name: cell for name, cell in row.items() if cell not in ("", None)}
+            reader = csv.DictReader(file, strict=True)
+            try:
+                for row in reader:
+                    if None in row:
+                        raise DataError(f"{path}:{reader.line_num}: has more cells than the first line. {REMEDY}")
+                    yield reader.line_num, {name: cell for name, cell in row.items() if cell not in ("", None)}
+            except (csv.Error, UnicodeDecodeError) as error:
+                raise DataError(f"{path}:{reader.line_num + 1}: cannot be read as CSV ({error}). {REMEDY}") from error
     else:
         yield from read_jsonl(path)
 
@@ -165,7 +171,7 @@ def _suite(path: Path, name: str, rows: Sequence[tuple[int, Mapping[str, object]
             items.append(numbers.setdefault(str(row["item"]), len(numbers)))
         else:
             errors.append(_error(row, where))
-            counts.append(_number(row, "n", where) if row.get("n") is not None else math.nan)
+            counts.append(float(_whole(row, "n", where, least=1)) if row.get("n") is not None else math.nan)
     if by_item and len(set(zip(steps, items, strict=True))) < len(steps):
         raise DataError(f"{path}: an item of {brief(name)} has two values at one step. Keep one, or name the suites.")
     if not by_item and len(set(steps)) < len(steps):
@@ -186,29 +192,31 @@ def _error(row: Mapping[str, object], where: str) -> float:
     """Return the standard error that an interval says."""
     value, low, high = (_number(row, key, where) for key in ("value", "low", "high"))
     level = _number(row, "level", where) if row.get("level") is not None else 0.95
-    if not low <= value <= high or not 0 < level < 1:
+    if not low <= value <= high or not LEVELS[0] <= level <= LEVELS[1]:
         raise DataError(
-            f"{where}: the interval [{low:g}, {high:g}] at level {level:g} does not hold the value {value:g}. {REMEDY}"
+            f"{where}: the interval [{low:g}, {high:g}] at level {level:g} does not hold the value {value:g}, or its "
+            f"level is not from {LEVELS[0]:g} to {LEVELS[1]:g}. {REMEDY}"
         )
+    if low == high:
+        raise DataError(f"{where}: the interval of {value:g} has no width, so it says nothing of errors. {REMEDY}")
     # The longer side, since an interval near the end of a scale is not symmetric.
     return max(value - low, high - value) / float(ndtri((1 + level) / 2))
 
 
 def _number(row: Mapping[str, object], key: str, where: str) -> float:
     value = row.get(key)
+    is_number = isinstance(value, (int, float, str)) and (key == "value" or not isinstance(value, bool))
     try:
-        if isinstance(value, bool):
-            return float(value) if key == "value" else math.nan
-        number = float(value) if isinstance(value, (int, float, str)) else math.nan
-    except ValueError:
+        number = float(value) if is_number else math.nan  # type: ignore[arg-type]
+    except (OverflowError, ValueError):
         number = math.nan
-    if not math.isfinite(number):
-        raise DataError(f"{where}: {key} is {brief(value)}; expected a finite number. {REMEDY}")
+    if not abs(number) <= LARGEST:
+        raise DataError(f"{where}: {key} is {brief(value)}; expected a finite number, at most {LARGEST:g}. {REMEDY}")
     return number
 
 
-def _whole(row: Mapping[str, object], key: str, where: str) -> int:
+def _whole(row: Mapping[str, object], key: str, where: str, *, least: int = 0) -> int:
     number = _number(row, key, where)
-    if number != int(number) or number < 0:
-        raise DataError(f"{where}: {key} is {brief(row[key])}; expected a whole number from 0 on. {REMEDY}")
+    if number != int(number) or not least <= number <= MOST:
+        raise DataError(f"{where}: {key} is {brief(row[key])}; expected a whole number from {least} on. {REMEDY}")
     return int(number)

@@ -332,9 +332,8 @@ def part_of(own: Columns, windows: Sequence[IntArray], suites: Sequence[Suite]) 
 
 def _all_shown(own: Columns) -> Mapping[str, FloatArray]:
     """Return what is shown: the record's own columns, spread within prompts, and how many replies differ."""
-    _, cell_N, count_C = np.unique(
-        own.prompt_N + own.step_N * len(own.prompts), return_inverse=True, return_counts=True
-    )
+    place_N = np.unique(own.step_N, return_inverse=True)[1]
+    _, cell_N, count_C = np.unique(own.prompt_N + place_N * len(own.prompts), return_inverse=True, return_counts=True)
     means_C = np.bincount(cell_N, own.reward_N) / count_C
     squares_C = np.bincount(cell_N, np.square(own.reward_N - means_C[cell_N]))
     spread_C = np.where(count_C > 1, np.sqrt(squares_C / np.maximum(count_C - 1, 1)), np.nan)
