@@ -310,6 +310,14 @@ def pair(prompt: str, chosen: str, rejected: str, *, id: str = "row", system: st
     )
 
 
+@pytest.fixture(autouse=True)
+def _log_level() -> Iterator[None]:
+    """Benchmarks silence the log of their process, which here belongs to other tests too."""
+    level = logging.getLogger("rewardlab").level
+    yield
+    logging.getLogger("rewardlab").setLevel(level)
+
+
 @pytest.fixture
 def base_model(tmp_path: Path) -> Path:
     """A folder with a tiny chat model, as from a hub."""

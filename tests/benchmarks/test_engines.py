@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import sys
@@ -39,14 +38,6 @@ from rewardlab.data.chat import load_tokenizer
 from rewardlab.data.config import ReadingConfig
 
 Answer = Callable[[str, Any], tuple[int, Any]]
-
-
-@pytest.fixture(autouse=True)
-def _loud_again() -> Iterator[None]:
-    """A benchmark silences the log of its process, which here belongs to other tests too."""
-    level = logging.getLogger("rewardlab").level
-    yield
-    logging.getLogger("rewardlab").setLevel(level)
 
 
 @pytest.fixture

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +31,6 @@ SCRIPTS = {
     "gpu_nvml": gpu_nvml,
 }
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
-
-
-@pytest.fixture(autouse=True)
-def _loud_again() -> Iterator[None]:
-    """A benchmark silences the log of its process, which here belongs to other tests too."""
-    level = logging.getLogger("rewardlab").level
-    yield
-    logging.getLogger("rewardlab").setLevel(level)
 
 
 def result(folder: Path) -> tuple[dict[str, Any], str]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,15 +17,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from harness import flops, lockstep, ours, peers, results, timing, workload
 from harness.random_model import config_folder, random_weights
 from rewardlab.core.errors import ConfigError
-
-
-@pytest.fixture(autouse=True)
-def _loud_again() -> Iterator[None]:
-    """A benchmark silences the log of its process, which here belongs to other tests too."""
-    level = logging.getLogger("rewardlab").level
-    yield
-    logging.getLogger("rewardlab").setLevel(level)
-
 
 SIZES = {
     "model_type": "llama",

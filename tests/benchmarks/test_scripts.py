@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +36,6 @@ README = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning", "ignore::UserWarning"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _loud_again() -> Iterator[None]:
-    """A benchmark silences the log of its process, which here belongs to other tests too."""
-    level = logging.getLogger("rewardlab").level
-    yield
-    logging.getLogger("rewardlab").setLevel(level)
 
 
 TINY = ["--model", "tiny-llama", "--data", "generated", "--threads", "1", "--peak-seconds", "0.01"]

@@ -56,7 +56,7 @@ def test_what_the_template_writes_behind_a_reply_is_in_no_text_of_a_policy(
     status, _, err = said(capsys, f"{url}{path}", "--model", folder, "--as", consumer)
     assert status == 2
     assert "gets wrong scores: the score read one token before the end (shifted_position)" in err
-    assert "that sends messages to /v1/score" in err
+    assert "which sends messages" in err
     assert err.replace(url, "http://127.0.0.1:8000").strip() in messages_on_page()
     bodies = [body for _, body in engine.asked]
     assert all(set(body) == fields for body in bodies)
