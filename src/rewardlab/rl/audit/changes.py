@@ -36,6 +36,7 @@ from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.stats import MIN_CLUSTERS, too_few
 from rewardlab.core.types import Estimate
 from rewardlab.rl.audit.columns import IntArray
+from rewardlab.rl.audit.sums import jackknife, mean_change, or_whole, padded, ratio, sums_of, within, without_units
 
 MIN_STEPS: Final = 4
 """Fewest steps of a window: fewer say nothing about how much steps differ."""
@@ -261,17 +262,17 @@ class Slope:
         prompts, unit_N = np.unique(prompt_N, return_inverse=True)
         y, g = (values_N2 - values_N2.mean(0)).T
         columns_N5 = np.stack([np.ones_like(y), y, g, y * y, y * g], axis=1)
-        cells_UB5 = _cells(columns_N5, unit_N, block_N, num_blocks)
+        cells_UB5 = sums_of(columns_N5, unit_N, block_N, num_blocks)
         total_U5 = cells_UB5.sum(1)
-        parts_U2 = _within(total_U5)
+        parts_U2 = within(total_U5)
         whole_2 = parts_U2.sum(0)
         if not whole_2[0] > 1e-12 * max(1.0, float(total_U5[:, 3].sum())):
             return None
-        without_B2 = np.stack([_within(total_U5 - cells_UB5[:, block]).sum(0) for block in range(cells_UB5.shape[1])])
+        without_B2 = np.stack([within(total_U5 - cells_UB5[:, block]).sum(0) for block in range(cells_UB5.shape[1])])
         groups = int(group_P.max()) + 1
         group_U = group_P[prompts]
         without_H2 = whole_2 - np.stack([np.bincount(group_U, part, minlength=groups) for part in parts_U2.T], axis=1)
-        blocks_B, groups_H = _ratio(without_B2), _ratio(without_H2)
+        blocks_B, groups_H = ratio(without_B2), ratio(without_H2)
         value = float(whole_2[1] / whole_2[0])
         present = np.bincount(group_U, minlength=groups) > 0
         shift = _shift(
@@ -317,7 +318,7 @@ class _Change:
         unit_N = number_N if paired is not None else np.zeros_like(number_N)
         columns_N3 = np.concatenate([sample.values_N2[kept], np.ones((len(kept), 1))], axis=1)
         cells = {
-            window: _cells(
+            window: sums_of(
                 columns_N3[window_N == window],
                 unit_N[window_N == window],
                 block_N[window_N == window],
@@ -326,33 +327,33 @@ class _Change:
             for window in (earlier, later)
         }
         units = int(unit_N.max()) + 1
-        cells = {window: _padded(cell, units) for window, cell in cells.items()}
+        cells = {window: padded(cell, units) for window, cell in cells.items()}
         before, after = cells[earlier].sum(1), cells[later].sum(1)
         blocks = {
-            earlier: np.stack([_mean_change(before - one, after) for one in cells[earlier].swapaxes(0, 1)]),
-            later: np.stack([_mean_change(before, after - one) for one in cells[later].swapaxes(0, 1)]),
+            earlier: np.stack([mean_change(before - one, after) for one in cells[earlier].swapaxes(0, 1)]),
+            later: np.stack([mean_change(before, after - one) for one in cells[later].swapaxes(0, 1)]),
         }
         for window, cell in cells.items():
             # A block may have no reply to a prompt that is in both windows.
             blocks[window][cell[:, :, 2].sum(0) == 0] = np.nan
         groups = int(sample.group_P.max()) + 1
         if paired is not None:
-            groups_H2 = _without_units(before, after, sample.group_P[prompts], groups)
+            groups_H2 = without_units(before, after, sample.group_P[prompts], groups)
         else:
             group_N = sample.group_P[prompt_N]
             by_group = [
-                _padded(_cells(columns_N3[own], group_N[own], np.zeros(int(own.sum()), dtype=np.int64), 1), groups)[
+                padded(sums_of(columns_N3[own], group_N[own], np.zeros(int(own.sum()), dtype=np.int64), 1), groups)[
                     :, 0
                 ]
                 for own in (window_N == earlier, window_N == later)
             ]
             groups_H2 = np.stack(
-                [_mean_change(before - by_group[0][[h]], after - by_group[1][[h]]) for h in range(groups)]
+                [mean_change(before - by_group[0][[h]], after - by_group[1][[h]]) for h in range(groups)]
             )
             groups_H2[by_group[0][:, 2] + by_group[1][:, 2] == 0] = np.nan
         counts = (float((window_N == earlier).sum()), float((window_N == later).sum()))
         return cls(
-            value_2=_mean_change(before, after),
+            value_2=mean_change(before, after),
             blocks=blocks,
             groups_H2=groups_H2,
             nested=not _recur(number_N, window_N * MOST_BLOCKS + block_N),
@@ -378,9 +379,9 @@ class _Change:
         groups_H = lacking(self.groups_H2, wanted)
         if slope is not None:
             # What is left out of the slope alone leaves the change as it is, and the other way round.
-            blocks[0] = lacking(_or_whole(self.blocks.get(0, self.value_2[None]), self.value_2), share * slope.blocks_B)
+            blocks[0] = lacking(or_whole(self.blocks.get(0, self.value_2[None]), self.value_2), share * slope.blocks_B)
             groups_H = lacking(
-                _or_whole(self.groups_H2, self.value_2), share * _or_whole(slope.groups_H, np.float64(slope.value))
+                or_whole(self.groups_H2, self.value_2), share * or_whole(slope.groups_H, np.float64(slope.value))
             )
             groups_H[np.isnan(self.groups_H2[:, 1]) & np.isnan(slope.groups_H)] = np.nan
         return self._of(lacking(self.value_2[None], wanted), blocks, groups_H)
@@ -410,8 +411,8 @@ def _shift(
     floor: float,
 ) -> Shift:
     """Return a value with its error from what leaving out gives."""
-    parts = [_jackknife(own) for own in blocks.values()]
-    steps, prompts = sum(variance for variance, _ in parts), _jackknife(groups_H)
+    parts = [jackknife(own) for own in blocks.values()]
+    steps, prompts = sum(variance for variance, _ in parts), jackknife(groups_H)
     if nested:
         parts = parts if steps >= prompts[0] else [prompts]
         variance = max(steps, prompts[0])
@@ -428,81 +429,6 @@ def _shift(
         num_steps=num_steps,
         method=method,
     )
-
-
-def _jackknife(replicates: FloatArray) -> tuple[float, float]:
-    """Return variance and degrees of freedom from the values without each group; NaN is a group that is not there."""
-    there = replicates[np.isfinite(replicates)]
-    if len(there) < 2:
-        return 0.0, 0.0
-    return float((len(there) - 1) / len(there) * np.square(there - there.mean()).sum()), float(len(there) - 1)
-
-
-def _cells(columns_NC: FloatArray, unit_N: IntArray, block_N: IntArray, blocks: int) -> FloatArray:
-    """Return [U, B, C] sums of columns by unit and block."""
-    units = int(unit_N.max()) + 1
-    flat = unit_N * blocks + block_N
-    sums = [np.bincount(flat, column, minlength=units * blocks) for column in columns_NC.T]
-    cells: FloatArray = np.stack(sums, axis=1).reshape(units, blocks, -1).astype(np.float64)
-    return cells
-
-
-def _padded(cells_UBC: FloatArray, units: int) -> FloatArray:
-    """Return cells with empty units at the end."""
-    more = units - cells_UBC.shape[0]
-    return np.pad(cells_UBC, ((0, more), (0, 0), (0, 0))) if more else cells_UBC
-
-
-def _mean_change(before_U3: FloatArray, after_U3: FloatArray) -> FloatArray:
-    """Return [2] weighted mean changes of two columns, from sums and counts of units; NaN if no unit is in both."""
-    changes_U2, weights_U = _changes(before_U3, after_U3)
-    total = weights_U.sum()
-    found: FloatArray = weights_U @ changes_U2 / total if total > 0 else np.full(2, np.nan)
-    return found
-
-
-def _changes(before_U3: FloatArray, after_U3: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return [U, 2] changes of each unit and [U] its weight, 0 where it is in one window alone."""
-    # Counts are whole numbers; what is left after a subtraction may be off by rounding in the sums alone.
-    n, m = before_U3[:, 2:], after_U3[:, 2:]
-    both = (n > 0.5) & (m > 0.5)
-    changes = np.where(both, after_U3[:, :2] / np.maximum(m, 1) - before_U3[:, :2] / np.maximum(n, 1), 0.0)
-    weights = np.where(both, n * m / np.maximum(n + m, 1), 0.0)
-    return changes, weights[:, 0]
-
-
-def _without_units(before_U3: FloatArray, after_U3: FloatArray, group_U: IntArray, groups: int) -> FloatArray:
-    """Return [H, 2] the mean change without the units of each group; NaN for a group without units."""
-    changes_U2, weights_U = _changes(before_U3, after_U3)
-    weighted_U3 = np.column_stack([changes_U2 * weights_U[:, None], weights_U])
-    by_group = np.stack([np.bincount(group_U, column, minlength=groups) for column in weighted_U3.T], axis=1)
-    left = weighted_U3.sum(0) - by_group
-    found: FloatArray = _safe(left[:, :2], left[:, 2:])
-    found[by_group[:, 2] == 0] = np.nan
-    return found
-
-
-def _within(total_U5: FloatArray) -> FloatArray:
-    """Return [U, 2] sums of squares of the reward, and of its products with the evidence, around means of units."""
-    n = np.maximum(total_U5[:, 0], 1)
-    square = total_U5[:, 3] - np.square(total_U5[:, 1]) / n
-    product = total_U5[:, 4] - total_U5[:, 1] * total_U5[:, 2] / n
-    return np.stack([np.maximum(square, 0.0), product], axis=1)
-
-
-def _or_whole(replicates: FloatArray, whole: FloatArray | np.float64) -> FloatArray:
-    """Return values without each group; the whole value where the group is not there."""
-    found: FloatArray = np.where(np.isnan(replicates), whole, replicates)
-    return found
-
-
-def _ratio(parts_B2: FloatArray) -> FloatArray:
-    return _safe(parts_B2[:, 1], parts_B2[:, 0])
-
-
-def _safe(above: FloatArray, below: FloatArray) -> FloatArray:
-    found: FloatArray = np.where(below > 0, above / np.where(below > 0, below, 1.0), np.nan)
-    return found
 
 
 def _in_both(prompt_N: IntArray, late_N: np.ndarray) -> np.ndarray | None:
