@@ -13,7 +13,7 @@ from typing import Final
 
 WIDTH: Final = 380
 HEIGHT: Final = 250
-LEFT, RIGHT, TOP, BOTTOM = 54, 12, 10, 46
+LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 46
 """Margins around the plot, which hold the ticks and the names of the axes."""
 MOST_POINTS: Final = 300
 """Points of a line; of more, the lowest and the highest of each stretch are kept, so that no spike is lost."""
