@@ -370,3 +370,22 @@ def test_numbers_of_another_model_are_no_card(run: Told, tmp_path: Path, overwri
     with pytest.raises(ConfigError, match=r"another than the one that was judged"):
         write_card(told.record, told.judgement, ceiling=None, overwrite=overwrite)
     assert not (spec.parent / "README.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [(9, "9 comparisons of as many prompts"), (11, "11 comparisons of 9 prompts")]
+)
+def test_the_headline_says_how_many_prompts_there_are(rows: int, said: str, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    write_run(folder)
+    for path in (folder / "evals").glob("*.metrics.json"):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        found["all"]["estimates"]["eval_accuracy"] |= {
+            "n": 9,
+            "low": None,
+            "high": None,
+            "method": "too few prompts (9)",
+        }
+        found["all"]["sums"]["comparisons"] = rows
+        path.write_text(json.dumps(found), encoding="utf-8")
+    assert said in markdown_page(report_of([told_of(folder)]))

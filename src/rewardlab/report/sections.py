@@ -82,7 +82,7 @@ def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Se
         blocks.append(
             Paragraph(
                 text=f"Accuracy {shown(own['eval_accuracy'])} on {what(judged)}: {pairs_of(judged)} comparisons "
-                f"of {_prompts(own['eval_accuracy'])}.",
+                f"of {_prompts(own['eval_accuracy'], judged.counts['all'])}.",
             )
         )
     blocks.append(comparison(compared(record, judged.name), caption=f"On {what(judged)}", first="model"))
@@ -347,8 +347,9 @@ def _count(counts: Mapping[str, float]) -> str:
     return format_count(round(number)) if math.isfinite(number) else "—"
 
 
-def _prompts(estimate: Estimate) -> str:
-    return f"{estimate.n:,} prompts" if "by prompt" in estimate.method else "as many prompts"
+def _prompts(estimate: Estimate, counts: Mapping[str, float]) -> str:
+    """Return of how many prompts comparisons are; an estimate counts prompts where these repeat."""
+    return "as many prompts" if estimate.n == counts.get("comparisons") else f"{estimate.n:,} prompts"
 
 
 def _whole(value: object) -> str:
