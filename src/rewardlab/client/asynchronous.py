@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,11 @@ from rewardlab.client.checking import check, scores_of
 from rewardlab.client.config import ClientConfig, Settings
 from rewardlab.client.endpoint import EndpointSpec, find
 from rewardlab.client.failures import ModelChangedError
-from rewardlab.client.http import CLOSED, Http
+from rewardlab.client.http import Http
 from rewardlab.client.rendering import Artifact, ByFunction, formatting_of
 from rewardlab.client.rows import Answered, Row, requests_of, rows_of_conversations, rows_of_groups, rows_of_tokens
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.opened_once import OpenedOnce
 from rewardlab.core.types import Message
 
 T = TypeVar("T")
@@ -44,13 +44,10 @@ class AsyncRewardClient:
         self.config = ClientConfig(**settings)
         self._http = Http(url, self.config)
         self.url = self._http.url
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._process = os.getpid()
-        self._closed = False
+        self._once: OpenedOnce[EndpointSpec] = OpenedOnce("client", otherwise="RewardClient")
         self._jobs = asyncio.Semaphore(self.config.max_concurrency + 1)
         """Requests that are rendered or under way: one is rendered while the others wait for their answers."""
         self._artifact: Artifact | None = None
-        self._connecting: asyncio.Task[EndpointSpec] | None = None
         self._endpoint: EndpointSpec | None = None
         self._proving = asyncio.Lock()
         self._proved = 0
@@ -81,15 +78,13 @@ class AsyncRewardClient:
 
         Raises EndpointError (CanaryError if the scores are not the model's), ConfigError or ArtifactError.
         """
-        self._require_usable()
-        if self._connecting is not None and self._connecting.done():
-            self._connecting = None
-        return await self._joined()
+        self._once.require_usable()
+        return await self._once.opened(self._connect)
 
     async def spec(self) -> EndpointSpec:
         """Return what the client is connected to. Raises as `connect` does."""
-        self._require_usable()
-        return self._endpoint or await self._joined()
+        self._once.require_usable()
+        return self._endpoint or await self._once.opened(self._connect)
 
     async def score(self, conversations: Iterable[Turns]) -> list[float]:
         """Return one raw score for each conversation, in order. A conversation must end with an assistant turn.
@@ -131,10 +126,7 @@ class AsyncRewardClient:
 
     async def aclose(self) -> None:
         """Close the connections. A closed client cannot be used again."""
-        self._closed = True
-        if self._connecting is not None and not self._connecting.done():
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
+        await self._once.close()
         await self._http.close()
 
     async def _grouped(self, groups: Iterable[Group], *, keep: bool) -> list[list[Answered]]:
@@ -155,7 +147,7 @@ class AsyncRewardClient:
 
     async def _all(self, rows: Sequence[Row], *, keep: bool = False) -> list[Answered]:
         """Return the answers to rows, in order, from as many requests as it takes."""
-        self._require_usable()
+        self._once.require_usable()
         own = (await self.spec()).engine == "rewardlab"
         requests = list(requests_of(rows, max_batch=self.config.max_batch, whole=own))
         parts = await _gathered([self._some([rows[number] for number in request], keep=keep) for request in requests])
@@ -217,37 +209,6 @@ class AsyncRewardClient:
             truncate=self.config.truncate,
             render=formatting if isinstance(formatting, ByFunction) else None,
         )
-
-    def _require_usable(self) -> None:
-        """Raise ConfigError if the client is closed, or used in another event loop or process than before."""
-        if self._closed:
-            raise ConfigError("the client is closed. Make a new one.")
-        if self._process != os.getpid():
-            raise ConfigError("the client was made in another process, and its connections with it. Make one in each.")
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
-            raise ConfigError(
-                "the client was first used in another event loop, and its connections belong to that one. Make one "
-                "client for each loop (each asyncio.run), or use RewardClient, which works from every thread."
-            )
-
-    async def _joined(self) -> EndpointSpec:
-        """Connect, or wait for the connecting that is under way, so that a crowd connects once."""
-        if self._connecting is None or (self._connecting.done() and self._endpoint is None):
-            self._connecting = asyncio.get_running_loop().create_task(self._connect())
-            # If everyone who waits is cancelled, nobody is told of an error, and asyncio need not complain of that.
-            self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
-        connecting, waiting = self._connecting, asyncio.current_task()
-        try:
-            # One of a crowd may be cancelled without harm to the others.
-            return await asyncio.shield(connecting)
-        except asyncio.CancelledError:
-            # `aclose` ends the connecting, and not those who wait for it.
-            if self._closed and connecting.cancelled() and not (waiting is not None and waiting.cancelling()):
-                raise ConfigError(CLOSED) from None
-            raise
 
     async def _connect(self) -> EndpointSpec:
         """Open the folder, find out what answers, check the canaries; again if a followed server changes meanwhile."""

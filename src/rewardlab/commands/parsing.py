@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Final
 
+from rewardlab.console import say
+from rewardlab.core.config import did_you_mean
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import brief, short
 from rewardlab.flags import Settings, parse
 from rewardlab.training.settings.conventions import Conventions
 
@@ -70,6 +75,27 @@ def listed(purposes: Mapping[str, str]) -> list[str]:
     """Return commands with what they do, in columns, a line each."""
     width = max(map(len, purposes))
     return [f"  {name:<{width}}  {text}" for name, text in purposes.items()]
+
+
+def run_tool(
+    group: str, tools: Mapping[str, Callable[[Sequence[str]], None]], arguments: Sequence[str], *, usage: str
+) -> None:
+    """Run the tool of a group of commands that the first argument names; `usage` is what follows it.
+
+    Raises ConfigError if there is none of that name.
+    """
+    asked = bool(arguments) and arguments[0] in ("-h", "--help")
+    if asked or not arguments:
+        say(f"usage: rewardlab {group} [-h] TOOL {usage} [flags]", "", PURPOSES[group], "")
+        say(*listed(TOOL_PURPOSES[group]), "", f"rewardlab {group} TOOL --help lists the flags of a tool.")
+        if asked:
+            # As the help of every other command, which argparse ends.
+            sys.exit(0)
+    elif arguments[0] not in tools:
+        near = did_you_mean(short(arguments[0]), tools)
+        raise ConfigError(f"rewardlab {group}: unknown tool {brief(arguments[0])}.{near} Tools: {', '.join(tools)}.")
+    else:
+        tools[arguments[0]](arguments[1:])
 
 
 def _models_behind_a_flag(arguments: Sequence[str], several: str) -> list[str]:

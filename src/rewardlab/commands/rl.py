@@ -6,11 +6,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from rewardlab.commands.parsing import PURPOSES, RL_PURPOSES, listed, parse_command
+from rewardlab.commands.parsing import parse_command, run_tool
 from rewardlab.console import print_report, say
-from rewardlab.core.config import did_you_mean
-from rewardlab.core.errors import ConfigError
-from rewardlab.core.terminal import brief, short
 from rewardlab.rl.audit.config import AuditConfig
 
 
@@ -41,15 +38,4 @@ TOOLS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {"audit": audit}
 
 def rl(arguments: Sequence[str]) -> None:
     """Run the tool that the first argument names. Raises ConfigError if there is none of that name."""
-    asked = bool(arguments) and arguments[0] in ("-h", "--help")
-    if asked or not arguments:
-        say("usage: rewardlab rl [-h] TOOL RUN [flags]", "", PURPOSES["rl"], "")
-        say(*listed(RL_PURPOSES), "", "rewardlab rl TOOL --help lists the flags of a tool.")
-        if asked:
-            # As the help of every other command, which argparse ends.
-            sys.exit(0)
-    elif arguments[0] not in TOOLS:
-        near = did_you_mean(short(arguments[0]), TOOLS)
-        raise ConfigError(f"rewardlab rl: unknown tool {brief(arguments[0])}.{near} Tools: {', '.join(TOOLS)}.")
-    else:
-        TOOLS[arguments[0]](arguments[1:])
+    run_tool("rl", TOOLS, arguments, usage="RUN")

@@ -6,7 +6,6 @@ Legend: M members, R rollouts.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,8 +17,9 @@ import numpy as np
 from rewardlab.analysis.ensembles import Scale, combinations
 from rewardlab.core.config import did_you_mean, settings_of
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.opened_once import OpenedOnce
 from rewardlab.rl.config import ScorerConfig
-from rewardlab.rl.members import CLOSED, About, Found, member_of, require_scores
+from rewardlab.rl.members import About, Found, member_of, require_scores
 from rewardlab.rl.noise import FloatArray, Noise
 from rewardlab.rl.reading import Reading
 
@@ -76,10 +76,7 @@ class RewardScorer:
             )
         self._members = [member_of(one, self.config) for one in sources]
         self._about: list[About] | None = None
-        self._opening: asyncio.Task[list[About]] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._process = os.getpid()
-        self._closed = False
+        self._once: OpenedOnce[list[About]] = OpenedOnce("scorer", otherwise="BlockingScorer")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to another process as what it was made of, where it loads or connects anew."""
@@ -154,32 +151,16 @@ class RewardScorer:
 
     async def aclose(self) -> None:
         """Close connections, let the models go. A closed scorer cannot be used again."""
-        self._closed = True
-        if self._process != os.getpid():
+        if self._once.is_elsewhere:
             return
-        if self._opening is not None and not self._opening.done():
-            self._opening.cancel()
-            await asyncio.gather(self._opening, return_exceptions=True)
+        await self._once.close()
         for member in self._members:
             await member.aclose()
 
     async def _open(self) -> list[About]:
         """Open all members, or wait until they are. Raises ConfigError for an ensemble that has not one scale."""
-        self._require_usable()
-        if self._about is not None:
-            return self._about
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.get_running_loop().create_task(self._opened())
-            # If everyone who waits is cancelled, nobody is told of an error, and asyncio need not complain of that.
-            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
-        opening, waiting = self._opening, asyncio.current_task()
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # `aclose` ends the opening, and not those who wait for it.
-            if self._closed and opening.cancelled() and not (waiting is not None and waiting.cancelling()):
-                raise ConfigError(CLOSED) from None
-            raise
+        self._once.require_usable()
+        return self._about or await self._once.opened(self._opened)
 
     async def _opened(self) -> list[About]:
         about = [await member.open() for member in self._members]
@@ -212,21 +193,6 @@ class RewardScorer:
 
     def _noise_of(self, about: About, raw_R: FloatArray) -> FloatArray:
         return self._of(about).between_scorings(raw_R)
-
-    def _require_usable(self) -> None:
-        """Raise ConfigError if the scorer is closed, or used in another event loop or process than before."""
-        if self._closed:
-            raise ConfigError("the scorer is closed. Make a new one.")
-        if self._process != os.getpid():
-            raise ConfigError("the scorer was made in another process. Make one in each.")
-        loop = asyncio.get_running_loop()
-        if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
-            raise ConfigError(
-                "the scorer was first used in another event loop, and belongs to that one. Make one for each loop "
-                "(each asyncio.run), or use `BlockingScorer`, which works from every thread."
-            )
 
 
 def _settled(config: ScorerConfig | None, settings: dict[str, Any]) -> ScorerConfig:
