@@ -31,10 +31,11 @@ from trl.trainer.utils import is_async_callable
 
 import rewardlab.rl.trl as trl_module
 from conftest import make_tokenizer
+from faulty_proxy import Faults, spoiling
 from reward_models import save_tiny, served
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError
-from rewardlab.rl import RewardScorer, RolloutError, Scored, advantages, read_rollouts
+from rewardlab.rl import BlockingScorer, RewardScorer, RolloutError, Scored, advantages, read_rollouts
 from rewardlab.rl.members import About
 from rewardlab.rl.rewarding import groups_of
 from rewardlab.rl.trl import RewardFunction, reward_function
@@ -258,6 +259,51 @@ def test_a_server_that_dies_in_the_middle_ends_training_and_names_the_rollouts(f
         with pytest.raises(RolloutError, match=r"step 1, prompt 0, reply 0 and 7 more: .*127\.0\.0\.1"):
             run.train()
         assert run.state.global_step == 1
+
+
+@pytest.mark.parametrize("fault", ["nan", "null", "short", 3.0])
+def test_a_server_that_answers_wrongly_or_too_late_ends_training_before_the_step(
+    fault: Any, url: str, tmp_path: Path
+) -> None:
+    faults = Faults()
+    with spoiling(url, faults) as address:
+        reward = reward_function(address, client={"attempts": 2, "timeout_s": 1.0 if fault == 3.0 else 30.0})
+
+        class Spoiling(Seen):
+            async def __call__(self, *arguments: Any, **keywords: Any) -> list[float]:
+                if self.calls:
+                    faults.coming = [fault] * 4
+                return await super().__call__(*arguments, **keywords)
+
+        run = trainer(Spoiling(reward), tmp_path / "out", max_steps=3)
+        with pytest.raises(RolloutError, match=r"step 1, prompt \d, reply \d"):
+            run.train()
+        assert run.state.global_step == 1
+        assert fault in faults.met
+        reward.close()
+
+
+def test_a_server_that_is_busy_slow_or_gone_for_a_moment_is_asked_again_and_changes_no_reward(
+    url: str, folder: Path, tmp_path: Path
+) -> None:
+    faults = Faults()
+    with spoiling(url, faults) as address:
+        reward = reward_function(address, noise_floor=False)
+
+        class Spoiling(Seen):
+            async def __call__(self, *arguments: Any, **keywords: Any) -> list[float]:
+                faults.coming = ["busy", "drop", 0.5]
+                return await super().__call__(*arguments, **keywords)
+
+        spoiled = Spoiling(reward)
+        run = trainer(spoiled, tmp_path / "out", max_steps=2)
+        run.train()
+        assert run.state.global_step == 2
+        assert {"busy", "drop", 0.5} <= set(faults.met)
+        spoiled.close()
+    with BlockingScorer(folder) as scorer:
+        for talks, rewards in spoiled.calls:
+            np.testing.assert_allclose(rewards, scorer.score(talks), atol=2e-5)
 
 
 def test_a_server_that_answers_no_number_ends_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
