@@ -14,11 +14,13 @@ from __future__ import annotations
 import argparse
 import csv
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import rewardlab
 from rewardlab.analysis.best_of_n import Candidates, Point, best_of_n
+from rewardlab.core.errors import RewardlabError
 from rewardlab.data.prompts import prompt_turns
 from rewardlab.report.tables import format_estimate, interval_note
 from rewardlab.rl.samples import read_samples
@@ -94,4 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> list[tuple[float, str]] | tu
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RewardlabError as error:
+        sys.exit(f"error: {error}")

@@ -29,7 +29,7 @@ import torch
 
 import rewardlab
 from rewardlab.cli import main as rewardlab_command
-from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.errors import ConfigError, DataError, RewardlabError
 from rewardlab.core.files import read_jsonl, write_jsonl
 from rewardlab.core.types import Conversation
 from rewardlab.data.prompts import prompt_turns
@@ -123,6 +123,7 @@ def train_policy(asked: argparse.Namespace, prompts: Sequence[Conversation], url
         gold = [gold_of(completion[-1]["content"]) for completion in completions]
         return await reward(prompts, completions, gold=gold, **kwargs)
 
+    with_gold.__name__ = reward.__name__  # what TRL's log calls it
     trainer = GRPOTrainer(
         model=asked.policy,
         reward_funcs=with_gold if asked.smoke else reward,
@@ -297,4 +298,8 @@ def save_tiny(folder: str, texts: Sequence[str], *, by_words: bool) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main().exit_status)
+    try:
+        sys.exit(main().exit_status)
+    except RewardlabError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

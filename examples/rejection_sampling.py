@@ -15,11 +15,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from rewardlab.core.errors import ConfigError
+from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.files import write_jsonl
 from rewardlab.rl import RewardScorer, Rollout, Scored
 from rewardlab.rl.samples import Samples, read_samples
@@ -121,4 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> Counter[str]:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except RewardlabError as error:
+        sys.exit(f"error: {error}")

@@ -85,6 +85,15 @@ def test_errors_are_those_of_a_scorer_and_it_goes_on_after_them(folder: Path) ->
     scorer.close()
     with pytest.raises(ConfigError, match="unknown setting 'textas'"):
         BlockingScorer(folder, textas="turns")
+    with pytest.raises(ConfigError, match=r"timeout_s is a setting of the client of a server: give client="):
+        BlockingScorer(folder, timeout_s=5)
+    with pytest.raises(ConfigError, match=r"client: unknown setting 'timeoutt'. Did you mean 'timeout_s'"):
+        BlockingScorer(folder, client={"timeoutt": 5})
+    with (
+        BlockingScorer("127.0.0.1:8000") as scorer,
+        pytest.raises(RewardlabError, match=r"no such folder.*If it is a server, write http://127.0.0.1:8000"),
+    ):
+        scorer.score(TALKS)
 
 
 def test_a_server_that_is_not_there_is_an_error_of_the_client() -> None:

@@ -89,7 +89,7 @@ def test_a_second_kind_of_evidence_makes_every_p_value_larger() -> None:
 
 def test_length_kl_and_spread_judge_nothing() -> None:
     columns = record()
-    worse = dataclasses.replace(columns, shown={"length (words)": columns.step_N * 100.0, "KL": columns.step_N * 9.0})
+    worse = dataclasses.replace(columns, shown={"reply (words)": columns.step_N * 100.0, "KL": columns.step_N * 9.0})
     assert judged(worse) == judged(columns)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Message
-from rewardlab.rl.rollout_log import FIELDS, ONE, RolloutLog, RolloutRow, key_of, read_rollouts
+from rewardlab.rl.rollout_log import FIELDS, ONE, RolloutLog, RolloutRow, find_logs, key_of, read_rollouts
 from rewardlab.rl.rollouts import RolloutError
 
 
@@ -108,7 +108,7 @@ KILLED = """
 import os, signal, sys
 import numpy as np
 from rewardlab.core.types import Message
-from rewardlab.rl.rollout_log import RolloutLog, RolloutRow
+from rewardlab.rl.rollout_log import find_logs, RolloutLog, RolloutRow
 turns = (Message("user", "q"), Message("assistant", "a"))
 log = RolloutLog(sys.argv[1])
 for step in range(5):
@@ -153,6 +153,13 @@ def test_a_resumed_run_writes_its_steps_again_and_files_of_ranks_that_are_gone_a
         *((step, rank) for step in (0, 1) for rank in range(3)),
         *((2, 10 + rank) for rank in range(2)),
     ]
+
+
+def test_a_record_in_a_folder_below_is_named(tmp_path: Path) -> None:
+    log = RolloutLog(tmp_path / "rollouts")
+    log.close()
+    with pytest.raises(DataError, match=r"There is a record in .*rollouts\."):
+        find_logs(tmp_path)
 
 
 def test_a_closed_log_refuses_rows(tmp_path: Path) -> None:

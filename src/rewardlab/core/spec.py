@@ -319,12 +319,18 @@ def read_spec(folder: Path) -> RewardSpec:
                 f"Rename the latter to {folder.name} to have the previous model back."
             )
         if not folder.exists():
-            raise ArtifactError(f"{folder}: no such folder.{_models_near(folder)}")
+            raise ArtifactError(f"{folder}: no such folder.{_models_near(folder)}{_address(folder)}")
         raise ArtifactError(
             f"{folder}: no {SPEC_FILE}, so this is not a rewardlab reward model. "
             f"Give the folder that `rewardlab train` wrote (…/best or …/step_N).{_models_near(folder / 'best')}"
         )
     return RewardSpec.from_dict(read_object(path, DAMAGED), where=str(path))
+
+
+def _address(folder: Path) -> str:
+    """Return a hint for a name that looks like the address of a server."""
+    name, colon, port = str(folder).rpartition(":")
+    return f" If it is a server, write http://{folder}." if colon and name and port.isdigit() else ""
 
 
 def _models_near(folder: Path) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rewardlab.core.config import require
+from rewardlab.client.config import ClientConfig
+from rewardlab.core.config import did_you_mean, require, settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.rl.noise import LARGEST_TOLERANCE
 
@@ -66,6 +67,10 @@ class ScorerConfig:
             tolerance is None or 0 <= tolerance <= LARGEST_TOLERANCE,
             f"noise_tolerance: expected a number from 0 to {LARGEST_TOLERANCE}, got {tolerance!r:.40}.",
         )
+        for name in self.client:
+            if name not in settings_of(ClientConfig):
+                near = did_you_mean(name, settings_of(ClientConfig))
+                raise ConfigError(f"client: unknown setting {name!r:.60}.{near}")
         for name in ("render_fn", "truncate"):
             require(
                 name not in self.client,
@@ -77,6 +82,17 @@ def _require_one_of(name: str, value: object, choices: Sequence[object]) -> None
     if value not in choices:
         said = ", ".join("None" if choice is None else str(choice) for choice in choices)
         raise ConfigError(f"{name}: expected one of {said}, got {value!r:.40}.")
+
+
+def require_known(settings: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ConfigError for a setting that is not known, with what was probably meant."""
+    known, of_client = list(known), settings_of(ClientConfig)
+    for name in settings:
+        if name in known:
+            continue
+        if name in of_client:
+            raise ConfigError(f"{name} is a setting of the client of a server: give client={{{name!r}: …}}.")
+        raise ConfigError(f"unknown setting {name!r:.60}.{did_you_mean(name, known)} Settings: {', '.join(known)}.")
 
 
 def is_address(source: str | Path) -> bool:

@@ -18,7 +18,7 @@ from rewardlab.core.errors import RewardlabError
 from rewardlab.rl.configured import Configured, from_environment
 from rewardlab.rl.loops import Scorer, WaitingScorer
 from rewardlab.rl.rollouts import Rollout, RolloutError
-from rewardlab.rl.turns import messages_in, require_same_prompt, rollout_of, without_end
+from rewardlab.rl.turns import ReplyEnds, messages_in, require_same_prompt, rollout_of
 
 TAKES: Final = ("reply_ends", "prompt_as")
 _MAKING: Final = threading.Lock()
@@ -35,7 +35,7 @@ class OpenRLHFReward:
     def __init__(self, configured: Configured, *, scorer: Scorer | None = None) -> None:
         """`scorer` takes the place of the configured one. Raises ConfigError if `reply_ends` is not given."""
         self._configured = configured
-        self._ends = configured.reply_ends()
+        self._ends = ReplyEnds(configured.reply_ends())
         self._scorer = WaitingScorer(configured.make_scorer if scorer is None else lambda: scorer)
 
     def __call__(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **more: Any) -> Any:
@@ -70,7 +70,7 @@ class OpenRLHFReward:
             )
         column = "the label (--data.label_key)"
         messages = messages_in(label, prompt_as=self._configured.loop.prompt_as, name=name, column=column)
-        rollout = rollout_of(messages, without_end(query[len(prompt) :], self._ends), name=name)
+        rollout = rollout_of(messages, self._ends.cut(query[len(prompt) :], name=name), name=name)
         require_same_prompt(rollout, prompt)
         return rollout
 

@@ -174,8 +174,10 @@ def find_logs(run: str | Path) -> list[Path]:
     found = sorted(run.glob(PATTERN)) if run.is_dir() else []
     if not found:
         what = f"holds no {ONE} and no rollouts-RANK.jsonl" if run.is_dir() else "there is no such file or folder"
+        below = sorted({path.parent for path in run.glob(f"*/{PATTERN}")}) if run.is_dir() else []
+        near = f" There is a record in {', '.join(map(str, below))}." if below else ""
         raise DataError(
-            f"{run}: {what}. Name the folder of a run of reinforcement learning whose rollouts were logged with "
+            f"{run}: {what}.{near} Name the folder of a run of reinforcement learning whose rollouts were logged with "
             f"rewardlab.rl.RolloutLog, or its {ONE}."
         )
     return found

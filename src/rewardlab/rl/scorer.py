@@ -15,10 +15,10 @@ from typing import Any, cast
 import numpy as np
 
 from rewardlab.analysis.ensembles import Scale, combinations
-from rewardlab.core.config import did_you_mean, settings_of
+from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.opened_once import OpenedOnce
-from rewardlab.rl.config import ScorerConfig
+from rewardlab.rl.config import ScorerConfig, require_known
 from rewardlab.rl.members import About, Found, member_of, require_scores
 from rewardlab.rl.noise import FloatArray, Noise
 from rewardlab.rl.reading import Reading
@@ -62,6 +62,10 @@ class RewardScorer:
         Raises ConfigError for settings that cannot be used.
         """
         self.config = _settled(config, settings)
+        if not isinstance(source, str | Path | Sequence):
+            raise ConfigError(
+                f"a scorer needs a reward-model folder or the address of a server, got a {type(source).__name__}."
+            )
         sources = [source] if isinstance(source, str | Path) else list(source)
         self._sources = sources
         if not sources or len(set(map(str, sources))) < len(sources):
@@ -197,10 +201,7 @@ class RewardScorer:
 
 def _settled(config: ScorerConfig | None, settings: dict[str, Any]) -> ScorerConfig:
     """Return the settings as one. Raises ConfigError for an unknown one."""
-    known = list(settings_of(ScorerConfig))
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"unknown setting {name!r:.60}.{did_you_mean(name, known)} Settings: {', '.join(known)}.")
+    require_known(settings, settings_of(ScorerConfig))
     return replace(config or ScorerConfig(), **settings)
 
 

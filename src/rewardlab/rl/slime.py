@@ -15,7 +15,7 @@ from typing import Any, Final
 from rewardlab.rl.configured import Configured, from_environment
 from rewardlab.rl.loops import LoopScorer, Scorer
 from rewardlab.rl.rollouts import Rollout, RolloutError
-from rewardlab.rl.turns import messages_in, require_same_prompt, rollout_of, without_end
+from rewardlab.rl.turns import ReplyEnds, messages_in, require_same_prompt, rollout_of
 
 TAKES: Final = ("reply_ends", "prompt_as")
 MESSAGES: Final = "messages"
@@ -28,7 +28,7 @@ class SlimeReward:
     def __init__(self, configured: Configured, *, scorer: Scorer | None = None) -> None:
         """`scorer` takes the place of the configured one. Raises ConfigError if `reply_ends` is not given."""
         self._configured = configured
-        self._ends = configured.reply_ends()
+        self._ends = ReplyEnds(configured.reply_ends())
         self._scorer = LoopScorer(configured.make_scorer if scorer is None else lambda: scorer)
 
     async def __call__(self, args: Any, sample: Any, **kwargs: Any) -> float | list[float]:
@@ -51,7 +51,7 @@ class SlimeReward:
         _require_one_turn(sample, name)
         rendered = isinstance(sample.prompt, str)
         prompt = self._messages(sample, name) if rendered else sample.prompt
-        rollout = rollout_of(prompt, without_end(sample.response, self._ends), name=name)
+        rollout = rollout_of(prompt, self._ends.cut(sample.response, name=name), name=name)
         if rendered:
             require_same_prompt(rollout, sample.prompt)
         return rollout

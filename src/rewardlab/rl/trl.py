@@ -20,10 +20,10 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from rewardlab.core.config import did_you_mean, settings_of
+from rewardlab.core.config import settings_of
 from rewardlab.core.errors import ConfigError
 from rewardlab.rl.checking import finite
-from rewardlab.rl.config import ScorerConfig
+from rewardlab.rl.config import ScorerConfig, require_known
 from rewardlab.rl.configured import from_environment
 from rewardlab.rl.loops import LoopScorer
 from rewardlab.rl.reading import Reading
@@ -52,17 +52,9 @@ def reward_function(source: Any, *, name: str = PREFIX, **settings: Any) -> Rewa
         if settings:
             raise ConfigError(f"{', '.join(settings)}: the scorer is made already. Give these to the RewardScorer.")
         return RewardFunction(_Made(source), config, name=name)
-    _require_known(settings)
+    require_known(settings, [*TAKES, *settings_of(ScorerConfig)])
     RewardScorer(source, **settings)  # settings that cannot be used are an error before the trainer begins
     return RewardFunction(_Maker(source, settings), config, name=name)
-
-
-def _require_known(settings: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a setting that neither the scorer nor the function has."""
-    known = [*TAKES, *settings_of(ScorerConfig)]
-    for name in settings:
-        if name not in known:
-            raise ConfigError(f"unknown setting {name!r:.60}.{did_you_mean(name, known)} Settings: {', '.join(known)}.")
 
 
 class _Made:

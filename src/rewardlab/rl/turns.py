@@ -11,6 +11,10 @@ from rewardlab.rl.rollouts import Rollout, RolloutError
 
 PromptAs = Literal["messages", "text"]
 """What a dataset's label is: the messages of the prompt, or the text of its only turn."""
+MOST_UNENDED: Final = 256
+"""Replies of a run of which one has to end as the policy is said to end its turn."""
+SHOWN: Final = 20
+"""Characters of the end of a reply that a message shows."""
 
 
 _READING: Final = Reading(joins_texts=False)
@@ -74,9 +78,32 @@ def require_same_prompt(rollout: Rollout, rendered: str) -> None:
         )
 
 
-def without_end(reply: str, ends: Sequence[str]) -> str:
-    """Return a reply without the text with which the policy ended its turn; the longest of `ends` that fits."""
-    for end in sorted(ends, key=len, reverse=True):
-        if end and reply.endswith(end):
-            return reply[: -len(end)]
-    return reply
+class ReplyEnds:
+    """The texts with which a policy ends its turn, taken off the ends of replies, which may come in many threads.
+
+    A reply that was cut at its longest ends with none of them. So one is no error, but a first `MOST_UNENDED` are.
+    """
+
+    def __init__(self, ends: Sequence[str]) -> None:
+        self._ends = sorted(filter(None, ends), key=len, reverse=True)
+        self._num_unended = 0
+        self._has_ended = not self._ends
+
+    def cut(self, reply: str, *, name: str) -> str:
+        """Return a reply without its end, the longest that fits.
+
+        Raises RolloutError if none of the first `MOST_UNENDED` replies had one: then they are not those of the policy.
+        """
+        for end in self._ends:
+            if reply.endswith(end):
+                self._has_ended = True
+                return reply[: -len(end)]
+        if not self._has_ended:
+            self._num_unended += 1
+            if self._num_unended >= MOST_UNENDED:
+                raise RolloutError(
+                    f"{name}: none of the first {MOST_UNENDED} replies ends with any of reply_ends ({self._ends}); "
+                    f"this one ends with {reply[-SHOWN:]!r}. Say how the policy ends its turn, or give [] if replies "
+                    f"come without. If all were cut at their longest, allow longer ones."
+                )
+        return reply

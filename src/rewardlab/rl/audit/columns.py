@@ -182,9 +182,9 @@ def _looked_at(row: RolloutRow, reply: str) -> Iterable[tuple[str, float]]:
     """Yield what is shown of a row and not judged."""
     words = reply.split()
     yield (
-        ("length (tokens)", float(row.num_tokens))
+        ("conversation (tokens)", float(row.num_tokens))
         if row.num_tokens is not None
-        else ("length (words)", float(len(words)))
+        else ("reply (words)", float(len(words)))
     )
     yield REPETITION, repetition(words)
     if row.spread is not None:
