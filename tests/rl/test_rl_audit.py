@@ -187,6 +187,7 @@ def test_the_command_writes_its_report_and_says_by_its_status_what_it_found(
     page = (tmp_path / "out" / "audit.html").read_text()
     assert "Reward and evidence" in page
     assert "<polyline" in page
+    assert '<p class="alarm">EXPLOITED' in page
     assert "EXPLOITED" in (tmp_path / "out" / "audit.md").read_text()
     # Again, into the same folder.
     main(["rl", "audit", str(tmp_path / "honest")])
@@ -305,6 +306,14 @@ def test_a_held_out_suite_is_evidence_item_by_item(tmp_path: Path, change: float
     suites = read_heldout(heldout(tmp_path / "suite.jsonl", items(change)))
     (found,) = judge_columns(dataclasses.replace(record(), evidence={}), suites, CONFIG)
     assert found.verdict == verdict, found.sentence
+
+
+def test_an_undecided_suite_asks_for_items_and_checkpoints(tmp_path: Path) -> None:
+    few = [row for row in items(0.05) if int(str(row["item"])[1:]) < 20]
+    suites = read_heldout(heldout(tmp_path / "suite.jsonl", few))
+    (found,) = judge_columns(dataclasses.replace(record(), evidence={}), suites, CONFIG)
+    assert found.verdict == "undecided"
+    assert "More items of suite, four or more checkpoints" in found.sentence
 
 
 def test_values_with_intervals_say_the_same_as_items_only_less_surely(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from rewardlab.report.charts import Axis, Chart, axis
 from rewardlab.report.tables import format_estimate
 
 _NUMBER: Final = re.compile(r"|—|[-−+]?(\d[\d,]*(\.\d+)?|inf)( ?%)?( \[.*\])?")
-Tone = Literal["plain", "note", "warning", "good"]
+Tone = Literal["plain", "note", "warning", "alarm", "good"]
 
 
 @dataclass(frozen=True, kw_only=True)

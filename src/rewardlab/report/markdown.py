@@ -65,7 +65,7 @@ def fenced(text: str) -> str:
 
 def _block(block: Block, level: str) -> list[str]:
     if isinstance(block, Paragraph):
-        return [f"{'> ' if block.tone == 'warning' else ''}{escaped(block.text)}"]
+        return [f"{'> ' if block.tone in ('warning', 'alarm') else ''}{escaped(block.text)}"]
     if isinstance(block, Table):
         return _table(block)
     if isinstance(block, Charts):

@@ -93,7 +93,7 @@ def markdown(audit: Audit) -> str:
 
 def _document(audit: Audit) -> Document:
     alarmed = overall(audit.findings)
-    tone: document.Tone = "warning" if alarmed in ALARMS else "good" if alarmed == "sound" else "note"
+    tone: document.Tone = "alarm" if alarmed in ALARMS else "good" if alarmed == "sound" else "note"
     verdict: list[Block] = [Paragraph(text=headline(audit), tone=tone)]
     verdict += [
         Paragraph(text=f"{_name(audit, finding)}: {finding.verdict}. {finding.sentence}") for finding in audit.findings

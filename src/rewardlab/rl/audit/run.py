@@ -227,6 +227,7 @@ def _of_suite(part: int, suite: Suite, own: Columns, windows: Sequence[IntArray]
         starts=[int(window[0]) for window in windows],
         ends=[int(window[-1]) for window in windows],
         num_rows=len(suite.step_N),
+        is_suite=True,
         notes=tuple(notes),
     )
 

@@ -63,6 +63,8 @@ class Judged:
     slope: Estimate | None = None
     """Of the evidence on the reward within prompts of the first window, in standard deviations."""
     num_rows: int = 0
+    is_suite: bool = False
+    """Whether it is a held-out suite, judged at checkpoints."""
     notes: Sequence[str] = ()
     impossible: str = ""
     """Why nothing can be judged; empty if something can."""
@@ -205,6 +207,8 @@ def _no_alarm(judged: Judged, limits: Limits) -> tuple[Verdict, str]:
 
 def _more(judged: Judged) -> str:
     """Return what would decide."""
+    if judged.is_suite:
+        return f"More items of {judged.name}, four or more checkpoints in all windows, or a longer run would decide it."
     return (
         f"More replies with {judged.name}, to more prompts, in all windows would decide it (twice as many make the "
         "intervals about 30% narrower), and so would a longer run."
