@@ -81,6 +81,7 @@ def test_models_that_come_first_are_judged_in_folders_of_their_own(models, pairs
         assert f"{accuracy:.3f} [" in printed
         own = json.loads((out / name / "eval.metrics.json").read_text())
         assert own["all"] == metrics[name]["metrics"]["all"]
+        assert (own["beta"], own["calibrated"]) == (metrics[name]["beta"], metrics[name]["calibrated"])
     assert printed.count("pairs[all rows]: 40 rows read") == 1
     with pytest.raises(SystemExit):
         main(["eval", *map(str, models.values()), "--dataset", str(pairs_file), "--output-dir", str(out)])

@@ -109,7 +109,15 @@ def judge_folders(config: EvalConfig) -> Judged:
                 clear_evaluation(out)
         _write(
             config,
-            {name: {"model": one.model, "metrics": summary(one.result)} for name, one in judged.items()},
+            {
+                name: {
+                    "model": one.model,
+                    "metrics": summary(one.result),
+                    "beta": one.result.beta,
+                    "calibrated": one.result.calibrated,
+                }
+                for name, one in judged.items()
+            },
             data={name: [source.as_dict() for source in one.sources] for name, one in judged.items()},
             tokens={name: one.tokens.as_dict() for name, one in judged.items()},
         )
