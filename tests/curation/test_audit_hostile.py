@@ -86,13 +86,21 @@ def test_a_reply_of_a_megabyte_and_values_nested_deep_are_read(tmp_path: Path) -
     assert flagged["unequal-lengths"] == 3
 
 
-@pytest.mark.parametrize(
-    "line", ["not json", "[1]", '{"prompt": ', '{"a": 1, "a": 2}', '{"x": ' + "[" * 100_000, "\udcff"]
-)
-def test_a_line_that_cannot_be_read_is_named(tmp_path: Path, line: str) -> None:
+@pytest.mark.parametrize("line", ["not json", "[1]", '{"prompt": ', '{"a": 1, "a": 2}', '{"x": ' + "[" * 100_000])
+def test_a_line_that_is_no_json_is_flagged_and_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "rows.jsonl"
     good = json.dumps({"prompt": "p", "chosen": "a", "rejected": "b"})
-    path.write_bytes(f"{good}\n{line}\n".encode("utf-8", "surrogateescape"))
+    path.write_text(f"{good}\n{line}\n{good}\n", encoding="utf-8")
+    audit = audit_rows(AuditConfig(dataset=(str(path),), reading=ReadingConfig(num_workers=1))).audit
+    assert dict(audit.sources[0].dropped) == {"not_json": 1}
+    (found,) = (finding for finding in audit.findings if finding.check.name == "unusable-rows")
+    assert [audit.place(row) for row in found.rows_F.tolist()] == ["rows.jsonl:2"]
+
+
+def test_bytes_that_are_no_text_end_an_audit_with_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    good = json.dumps({"prompt": "p", "chosen": "a", "rejected": "b"})
+    path.write_bytes(f"{good}\n".encode() + b"\xff\n")
     with pytest.raises(RewardlabError, match="rows.jsonl"):
         audit_rows(AuditConfig(dataset=(str(path),), reading=ReadingConfig(num_workers=1)))
 
