@@ -144,6 +144,7 @@ def train_policy(asked: argparse.Namespace, prompts: Sequence[Conversation], url
         ),
     )
     trainer.train()
+    reward.close()
     trainer.save_model()
 
 
