@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import pytest
 
 from fake_engines import Fake, FakeOwn, FakeVllm
+from loopback import Answering, listening
 from pages import promised_and_printed, read
 from rewardlab.client import failures
 from rewardlab.client.config import ClientConfig
@@ -26,30 +24,16 @@ PAGE = "client.md"
 def served(fake: Fake) -> Iterator[str]:
     """The address of a fake server on this machine."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Answering):
         def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            body = self.body()
             status, values, _ = fake.reply(self.path, json.loads(body) if body else None)
-            content = json.dumps(values).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            self.answer(status, json.dumps(values).encode())
 
         do_POST = do_GET
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(Handler) as address:
+        yield address
 
 
 def test_the_examples_run_and_print_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlsplit
+
+from loopback import Answering, listening
 
 Fault = Literal["busy", "drop", "nan", "null", "short"]
 
@@ -36,51 +36,32 @@ def spoiling(url: str, faults: Faults) -> Iterator[str]:
     """The address of a proxy of `url`. Requests other than POST are handed on as they are."""
     host, port = urlsplit(url).hostname, urlsplit(url).port
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(Answering):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            body = self.body()
             fault = faults.next() if self.command == "POST" else None
             if isinstance(fault, float):
                 time.sleep(fault)
             if fault == "busy":
-                return self._say(503, b"{}")
-            if fault == "drop":
+                self.answer(503, b"{}")
+            elif fault == "drop":
                 self.close_connection = True
-                return None
-            there = HTTPConnection(str(host), port, timeout=60)
-            try:
-                there.request(self.command, self.path, body, {"content-type": "application/json"})
-                answer = there.getresponse()
-                content = answer.read()
-            finally:
-                there.close()
-            self._say(answer.status, _spoiled(content, fault) if fault in ("nan", "null", "short") else content)
-            return None
+            else:
+                status, content = self.of_the_other(body)
+                self.answer(status, _spoiled(content, fault) if fault in ("nan", "null", "short") else content)
 
         do_POST = do_GET
 
-        def _say(self, status: int, content: bytes) -> None:
-            self.send_response(status)
-            self.send_header("content-type", "application/json")
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+        def of_the_other(self, body: bytes) -> tuple[int, bytes]:
+            with closing(HTTPConnection(str(host), port, timeout=60)) as there:
+                there.request(self.command, self.path, body, {"content-type": "application/json"})
+                answer = there.getresponse()
+                return answer.status, answer.read()
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.handle_error = lambda *arguments: None  # type: ignore[method-assign]  # whoever asked may be gone
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with listening(Handler) as address:
+        yield address
 
 
 def _spoiled(content: bytes, fault: object) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,21 +16,11 @@ from rewardlab.rl import BlockingScorer, RewardScorer, Rollout, RolloutError, Sc
 from rewardlab.rl.loops import LoopScorer
 from rewardlab.rl.trl import reward_function
 
+pytest_plugins = ["reward_fixtures"]
 TALKS = [
     [{"role": "user", "content": f"Question {number}?"}, {"role": "assistant", "content": "Yes." * (number + 1)}]
     for number in range(6)
 ]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("blocking") / "rm")
-
-
-@pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
-    with served(folder) as address:
-        yield address
 
 
 def awaited(source: str | Path) -> list[float]:

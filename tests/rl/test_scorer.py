@@ -4,75 +4,28 @@ the rollout."""
 from __future__ import annotations
 
 import asyncio
-import gc
 import math
-import os
-import pickle
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import rewardlab.rl.scorer as scorer_module
 from reward_models import save_tiny, served
 from rewardlab.analysis.ensembles import Scale
-from rewardlab.client import EndpointError
 from rewardlab.core.errors import ArtifactError, ConfigError
 from rewardlab.core.types import Message
 from rewardlab.data.chat import to_messages
 from rewardlab.rl import Noise, RewardScorer, Rollout, RolloutError, ScorerConfig
-from rewardlab.rl.members import About, Found
+from rollouts_scored import NEAR, TALKS, Told, details, scores, talk
 
-NEAR = 2e-5
-"""How near the scores of two ways to compute them are in float32."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("scorer") / "rm")
-
-
-@pytest.fixture(scope="module")
-def url(folder: Path) -> Iterator[str]:
-    with served(folder) as address:
-        yield address
+pytest_plugins = ["reward_fixtures"]
 
 
 @pytest.fixture(scope="module")
 def texts_only(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model that was trained on bare texts."""
     return save_tiny(tmp_path_factory.mktemp("scorer") / "concat", chat_template="concat")
-
-
-def talk(prompt: str, reply: str) -> list[dict[str, str]]:
-    return [{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}]
-
-
-TALKS = [talk(f"Question {n % 4}?", f"Answer {n}, " + "and water " * (n % 3)) for n in range(14)] + [
-    talk("Question 1?", "Answer 5, and water and water ")
-]
-
-
-def scores(source: Any, rollouts: Sequence[Any], **settings: Any) -> list[float]:
-    async def done() -> list[float]:
-        async with RewardScorer(source, **settings) as scorer:
-            return await scorer.score(rollouts)
-
-    return asyncio.run(done())
-
-
-def details(source: Any, rollouts: Sequence[Any], **settings: Any) -> list[Any]:
-    async def done() -> list[Any]:
-        async with RewardScorer(source, **settings) as scorer:
-            return await scorer.details(rollouts)
-
-    return asyncio.run(done())
 
 
 def test_folder_server_and_load_give_the_same_scores_in_order(folder: Path, url: str) -> None:
@@ -199,17 +152,6 @@ def test_a_rollout_above_the_limit_is_an_error_that_names_it_or_is_cut_and_count
     assert cut.num_tokens == 256
 
 
-def test_many_tasks_ask_at_the_same_time_and_each_gets_its_own_in_order(folder: Path) -> None:
-    async def done() -> tuple[list[float], list[list[float]]]:
-        async with RewardScorer(folder) as scorer:
-            whole = await scorer.score(TALKS)
-            return whole, await asyncio.gather(*(scorer.score(TALKS[n : n + 5]) for n in range(10)))
-
-    whole, parts = asyncio.run(done())
-    for first, part in enumerate(parts):
-        np.testing.assert_allclose(part, whole[first : first + 5], atol=NEAR)
-
-
 def test_nothing_to_score_is_no_error(folder: Path) -> None:
     assert scores(folder, []) == []
 
@@ -305,31 +247,6 @@ def test_a_rollout_that_holds_lists_in_place_of_tuples_is_read_as_one_that_does_
     np.testing.assert_allclose(scores(request.getfixturevalue(where), given), [expected] * 3, atol=NEAR)
 
 
-class Told:
-    """A member whose scores are given, and that notes what it was asked."""
-
-    def __init__(self, name: str, values: Sequence[float | None], scale: Scale | None = None) -> None:
-        self.name, self.values, self.scale = name, values, scale
-        self.closed = 0
-
-    async def open(self) -> About:
-        return About(joins_texts=False, tolerance=0.01, arithmetic="float32", scale=self.scale)
-
-    async def score(self, rollouts: Sequence[Rollout]) -> list[Found]:
-        return [Found(score=value) for value in self.values]
-
-    async def aclose(self) -> None:
-        self.closed += 1
-
-
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Source -> the member that stands for it."""
-    members: dict[str, Any] = {}
-    monkeypatch.setattr(scorer_module, "member_of", lambda source, config: members[str(source)])
-    return members
-
-
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
 def test_a_score_that_is_missing_or_not_finite_is_an_error_that_names_the_rollout(told: Any, value: Any) -> None:
     told["a"] = Told("a", [0.5, value, 1.0, value])
@@ -362,115 +279,9 @@ def test_a_combination_moves_no_further_than_its_noise(told: Any, how: str) -> N
             assert abs(one.score - other.score) <= one.noise * (1 + 1e-9)
 
 
-def test_an_error_of_one_member_ends_the_call_and_all_are_closed(told: Any) -> None:
-    class Failing(Told):
-        async def score(self, rollouts: Sequence[Rollout]) -> list[Found]:
-            raise EndpointError("gone")
-
-    scale = Scale(mean=0.0, std=1.0)
-    told |= {"a": Told("a", [0.5], scale), "b": Failing("b", [], scale)}
-    with pytest.raises(EndpointError, match="gone"):
-        scores(["a", "b"], TALKS[:1])
-    assert [told[name].closed for name in "ab"] == [1, 1]
-
-
-def test_a_server_that_is_gone_is_an_error_that_says_who_waited(folder: Path) -> None:
-    async def done() -> list[float]:
-        scorer = RewardScorer(address, client={"attempts": 1, "timeout_s": 2.0})
-        with served_once:
-            await scorer.score(TALKS[:2])
-        try:
-            return await scorer.score(TALKS[:2])
-        finally:
-            await scorer.aclose()
-
-    with ExitStack() as served_once:
-        address = served_once.enter_context(served(folder))
-        with pytest.raises(EndpointError) as caught:
-            asyncio.run(done())
-    assert caught.value.__notes__ == ["rollout 0 to rollout 1 waited for these scores; none of them is used."]
-
-
-def test_a_closed_scorer_another_loop_and_another_process_are_told(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scorer = RewardScorer(folder)
-    asyncio.run(scorer.score(TALKS[:1]))
-    with pytest.raises(ConfigError, match="first used in another event loop"):
-        asyncio.run(scorer.score(TALKS[:1]))
-    asyncio.run(scorer.aclose())
-    asyncio.run(scorer.aclose())
-    with pytest.raises(ConfigError, match="the scorer is closed"):
-        asyncio.run(scorer.score(TALKS[:1]))
-    scorer = RewardScorer(folder)
-    monkeypatch.setattr(os, "getpid", lambda: 1)
-    with pytest.raises(ConfigError, match="made in another process"):
-        asyncio.run(scorer.score(TALKS[:1]))
-
-
-@pytest.mark.parametrize("where", ["folder", "url"])
-def test_calls_that_wait_for_a_scorer_that_is_closed_end_in_an_error_and_no_model_is_left(
-    where: str, request: pytest.FixtureRequest
-) -> None:
-    source = request.getfixturevalue(where)
-
-    async def done() -> list[Any]:
-        scorer = RewardScorer(source)
-        tasks = [asyncio.create_task(scorer.score(TALKS[:1])) for _ in range(3)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        await scorer.aclose()
-        return await asyncio.gather(*tasks, return_exceptions=True)
-
-    before = _engines()
-    found = asyncio.run(done())
-    assert [type(one) for one in found] == [ConfigError] * 3
-    assert "closed" in str(found[0])
-    assert _engines() == before
-
-
-def test_a_scorer_that_is_dropped_lets_its_model_go(folder: Path) -> None:
-    before = _engines()
-    asyncio.run(RewardScorer(folder).score(TALKS[:1]))
-    gc.collect()
-    assert _engines() == before
-
-
-def _engines() -> int:
-    """Models in this process, each of which has a thread."""
-    return sum(thread.name == "rewardlab-engine" for thread in threading.enumerate())
-
-
-@pytest.mark.parametrize("where", ["folder", "url"])
-def test_a_scorer_reaches_another_process_as_what_it_was_made_of(where: str, request: pytest.FixtureRequest) -> None:
-    scorer = RewardScorer(request.getfixturevalue(where), truncate=True)
-    again = pickle.loads(pickle.dumps(scorer))
-    assert again.config == scorer.config
-
-    async def done() -> list[list[float]]:
-        async with scorer, again:
-            return [await scorer.score(TALKS[:2]), await again.score(TALKS[:2])]
-
-    one, other = asyncio.run(done())
-    np.testing.assert_allclose(one, other, atol=NEAR)
-
-
 def test_an_ensemble_whose_scales_could_change_is_refused() -> None:
     with pytest.raises(ConfigError, match="an ensemble does not follow swaps"):
         RewardScorer(["http://a:1", "http://b:1"], client={"on_swap": "follow"})
-
-
-def test_a_cancelled_call_leaves_the_scorer_in_order(folder: Path) -> None:
-    async def done() -> list[float]:
-        async with RewardScorer(folder) as scorer:
-            task = asyncio.create_task(scorer.score(TALKS * 20))
-            await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            return await scorer.score(TALKS)
-
-    assert len(asyncio.run(done())) == len(TALKS)
 
 
 @pytest.mark.parametrize(
@@ -497,27 +308,3 @@ def test_a_folder_that_is_none_is_told(tmp_path: Path) -> None:
 def test_settings_are_taken_from_a_config_and_replaced_by_name(folder: Path) -> None:
     scorer = RewardScorer(folder, ScorerConfig(text_as="turns", penalty=2.0), penalty=3.0)
     assert (scorer.config.text_as, scorer.config.penalty) == ("turns", 3.0)
-
-
-NO_TORCH = """
-import sys
-import rewardlab.rl as rl
-
-rl.RewardScorer("http://127.0.0.1:1"), rl.advantages, rl.RolloutLog
-print("torch" in sys.modules)
-for settings in ({"text_as": "turn"}, {"combination": "max"}, {"precision": "fp8"}):
-    try:
-        rl.RewardScorer("a", **settings)
-    except rl.scorer.ConfigError as error:
-        print(error)
-"""
-
-
-def test_a_scorer_of_a_server_imports_no_torch_and_words_that_are_no_choice_are_told() -> None:
-    ran = subprocess.run([sys.executable, "-c", NO_TORCH], capture_output=True, text=True)
-    assert ran.stdout.splitlines() == [
-        "False",
-        "text_as: expected one of None, turns, transcript, rendered, got 'turn'.",
-        "combination: expected one of mean, minimum, lower, got 'max'.",
-        "precision: expected one of fp32, bf16, fp16, got 'fp8'.",
-    ], ran.stderr

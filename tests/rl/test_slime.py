@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -56,12 +57,11 @@ def scored(reward: slime.SlimeReward, sample: Any) -> Any:
         (Sample(), {}),
         (Sample(prompt=MESSAGES, metadata={}), {}),
         (Sample(metadata={}, label=MESSAGES), {}),
-        (Sample(metadata={}, label='[{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Who '
-                'wrote Emma? "}]'), {}),
+        (Sample(metadata={}, label=json.dumps(MESSAGES)), {}),
         (Sample(response="Jane."), {}),
         (Sample(response="Jane.", loss_mask=[0, 0, 1, 1]), {"reply_ends": []}),
     ],
-)  # fmt: skip
+)
 def test_every_way_to_hand_over_the_messages_gets_the_score_of_the_conversation(
     client: Any, sample: Sample, settings: dict[str, Any]
 ) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -205,11 +206,11 @@ def _error(row: Mapping[str, object], where: str) -> float:
 
 def _number(row: Mapping[str, object], key: str, where: str) -> float:
     value = row.get(key)
-    is_number = isinstance(value, (int, float, str)) and (key == "value" or not isinstance(value, bool))
-    try:
-        number = float(value) if is_number else math.nan  # type: ignore[arg-type]
-    except (OverflowError, ValueError):
-        number = math.nan
+    number = math.nan
+    # Only the outcome of an item may be a yes or a no.
+    if isinstance(value, (int, float, str)) and (key == "value" or not isinstance(value, bool)):
+        with suppress(OverflowError, ValueError):
+            number = float(value)
     if not abs(number) <= LARGEST:
         raise DataError(f"{where}: {key} is {brief(value)}; expected a finite number, at most {LARGEST:g}. {REMEDY}")
     return number

@@ -1,0 +1,169 @@
+"""Who may use a scorer, and when: many tasks, other loops and processes, one that is closed, dropped or cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from reward_models import served
+from rewardlab.analysis.ensembles import Scale
+from rewardlab.client import EndpointError
+from rewardlab.core.errors import ConfigError
+from rewardlab.rl import RewardScorer, Rollout
+from rewardlab.rl.members import Found
+from rollouts_scored import NEAR, TALKS, Told, scores
+
+pytest_plugins = ["reward_fixtures"]
+
+
+def test_many_tasks_ask_at_the_same_time_and_each_gets_its_own_in_order(folder: Path) -> None:
+    async def done() -> tuple[list[float], list[list[float]]]:
+        async with RewardScorer(folder) as scorer:
+            whole = await scorer.score(TALKS)
+            return whole, await asyncio.gather(*(scorer.score(TALKS[n : n + 5]) for n in range(10)))
+
+    whole, parts = asyncio.run(done())
+    for first, part in enumerate(parts):
+        np.testing.assert_allclose(part, whole[first : first + 5], atol=NEAR)
+
+
+def test_an_error_of_one_member_ends_the_call_and_all_are_closed(told: Any) -> None:
+    class Failing(Told):
+        async def score(self, rollouts: Sequence[Rollout]) -> list[Found]:
+            raise EndpointError("gone")
+
+    scale = Scale(mean=0.0, std=1.0)
+    told |= {"a": Told("a", [0.5], scale), "b": Failing("b", [], scale)}
+    with pytest.raises(EndpointError, match="gone"):
+        scores(["a", "b"], TALKS[:1])
+    assert [told[name].closed for name in "ab"] == [1, 1]
+
+
+def test_a_server_that_is_gone_is_an_error_that_says_who_waited(folder: Path) -> None:
+    async def done() -> list[float]:
+        scorer = RewardScorer(address, client={"attempts": 1, "timeout_s": 2.0})
+        with served_once:
+            await scorer.score(TALKS[:2])
+        try:
+            return await scorer.score(TALKS[:2])
+        finally:
+            await scorer.aclose()
+
+    with ExitStack() as served_once:
+        address = served_once.enter_context(served(folder))
+        with pytest.raises(EndpointError) as caught:
+            asyncio.run(done())
+    assert caught.value.__notes__ == ["rollout 0 to rollout 1 waited for these scores; none of them is used."]
+
+
+def test_a_closed_scorer_another_loop_and_another_process_are_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = RewardScorer(folder)
+    asyncio.run(scorer.score(TALKS[:1]))
+    with pytest.raises(ConfigError, match="first used in another event loop"):
+        asyncio.run(scorer.score(TALKS[:1]))
+    asyncio.run(scorer.aclose())
+    asyncio.run(scorer.aclose())
+    with pytest.raises(ConfigError, match="the scorer is closed"):
+        asyncio.run(scorer.score(TALKS[:1]))
+    scorer = RewardScorer(folder)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with pytest.raises(ConfigError, match="made in another process"):
+        asyncio.run(scorer.score(TALKS[:1]))
+
+
+@pytest.mark.parametrize("where", ["folder", "url"])
+def test_calls_that_wait_for_a_scorer_that_is_closed_end_in_an_error_and_no_model_is_left(
+    where: str, request: pytest.FixtureRequest
+) -> None:
+    source = request.getfixturevalue(where)
+
+    async def done() -> list[Any]:
+        scorer = RewardScorer(source)
+        tasks = [asyncio.create_task(scorer.score(TALKS[:1])) for _ in range(3)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        await scorer.aclose()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    before = _engines()
+    found = asyncio.run(done())
+    assert [type(one) for one in found] == [ConfigError] * 3
+    assert "closed" in str(found[0])
+    assert _engines() == before
+
+
+def test_a_scorer_that_is_dropped_lets_its_model_go(folder: Path) -> None:
+    before = _engines()
+    asyncio.run(RewardScorer(folder).score(TALKS[:1]))
+    gc.collect()
+    assert _engines() == before
+
+
+def _engines() -> int:
+    """Models in this process, each of which has a thread."""
+    return sum(thread.name == "rewardlab-engine" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("where", ["folder", "url"])
+def test_a_scorer_reaches_another_process_as_what_it_was_made_of(where: str, request: pytest.FixtureRequest) -> None:
+    scorer = RewardScorer(request.getfixturevalue(where), truncate=True)
+    again = pickle.loads(pickle.dumps(scorer))
+    assert again.config == scorer.config
+
+    async def done() -> list[list[float]]:
+        async with scorer, again:
+            return [await scorer.score(TALKS[:2]), await again.score(TALKS[:2])]
+
+    one, other = asyncio.run(done())
+    np.testing.assert_allclose(one, other, atol=NEAR)
+
+
+def test_a_cancelled_call_leaves_the_scorer_in_order(folder: Path) -> None:
+    async def done() -> list[float]:
+        async with RewardScorer(folder) as scorer:
+            task = asyncio.create_task(scorer.score(TALKS * 20))
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return await scorer.score(TALKS)
+
+    assert len(asyncio.run(done())) == len(TALKS)
+
+
+NO_TORCH = """
+import sys
+import rewardlab.rl as rl
+
+rl.RewardScorer("http://127.0.0.1:1"), rl.advantages, rl.RolloutLog
+print("torch" in sys.modules)
+for settings in ({"text_as": "turn"}, {"combination": "max"}, {"precision": "fp8"}):
+    try:
+        rl.RewardScorer("a", **settings)
+    except rl.scorer.ConfigError as error:
+        print(error)
+"""
+
+
+def test_a_scorer_of_a_server_imports_no_torch_and_words_that_are_no_choice_are_told() -> None:
+    ran = subprocess.run([sys.executable, "-c", NO_TORCH], capture_output=True, text=True)
+    assert ran.stdout.splitlines() == [
+        "False",
+        "text_as: expected one of None, turns, transcript, rendered, got 'turn'.",
+        "combination: expected one of mean, minimum, lower, got 'max'.",
+        "precision: expected one of fp32, bf16, fp16, got 'fp8'.",
+    ], ran.stderr

@@ -1,0 +1,188 @@
+"""The reward function for TRL by itself: what it takes and refuses, its groups, its record, and other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import math
+import pickle
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from trl.trainer.utils import is_async_callable
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.rl import RewardScorer, RolloutError, read_rollouts
+from rewardlab.rl.rewarding import groups_of
+from rewardlab.rl.trl import reward_function
+from trl_runs import PROMPTS, KnownScorer
+
+pytest_plugins = ["reward_fixtures"]
+
+
+def test_a_function_reaches_another_process_and_is_asynchronous_for_trl(folder: Path) -> None:
+    reward = pickle.loads(pickle.dumps(reward_function(folder, name="mine", noise_floor=False)))
+    assert is_async_callable(reward)
+    assert reward.__name__ == "mine"
+    talk = {"role": "assistant", "content": "So."}
+
+    async def done() -> list[float]:
+        try:
+            return await reward([PROMPTS[0]], [[talk]], [[1]])
+        finally:
+            await reward.aclose()
+
+    assert all(map(math.isfinite, asyncio.run(done())))
+
+
+def test_a_function_of_a_scorer_that_is_made_already_reaches_another_process_too(folder: Path) -> None:
+    reward = pickle.loads(pickle.dumps(reward_function(RewardScorer(folder), noise_floor=False)))
+
+    async def done() -> list[float]:
+        try:
+            return await reward([PROMPTS[0]], [[{"role": "assistant", "content": "So."}]])
+        finally:
+            await reward.aclose()
+
+    assert all(map(math.isfinite, asyncio.run(done())))
+
+
+def test_loops_that_ended_leave_no_model_behind(folder: Path) -> None:
+    def engines() -> int:
+        gc.collect()
+        return sum(thread.name == "rewardlab-engine" for thread in threading.enumerate())
+
+    reward = reward_function(folder, noise_floor=False)
+    before = engines()
+    for _ in range(3):
+        asyncio.run(reward([PROMPTS[0]], [[{"role": "assistant", "content": "So."}]]))
+        assert engines() == before + 1
+
+
+def test_plain_texts_are_refused_until_it_is_said_how_they_are_read(folder: Path) -> None:
+    async def rewards(**how: Any) -> list[float]:
+        reward = reward_function(folder, **how)
+        try:
+            return await reward(["Why?"] * 2, ["So.", "Because."])
+        finally:
+            await reward.aclose()
+
+    with pytest.raises(ConfigError, match="text_as: the prompts are plain texts"):
+        asyncio.run(rewards())
+    assert len(asyncio.run(rewards(text_as="turns"))) == 2
+
+
+def test_an_environments_reward_is_combined_before_the_floor_and_kept_columns_are_evidence(tmp_path: Path) -> None:
+    reward = reward_function(
+        KnownScorer(len, noise=0.01),
+        how="add",
+        coefficient=0.5,
+        environment="quality",
+        evidence=("gold",),
+        log_dir=str(tmp_path),
+    )
+    completions = [[{"role": "assistant", "content": "x" * n}] for n in (1, 3, 5)]
+    columns = {"quality": [0.0, 1.0, 0.0], "gold": [1.0, 2.0, 3.0]}
+    found = asyncio.run(reward([PROMPTS[0]] * 3, completions, **columns))
+    np.testing.assert_allclose(found, [0.5, 2.5, 2.5])
+    rows = list(read_rollouts(tmp_path))
+    assert [(row.reward, row.trained_on, row.evidence) for row in rows] == [
+        (1.0, 0.5, {"gold": 1.0}),
+        (3.0, 2.5, {"gold": 2.0}),
+        (5.0, 2.5, {"gold": 3.0}),
+    ]
+    with pytest.raises(ConfigError, match="the dataset has no column 'quality'; it has gold"):
+        asyncio.run(reward([PROMPTS[0]] * 3, completions, gold=[1.0, 2.0, 3.0]))
+    with pytest.raises(RolloutError, match="environment"):
+        asyncio.run(reward([PROMPTS[0]] * 3, completions, quality=[0.0, None, 1.0], gold=[1.0, 2.0, 3.0]))
+
+
+def test_a_resumed_run_goes_on_in_its_record_and_a_new_one_does_not_write_into_another(tmp_path: Path) -> None:
+    def call(step: int) -> None:
+        reward = reward_function(KnownScorer(len), log_dir=str(tmp_path))
+        for now in range(step, step + 2):
+            state = SimpleNamespace(global_step=now)
+            asyncio.run(reward([PROMPTS[0]], [[{"role": "assistant", "content": "x" * now}]], trainer_state=state))
+
+    call(0)
+    call(1)
+    assert [row.step for row in read_rollouts(tmp_path)] == [0, 1, 2]
+    with pytest.raises(ConfigError, match="holds the rollouts of another run"):
+        call(0)
+
+
+@pytest.mark.parametrize(("before", "now"), [((0, 1), (0, 2)), ((0, 2), (0, 1)), ((1, 2), (0, 1)), ((3, 4), (0, 2))])
+def test_a_new_run_with_another_number_of_processes_leaves_the_record_of_another_run_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: tuple[int, int], now: tuple[int, int]
+) -> None:
+    def begin(process: tuple[int, int]) -> None:
+        monkeypatch.setenv("RANK", str(process[0]))
+        monkeypatch.setenv("WORLD_SIZE", str(process[1]))
+        reward = reward_function(KnownScorer(len), log_dir=str(tmp_path), group_size=1)
+        state = SimpleNamespace(global_step=0)
+        asyncio.run(reward([PROMPTS[0]], [[{"role": "assistant", "content": "x"}]], trainer_state=state))
+
+    begin(before)
+    with pytest.raises(ConfigError, match="holds the rollouts of another run"):
+        begin(now)
+    assert [row.step for row in read_rollouts(tmp_path)] == [0]
+
+
+def test_processes_of_one_run_begin_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in (1, 0):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        reward = reward_function(KnownScorer(len), log_dir=str(tmp_path), group_size=1)
+        state = SimpleNamespace(global_step=0)
+        asyncio.run(reward([PROMPTS[0]], [[{"role": "assistant", "content": "x"}]], trainer_state=state))
+    assert len(list(read_rollouts(tmp_path))) == 2
+
+
+@pytest.mark.parametrize(
+    ("prompts", "size", "processes", "groups"),
+    [
+        ("aabb", None, 1, [0, 0, 1, 1]),
+        ("aabbaa", None, 1, [0, 0, 1, 1, 2, 2]),
+        ("aaaabb", 2, 1, [0, 0, 1, 1, 2, 2]),
+        ("aab", 4, 1, [0, 0, 1]),
+        ("aabb", 2, 8, [0, 0, 1, 1]),
+        ("", None, 1, []),
+    ],
+)
+def test_groups_are_consecutive_rollouts_of_one_prompt(
+    prompts: str, size: int | None, processes: int, groups: list[int]
+) -> None:
+    assert groups_of(prompts, group_size=size, num_processes=processes) == groups
+
+
+def test_a_group_that_may_be_elsewhere_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"8 processes.*group_size"):
+        groups_of("aabb", group_size=None, num_processes=8)
+    with pytest.raises(ConfigError, match="3 rollouts of one prompt, which are no whole groups of 2"):
+        groups_of("aaab", group_size=2, num_processes=8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"how": "add"}, "how='add' and environment=None"),
+        ({"how": "add", "environment": "quality", "coefficient": -1.0}, "coefficient: got -1.0; wanted 0 or more"),
+        ({"how": "weighted", "environment": "quality"}, "coefficient: got None; wanted a weight from 0 to 1"),
+        ({"environment": "quality"}, "how='replace' and environment='quality'"),
+        ({"group_size": 0}, "group_size: expected"),
+        ({"evidence": ("gold",)}, "give log_dir"),
+        ({"noise_flor": True}, "unknown setting 'noise_flor'.*noise_floor"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused_before_training(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        reward_function("runs/rm", **settings)
+
+
+def test_a_scorer_that_is_made_already_takes_no_settings(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="text_as: the scorer is made already"):
+        reward_function(RewardScorer(folder), text_as="turns")
