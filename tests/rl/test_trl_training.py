@@ -88,6 +88,8 @@ def test_differences_within_the_noise_train_nothing(tmp_path: Path) -> None:
     run.train()
     shares = [row["rewardlab/noise_floor/share_of_groups"] for row in run.state.log_history if "reward" in row]
     assert shares == [1.0, 1.0]
+    silenced = [row["rewardlab/noise_floor/share_of_rollouts"] for row in run.state.log_history if "reward" in row]
+    assert silenced == [1.0, 1.0]
     assert [row["reward_std"] for row in run.state.log_history if "reward" in row] != []
     for name, value in run.model.state_dict().items():
         assert torch.equal(value, before[name]), name

@@ -64,7 +64,7 @@ class LoopConfig:
     log_dir: str | None = None
     """Folder for the record of all rollouts."""
     evidence: tuple[str, ...] = ()
-    """Columns of the dataset that are kept in that record as evidence."""
+    """Columns that are kept in that record as evidence; they have to differ from reply to reply."""
     reply_ends: tuple[str, ...] | None = None
     """Texts with which the policy ends its turn, one of which is taken off the end of a reply, such as `<|im_end|>`;
     an empty list if replies come without."""

@@ -92,7 +92,7 @@ def combine(
         if how == "bonus":
             used_R = environment > 0
     scores = finite([score if used else 0.0 for score, used in zip(scores_R, used_R, strict=True)], what="score")
-    noise = finite([0.0] * len(scores), what="noise") if noise_R is None else _noise(noise_R, used_R)
+    noise = np.zeros(len(scores)) if noise_R is None else _noise(noise_R, used_R)
     share_R: FloatArray = np.where(used_R, factor, 0.0)
     with np.errstate(over="ignore", invalid="ignore"):
         if how == "multiply":

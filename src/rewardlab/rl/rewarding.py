@@ -42,7 +42,8 @@ class RewardConfig:
     log_dir: str | None = None
     """Folder for the record of all rollouts, which `rewardlab rl audit` reads; None keeps none."""
     evidence: tuple[str, ...] = ()
-    """Columns of the dataset that are kept in that record as evidence, such as a gold score."""
+    """Columns that are kept in that record as evidence, such as a gold score: handed in by code, since they have to
+    differ from reply to reply, and a column of the dataset does not."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that do not go together."""
@@ -82,7 +83,8 @@ class Rewarded:
         if self.floor is not None:
             found["noise_floor/groups"] = float(self.floor.num_groups)
             found["noise_floor/share_of_groups"] = self.floor.num_groups_below / self.floor.num_groups
-            found["noise_floor/share_of_rollouts"] = self.floor.num_rollouts_below / count
+            # Those of whole groups within the noise among them.
+            found["noise_floor/share_of_rollouts"] = float((self.floor.deviations_R == 0).mean())
         return found
 
 
@@ -124,7 +126,7 @@ def groups_of(prompts: Sequence[Any], *, group_size: int | None, num_processes: 
         size = stop - start
         if group_size is None or (size < group_size and num_processes == 1):
             # In one process a run is whole; evaluation may make smaller groups than training.
-            groups += [len(set(groups))] * size
+            groups += [_next(groups)] * size
             continue
         if size % group_size:
             raise ConfigError(
@@ -132,9 +134,14 @@ def groups_of(prompts: Sequence[Any], *, group_size: int | None, num_processes: 
                 f"the number of rollouts of each process a multiple of num_generations (per_device_train_batch_size "
                 f"times steps_per_generation), in evaluation too, or leave the floor out: noise_floor=False."
             )
-        first = len(set(groups))
+        first = _next(groups)
         groups += [first + place // group_size for place in range(size)]
     return groups
+
+
+def _next(groups: Sequence[int]) -> int:
+    """Return the number of the next group."""
+    return groups[-1] + 1 if groups else 0
 
 
 def _runs(prompts: Sequence[Any]) -> list[tuple[int, int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Final
 
@@ -150,10 +150,7 @@ def _with_evidence(columns: Columns, config: AuditConfig, suites: Sequence[Suite
             f"as `evidence`, score the logged replies now with --gold MODEL, or give results of a held-out suite with "
             f"--heldout FILE. Length, KL divergence and spread alone do not tell an honest run from an exploited one."
         )
-    return Columns(
-        **{name: getattr(columns, name) for name in columns.__dataclass_fields__ if name != "evidence"},
-        evidence=evidence,
-    )
+    return replace(columns, evidence=evidence)
 
 
 def _judged(

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
+
+import numpy as np
 
 from rewardlab.analysis.multiple import holm
 from rewardlab.core.types import Estimate
@@ -103,7 +105,7 @@ def judge(all_judged: Sequence[Judged], limits: Limits) -> list[Finding]:
     adjusted = iter(holm([test.p_value for own in tests for test in own]))
     found = []
     for one, own in zip(all_judged, tests, strict=True):
-        decided = [Test(kind=t.kind, pair=t.pair, p_value=t.p_value, adjusted=next(adjusted)) for t in own]
+        decided = [replace(test, adjusted=next(adjusted)) for test in own]
         found.append(_finding(one, decided, limits))
     return found
 
@@ -121,24 +123,17 @@ def exit_status(findings: Sequence[Finding]) -> int:
 def _tests(judged: Judged, limits: Limits) -> list[Test]:
     found = []
     for pair in judged.pairs:
-        fell = max(
-            _or_nan(pair.reward.p_at_most(limits.least_change)), _or_nan(pair.gold.p_at_least(-limits.least_change))
-        )
+        fell = _larger(pair.reward.p_at_most(limits.least_change), pair.gold.p_at_least(-limits.least_change))
         lacks = pair.gold.p_at_least(limits.least_change) if pair.shortfall is None else pair.shortfall.p_at_least(0.0)
-        short = max(_or_nan(pair.reward.p_at_most(limits.least_rise)), _or_nan(lacks))
-        found.append(Test(kind="exploited", pair=pair, p_value=_or_unknown(fell)))
-        found.append(Test(kind="not carried over", pair=pair, p_value=_or_unknown(short)))
+        short = _larger(pair.reward.p_at_most(limits.least_rise), lacks)
+        found.append(Test(kind="exploited", pair=pair, p_value=fell))
+        found.append(Test(kind="not carried over", pair=pair, p_value=short))
     return found
 
 
-def _or_nan(p: float) -> float:
-    """Return infinity for NaN, which `max` would pass over."""
-    return math.inf if math.isnan(p) else p
-
-
-def _or_unknown(p: float) -> float:
-    """Return NaN for a p-value of which one part is not known."""
-    return math.nan if math.isinf(p) else p
+def _larger(one: float, other: float) -> float:
+    """Return the larger of two p-values, of which both are needed; NaN if one of them is not known."""
+    return float(np.maximum(one, other))
 
 
 def _finding(judged: Judged, tests: Sequence[Test], limits: Limits) -> Finding:

@@ -246,14 +246,10 @@ def _num_characters(conversation: Conversation) -> int:
 def _refusal(error: RenderError, param: str, renderer: Renderer) -> Refused:
     """Return why a reply that could not be rendered is not scored."""
     if isinstance(error, Overlong):
-        told = "its oldest turns" if renderer.spec.truncation != CUT_MIDDLE else "the middle of its reply"
+        cuts_replies = renderer.spec.truncation == CUT_MIDDLE
+        told = "let the middle of its reply" if cuts_replies else "if its reply fits alone, let its oldest turns"
         how = "; the model was trained without such conversations" if renderer.refuses else " as in training"
-        return TooLongError(
-            f"{error} Shorten it, or, if its reply fits alone, let {told} be cut{how}: truncate true."
-            if renderer.spec.truncation != CUT_MIDDLE
-            else f"{error} Shorten it, or let {told} be cut{how}: truncate true.",
-            param=param,
-        )
+        return TooLongError(f"{error} Shorten it, or {told} be cut{how}: truncate true.", param=param)
     kind = TooLongError if isinstance(error, ReplyTooLong) else UnscorableError
     return kind(str(error), param=param)
 
