@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -84,14 +84,7 @@ class Shift:
 
     def scaled(self, factor: float) -> Shift:
         """Return the change in another unit."""
-        return Shift(
-            value=self.value * factor,
-            error=self.error * abs(factor),
-            degrees=self.degrees,
-            num_prompts=self.num_prompts,
-            num_steps=self.num_steps,
-            method=self.method,
-        )
+        return replace(self, value=self.value * factor, error=self.error * abs(factor))
 
 
 def missing(num_prompts: int, num_steps: int, why: str) -> Shift:

@@ -9,7 +9,7 @@ import hashlib
 import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,18 +56,16 @@ class Columns:
 
     def of(self, kept_N: npt.NDArray[Any]) -> Columns:
         """Return the columns of some rows, by a mask or in an order."""
-        return Columns(
+        return replace(
+            self,
             step_N=self.step_N[kept_N],
             prompt_N=self.prompt_N[kept_N],
-            prompts=self.prompts,
             reward_N=self.reward_N[kept_N],
             digest_N=self.digest_N[kept_N],
-            digests=self.digests,
             reply_N=self.reply_N[kept_N],
             evidence={name: column[kept_N] for name, column in self.evidence.items()},
             shown={name: column[kept_N] for name, column in self.shown.items()},
             place_N=self.place_N[kept_N],
-            files=self.files,
         )
 
 

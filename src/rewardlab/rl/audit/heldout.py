@@ -14,7 +14,7 @@ import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -77,12 +77,11 @@ class Suite:
     def within(self, first: float, last: float) -> Suite:
         """Return the results of checkpoints from one step to another."""
         kept = (self.step_N >= first) & (self.step_N <= last)
-        return Suite(
-            name=self.name,
+        return replace(
+            self,
             step_N=self.step_N[kept],
             value_N=self.value_N[kept],
             item_N=None if self.item_N is None else self.item_N[kept],
-            items=self.items,
             error_N=None if self.error_N is None else self.error_N[kept],
             count_N=None if self.count_N is None else self.count_N[kept],
         )
