@@ -1,0 +1,126 @@
+"""The layout with one JSON file a fact: prompts, `[{"response_1": "…", "response_2": "…"}]`, and `[[14.9, 8.5]]`.
+
+Rows belong together by their place. It is read in place of our own files, and written beside them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.files import read_json, to_json
+from rewardlab.curation.rewriting import replacing_lines
+from rewardlab.gold.files.prompts import read_prompts
+from rewardlab.gold.files.rows import GoldRow, scores_of
+
+
+def read_layout(
+    prompts: Path, responses: Path, rewards: Path | None = None, *, num_responses: int | None = None
+) -> Iterator[GoldRow]:
+    """Yield the rows of files that belong together by place.
+
+    Raises DataError if they differ in length, naming the files, and for a row that is not of this layout.
+    """
+    questions = list(read_prompts(str(prompts), repeats=True))
+    replies = [list(row) for row in read_responses(responses, num_responses)]
+    scores = None if rewards is None else list(read_rewards(rewards))
+    for path, rows in ((responses, replies), (rewards, scores)):
+        if rows is not None and len(rows) != len(questions):
+            raise DataError(
+                f"{path} has {len(rows)} rows and {prompts} has {len(questions)}. They belong together by place, so "
+                f"one of them is of other data, or lacks rows."
+            )
+    for number, (question, texts) in enumerate(zip(questions, replies, strict=True)):
+        where = f"{responses}:{number + 1}"
+        yield GoldRow(
+            id=question.id,
+            prompt=question.prompt,
+            responses=tuple(texts),
+            gold=None if scores is None else scores_of(scores[number], len(texts), f"{rewards}:{number + 1}"),
+            extra=question.extra,
+            where=where,
+        )
+
+
+def read_responses(path: Path, num_responses: int | None = None) -> Iterator[Sequence[str | None]]:
+    """Yield the replies of each row of `[{"response_1": "…", …}]`, in the order of their numbers.
+
+    With `num_responses` only the first so many. Raises DataError for rows without them.
+    """
+    for number, row in enumerate(_list(path), start=1):
+        names = _numbered(row) if isinstance(row, Mapping) else []
+        if not names or (num_responses is not None and len(names) < num_responses):
+            wanted = f"response_1 to response_{num_responses or 2}"
+            raise DataError(f"{path}:{number}: wanted an object with {wanted}, got {str(row)!r:.80}.")
+        texts = [row[name] for name in names[:num_responses]]
+        if not all(text is None or isinstance(text, str) for text in texts):
+            raise DataError(f"{path}:{number}: a response is no text.")
+        yield texts
+
+
+def _numbered(row: Mapping[str, Any]) -> list[str]:
+    """Return `response_1`, `response_2`, … as far as a row has them without a gap."""
+    names: list[str] = []
+    while f"response_{len(names) + 1}" in row:
+        names.append(f"response_{len(names) + 1}")
+    return names
+
+
+def read_rewards(path: Path) -> Iterator[Sequence[float | None]]:
+    """Yield the rows of `[[14.9, 8.5], …]`. Raises DataError for anything else."""
+    for number, row in enumerate(_list(path), start=1):
+        if not isinstance(row, list):
+            raise DataError(f"{path}:{number}: wanted a list of scores, one for each response, got {str(row)!r:.80}.")
+        scores = scores_of(row, len(row), f"{path}:{number}")
+        assert scores is not None
+        yield scores
+
+
+def _list(path: Path) -> list[Any]:
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file.")
+    value = read_json(path)
+    if not isinstance(value, list) or not value:
+        raise DataError(f"{path}: wanted a list with a row for each prompt, got {str(value)!r:.80}.")
+    return value
+
+
+def write_responses(path: Path, rows: Iterable[GoldRow]) -> None:
+    """Write `[{"response_1": "…", …}]`, a row a line; null for a reply that is missing."""
+    write_list(path, ({f"response_{k + 1}": text for k, text in enumerate(row.responses)} for row in rows))
+
+
+def write_rewards(path: Path, rows: Iterable[GoldRow]) -> None:
+    """Write `[[14.9, 8.5], …]`, a row a line, with all digits of each score; null for one that is missing."""
+    write_list(path, (list(row.gold or ()) for row in rows))
+
+
+def write_list(path: Path, values: Iterable[object]) -> None:
+    """Write a JSON list, a value a line, in one step, without holding it in memory."""
+    with replacing_lines(path) as sink:
+        sink.write(b"[")
+        for number, value in enumerate(values):
+            sink.write((",\n" if number else "\n").encode() + _line(value))
+        sink.write(b"\n]\n")
+
+
+def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
+    """Write JSON Lines in one step and return how many there are."""
+    count = 0
+    with replacing_lines(path) as sink:
+        for row in rows:
+            sink.write(_line(row) + b"\n")
+            count += 1
+    return count
+
+
+def _line(value: object) -> bytes:
+    """Return a value as JSON; lone surrogates are escaped, since UTF-8 has none."""
+    text = to_json(value, indent=None)
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, allow_nan=False).encode()

@@ -1,0 +1,60 @@
+"""One file in several parts, each written by a process of its own: `samples-00002-of-00016.jsonl`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rewardlab.core.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Part `number` (from 0) of `count`."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Return the part that `K/N` names, K from 1. Raises ConfigError for anything else."""
+        found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
+        if found is None or not 1 <= int(found[1]) <= int(found[2]):
+            raise ConfigError(
+                f"--shard {text}: wanted K/N with K from 1 to N, such as 3/16: the third of sixteen parts."
+            )
+        return cls(int(found[1]) - 1, int(found[2]))
+
+    def rows(self, num_rows: int) -> range:
+        """Return the rows of this part: neighbours, so that the parts in order are the whole."""
+        return range(num_rows * self.number // self.count, num_rows * (self.number + 1) // self.count)
+
+    def path(self, whole: Path) -> Path:
+        """Return the name of this part of a file."""
+        stem, _, ending = whole.name.partition(".")
+        return whole.with_name(f"{stem}-{self.number + 1:05d}-of-{self.count:05d}.{ending}")
+
+
+def parts_of(whole: Path) -> list[Path]:
+    """Return a file, or if it is not there its parts in order.
+
+    Raises DataError if there is neither, if a part is missing, or if there are parts of several divisions.
+    """
+    if whole.is_file():
+        return [whole]
+    stem, _, ending = whole.name.partition(".")
+    pattern = re.compile(rf"{re.escape(stem)}-(\d{{5}})-of-(\d{{5}})\.{re.escape(ending)}")
+    there: dict[int, list[Path]] = {}
+    for path in sorted(whole.parent.iterdir()) if whole.parent.is_dir() else []:
+        if found := pattern.fullmatch(path.name):
+            there.setdefault(int(found[2]), []).append(path)
+    if not there:
+        raise DataError(f"{whole}: there is no such file.")
+    if len(there) > 1:
+        told = " and ".join(str(count) for count in sorted(there))
+        raise DataError(f"{whole}: there are parts of {told}. Remove those of one division.")
+    ((count, paths),) = there.items()
+    if missing := [number for number in range(count) if Shard(number, count).path(whole) not in paths]:
+        raise DataError(f"{whole}: part {missing[0] + 1} of {count} is missing. Let it finish first.")
+    return paths

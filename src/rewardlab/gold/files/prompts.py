@@ -1,0 +1,137 @@
+"""Prompts from whatever holds them: lists of texts or messages, instructions, and any preference data."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rewardlab.core.errors import DataError
+from rewardlab.core.files import read_json
+from rewardlab.core.types import Conversation, prompt_key
+from rewardlab.curation.rows import walk
+from rewardlab.data.config import ReadingConfig
+from rewardlab.data.finding import find_sources, is_lone
+from rewardlab.data.judgements import Rules
+from rewardlab.data.readers import read_each_row, read_source
+from rewardlab.gold.files.rows import turns_of, with_system
+
+logger = logging.getLogger("rewardlab")
+COLUMNS: Final = ("prompt", "messages", "instruction", "question", "query", "prompts")
+"""Columns that hold a prompt, in the order in which they are looked for."""
+REPLIES: Final = ("chosen", "rejected", "replies", "responses", "response", "completions", "answers")
+"""Columns of data that have replies already: these are read as preferences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A prompt that is to be replied to."""
+
+    id: str
+    prompt: Conversation
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """`source` and the like, which later files keep."""
+
+
+def read_prompts(
+    name: str, *, split: str = "train", system: str | None = None, repeats: bool | None = None
+) -> Iterator[Prompt]:
+    """Yield the prompts of a file, a folder or a hub dataset, in its order.
+
+    A file of prompts holds texts, lists of messages, or rows with one of `COLUMNS`; rows with an `instruction` may have
+    an `input`. Other data are read as preferences, of which each prompt comes once. `repeats` says whether a prompt
+    that comes again is yielded again; None: in files of prompts only. `system` is the system turn of prompts that have
+    none.
+
+    Raises DataError for data that hold no prompts.
+    """
+    found = _prompts(name, split)
+    if found is None:
+        found, once = _of_preferences(name, split), repeats is not True
+    else:
+        once = repeats is False
+    seen: set[str] = set()
+    count = 0
+    for prompt in found:
+        count += 1
+        if once and (key := prompt_key(prompt.prompt)) in seen:
+            continue
+        if once:
+            seen.add(key)
+        yield Prompt(id=prompt.id, prompt=with_system(prompt.prompt, system), extra=prompt.extra)
+    if not count:
+        raise DataError(f"{name}: it holds no prompts.")
+    if once and len(seen) < count:
+        logger.info("%s: %d rows, %d different prompts; each is taken once", name, count, len(seen))
+
+
+def _prompts(name: str, split: str) -> Iterator[Prompt] | None:
+    """Return the prompts of a file of prompts; None if the data are preferences."""
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == ".json":
+        value = read_json(path)
+        if isinstance(value, dict) and set(value) & {"prompts", "prompt"} and len(value) == 1:
+            (value,) = value.values()
+        if isinstance(value, list) and value and not isinstance(value[0], Mapping):
+            return _of_list(path, value)
+    rows = _rows(name, split)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{name}: it has no rows.")
+    if _column(first[1]) is None or any(column in first[1] for column in REPLIES):
+        return None
+    return _of_rows(name, split)
+
+
+def _rows(name: str, split: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    path = Path(name).expanduser()
+    if is_lone(name) and path.is_file():
+        for number, row in read_each_row(path):
+            if isinstance(row, DataError):
+                raise row
+            yield number, row
+        return
+    for source in find_sources([name], split):
+        for number, row in read_source(source):
+            if not isinstance(row, Mapping):
+                raise DataError(f"{source.label}:{number}: this row is too long to be read. Take it out.")
+            yield number, row
+
+
+def _of_list(path: Path, values: list[Any]) -> Iterator[Prompt]:
+    for number, value in enumerate(values):
+        yield Prompt(id=str(number), prompt=turns_of(value, f"{path}:{number + 1}"))
+
+
+def _of_rows(name: str, split: str) -> Iterator[Prompt]:
+    for place, (number, row) in enumerate(_rows(name, split)):
+        where = f"{name}:{number}"
+        column = _column(row)
+        if column is None:
+            raise DataError(f"{where}: it has none of the columns {', '.join(COLUMNS)}.")
+        value = row[column]
+        if column == "instruction" and isinstance(value, str) and isinstance(row.get("input"), str) and row["input"]:
+            value = f"{value}\n\n{row['input']}"
+        given = row.get("id")
+        kept = {key: row[key] for key in ("source", "subset", "dataset") if isinstance(row.get(key), str)}
+        yield Prompt(id=str(place) if given is None else str(given), prompt=turns_of(value, where), extra=kept)
+
+
+def _column(row: Mapping[str, Any]) -> str | None:
+    return next((column for column in COLUMNS if row.get(column) is not None), None)
+
+
+def _of_preferences(name: str, split: str) -> Iterator[Prompt]:
+    for source in find_sources([name], split):
+        rules = Rules(source=source.name, reading=ReadingConfig(), seed=0)
+        dropped = 0
+        for row in walk(source, rules):
+            if row.preference is None:
+                dropped += 1
+                continue
+            one = row.preference
+            yield Prompt(id=one.id, prompt=one.prompt, extra={"source": one.source})
+        if dropped:
+            logger.warning("%s: %d rows cannot be read as preferences and give no prompt", source.label, dropped)

@@ -1,0 +1,106 @@
+"""What a stage has finished, by what decides it, on the disk as soon as it is there.
+
+A stage that was killed finds it again and does only the rest, whatever rows came before or between. A line that a kill
+has torn is cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rewardlab.core.files import append_text, sha256_json, to_json
+
+logger = logging.getLogger("rewardlab")
+FILE: Final = "kept.jsonl"
+
+
+def key_of(**decides: Any) -> str:
+    """Return the name of a piece of work: a hash of everything that decides its result."""
+    return sha256_json(decides)[:32]
+
+
+class Kept:
+    """Results by key. They stay on the disk; in memory are only their places."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open what is in `folder`, or begin."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / FILE
+        self.path.touch()
+        self._places: dict[str, tuple[int, int]] = {}
+        self._open()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._places
+
+    def _open(self) -> None:
+        end = damaged = 0
+        with self.path.open("rb") as file:
+            for line in file:
+                entry = _parsed(line)
+                if entry is not None:
+                    self._places[entry["key"]] = (end, len(line))
+                elif line.endswith(b"\n"):
+                    damaged += 1
+                else:
+                    logger.info("%s: the last line was cut off by the end of the run; it is done again", self.path)
+                    break
+                end += len(line)
+        if end < self.path.stat().st_size:
+            os.truncate(self.path, end)
+        if damaged:
+            logger.warning("%s: %d lines are damaged; what they held is done again", self.path, damaged)
+
+    def add(self, results: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Keep results. When this returns they are on the disk. Raises OSError if it is full."""
+        lines = [_line({"key": key, **result}) for key, result in results]
+        start = self.path.stat().st_size
+        append_text(self.path, "".join(lines))
+        for (key, _), line in zip(results, lines, strict=True):
+            size = len(line.encode())
+            self._places[key] = (start, size)
+            start += size
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """Return a result; None if it is not there."""
+        return next(self.each([key]))
+
+    def each(self, keys: Sequence[str]) -> Iterator[dict[str, Any] | None]:
+        """Yield the result of each key, None where it is not there."""
+        with self.path.open("rb") as file:
+            for key in keys:
+                place = self._places.get(key)
+                if place is None:
+                    yield None
+                    continue
+                file.seek(place[0])
+                entry = _parsed(file.read(place[1]))
+                assert entry is not None, "it was whole when it was read or written"
+                yield {name: value for name, value in entry.items() if name != "key"}
+
+
+def _line(entry: Mapping[str, Any]) -> str:
+    """Return an entry as a line; lone surrogates are escaped, since UTF-8 has none."""
+    text = to_json(dict(entry), indent=None) + "\n"
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(dict(entry), allow_nan=False) + "\n"
+    return text
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return an entry, None for a line that is not whole."""
+    try:
+        entry = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and isinstance(entry.get("key"), str) else None

@@ -1,0 +1,48 @@
+"""Scores of many replies by a reward model: in this process, in several, or on one or several servers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from rewardlab.core.config import require, require_between
+from rewardlab.model.config import BUDGETS, ComputeConfig, ScoringPrecision
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringConfig:
+    """How reward models are asked for scores."""
+
+    backend: Literal["local", "http", "vllm"] = "local"
+    """What scores: a folder in this process; our own server (`http`); a vLLM or SGLang server (`vllm`)."""
+    url: tuple[str, ...] = ()
+    """Addresses of servers of the same model, among which the rows are divided."""
+    served_model_name: str | None = None
+    """Name of the model on the server; by default its only one, or its default."""
+    token_env: str | None = None
+    """Environment variable with the token that the server wants."""
+    concurrency: int = 16
+    """Most requests to a server that are under way at a time."""
+    max_length: int = 2048
+    """Most tokens of a conversation, where a folder is scored in this process and its own limit is not smaller."""
+    overlong: Literal["auto", "cut", "refuse"] = "auto"
+    """A conversation above the limit: `cut` by the rule of training, or `refuse` to score it; `auto` refuses if the
+    model was trained without such conversations."""
+    precision: ScoringPrecision = "fp32"
+    """fp32 gives the canonical scores; bf16 and fp16 are faster on hardware that has them."""
+    processes: int = 1
+    """Processes that score, each with a model of its own: on the CPU, or one a GPU."""
+    micro_token_budget: int = 8192
+    """Tokens computed at a time; in float32 it moves a score by less than 1e-5."""
+    compute: ComputeConfig = ComputeConfig()
+
+    def __post_init__(self) -> None:
+        require_between(self, micro_token_budget=BUDGETS, concurrency=(1, 1024), processes=(1, 1024))
+        require_between(self, max_length=(8, 1 << 24))
+        local = self.backend == "local"
+        require(local or bool(self.url), f"--backend {self.backend}: --url is missing: name the server's address.")
+        require(not local or not self.url, "--url: only with --backend http or vllm.")
+        require(len(set(self.url)) == len(self.url), "--url: an address is named twice.")
+
+
+DEFAULT_SCORING: Final = ScoringConfig()
