@@ -48,7 +48,7 @@ class RewardModel:
         try:
             return (await self._backend.score_rows(items)).scores
         except EndpointError as error:
-            if _may_pass(error):
+            if may_pass(error):
                 raise PassingError(str(error)) from error
             raise
 
@@ -57,7 +57,7 @@ class RewardModel:
         await self._backend.close()
 
 
-def _may_pass(error: EndpointError) -> bool:
+def may_pass(error: EndpointError) -> bool:
     from rewardlab.client.failures import BadAnswerError, UnavailableError
 
     return isinstance(error, UnavailableError | BadAnswerError)
@@ -155,7 +155,7 @@ async def open_all(sources: Sequence[RewardModel]) -> list[RewardModel]:
         try:
             await source.open()
         except EndpointError as error:
-            if not _may_pass(error):
+            if not may_pass(error):
                 raise
             last = error
             logger.warning("%s: left out: %s", source.name, error)
