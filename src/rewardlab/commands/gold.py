@@ -15,16 +15,27 @@ THEIRS: Final[Mapping[str, Mapping[str, str]]] = {
     "label": {"target_path": "output", "model_name": "model", "model_path": "model"},
 }
 """Stage -> flag of the scripts that this replaces -> ours."""
+WITHOUT_EFFECT: Final[Mapping[str, str]] = {
+    "batch_size": "batches are filled by tokens (--micro-token-budget), and change no score",
+}
+"""Flag of those scripts that is accepted and does nothing -> why."""
 
 
 def translated(arguments: Sequence[str], stage: str) -> list[str]:
     """Return arguments with the flags of the scripts that `rewardlab gold` replaces by our names."""
-    ours = THEIRS.get(stage, {})
-    found = []
-    for argument in arguments:
-        flag, equals, value = argument.partition("=")
-        name = ours.get(flag.removeprefix("--").replace("-", "_")) if flag.startswith("--") else None
-        found.append(argument if name is None else f"--{name.replace('_', '-')}{equals}{value}")
+    ours, found = THEIRS.get(stage, {}), list[str]()
+    words = iter(arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        name = flag.removeprefix("--").replace("-", "_") if flag.startswith("--") else ""
+        if ours and name in WITHOUT_EFFECT:
+            say(f"{flag}: has no effect here; {WITHOUT_EFFECT[name]}")
+            if not equals:
+                next(words, None)
+        elif name in ours:
+            found.append(f"--{ours[name].replace('_', '-')}{equals}{value}")
+        else:
+            found.append(word)
     return found
 
 

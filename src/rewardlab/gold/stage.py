@@ -98,7 +98,7 @@ def state_of(place: Place, asked: Asked) -> State:
     manifest = read_manifest(place)
     if manifest is None or manifest["asked"] != asked.as_dict():
         return "other"
-    if manifest["sha256"] != sha256_file(place.rows):
+    if manifest["rows_sha256"] != sha256_file(place.rows):
         raise DataError(
             f"{place.rows}: it was changed after it was written. Restore it, or make it again with --overwrite."
         )
@@ -173,7 +173,7 @@ def write_manifest(place: Place, asked: Asked, *, decided: Mapping[str, Any], co
             "asked": asked.as_dict(),
             "decided": dict(decided),
             "counts": dict(counts),
-            "sha256": sha256_file(place.rows),
+            "rows_sha256": sha256_file(place.rows),
             "twin_sha256": sha256_file(place.twin),
             "provenance": provenance(),
         },
