@@ -191,9 +191,9 @@ def test_a_server_that_is_gone_keeps_what_is_scored(url, samples, tmp_path, undi
     from rewardlab.client.config import ClientConfig
 
     monkeypatch.setattr(ClientConfig, "__init__", _with_few_attempts(ClientConfig.__init__))
-    with spoiling(url, Faults(coming=[None] * 5 + ["drop"] * 10_000)) as dying:
-        with pytest.raises(EndpointError, match="what is finished is kept"):
-            label(config("", samples, tmp_path / "labels.jsonl", scoring=by(dying)))
+    gone = Faults(coming=[None] * 5 + ["drop"] * 10_000)
+    with spoiling(url, gone) as dying, pytest.raises(EndpointError, match="what is finished is kept"):
+        label(config("", samples, tmp_path / "labels.jsonl", scoring=by(dying)))
     assert "results are kept in" in log.text
     found = label(config("", samples, tmp_path / "labels.jsonl", scoring=by(url)))
     assert numbers(found.place.twin) == [pytest.approx(row, abs=1e-4) for row in json.loads(undisturbed[1])]

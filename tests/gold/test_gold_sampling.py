@@ -197,9 +197,9 @@ def test_too_many_errors_fail_after_the_file_is_written(prompts, url, server) ->
 
 
 def test_a_server_that_is_gone_ends_with_what_is_kept_and_another_goes_on(prompts, url, server, undisturbed, log):
-    with chatting(ChatServer(faults=[None] * 6 + [503] * 500)) as dying:
-        with pytest.raises(EndpointError, match="what is finished is kept"):
-            sample(config(prompts, dying))
+    gone = ChatServer(faults=[None] * 6 + [503] * 500)
+    with chatting(gone) as dying, pytest.raises(EndpointError, match="what is finished is kept"):
+        sample(config(prompts, dying))
     assert "results are kept in" in log.text
     before = len(server.asked)
     assert content(sample(config(prompts, url))) == undisturbed

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from rewardlab.commands.parsing import parse_command, run_tool
-from rewardlab.console import say
+from rewardlab.console import print_report, say
 from rewardlab.core.errors import RunInterrupted
 
 THEIRS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -65,7 +65,7 @@ def sample(arguments: Sequence[str]) -> None:
     from rewardlab.gold.sampling.run import sample
 
     with going_on_later():
-        say(text_report(sample(config)))
+        print_report(text_report(sample(config)))
 
 
 def label(arguments: Sequence[str]) -> None:
@@ -76,7 +76,7 @@ def label(arguments: Sequence[str]) -> None:
     from rewardlab.gold.labelling.run import label
 
     with going_on_later():
-        say(text_report(label(config)))
+        print_report(text_report(label(config)))
 
 
 TOOLS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {"sample": sample, "label": label}
