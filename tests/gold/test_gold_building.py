@@ -88,6 +88,16 @@ def test_every_reply_and_pair_is_used_or_counted_by_cause(tmp_path):
     assert kept["replies_left_out"] == dict(counts.replies_left_out)
 
 
+def test_prompts_that_cannot_be_trained_on_are_counted_and_kept_in_the_labels(tmp_path):
+    rows = labelled.rows(20)
+    rows[3]["prompt"] = [{"role": "user", "content": "half \ud83d"}]
+    rows[4]["prompt"] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " "}]
+    built = run(tmp_path, rows, near=0.8)
+    assert built.counts.replies_left_out == Counter(unusable_prompt=4)
+    assert len(labelled.preferences(built.folder / "train.jsonl")) == 18
+    assert labelled.lines(built.folder / "labels.train.jsonl") == rows
+
+
 def test_a_margin_at_the_least_is_kept(tmp_path):
     built = run(tmp_path, [labelled.row(0, [1.0, 1.5]), labelled.row(1, [1.0, 1.25])], min_margin=0.5)
     assert [one["id"] for one in labelled.lines(built.folder / "train.jsonl")] == ["q0"]

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from rewardlab.core.files import to_json
 from rewardlab.curation.files.forms import as_own_row
@@ -43,8 +43,9 @@ class SideFiles:
             self._own.write(as_line(own, row.where).encode())
             self.num_rows += 1
             for chosen, rejected in one.pairs():
-                self._trl.write(as_line({"chosen": chosen, "rejected": rejected}, row.where).encode())
-                self._columns.write(chosen, rejected)
+                better, worse = (to_json(side, indent=None).encode() for side in (chosen, rejected))
+                self._trl.write(b'{"chosen": %b, "rejected": %b}\n' % (better, worse))
+                self._columns.write(better, worse)
                 self.num_pairs += 1
 
     def facts(self) -> list[dict[str, object]]:
@@ -65,11 +66,11 @@ class Columns:
         self._sinks = (chosen, rejected)
         self._count = 0
 
-    def write(self, chosen: Any, rejected: Any) -> None:
-        """Take a pair."""
-        before = ",\n" if self._count else "\n"
-        for sink, side in zip(self._sinks, (chosen, rejected), strict=True):
-            sink.write(f"{before}{to_json(side, indent=None)}".encode())
+    def write(self, *sides: bytes) -> None:
+        """Take the two sides of a pair, as JSON."""
+        before = b",\n" if self._count else b"\n"
+        for sink, side in zip(self._sinks, sides, strict=True):
+            sink.write(before + side)
         self._count += 1
 
 

@@ -20,6 +20,7 @@ from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.files.rows import GoldRow
 
 REPLY_CAUSES: Final = {
+    "unusable_prompt": "answer a prompt without text, or with half a surrogate pair in it",
     "missing_reply": "could not be sampled",
     "missing_score": "have no gold score",
     "empty": "have no text",
@@ -110,9 +111,10 @@ def _usable(row: GoldRow, config: BuildConfig, counts: Counts) -> list[int]:
     is_cut = row.is_cut
     kept: list[int] = []
     first: dict[str, int] = {}
+    is_asked = _is_asked(row)
     for number, (text, score) in enumerate(zip(row.responses, row.gold, strict=True)):
         counts.replies += 1
-        cause = _cause(text, score, cut=config.drop_cut and is_cut[number])
+        cause = _cause(text, score, cut=config.drop_cut and is_cut[number]) if is_asked else "unusable_prompt"
         if cause is None:
             assert text is not None
             earlier = first.setdefault(text.strip(), number)
@@ -125,6 +127,12 @@ def _usable(row: GoldRow, config: BuildConfig, counts: Counts) -> list[int]:
             counts.replies_left_out[cause] += 1
     counts.replies_used += len(kept)
     return kept
+
+
+def _is_asked(row: GoldRow) -> bool:
+    """Whether the prompt of a row can be trained on: it has text besides system turns, and can be encoded."""
+    said = any(turn.content.strip() for turn in row.prompt if turn.role != "system")
+    return said and all(is_encodable(turn.content) for turn in row.prompt)
 
 
 def _cause(text: str | None, score: float | None, *, cut: bool) -> str | None:
