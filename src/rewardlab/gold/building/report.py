@@ -49,6 +49,7 @@ def _lines(built: Built, config: BuildConfig) -> Iterator[str]:
     yield f"differences of gold scores, quantiles: {margins}"
     if config.soft_tau is not None:
         yield "labels are soft in the rows of our form only; TRL's pairs have no place for them"
+    yield f"next: rewardlab gold train --data {built.folder} --model MODEL --output-dir RUN"
 
 
 def _sum(what: str, number: int, used: int, left_out: Mapping[str, int], causes: Mapping[str, str]) -> str:
