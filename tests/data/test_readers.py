@@ -11,7 +11,8 @@ import pytest
 
 from loading import ALLOW_DROPS, THREE, THREE_CONTENTS, contents, ids, load, pair, write
 from rewardlab.core.errors import DataError
-from rewardlab.data.readers import READERS
+from rewardlab.data.finding import find_sources
+from rewardlab.data.readers import READERS, has_lines, read_source
 
 
 class TestFiles:
@@ -137,3 +138,34 @@ class TestFiles:
         path = write(tmp_path / "f.jsonl", [{"question": "a", "better": "b"}])
         with pytest.raises(DataError, match=r"f\.jsonl:1: the columns 'question', 'better'.*lacks 'chosen' and 'rej"):
             load(path)
+
+
+def columns_of(count: int) -> dict[str, list[list[dict[str, str]]]]:
+    """Two sides of conversations."""
+    return {
+        side: [
+            [{"role": "user", "content": f"question {n}"}, {"role": "assistant", "content": f"{side} {n}"}]
+            for n in range(count)
+        ]
+        for side in ("chosen", "rejected")
+    }
+
+
+@pytest.mark.parametrize("indent", [None, 4])
+@pytest.mark.parametrize("before", ["", "\ufeff", "\n \n"])
+def test_a_jsonl_file_that_is_one_object_of_columns_is_read_as_columns(tmp_path, indent, before):
+    path = tmp_path / "rm_implicit.jsonl"
+    path.write_text(before + json.dumps(columns_of(3), indent=indent) + "\n\n", encoding="utf-8")
+    (source,) = find_sources([str(path)], "train")
+    rows = [row for _, row in read_source(source)]
+    assert [row["chosen"][1]["content"] for row in rows] == ["chosen 0", "chosen 1", "chosen 2"]
+    assert not has_lines(source)
+
+
+def test_lines_stay_lines_though_the_first_one_looks_like_columns(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    lines = [json.dumps(columns_of(1)), json.dumps({"prompt": "a", "chosen": "b", "rejected": "c"})]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (source,) = find_sources([str(path)], "train")
+    assert has_lines(source)
+    assert [row["chosen"] for _, row in read_source(source)] == [columns_of(1)["chosen"], "b"]

@@ -24,7 +24,7 @@ from rewardlab.core.files import parse_line, to_json
 from rewardlab.core.optional import import_optional
 from rewardlab.core.zst import DamagedZstError, open_zst, packing_zst
 from rewardlab.data.finding import Source
-from rewardlab.data.readers import READERS, read_source
+from rewardlab.data.readers import holds_lines, read_source
 from rewardlab.data.rows import MAX_CHARACTERS, Row
 from rewardlab.data.shards import files_of_saved
 
@@ -146,9 +146,9 @@ def write_without(
     require_unchanged(source, since)
     files = files_of(source)
     # Folders that `datasets` saved hold tables.
-    holds_lines = bool(files) and not any(path.suffix in (*READERS, ".arrow") for path in files)
+    only_lines = bool(files) and all(path.suffix != ".arrow" and holds_lines(path) for path in files)
     with replacing_lines(target) as sink:
-        if holds_lines:
+        if only_lines:
             count = _copy_lines(source, touched, sink, turn)
         else:
             count = _copy_rows(source, touched, sink, turn)

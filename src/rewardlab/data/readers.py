@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import parse_line, read_json, read_lines, sha256_file, sha256_json
+from rewardlab.core.files import UTF8, parse_line, read_json, read_lines, sha256_file, sha256_json
 from rewardlab.core.optional import import_optional
 from rewardlab.data.finding import Source
 from rewardlab.data.hub import load_hub, one_line, read_hub
@@ -27,6 +28,10 @@ ASKED_LISTS = ("messages", "prompt", "responses")
 MAX_RECORD_CHARACTERS = 4 * MAX_CHARACTERS
 """Most characters of a CSV row. In a longer one a double quote is missing, so that the row never ends."""
 OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+COLUMNS = re.compile(r'\s*\{\s*"(prompt|chosen|rejected)"\s*:\s*\[\s*\[')
+"""How a file of columns of conversations begins. No row of a preference begins so: its sides are texts or messages."""
+HEAD = 4096
+"""Characters of a file by which it is told what it holds."""
 PARQUET_ROWS = 2048
 """Rows of a Parquet file in memory at a time."""
 
@@ -54,7 +59,24 @@ def fingerprint(source: Source) -> str | None:
 def has_lines(source: Source) -> bool:
     """Whether the dataset is a single file of JSON Lines, whose lines can be read without parsing them."""
     path = source.path
-    return path is not None and not source.shards and path.suffix not in READERS and not path.is_dir()
+    return path is not None and not source.shards and not path.is_dir() and holds_lines(path)
+
+
+def holds_lines(path: Path) -> bool:
+    """Whether a file is read as JSON Lines: by its name, unless it is one JSON object that holds columns."""
+    return path.suffix not in READERS and not _holds_columns(path)
+
+
+def _holds_columns(path: Path) -> bool:
+    """Whether a .jsonl file is one JSON object with a list of conversations for each side, in one line or in many."""
+    if path.suffix != ".jsonl":
+        return False
+    with path.open(encoding=UTF8, errors="replace") as file:
+        if not COLUMNS.match(file.read(HEAD)):
+            return False
+        file.seek(0)
+        first = next((line for line in file if line.strip()), "")
+        return not first.rstrip().endswith("}") or not any(line.strip() for line in file)
 
 
 def read_source(source: Source) -> Iterator[tuple[int, Row]]:
@@ -73,6 +95,8 @@ def read_source(source: Source) -> Iterator[tuple[int, Row]]:
 
 
 def _read_file(path: Path) -> Iterator[tuple[int, Row]]:
+    if _holds_columns(path):
+        return _read_json(path)
     return READERS.get(path.suffix, _read_jsonl)(path)
 
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import read_json, replacing_folder, write_json
+from rewardlab.core.files import replacing_folder, write_json
 from rewardlab.curation.files.config import SplitConfig
 from rewardlab.curation.files.converting import lines_again
 from rewardlab.curation.files.grouping import Groups, assign, find_groups, joined, look, take, taken
@@ -27,11 +26,17 @@ from rewardlab.curation.files.reading import (
     manifest,
     open_all,
 )
-from rewardlab.curation.files.writing import facts_of, own_columns, require_output, writing
+from rewardlab.curation.files.writing import (
+    MANIFEST,
+    facts_of,
+    own_columns,
+    require_output,
+    require_output_folder,
+    writing,
+)
 from rewardlab.data.roots import count_shared
 from rewardlab.data.workers import Crew
 
-MANIFEST: Final = "manifest.json"
 TOOL: Final = "rewardlab data split"
 
 
@@ -75,37 +80,8 @@ def split(config: SplitConfig) -> Divided:
 
 def _require_folder(config: SplitConfig, inputs: Sequence[Path]) -> None:
     """Raise ConfigError for a folder that holds what this tool did not write, or what it reads."""
-    folder = config.output_dir
-    require_output(folder / f"train.{config.ending}", (), overwrite=True)
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise ConfigError(f"--output-dir {folder}: is a file. Name a folder.")
-    there = {path.name for path in folder.iterdir()}
-    if not there:
-        return
-    if any(folder.resolve() in path.resolve().parents for path in inputs):
-        raise ConfigError(f"--output-dir {folder}: holds a dataset that is read. Name another folder.")
-    if not there <= _own_files(folder):
-        raise ConfigError(f"--output-dir {folder}: holds files that no split wrote. Name another folder.")
-    if not config.overwrite:
-        raise ConfigError(
-            f"--output-dir {folder}: holds splits. Name another folder, or replace them with --overwrite."
-        )
-
-
-def _own_files(folder: Path) -> set[str]:
-    """Return the names of what an earlier call wrote into a folder, by its manifest."""
-    path = folder / MANIFEST
-    try:
-        told = read_json(path) if path.is_file() else None
-    except DataError:
-        told = None
-    if not isinstance(told, dict) or told.get("tool") != TOOL:
-        return set()
-    outputs = told.get("outputs")
-    files = outputs if isinstance(outputs, list) else []
-    return {MANIFEST, *(str(one["file"]) for one in files if isinstance(one, dict) and "file" in one)}
+    require_output(config.output_dir / f"train.{config.ending}", (), overwrite=True)
+    require_output_folder(config.output_dir, inputs, tool=TOOL, what="splits", overwrite=config.overwrite)
 
 
 # --- files ---------------------------------------------------------------------------------------------------

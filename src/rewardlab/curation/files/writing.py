@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from rewardlab.core.errors import ConfigError
-from rewardlab.core.files import sha256_file
+from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.files import read_json, sha256_file
 from rewardlab.core.optional import import_optional
 from rewardlab.curation.rewriting import ENDINGS as LINES
 from rewardlab.curation.rewriting import ending_of, replacing, replacing_lines, require_package
@@ -18,6 +18,8 @@ from rewardlab.curation.rewriting import ending_of, replacing, replacing_lines, 
 ENDINGS: Final = (*LINES, ".parquet")
 BATCH_ROWS: Final = 1024
 """Rows of a Parquet file that are held in memory."""
+MANIFEST: Final = "manifest.json"
+"""File that says of a folder what wrote it, and of what."""
 Columns = Callable[[], Any]
 """Gives the `pyarrow.Schema` of the rows of a file, in case that it is Parquet."""
 
@@ -72,6 +74,40 @@ def require_output(path: Path, inputs: Iterable[Path], *, overwrite: bool) -> No
     require_package(path, "an --output in .zst")
     if path.suffix == ".parquet":
         import_optional("pyarrow.parquet", "an --output in Parquet")
+
+
+def require_output_folder(folder: Path, inputs: Iterable[Path], *, tool: str, what: str, overwrite: bool) -> None:
+    """Raise ConfigError for an `--output-dir` that is a file, holds what is read or what `tool` did not write, or holds
+    what it wrote (`what`) and may not be replaced."""
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise ConfigError(f"--output-dir {folder}: is a file. Name a folder.")
+    there = {path.name for path in folder.iterdir()}
+    if not there:
+        return
+    if any(folder.resolve() in path.resolve().parents for path in inputs):
+        raise ConfigError(f"--output-dir {folder}: holds a dataset that is read. Name another folder.")
+    if not there <= _own_files(folder, tool):
+        raise ConfigError(f"--output-dir {folder}: holds files that `{tool}` did not write. Name another folder.")
+    if not overwrite:
+        raise ConfigError(
+            f"--output-dir {folder}: holds {what}. Name another folder, or replace them with --overwrite."
+        )
+
+
+def _own_files(folder: Path, tool: str) -> set[str]:
+    """Return the names of what an earlier call of a tool wrote into a folder, by its manifest."""
+    path = folder / MANIFEST
+    try:
+        told = read_json(path) if path.is_file() else None
+    except DataError:
+        told = None
+    if not isinstance(told, dict) or told.get("tool") != tool:
+        return set()
+    outputs = told.get("outputs")
+    files = outputs if isinstance(outputs, list) else []
+    return {MANIFEST, *(str(one["file"]) for one in files if isinstance(one, dict) and "file" in one)}
 
 
 class RowFile:
