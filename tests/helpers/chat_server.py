@@ -1,4 +1,4 @@
-"""A server with the chat API of OpenAI on the loopback address: its replies follow from prompt and seed; its faults."""
+"""A server with the chat API of OpenAI on the loopback address: replies by prompt and seed, and its faults."""
 
 from __future__ import annotations
 
@@ -13,26 +13,7 @@ from typing import Any
 
 from loopback import Answering, listening
 
-WORDS = "basil needs light water and a warm place but no frost at all or it will wilt soon".split()  # noqa: SIM905  # shorter
-    "basil",
-    "needs",
-    "light",
-    "water",
-    "and",
-    "a",
-    "warm",
-    "place",
-    "but",
-    "no",
-    "frost",
-    "at",
-    "all",
-    "or",
-    "it",
-    "will",
-    "wilt",
-    "soon",
-]
+WORDS = ("basil", "needs", "light", "water", "and", "a", "warm", "place", "but", "no", "frost", "at", "all", "or", "it")
 
 
 def reply_of(messages: list[dict[str, str]], seed: int) -> str:

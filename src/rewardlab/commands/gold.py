@@ -15,21 +15,21 @@ THEIRS: Final[Mapping[str, Mapping[str, str]]] = {
     "label": {"target_path": "output", "model_name": "model", "model_path": "model"},
 }
 """Stage -> flag of the scripts that this replaces -> ours."""
-WITHOUT_EFFECT: Final[Mapping[str, str]] = {
-    "batch_size": "batches are filled by tokens (--micro-token-budget), and change no score",
+WITHOUT_EFFECT: Final[Mapping[str, Mapping[str, str]]] = {
+    "label": {"batch_size": "batches are filled by tokens (--micro-token-budget), and change no score"},
 }
-"""Flag of those scripts that is accepted and does nothing -> why."""
+"""Stage -> flag of those scripts that is accepted and does nothing -> why."""
 
 
 def translated(arguments: Sequence[str], stage: str) -> list[str]:
     """Return arguments with the flags of the scripts that `rewardlab gold` replaces by our names."""
-    ours, found = THEIRS.get(stage, {}), list[str]()
+    ours, idle, found = THEIRS.get(stage, {}), WITHOUT_EFFECT.get(stage, {}), list[str]()
     words = iter(arguments)
     for word in words:
         flag, equals, value = word.partition("=")
         name = flag.removeprefix("--").replace("-", "_") if flag.startswith("--") else ""
-        if ours and name in WITHOUT_EFFECT:
-            say(f"{flag}: has no effect here; {WITHOUT_EFFECT[name]}")
+        if name in idle:
+            say(f"{flag}: has no effect here; {idle[name]}")
             if not equals:
                 next(words, None)
         elif name in ours:
@@ -76,10 +76,32 @@ def label(arguments: Sequence[str]) -> None:
     from rewardlab.gold.labelling.run import label
 
     with going_on_later():
-        print_report(text_report(label(config)))
+        print_report(text_report(label(config), config.judge))
 
 
-TOOLS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {"sample": sample, "label": label}
+def build(arguments: Sequence[str]) -> None:
+    from rewardlab.gold.building.config import BuildConfig
+
+    config = settings_for(BuildConfig, arguments, "build")
+    from rewardlab.gold.building.report import text_report
+    from rewardlab.gold.building.run import build
+
+    print_report(text_report(build(config), config))
+
+
+def train(arguments: Sequence[str]) -> None:
+    from rewardlab.commands.training import train
+    from rewardlab.gold.training import train_arguments
+
+    train(train_arguments(arguments))
+
+
+TOOLS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
+    "sample": sample,
+    "label": label,
+    "build": build,
+    "train": train,
+}
 
 
 def gold(arguments: Sequence[str]) -> None:

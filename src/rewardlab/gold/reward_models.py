@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,10 +15,10 @@ from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.kept import Kept, key_of
 from rewardlab.gold.pool import Finished, PassingError, Pool
 from rewardlab.gold.scoring import ScoringConfig
+from rewardlab.gold.servers import may_pass, open_all
 from rewardlab.serve.scoring.backends import Backend, LocalBackend, LocalModel, Scores
 from rewardlab.serve.scoring.rows import CHARACTERS_AT_A_TIME, ROWS_AT_A_TIME, Asked
 
-logger = logging.getLogger("rewardlab")
 TRUNCATE: Final = {"auto": None, "cut": True, "refuse": False}
 """`--overlong` -> whether a client lets conversations be cut; None by the rule of the model."""
 
@@ -57,12 +56,6 @@ class RewardModel:
         await self._backend.close()
 
 
-def may_pass(error: EndpointError) -> bool:
-    from rewardlab.client.failures import BadAnswerError, UnavailableError
-
-    return isinstance(error, UnavailableError | BadAnswerError)
-
-
 def reward_models(model: str, config: ScoringConfig) -> list[RewardModel]:
     """Return the sources that settings name, none of them open. Raises ConfigError, ArtifactError."""
     if config.backend == "local":
@@ -71,6 +64,8 @@ def reward_models(model: str, config: ScoringConfig) -> list[RewardModel]:
         backend = _local(model, config)
         asked = {name: value for name, value in backend.identity.items() if name != "backend"}
         return [RewardModel(model, backend, asked=asked | {"overlong": backend.model.overlong})]
+    if config.backend == "chat":
+        raise ConfigError("--backend chat: a language model as judge gives no scores to compare. Name a reward model.")
     return [_remote(url, model, config) for url in config.url]
 
 
@@ -125,6 +120,11 @@ class Scored:
     cut: int = 0
     """Replies of which something was cut before they were scored now."""
 
+    def row(self, row: GoldRow) -> GoldRow:
+        """Return a row with its scores."""
+        scores, errors = self.of(row)
+        return replace(row, gold=scores, gold_errors=errors)
+
     def of(self, row: GoldRow) -> tuple[tuple[float | None, ...], dict[str, str]]:
         """Return the score of each reply of a row, and by the index of a reply why it has none."""
         keys = [None if text is None else reply_key(row, text, self.identity) for text in row.responses]
@@ -142,35 +142,6 @@ class Scored:
 def reply_key(row: GoldRow, reply: str, identity: Mapping[str, Any]) -> str:
     """Return the name of the score of a reply: by prompt, reply, model and arithmetic."""
     return key_of(prompt=[[turn.role, turn.content] for turn in row.prompt], reply=reply, model=dict(identity))
-
-
-async def open_all(sources: Sequence[RewardModel]) -> list[RewardModel]:
-    """Open sources of one model; those that are away are left out, with a warning.
-
-    Raises ConfigError if they are of different models, and what the last one raises if none can be opened.
-    """
-    opened: list[RewardModel] = []
-    last: EndpointError | None = None
-    for source in sources:
-        try:
-            await source.open()
-        except EndpointError as error:
-            if not may_pass(error):
-                raise
-            last = error
-            logger.warning("%s: left out: %s", source.name, error)
-        else:
-            opened.append(source)
-    if not opened:
-        assert last is not None
-        raise last
-    for source in opened[1:]:
-        if source.identity != opened[0].identity:
-            raise ConfigError(
-                f"--url: {opened[0].name} and {source.name} serve different models or compute in different precision "
-                f"({opened[0].identity} and {source.identity}). All scores of a file are of one model."
-            )
-    return opened
 
 
 def score_all(

@@ -13,8 +13,9 @@ from rewardlab.model.config import BUDGETS, ComputeConfig, ScoringPrecision
 class ScoringConfig:
     """How reward models are asked for scores."""
 
-    backend: Literal["local", "http", "vllm"] = "local"
-    """What scores: a folder in this process; our own server (`http`); a vLLM or SGLang server (`vllm`)."""
+    backend: Literal["local", "http", "vllm", "chat"] = "local"
+    """What scores: a folder in this process; our own server (`http`); a vLLM or SGLang server (`vllm`); or, to label, a
+    language model as judge behind the chat API of OpenAI (`chat`)."""
     url: tuple[str, ...] = ()
     """Addresses of servers of the same model, among which the rows are divided."""
     served_model_name: str | None = None
@@ -41,7 +42,7 @@ class ScoringConfig:
         require_between(self, max_length=(8, 1 << 24))
         local = self.backend == "local"
         require(local or bool(self.url), f"--backend {self.backend}: --url is missing: name the server's address.")
-        require(not local or not self.url, "--url: only with --backend http or vllm.")
+        require(not local or not self.url, "--url: only with --backend http, vllm or chat.")
         require(len(set(self.url)) == len(self.url), "--url: an address is named twice.")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rewardlab.core.config import require, require_between
 from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.parts import Shard
+from rewardlab.gold.judging.config import JudgeConfig
 from rewardlab.gold.scoring import ScoringConfig
 
 
@@ -30,6 +31,7 @@ class LabelConfig:
     """Discard what an interrupted run left."""
     rows: InputConfig = InputConfig()
     scoring: ScoringConfig = ScoringConfig()
+    judge: JudgeConfig = JudgeConfig()
 
     def __post_init__(self) -> None:
         require_between(self, max_error_fraction=(0, 1))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from rewardlab.gold.judging.config import JudgeConfig
+from rewardlab.gold.judging.tally import text_report as judge_report
 from rewardlab.gold.labelling.run import Labelled
 
 
-def text_report(labelled: Labelled) -> str:
+def text_report(labelled: Labelled, judge: JudgeConfig) -> str:
     """Return what was written, and what is worth knowing of it."""
     counts, place = labelled.counts, labelled.place
     before = " (all of them before)" if labelled.was_complete else ""
@@ -19,4 +21,6 @@ def text_report(labelled: Labelled) -> str:
             f"{counts['errors']:,} replies have no score; `gold_errors` says why, and the same command asks again:"
         )
         lines += [f"  {why}" for why in labelled.examples]
+    if labelled.judge is not None:
+        lines.append(judge_report(labelled.judge, judge))
     return "\n".join(lines)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import DataError
+from rewardlab.core.files import sha256_file
 from rewardlab.gold.files.layouts import write_rewards, write_rows
 from rewardlab.gold.files.parts import Shard, shard_of
 from rewardlab.gold.files.rows import GoldRow, read_gold_rows
+from rewardlab.gold.judging.tally import Summary
 from rewardlab.gold.kept import Kept
 from rewardlab.gold.labelling.config import LabelConfig
+from rewardlab.gold.labelling.judged import Judged, judge_all, judges_of
 from rewardlab.gold.reward_models import RewardModel, Scored, reply_key, reward_models, score_all
 from rewardlab.gold.stage import Asked, Place, claimed, read_manifest, require_own, state_of, write_manifest
 
@@ -38,6 +40,8 @@ class Labelled:
     """Why replies have no score, a few of them."""
     was_complete: bool = False
     """Whether it had all been done before."""
+    judge: Summary | None = None
+    """What a language model as judge said and cost."""
 
 
 def label(config: LabelConfig) -> Labelled:
@@ -49,7 +53,9 @@ def label(config: LabelConfig) -> Labelled:
     """
     shard = shard_of(config.shard)
     place = Place.of(config.output if shard is None else shard.path(config.output))
-    sources = reward_models(config.model, config.scoring)
+    by_judge = config.scoring.backend == "chat"
+    sources = [] if by_judge else reward_models(config.model, config.scoring)
+    judges = judges_of(config.scoring, config.judge) if by_judge else []
     asked = _asked(config, shard, sources)
     require_own(place, asked, overwrite=config.overwrite)
     if not config.restart and state_of(place, asked) == "complete":
@@ -59,9 +65,9 @@ def label(config: LabelConfig) -> Labelled:
     with claimed(place, restart=config.restart) as kept:
         if not config.restart:
             _take_over(place, kept)
-        scored = score_all(rows, sources, kept, title="labelling")
-        labelled = _write(place, rows, scored)
-        write_manifest(place, asked, decided={"identity": dict(scored.identity)}, counts=labelled.counts)
+        done = judge_all(rows, judges, kept) if by_judge else score_all(rows, sources, kept, title="labelling")
+        labelled = _write(place, rows, done)
+        write_manifest(place, asked, decided={"identity": dict(done.identity)}, counts=labelled.counts)
     _require_few_errors(labelled, config.max_error_fraction)
     return labelled
 
@@ -78,12 +84,20 @@ def _asked(config: LabelConfig, shard: Shard | None, sources: list[RewardModel])
     settings: dict[str, Any] = {
         "backend": config.scoring.backend,
         **{name: scoring[name] for name in DECIDES},
-        **sources[0].asked,
+        **(_judge(config) if not sources else sources[0].asked),
         "num_responses": config.rows.num_responses,
         "system": config.rows.system,
         "shard": None if shard is None else f"{shard.number + 1}/{shard.count}",
     }
     return Asked(stage="label", settings=settings, inputs=config.rows.digests())
+
+
+def _judge(config: LabelConfig) -> dict[str, Any]:
+    """Return what of the settings decides what a judge says."""
+    judge = config.judge
+    text = None if judge.judge_prompt is None else sha256_file(judge.judge_prompt)
+    told = {"judge_max_tokens": judge.judge_max_tokens, "judge_seed": judge.judge_seed}
+    return {"judge_prompt": text, **told, "keep_answers": judge.keep_answers}
 
 
 def _take_over(place: Place, kept: Kept) -> None:
@@ -92,6 +106,8 @@ def _take_over(place: Place, kept: Kept) -> None:
     if manifest is None:
         return
     identity = manifest["decided"].get("identity", {})
+    if "template" in identity:  # a judge's scores are of pairs, which are asked again
+        return
     waiting: list[tuple[str, dict[str, float]]] = []
     for row in read_gold_rows(place.rows):
         for text, score in zip(row.responses, row.gold or (), strict=False):
@@ -104,25 +120,26 @@ def _take_over(place: Place, kept: Kept) -> None:
         kept.add(waiting)
 
 
-def _write(place: Place, rows: partial[Iterator[GoldRow]], scored: Scored) -> Labelled:
-    counts = {"rows": 0, "replies": 0, "scored": 0, "errors": 0, "cut": scored.cut}
+def _write(place: Place, rows: partial[Iterator[GoldRow]], found: Scored | Judged) -> Labelled:
+    counts = {"rows": 0, "replies": 0, "scored": 0, "errors": 0, "cut": found.cut}
     examples: dict[str, None] = {}
 
     def done() -> Iterator[GoldRow]:
         for row in rows():
-            scores, errors = scored.of(row)
+            labelled = found.row(row)
             counts["rows"] += 1
-            counts["replies"] += len(scores)
-            counts["scored"] += len(scores) - len(errors)
-            counts["errors"] += len(errors)
-            for why in errors.values():
+            counts["replies"] += len(labelled.responses)
+            counts["scored"] += len(labelled.responses) - len(labelled.gold_errors)
+            counts["errors"] += len(labelled.gold_errors)
+            for why in labelled.gold_errors.values():
                 if len(examples) < 3:
                     examples.setdefault(why)
-            yield replace(row, gold=scores, gold_errors=errors)
+            yield labelled
 
     write_rows(place.rows, (row.as_json() for row in done()))
     write_rewards(place.twin, read_gold_rows(place.rows))
-    return Labelled(place=place, counts=counts, examples=tuple(examples))
+    summary = found.tally.summary() if isinstance(found, Judged) else None
+    return Labelled(place=place, counts=counts, examples=tuple(examples), judge=summary)
 
 
 def _before(place: Place) -> Labelled:
@@ -139,8 +156,3 @@ def _require_few_errors(labelled: Labelled, most: float) -> None:
             f"--max-error-fraction {most:g}. The first causes: {'; '.join(labelled.examples)}. The file is "
             f"written; the same command asks for the missing ones again."
         )
-
-
-def labelled_path(output: Path) -> Path:
-    """Return the file with the rows for `--output`."""
-    return Place.of(output).rows

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from rewardlab.core.bars import bar
-from rewardlab.core.errors import ConfigError, DataError, EndpointError
+from rewardlab.core.errors import DataError
 from rewardlab.core.files import sha256_file
 from rewardlab.curation.rewriting import files_of
 from rewardlab.data.finding import find_sources
@@ -27,6 +27,7 @@ from rewardlab.gold.pool import Finished, Pool, Source
 from rewardlab.gold.sampling.asks import Ask, asks_of
 from rewardlab.gold.sampling.config import SampleConfig
 from rewardlab.gold.sampling.servers import Reply, ServedSampler
+from rewardlab.gold.servers import open_all
 from rewardlab.gold.stage import Asked, Place, claimed, read_manifest, require_own, state_of, write_manifest
 
 logger = logging.getLogger("rewardlab")
@@ -149,7 +150,7 @@ async def _draw(work: _Work, prompts: Sequence[Prompt], place: Place) -> Mapping
     """Draw all replies that are not kept, and return what drew them."""
     samplers = samplers_of(work.config)
     try:
-        opened = await _open_all(samplers)
+        opened = await open_all(samplers)
         identity = opened[0].identity
         work.decides = {**work.config.draw.decides(), **identity}
         if not work.config.restart:
@@ -167,34 +168,6 @@ async def _draw(work: _Work, prompts: Sequence[Prompt], place: Place) -> Mapping
         return identity
     finally:
         await asyncio.gather(*(sampler.close() for sampler in samplers), return_exceptions=True)
-
-
-async def _open_all(samplers: Sequence[Sampler]) -> list[Sampler]:
-    """Open samplers of one model; those that are away are left out, with a warning. Raises as the last of them."""
-    from rewardlab.gold.reward_models import may_pass
-
-    opened: list[Sampler] = []
-    last: EndpointError | None = None
-    for sampler in samplers:
-        try:
-            await sampler.open()
-        except EndpointError as error:
-            if not may_pass(error):
-                raise
-            last = error
-            logger.warning("%s: left out: %s", sampler.name, error)
-        else:
-            opened.append(sampler)
-    if not opened:
-        assert last is not None
-        raise last
-    for sampler in opened[1:]:
-        if sampler.identity != opened[0].identity:
-            raise ConfigError(
-                f"--url: {opened[0].name} and {sampler.name} serve different models ({opened[0].identity} and "
-                f"{sampler.identity}). All replies of a file are of one model."
-            )
-    return opened
 
 
 def _parts(work: _Work, prompts: Sequence[Prompt], size: int, update: Any) -> Iterator[list[Ask]]:

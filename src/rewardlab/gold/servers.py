@@ -1,0 +1,63 @@
+"""Sources of one kind that are to do the same work, such as several servers of one model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+from rewardlab.core.errors import ConfigError, EndpointError
+
+logger = logging.getLogger("rewardlab")
+
+
+class Opened(Protocol):
+    """What can be opened, and then says what it is."""
+
+    name: str
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What decides its results, once it is open."""
+
+    async def open(self) -> None:
+        """Load or connect. Raises RewardlabError."""
+
+
+Kind = TypeVar("Kind", bound=Opened)
+
+
+async def open_all(sources: Sequence[Kind]) -> list[Kind]:
+    """Open sources of one model; those that are away are left out, with a warning.
+
+    Raises ConfigError if they are of different models, and what the last one raises if none can be opened.
+    """
+    opened: list[Kind] = []
+    last: EndpointError | None = None
+    for source in sources:
+        try:
+            await source.open()
+        except EndpointError as error:
+            if not may_pass(error):
+                raise
+            last = error
+            logger.warning("%s: left out: %s", source.name, error)
+        else:
+            opened.append(source)
+    if not opened:
+        assert last is not None
+        raise last
+    for source in opened[1:]:
+        if source.identity != opened[0].identity:
+            raise ConfigError(
+                f"--url: {opened[0].name} and {source.name} have different models, or compute in different precision "
+                f"({opened[0].identity} and {source.identity}). All results of a file are of one model."
+            )
+    return opened
+
+
+def may_pass(error: EndpointError) -> bool:
+    """Whether a failure of a server may be better a moment later, or elsewhere."""
+    from rewardlab.client.failures import BadAnswerError, UnavailableError
+
+    return isinstance(error, UnavailableError | BadAnswerError)
