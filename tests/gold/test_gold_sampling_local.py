@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from pathlib import Path
 
 import pytest
 import torch
 from scipy.stats import chisquare
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rewardlab.core.errors import ModelError
 from rewardlab.core.types import Message
@@ -176,3 +177,22 @@ def test_a_run_that_goes_on_writes_the_same_bytes(folder, tmp_path, monkeypatch)
     assert resumed.rows.read_bytes() == whole.rows.read_bytes()
     assert resumed.twin.read_bytes() == whole.twin.read_bytes()
     assert all(len(row.responses) == 2 for row in read_gold_rows(resumed.rows))
+
+
+def test_replies_to_one_prompt_share_its_computation_and_are_the_same(folder, monkeypatch) -> None:
+    several = [*asks(4), *asks(3, OTHER), *asks(2)]
+    alone = [draw(folder, [ask])[0] for ask in several]
+    widths: list[tuple[int, ...]] = []
+    forward = LlamaForCausalLM.forward
+
+    @functools.wraps(forward)  # transformers looks at what it takes
+    def noting(self, input_ids=None, **how):
+        widths.append(tuple(input_ids.shape))
+        return forward(self, input_ids=input_ids, **how)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", noting)
+    together = draw(folder, several)
+    assert [reply["text"] for reply in together] == [reply["text"] for reply in alone]
+    assert [reply["logprob"] for reply in together] == pytest.approx([one["logprob"] for one in alone], abs=1e-3)
+    longest = max(len(rendered(folder)), len(rendered(folder, OTHER)))
+    assert widths[:2] == [(3, longest - 1), (9, 1)], "each prompt once, then a token of each reply at a time"

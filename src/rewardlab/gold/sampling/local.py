@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ModelError
 from rewardlab.core.files import sha256_file, sha256_json
+from rewardlab.core.types import Conversation
 from rewardlab.gold.sampling.asks import Ask
 from rewardlab.gold.sampling.config import DrawConfig, SamplerConfig
 from rewardlab.gold.sampling.servers import Reply
@@ -103,13 +105,43 @@ class LocalSampler:
             drawing = _drawing([items[place].seed for place in chosen], self._draw)
             with torch.inference_mode():
                 found = self._model.generate(
-                    **batch, max_new_tokens=self._draw.max_tokens, do_sample=False, logits_processor=[drawing]
+                    **batch,
+                    past_key_values=self._shared(batch, [items[place].prompt for place in chosen]),
+                    max_new_tokens=self._draw.max_tokens,
+                    do_sample=False,
+                    logits_processor=[drawing],
                 )
             start = batch["input_ids"].shape[1]
             for row, place in enumerate(chosen):
                 logprobs = [float(step[row]) for step in drawing.logprobs]
                 replies[place] = self._reply(found[row, start:].tolist(), len(encoded[place]), logprobs)
         return replies
+
+    def _shared(self, batch: Any, prompts: list[Conversation]) -> Any:
+        """Return keys and values of all tokens of the prompts but the last, of which each prompt is computed once.
+
+        None where no prompt comes twice in a row, or the model keeps something else than keys and values.
+        """
+        import torch
+        from transformers import DynamicCache
+
+        sizes = [len(list(several)) for _, several in groupby(prompts)]
+        if len(sizes) == len(prompts) or not getattr(self._model, "_supports_default_dynamic_cache", lambda: True)():
+            return None
+        repeats = torch.tensor(sizes, device=batch["input_ids"].device)
+        first = repeats.cumsum(0) - repeats
+        mask = batch["attention_mask"][first, :-1]
+        cache = DynamicCache(config=self._model.config)
+        self._model(
+            input_ids=batch["input_ids"][first, :-1],
+            attention_mask=mask,
+            position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        cache.batch_select_indices(torch.arange(len(sizes), device=repeats.device).repeat_interleave(repeats))
+        return cache
 
     def _reply(self, tokens: list[int], prompt_tokens: int, logprobs: list[float]) -> Reply:
         """Return a reply from its tokens, which go on with padding after the end."""
