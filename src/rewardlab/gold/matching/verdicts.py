@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from rewardlab.analysis import stats
@@ -32,6 +32,8 @@ EPOCH_LOSS: Final = 0.5
 """Loss above which a run that has had an epoch has learned little."""
 COLLAPSE: Final = 0.1
 """Difference between the accuracy that a run measured itself and the match on the same kind of rows that counts."""
+ORDERS: Final = ("order of scores", "order of scores, train rows")
+FIRST: Final = "First put the scores in order (see the order of scores), and match again: this may follow from it."
 MORE_TRAINING: Final = "Train it again with --lr 5e-5 and --epochs 2, and look at the loss from step to step."
 """What repaired such a run."""
 
@@ -62,7 +64,7 @@ class Limits:
 
 def judge(judged: Judged, limits: Limits) -> list[Finding]:
     """Return the verdicts on one proxy, those on its scores first, then those on its training."""
-    return [
+    found = [
         *_order(judged),
         _test_match(judged, limits),
         _spread(judged, limits),
@@ -72,6 +74,10 @@ def judge(judged: Judged, limits: Limits) -> list[Finding]:
         *_losses(judged),
         _template(judged),
     ]
+    if judged.order.named is None:
+        return found
+    # What follows from scores in the wrong place is no finding of its own, but it is not hidden either.
+    return [one if one.name in ORDERS or not one.advice else replace(one, advice=FIRST) for one in found]
 
 
 def _order(judged: Judged) -> Iterator[Finding]:
@@ -82,7 +88,7 @@ def _order(judged: Judged) -> Iterator[Finding]:
 
 
 def _order_of(name: str, part: str, order: Order) -> Finding:
-    title = "order of scores" if part == "test" else "order of scores, train rows"
+    title = ORDERS[part == "train"]
     found = order.named
     if not order.alternatives:
         return Finding(
@@ -181,14 +187,14 @@ def _spread(judged: Judged, limits: Limits) -> Finding:
     )
     harmless = " A scale of its own alone does no harm: the choice among replies does not depend on it."
     if is_below(spread, least):
-        good = is_above(match, limits.good_match)
+        poor = is_below(match, limits.good_match)
         return Finding(
             name="compressed scores",
             about=judged.name,
-            status="warn" if good else "fail",
-            evidence=told + (f"{harmless} The match is {percent(match)}." if good else ""),
+            status="fail" if poor else "warn",
+            evidence=told + ("" if poor else f"{harmless} The match is {percent(match)}."),
             advice="Nothing, unless the size of the scores is used, as in averages with other models."
-            if good
+            if not poor
             else f"With a match of {percent(match)} it has hardly learned to tell replies apart. {MORE_TRAINING}",
         )
     if least > 0 and is_above(spread, 1 / least):
