@@ -49,6 +49,11 @@ def is_below(estimate: Estimate | None, threshold: float) -> bool:
     return estimate is not None and estimate.high < threshold
 
 
+def further(shift: int) -> str:
+    """Return where another row is: ``1 row further down``, for a shift of +1."""
+    return f"{abs(shift)} row{'s' if abs(shift) > 1 else ''} further {'down' if shift > 0 else 'up'}"
+
+
 def percent(estimate: Estimate) -> str:
     """Return a share with its interval: ``73.4% [69.5, 77.1]``."""
     return format_estimate(estimate, percent=True)

@@ -57,8 +57,8 @@ class CheckConfig:
         )
         require(
             not (any(ours) and (self.responses_path or self.rewards_path)),
-            "--responses-path and --rewards-path are of the layout with one JSON file a fact, in place of --samples and "
-            "--labels.",
+            "--responses-path and --rewards-path are of the layout with one JSON file a fact, in place of --samples "
+            "and --labels.",
         )
         require(
             self.responses_path is None or self.prompts_path is not None,

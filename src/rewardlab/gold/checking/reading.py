@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -119,8 +119,8 @@ def _places(config: CheckConfig) -> tuple[Path | None, Path | None, Path | None]
     pairs = next((room for room in rooms if any((room / form.format("train")).is_file() for form in FORMS)), None)
     if not any((*found, pairs)):
         raise ConfigError(
-            f"--folder {config.folder}: neither samples.jsonl nor labels.jsonl nor train.jsonl lies in it or in a folder "
-            f"of it. Name the files with --samples, --labels and --pairs."
+            f"--folder {config.folder}: neither samples.jsonl nor labels.jsonl nor train.jsonl lies in it or in a "
+            f"folder of it. Name the files with --samples, --labels and --pairs."
         )
     return found[0], found[1], pairs
 
@@ -139,8 +139,6 @@ def _gold_rows(path: Path | None, what: str, names: dict[str, Path], system: str
     if path is None:
         return None
     names[what] = path
-    from dataclasses import replace
-
     rows = read_gold_rows(path, labelled=what == "labels")
     return [replace(row, prompt=with_system(row.prompt, system)) for row in rows]
 

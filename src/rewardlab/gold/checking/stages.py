@@ -9,7 +9,7 @@ from rewardlab.core.terminal import short
 from rewardlab.core.types import Conversation
 from rewardlab.gold.checking.reading import Stages, bare_key, system_of
 from rewardlab.gold.files.rows import GoldRow
-from rewardlab.gold.findings import Finding
+from rewardlab.gold.findings import Finding, further
 
 AGAIN = "Write the later file again from the earlier one."
 
@@ -41,8 +41,8 @@ def _counts(stages: Stages) -> Iterator[Finding]:
             evidence=f"{told} rows.",
             advice=""
             if same
-            else "They belong together by place, so rows are missing or were written twice: everything after that place "
-            "belongs to the row beside it. Write the file with the wrong number again.",
+            else "They belong together by place, so rows are missing or were written twice: everything after that "
+            "place belongs to the row beside it. Write the file with the wrong number again.",
         )
     yield from _replies(stages)
 
@@ -115,7 +115,7 @@ def _displacement(ours: Sequence[object], theirs: Sequence[object], wrong: Seque
     if not moved or moved.most_common(1)[0][1] < len(wrong) / 2:
         return "the same rows come in another order" if sum(moved.values()) > len(wrong) / 2 else None
     by = moved.most_common(1)[0][0]
-    return f"rows are shifted by {by:+d}".replace("-", "−")
+    return f"rows are shifted: they stand {further(by)}"
 
 
 def _same_prompts(prompts: Sequence[Conversation], rows: Sequence[GoldRow], stages: Stages) -> Finding:

@@ -22,6 +22,7 @@ from rewardlab.analysis.matching import outcomes_of
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.paired import change_of_shares, significance_of
 from rewardlab.core.types import Estimate
+from rewardlab.gold.findings import further
 
 SHIFTS: Final = (-2, -1, 1, 2)
 """Rows by which scores are moved."""
@@ -37,7 +38,7 @@ class Alternative:
     """Another place for the scores, and what the match would be there."""
 
     name: str
-    """What would have been done to the scores: `swapped`, `turned round`, `shifted by 1`."""
+    """How the scores would have to be taken: `swapped`, `turned round`, or from `1 row further down`."""
     where: str
     """`all rows`, or which of them."""
     match: Estimate
@@ -87,20 +88,25 @@ def order_of(
         moved["turned round"] = _outcomes(-scores_LK, gold_LK)
     for shift in shifts:
         if len(gold_LK) > abs(shift):
-            moved[f"shifted by {shift:+d}".replace("-", "−")] = _outcomes(_shifted(scores_LK, shift), gold_LK)
+            moved[further(shift)] = _outcomes(_shifted(scores_LK, shift), gold_LK)
     parts = _parts(len(gold_LK))
     raw = [
         found
         for name, there_LN in moved.items()
-        for where, rows in (parts if name.startswith("shifted") else parts[:1])
+        for where, rows in (parts if is_shift(name) else parts[:1])
         if (found := _compared(name, where, here_LN[rows], there_LN[rows], prompts[rows])) is not None
     ]
     adjusted = holm([one.p for one in raw])
     order = Order(alternatives=tuple(replace(one, p=p) for one, p in zip(raw, adjusted, strict=True)))
     named = order.named
-    if named is None or not named.name.startswith("shifted"):
+    if named is None or not is_shift(named.name):
         return order
     return Order(alternatives=order.alternatives, first_row=_first_row(here_LN, moved[named.name]))
+
+
+def is_shift(name: str) -> bool:
+    """Whether an alternative takes scores from another row."""
+    return name not in ("swapped", "turned round")
 
 
 def _outcomes(scores_LK: FloatArray, gold_LK: FloatArray) -> FloatArray:

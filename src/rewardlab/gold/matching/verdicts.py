@@ -112,7 +112,7 @@ def _order_of(name: str, part: str, order: Order) -> Finding:
         f"p {found.p:.2g} with all places tried accounted for)."
     )
     if order.first_row is not None and order.first_row > 1:
-        told += f" The scores seem to be in place up to about row {order.first_row - 1}, and shifted from there on."
+        told += f" They seem to be in place up to about row {order.first_row - 1}, and shifted from there on."
     return Finding(name=title, about=name, status="fail", evidence=told, advice=_repair(found.name))
 
 
@@ -123,10 +123,8 @@ def _cannot_tell(match: Estimate) -> str:
 
 
 def _done(name: str) -> str:
-    return {
-        "swapped": "taken in the reverse order of the replies",
-        "turned round": "taken with the opposite sign",
-    }.get(name, f"{name} rows" if name[-1] != "1" else f"{name} row")
+    words = {"swapped": "taken in the reverse order of the replies", "turned round": "taken with the opposite sign"}
+    return words.get(name, f"taken from {name}")
 
 
 def _repair(name: str) -> str:
@@ -142,7 +140,7 @@ def _repair(name: str) -> str:
             "or whether its score is a loss or a penalty."
         )
     return (
-        "Scores and rows are not in one order: a row is missing or was written twice in one of the files. Label the "
+        "The scores are shifted against the rows: a row is missing or was written twice in one of the files. Label the "
         "rows again, or run `rewardlab gold check` on all files to see which of them has moved."
     )
 
