@@ -10,7 +10,8 @@ from typing import Final
 import numpy as np
 
 from rewardlab.analysis.distributions import quantile
-from rewardlab.analysis.matching import Match, SliceMatch, match_of, slice_matches
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.matching import IntArray, Match, SliceMatch, match_of, slice_matches
 from rewardlab.analysis.multiple import Standing, holm, standings
 from rewardlab.analysis.paired import Difference, Verdicts, compare_metric, mcnemar, verdicts_of
 from rewardlab.analysis.power import smallest_difference
@@ -230,8 +231,8 @@ def _part(part: Part) -> PartMatch:
     )
 
 
-def _percentiles(scores_R: np.ndarray, prompt_R: np.ndarray) -> dict[str, Estimate]:
-    return {f"p{percent}": quantile(scores_R, prompt_R.astype(np.int32), share=percent / 100) for percent in PERCENTS}
+def _percentiles(scores_R: FloatArray, prompt_R: IntArray) -> dict[str, Estimate]:
+    return {f"p{percent}": quantile(scores_R, prompt_R, share=percent / 100) for percent in PERCENTS}
 
 
 def _beside(part: Part, seed: int) -> tuple[Beside, ...]:
