@@ -85,15 +85,26 @@ def gold_of(rows: list[GoldRow]) -> Table:
 
 
 def draw_scores(rows: list[GoldRow], match: float, generator: np.random.Generator, *, scale: float = 1.0) -> Table:
-    """Scores of a proxy with this match; at ½ they know nothing. `scale` is their size beside gold's."""
-    gold = gold_of(rows)
+    """Scores of a proxy of these rows with this match."""
+    return scores_for(gold_of(rows), match, generator, scale=scale)
+
+
+def scores_for(gold: Table, match: float, generator: np.random.Generator, *, scale: float = 1.0) -> Table:
+    """Scores of a proxy with this match with gold; at ½ they know nothing. `scale` is their size beside gold's."""
     noise = generator.normal(size=gold.shape) * SPREAD
     if match == 0.5:
         return scale * noise + MEAN
-    mixed = gold + noise_for(match) * noise
-    size = math.hypot(1.0, noise_for(match))
-    found: Table = scale * (mixed - MEAN) / size + MEAN
+    mixed = gold - MEAN + noise_for(match) * noise
+    found: Table = scale * mixed / math.hypot(1.0, noise_for(match)) + MEAN
     return found
+
+
+def draw_gold(size: Size, generator: np.random.Generator) -> Table:
+    """Gold scores alone, without texts."""
+    gold: Table = MEAN + SPREAD * generator.normal(size=(size.rows, size.replies))
+    tied = generator.random(size.rows) < size.tied
+    gold[tied, 1] = gold[tied, 0]
+    return gold
 
 
 def proxy(scores: Table, name: str = "proxy") -> Proxy:

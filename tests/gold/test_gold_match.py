@@ -219,7 +219,8 @@ def test_a_sign_that_is_turned_round_is_told_from_replies_that_are_swapped() -> 
 def test_honest_scores_are_in_order_whatever_they_know(match_rate: float) -> None:
     for seed in range(10):
         rows = drawn(seed=seed)
-        assert judged(rows, scored(rows, match_rate, seed=seed + 50))["order of scores"].status == "pass"
+        scores = scored(rows, match_rate, seed=seed + 50)
+        assert order_of(scores, gold_of(rows), [row.key for row in rows]).named is None
 
 
 # --- verdicts --------------------------------------------------------------------------------------------------

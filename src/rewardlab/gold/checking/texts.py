@@ -1,8 +1,8 @@
 """Whether gold scores belong to the texts beside them, where no other file knows: do the texts say anything of them?
 
-A linear model of the words and lengths of replies is fitted to gold's order of each pair and judged on prompts that it
-has not seen. Where scores lie one row off, the texts say nothing about them in their place, and something one row
-further. Swapped replies cannot be seen so: a model fitted to a reversed order is as good.
+A linear model of the words and lengths of replies is fitted to gold's order of one pair a row, on half of the prompts,
+and judged on the other half. Where scores lie one row off, the texts say nothing about them in their place, and
+something one row further. Swapped replies cannot be seen so: a model fitted to a reversed order is as good.
 
 Legend: L rows, R replies, N pairs, A places.
 """
@@ -10,7 +10,7 @@ Legend: L rows, R replies, N pairs, A places.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Final
 
 import numpy as np
@@ -19,7 +19,7 @@ from scipy.sparse import csr_matrix, hstack
 from rewardlab.analysis import stats
 from rewardlab.analysis.bags import scale_of, scaled, vocabulary_of, word_features
 from rewardlab.analysis.intervals import FloatArray
-from rewardlab.analysis.linear import Comparisons, Matrix, cross_validate, held_out_logits
+from rewardlab.analysis.linear import Comparisons, Matrix, cross_validate, fit
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.paired import change_of_shares, significance_of
 from rewardlab.core.types import Estimate
@@ -46,7 +46,10 @@ def text_finding(rows: Sequence[GoldRow], *, seed: int = 0) -> Finding | None:
         return None
     rows = rows[:MOST_ROWS]
     features, starts = _features(rows)
-    outcomes = {shift: _outcomes(rows, features, starts, shift, seed) for shift in (0, *SHIFTS)}
+    prompts = sorted({row.key for row in rows})
+    chosen = np.random.default_rng((seed, 11)).permutation(len(prompts))[: len(prompts) // 2]
+    half = {prompts[place] for place in chosen.tolist()}
+    outcomes = {shift: _outcomes(rows, features, _pairs(rows, starts, shift), half, seed) for shift in (0, *SHIFTS)}
     here = outcomes[0]
     if here is None:
         few = f"Fewer than {FEWEST} rows have two replies with different gold scores: too few to fit anything."
@@ -117,8 +120,8 @@ def _features(rows: Sequence[GoldRow]) -> tuple[Matrix, list[int]]:
     return csr_matrix(hstack([words, csr_matrix(dense)])), starts.tolist()
 
 
-def _pairs(rows: Sequence[GoldRow], starts: Sequence[int], shift: int) -> Iterator[tuple[int, int, int, float]]:
-    """Yield (row, winner, loser, 1.0) of one pair a row: its replies with the highest and the lowest score there."""
+def _pairs(rows: Sequence[GoldRow], starts: Sequence[int], shift: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (row, winner, loser) of one pair a row: its replies with the highest and the lowest score there."""
     for number, row in enumerate(rows):
         place = number + shift
         gold = rows[place].gold if 0 <= place < len(rows) else None
@@ -131,14 +134,18 @@ def _pairs(rows: Sequence[GoldRow], starts: Sequence[int], shift: int) -> Iterat
         values = np.array(scores, dtype=np.float64)
         best, worst = known[int(values.argmax())], known[int(values.argmin())]
         if values.max() > values.min() and row.responses[best] != row.responses[worst]:
-            yield number, starts[number] + best, starts[number] + worst, 1.0
+            yield number, starts[number] + best, starts[number] + worst
 
 
 def _outcomes(
-    rows: Sequence[GoldRow], features: Matrix, starts: Sequence[int], shift: int, seed: int
+    rows: Sequence[GoldRow], features: Matrix, paired: Iterable[tuple[int, int, int]], half: Set[str], seed: int
 ) -> Outcomes | None:
-    """Return whether each pair is ordered right by the model that has not seen its prompt; None for too few."""
-    pairs = list(_pairs(rows, starts, shift))
+    """Return whether each pair outside `half` of the prompts is ordered right by the model of that half.
+
+    None for fewer than `FEWEST` prompts. By one division, and not by turns: with turns the outcomes would depend on each
+    other through the models, and a test would find differences where there are none.
+    """
+    pairs = list(paired)
     keys = [rows[number].key for number, *_ in pairs]
     names, prompts = np.unique(np.asarray(keys, dtype=np.str_), return_inverse=True)
     if len(names) < FEWEST:
@@ -146,14 +153,24 @@ def _outcomes(
     best, worst = (np.array([pair[side] for pair in pairs]) for side in (1, 2))
     differences = features[best] - features[worst]
     differences = scaled(differences, scale_of(differences))
-    data = Comparisons(
+    fitted_N = np.array([key in half for key in keys])
+    data = _comparisons(differences[fitted_N], prompts[fitted_N])
+    penalty = cross_validate(data, penalties=PENALTIES, seed=seed).penalty
+    theta = fit(data, data.weights[:, None], np.array([penalty]))[:, 0]
+    held = [key for key, was_fitted in zip(keys, fitted_N.tolist(), strict=True) if not was_fitted]
+    return np.heaviside(np.asarray(differences[~fitted_N] @ theta), 0.5), held
+
+
+def _comparisons(differences: Matrix, prompts: np.ndarray) -> Comparisons:
+    """Return differences, winner minus loser, as what is fitted."""
+    names, numbers = np.unique(prompts, return_inverse=True)
+    count = len(numbers)
+    return Comparisons(
         differences=differences,
-        labels=np.ones(len(pairs)),
-        margins=np.zeros(len(pairs)),
-        weights=np.ones(len(pairs)),
-        prompts=prompts.astype(np.intp),
-        prompt_keys=tuple(names.tolist()),
+        labels=np.ones(count),
+        margins=np.zeros(count),
+        weights=np.ones(count),
+        prompts=numbers.astype(np.intp),
+        prompt_keys=tuple(map(str, names.tolist())),
         roots=np.arange(len(names), dtype=np.intp),
     )
-    chosen = cross_validate(data, penalties=PENALTIES, seed=seed)
-    return np.heaviside(held_out_logits(data, chosen), 0.5), keys

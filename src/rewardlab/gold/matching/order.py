@@ -2,7 +2,8 @@
 
 Scores that belong where they are agree with gold better there than anywhere else. So the proxy's scores are also held
 against gold with the places of the replies reversed, with their sign turned, and one or two rows further up or down; in
-the whole file and in each quarter of it, since a row that is missing in the middle moves only what follows.
+the whole file, in each quarter of it and in its last tenth, since a row that is missing in the middle
+moves only what follows.
 
 Legend: L rows, K replies of most rows, A alternatives.
 """
@@ -128,11 +129,12 @@ def _shifted(scores_LK: FloatArray, shift: int) -> FloatArray:
 
 
 def _parts(num_rows: int) -> list[tuple[str, slice]]:
-    """Return all rows, and each quarter of the file that is large enough."""
+    """Return all rows, each quarter of the file, and its last tenth, as far as they are large enough."""
     edges = np.linspace(0, num_rows, QUARTERS + 1).astype(int)
+    last = num_rows - num_rows // 10
     quarters = [
         (f"rows {start + 1}–{end}", slice(start, end))
-        for start, end in pairwise(edges.tolist())
+        for start, end in (*pairwise(edges.tolist()), (last, num_rows))
         if end - start >= FEWEST
     ]
     return [("all rows", slice(0, num_rows)), *quarters]
