@@ -27,7 +27,7 @@ Rows = list[GoldRow]
 
 
 def drawn(rows: int = 120, replies: int = 2, seed: int = 0) -> Rows:
-    return draw_rows(Size(rows=rows, replies=replies), np.random.default_rng(seed))
+    return draw_rows(Size(rows=rows, replies=replies, shown=0.95), np.random.default_rng(seed))
 
 
 def messages(prompt: Sequence[Message], reply: str = "") -> list[dict[str, str]]:

@@ -142,8 +142,8 @@ def _outcomes(
 ) -> Outcomes | None:
     """Return whether each pair outside `half` of the prompts is ordered right by the model of that half.
 
-    None for fewer than `FEWEST` prompts. By one division, and not by turns: with turns the outcomes would depend on each
-    other through the models, and a test would find differences where there are none.
+    None for fewer than `FEWEST` prompts. By one division, and not by turns: with turns the outcomes would depend on
+    each other through the models, and a test would find differences where there are none.
     """
     pairs = list(paired)
     keys = [rows[number].key for number, *_ in pairs]
