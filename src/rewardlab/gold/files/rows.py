@@ -128,11 +128,12 @@ def read_gold_row(row: Mapping[str, Any], where: str, number: int, *, labelled: 
 def turns_of(prompt: Any, where: str) -> Conversation:
     """Return a prompt as turns; a text that is an open transcript is split. Raises DataError if it is no prompt."""
     try:
-        turns, _ = prompt_turns(prompt, bare=False) if prompt is not None else ((), False)
+        turns, _ = prompt_turns(prompt, bare=False) if isinstance(prompt, str | list) else ((), False)
     except (RenderError, UnusableRowError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: the prompt cannot be read ({error}). {WANTED}") from error
-    if not turns or turns[-1].role == "assistant":
-        last = "is missing or empty" if not turns else "ends with a turn of the assistant"
+    is_empty = not turns or not turns[-1].content.strip()
+    if is_empty or turns[-1].role == "assistant":
+        last = "is missing or empty" if is_empty else "ends with a turn of the assistant"
         raise DataError(f"{where}: the prompt {last}, so there is nothing to reply to. {WANTED}")
     return turns
 
