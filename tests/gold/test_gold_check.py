@@ -22,6 +22,7 @@ from rewardlab.gold.checking.run import Checked, check
 from rewardlab.gold.files.layouts import write_responses, write_rewards, write_rows
 from rewardlab.gold.files.rows import GoldRow, with_system
 from rewardlab.gold.findings import Finding, exit_status
+from rewardlab.gold.stage import Asked, Place, write_manifest
 
 Rows = list[GoldRow]
 
@@ -222,6 +223,26 @@ def test_a_twin_that_was_changed_is_named(tmp_path: Path) -> None:
     config = stages(tmp_path, rows)
     write_rewards(tmp_path / "labels.json", rows[1:] + rows[:1])
     assert "120 of them other than" in failed(check(config))["labels as JSON"].evidence
+
+
+def test_the_manifest_of_a_stage_is_read(tmp_path: Path) -> None:
+    config = stages(tmp_path, drawn())
+    place = Place.of(tmp_path / "labels.jsonl")
+    write_manifest(place, Asked(stage="label", settings={}, inputs={}), decided={"model": "0" * 64}, counts={})
+    (manifest,) = [one for one in check(config).findings if "labels.jsonl.manifest" in one.about]
+    assert (manifest.status, manifest.evidence) == ("pass", "2 files have the hash that it names.")
+    write_rewards(place.twin, drawn(seed=1))
+    assert "labels.json changed" in failed(check(config))["manifest"].evidence
+
+
+def test_the_rows_that_a_built_folder_keeps_stand_in_for_labels(tmp_path: Path) -> None:
+    rows = drawn()
+    for side, own in (("train", rows[:100]), ("test", rows[100:])):
+        write_pairs(tmp_path, side, own)
+        write_rows(tmp_path / f"labels.{side}.jsonl", (row.as_json() for row in own))
+    checked = check(CheckConfig(pairs=tmp_path))
+    assert {one.status for one in checked.findings} == {"pass"}
+    assert any("20 of 20 pairs have the reply" in one.evidence for one in checked.findings)
 
 
 def test_shifted_gold_is_seen_in_the_texts_alone(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ def _manifests(folders: Sequence[Path]) -> Iterator[Finding]:
         except DataError as error:
             yield Finding(name="manifest", about=path.name, status="fail", evidence=str(error))
             continue
-        named = {name: digest for name, digest in _digests(values) if (path.parent / name).is_file() or name in there}
+        found = {**dict(_digests(values)), **_of_stage(path, values)}
+        named = {name: digest for name, digest in found.items() if (path.parent / name).is_file() or name in there}
         changed = [
             name
             for name, digest in named.items()
@@ -51,19 +52,26 @@ def _manifests(folders: Sequence[Path]) -> Iterator[Finding]:
         )
 
 
+def _of_stage(path: Path, values: object) -> dict[str, str]:
+    """Return the hashes of the output of a stage, whose manifest is named after it."""
+    rows = path.name.removesuffix(".manifest.json")
+    if rows == path.name or not isinstance(values, Mapping):
+        return {}
+    files = {"rows_sha256": rows, "twin_sha256": f"{rows.removesuffix('.gz').removesuffix('.jsonl')}.json"}
+    return {file: values[key] for key, file in files.items() if isinstance(values.get(key), str)}
+
+
 def _digests(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield every name of a file with the hash that a manifest gives it, however it is nested."""
     if isinstance(value, str) and SHA.fullmatch(value) and name:
         yield name, value
     elif isinstance(value, Mapping):
-        own = value.get("sha256")
-        if isinstance(own, str) and SHA.fullmatch(own):
-            file = value.get("file", value.get("path", value.get("name", name)))
-            if isinstance(file, str) and file:
-                yield Path(file).name, own
-            return
+        own, file = value.get("sha256"), value.get("file", value.get("path", value.get("name", name)))
+        if isinstance(own, str) and SHA.fullmatch(own) and isinstance(file, str) and file:
+            yield Path(file).name, own
         for key, entry in value.items():
-            yield from _digests(entry, Path(str(key)).name)
+            if key != "sha256":
+                yield from _digests(entry, Path(str(key)).name)
     elif isinstance(value, list):
         for entry in value:
             yield from _digests(entry)

@@ -84,6 +84,8 @@ def read_stages(config: CheckConfig) -> Stages:
         prompts = [one.prompt for one in found]
     samples = _gold_rows(config_samples, "samples", names, config.system)
     labels = _gold_rows(config_labels, "labels", names, config.system)
+    if labels is None and config.rewards_path is None and pairs is not None:
+        labels = _of_built(pairs, names)
     responses = rewards = None
     if config.responses_path is not None:
         names["responses"] = config.responses_path
@@ -141,6 +143,13 @@ def _gold_rows(path: Path | None, what: str, names: dict[str, Path], system: str
     names[what] = path
     rows = read_gold_rows(path, labelled=what == "labels")
     return [replace(row, prompt=with_system(row.prompt, system)) for row in rows]
+
+
+def _of_built(pairs: Path, names: dict[str, Path]) -> list[GoldRow] | None:
+    """Return the rows that a built folder keeps of each side; None if it keeps none."""
+    files = [path for side in SIDES if (path := pairs / f"labels.{side}.jsonl").is_file()]
+    names |= {path.name: path for path in files}
+    return list(read_gold_rows(files, labelled=True)) if files else None
 
 
 def _joined(

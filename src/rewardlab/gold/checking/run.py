@@ -59,7 +59,10 @@ def _files(stages: Stages) -> list[str]:
         "rewards": stages.rewards,
         "labels": stages.labels,
     }
-    told = [f"{path}: {len(sizes[what] or ()):,} rows" for what, path in stages.names.items()]
+    told = [
+        f"{path}: {len(sizes[what] or ()):,} rows" if what in sizes else str(path)
+        for what, path in stages.names.items()
+    ]
     return [*told, *(f"{one.path}: {len(one.pairs):,} pairs" for one in stages.built)]
 
 

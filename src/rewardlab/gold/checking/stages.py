@@ -17,7 +17,7 @@ AGAIN = "Write the later file again from the earlier one."
 def stage_findings(stages: Stages) -> Iterator[Finding]:
     """Yield what holding prompts, samples, responses, scores and labels against each other says."""
     yield from _counts(stages)
-    if stages.responses is None and stages.samples is not None and stages.labels is not None:
+    if "labels" in stages.names and stages.samples is not None and stages.labels is not None:
         yield _same_rows(stages.samples, stages.labels, stages)
     if stages.prompts is not None and stages.responses is None and stages.rows:
         yield _same_prompts(stages.prompts, stages.rows, stages)
@@ -29,7 +29,7 @@ def _counts(stages: Stages) -> Iterator[Finding]:
         "samples": stages.samples if stages.responses is None else None,
         "responses": stages.responses,
         "rewards": stages.rewards,
-        "labels": stages.labels if stages.rewards is None else None,
+        "labels": stages.labels if "labels" in stages.names else None,
     }
     sizes = {what: len(rows) for what, rows in counts.items() if rows is not None}
     if len(sizes) > 1:

@@ -50,16 +50,6 @@ class MatchingConfig:
             for value in values:
                 require("=" in value, f"{flag} {value}: wanted NAME={'FILE' if flag != '--runs' else 'FOLDER'}.")
 
-    @property
-    def train(self) -> InputConfig:
-        """The training part as an input of its own; nothing is named in it if none was given."""
-        return InputConfig(
-            input=self.train_input,
-            prompts_path=self.train_prompts_path,
-            responses_path=self.train_responses_path,
-            rewards_path=self.train_rewards_path,
-        )
-
 
 @composed
 @dataclass(frozen=True, kw_only=True)
@@ -85,3 +75,16 @@ class MatchConfig(Composed):
         first = self.rows.input[0] if self.rows.input else self.rows.responses_path
         assert first is not None
         return first.parent / "match"
+
+    @property
+    def train(self) -> InputConfig:
+        """The training part, read as the test part is; nothing is named in it if none was given."""
+        own = self.matching
+        return InputConfig(
+            input=own.train_input,
+            prompts_path=own.train_prompts_path,
+            responses_path=own.train_responses_path,
+            rewards_path=own.train_rewards_path,
+            num_responses=self.rows.num_responses,
+            system=self.rows.system,
+        )

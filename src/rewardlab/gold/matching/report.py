@@ -73,7 +73,7 @@ def json_report(matched: Matched, config: MatchConfig) -> dict[str, Any]:
         "standings": encode(matched.standings),
         "notes": list(matched.notes),
         "settings": to_mapping(config),
-        "inputs": config.rows.digests() | config.matching.train.digests(),
+        "inputs": config.rows.digests() | config.train.digests(),
         "provenance": json.loads(json.dumps(provenance())),
     }
 

@@ -103,7 +103,7 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
     train_rows, train_proxies = _train(config, proxies, folder, scores)
     train = part_of("train", train_rows, train_proxies) if train_proxies else None
     notes = [] if train is None else list(_shared(test, train))
-    if config.matching.train.is_given and train is None:
+    if config.train.is_given and train is None:
         notes.append("No proxy has scores of the training rows: name them with --train-proxies NAME=FILE.")
     sources = dict(zip([proxy.name for proxy in proxies], own.proxies, strict=True))
     return match_parts(
@@ -170,9 +170,9 @@ def _train(
 ) -> tuple[list[GoldRow], list[Proxy]]:
     """Return the training rows, and the proxies that have scores of them: folders, and those given for them."""
     own = config.matching
-    if not own.train.is_given:
+    if not config.train.is_given:
         return [], []
-    rows = list(own.train.rows(labelled=True))
+    rows = list(config.train.rows(labelled=True))
     given = {source.partition("=")[0]: source for source in own.train_proxies}
     for name in given:
         if name not in {proxy.name for proxy in proxies}:

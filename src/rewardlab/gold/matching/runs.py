@@ -14,6 +14,7 @@ from rewardlab.analysis import stats
 from rewardlab.core.errors import ArtifactError, ConfigError
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 from rewardlab.core.types import Estimate
+from rewardlab.gold.proxies import BEST
 from rewardlab.report.folder import Record, read_folder
 
 NEAR_THE_END: Final = 0.1
@@ -53,10 +54,11 @@ def what_of(source: str) -> Path:
 
 
 def spec_of(source: str) -> RewardSpec | None:
-    """Return the spec of a proxy that is a reward-model folder; None if it is none, or cannot be read."""
-    folder = what_of(source)
+    """Return the spec of a proxy that is a reward-model folder or a run; None if it is none, or cannot be read."""
+    what = what_of(source)
+    folder = next((place for place in (what, what / BEST) if (place / SPEC_FILE).is_file()), None)
     try:
-        return read_spec(folder) if (folder / SPEC_FILE).is_file() else None
+        return None if folder is None else read_spec(folder)
     except ArtifactError:
         return None
 

@@ -77,7 +77,8 @@ def judge(judged: Judged, limits: Limits) -> list[Finding]:
     if judged.order.named is None:
         return found
     # What follows from scores in the wrong place is no finding of its own, but it is not hidden either.
-    return [one if one.name in ORDERS or not one.advice else replace(one, advice=FIRST) for one in found]
+    grave = ("fail", "warn")
+    return [one if one.name in ORDERS or one.status not in grave else replace(one, advice=FIRST) for one in found]
 
 
 def _order(judged: Judged) -> Iterator[Finding]:
@@ -301,7 +302,7 @@ def _near_66(judged: Judged, limits: Limits) -> Finding:
             advice=MORE_TRAINING,
         )
     status: Status = "undecided" if math.isnan(match.low) else "pass"
-    return Finding(name=name, about=judged.name, status=status, evidence=f"{told} This is not the picture of it.")
+    return Finding(name=name, about=judged.name, status=status, evidence=f"{told} About 66% would show it.")
 
 
 def _losses(judged: Judged) -> Iterator[Finding]:
