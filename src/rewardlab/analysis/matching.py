@@ -1,0 +1,363 @@
+"""How well the scores of a proxy follow those of a gold model on the same replies: order, margins, spread, choice.
+
+Legend: R replies, N pairs of replies to one prompt, L rows (prompts with their replies), C prompts. Rows with equal
+prompts are one prompt in every interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import stdtr
+
+from rewardlab.analysis import stats
+from rewardlab.analysis.agreement import Agreement, agreement
+from rewardlab.analysis.best_of_n import picked
+from rewardlab.analysis.influence import antisymmetric_correlations, by_influence, correlations, without_interval
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.kwise import signed_share
+from rewardlab.analysis.multiple import holm
+from rewardlab.analysis.precision import FEWEST_PROMPTS, relative_size
+from rewardlab.core.types import Estimate
+
+IntArray = npt.NDArray[np.intp]
+BoolArray = npt.NDArray[np.bool_]
+WITHIN: Final = ("Pearson", "Spearman", "Kendall")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Replies:
+    """Replies in order of their rows, and all pairs of two replies of one row that have different texts."""
+
+    row_R: IntArray
+    """[R] number of the row of each reply, rising."""
+    prompts: tuple[str, ...]
+    """[L] key of the prompt of each row."""
+    gold_R: FloatArray
+    """[R] finite gold scores."""
+    first_N: IntArray
+    """[N] reply of each pair."""
+    second_N: IntArray
+    num_identical: int = 0
+    """Pairs left out because both replies are the same text."""
+
+    @classmethod
+    def of(cls, row_R: IntArray, prompts: Sequence[str], gold_R: FloatArray, text_R: Sequence[str] = ()) -> Replies:
+        """Return replies with their pairs; without texts no two are taken for identical."""
+        start_L, count_L = np.unique(row_R, return_index=True, return_counts=True)[1:]
+        firsts, seconds = [], []
+        for start, count in zip(start_L.tolist(), count_L.tolist(), strict=True):
+            one, other = np.triu_indices(count, 1)
+            firsts.append(one + start)
+            seconds.append(other + start)
+        first_N, second_N = (
+            np.concatenate([*parts, np.empty(0, np.intp)]).astype(np.intp) for parts in (firsts, seconds)
+        )
+        identical = 0
+        if len(text_R):
+            known: dict[str, int] = {}
+            number_R = np.array([known.setdefault(text, len(known)) for text in text_R])
+            same_N = number_R[first_N] == number_R[second_N]
+            identical = int(same_N.sum())
+            first_N, second_N = first_N[~same_N], second_N[~same_N]
+        return cls(
+            row_R=row_R,
+            prompts=tuple(prompts),
+            gold_R=gold_R,
+            first_N=first_N,
+            second_N=second_N,
+            num_identical=identical,
+        )
+
+    @cached_property
+    def prompt_L(self) -> IntArray:
+        """[L] number of the prompt of each row."""
+        return np.unique(np.asarray(self.prompts, dtype=np.str_), return_inverse=True)[1].astype(np.intp)
+
+    @cached_property
+    def row_N(self) -> IntArray:
+        """[N] row of each pair."""
+        return self.row_R[self.first_N]
+
+    @cached_property
+    def keys_N(self) -> list[str]:
+        """[N] prompt keys of pairs."""
+        return [self.prompts[row] for row in self.row_N.tolist()]
+
+    @cached_property
+    def keys_R(self) -> list[str]:
+        """[R] prompt keys of replies."""
+        return [self.prompts[row] for row in self.row_R.tolist()]
+
+    @cached_property
+    def gold_N(self) -> FloatArray:
+        """[N] gold margins, first minus second."""
+        return self.margins(self.gold_R)
+
+    @property
+    def num_rows(self) -> int:
+        """L."""
+        return len(self.prompts)
+
+    def margins(self, scores_R: FloatArray) -> FloatArray:
+        """Return [N] score differences, first minus second."""
+        found: FloatArray = scores_R[self.first_N] - scores_R[self.second_N]
+        return found
+
+    @cached_property
+    def decided_N(self) -> BoolArray:
+        """[N] whether the gold scores of a pair differ."""
+        return np.asarray(self.gold_N != 0)
+
+    @cached_property
+    def decided_keys(self) -> list[str]:
+        """Prompt keys of the decided pairs."""
+        return [key for key, keep in zip(self.keys_N, self.decided_N.tolist(), strict=True) if keep]
+
+    def outcomes(self, scores_R: FloatArray) -> FloatArray:
+        """Return, for each decided pair, 1 if the scores order it as the gold scores do, 0 if not, ½ for a tie."""
+        return outcomes_of(self.margins(scores_R)[self.decided_N], self.gold_N[self.decided_N])
+
+
+def outcomes_of(margin_N: FloatArray, gold_N: FloatArray) -> FloatArray:
+    """Return [N] 1 where the signs of two differences agree, 0 where not, ½ where the first is 0."""
+    found: FloatArray = np.heaviside(margin_N * np.sign(gold_N), 0.5)
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regret:
+    """What choosing by the proxy among all replies of a row costs, in units of the gold score."""
+
+    num_rows: int
+    """Rows with two or more replies."""
+    lost: Estimate
+    """Gold score of the best reply less that of the reply with the highest proxy score, ties averaged."""
+    gained: Estimate
+    """That reply less a reply drawn at random."""
+    share: Estimate
+    """Gained by choosing, as a share of what choosing by gold itself would gain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SliceMatch:
+    """The match on some of the pairs, and against the others."""
+
+    column: str
+    value: str
+    num_pairs: int
+    match: Estimate
+    apart: Estimate
+    """Match in the slice less that of all other pairs."""
+    p: float
+    """Of the difference being 0; NaN where it is not tested."""
+    adjusted: float = math.nan
+    """After Holm's correction for all slices of a proxy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """Everything that is said of one proxy against gold on one part of the data."""
+
+    num_pairs: int
+    """Pairs whose gold scores differ."""
+    proxy_ties: int
+    agreement: Agreement
+    within: Mapping[str, Estimate]
+    """Mean over rows of the correlation of the replies of a row; 0 for a row whose proxy scores are all equal."""
+    rows_without_order: int
+    """Rows left out of `within`: fewer than two replies, or all of one gold score."""
+    margins: Mapping[str, Estimate]
+    """Correlations of score differences, of both orders of each pair, and of their sizes."""
+    slope: Estimate
+    """Proxy margin for each unit of gold margin, through the origin."""
+    spread: Estimate
+    """Root mean square of proxy margins over that of gold margins."""
+    score_spread: Estimate
+    """Standard deviation of proxy scores over that of gold scores."""
+    regret: Regret
+
+
+def match_of(replies: Replies, scores_R: FloatArray) -> Match:
+    """Return how well finite proxy scores [R] follow the gold scores."""
+    margin_N, prompt_N = replies.margins(scores_R), replies.prompt_L[replies.row_N]
+    found = agreement(
+        margins_N=margin_N,
+        gold_margins_N=replies.gold_N,
+        prompts_N=replies.keys_N,
+        scores_R=scores_R,
+        gold_scores_R=replies.gold_R,
+        prompts_R=replies.keys_R,
+    )
+    both = antisymmetric_correlations(margin_N, replies.gold_N, prompt_N)
+    sizes = correlations(np.abs(margin_N), np.abs(replies.gold_N), prompt_N)
+    within, lacking = within_rows(replies, scores_R)
+    return Match(
+        num_pairs=int(replies.decided_N.sum()),
+        proxy_ties=int((margin_N[replies.decided_N] == 0).sum()),
+        agreement=found,
+        within=within,
+        rows_without_order=lacking,
+        margins={
+            "differences, Pearson": both[0],
+            "differences, Spearman": both[1],
+            "sizes, Pearson": sizes[0],
+            "sizes, Spearman": sizes[1],
+        },
+        slope=slope_of(margin_N, replies.gold_N, prompt_N),
+        spread=spread_of(margin_N, replies.gold_N, prompt_N),
+        score_spread=relative_size(scores_R, replies.gold_R, replies.keys_R, centred=True),
+        regret=regret_of(replies, scores_R),
+    )
+
+
+def within_rows(replies: Replies, scores_R: FloatArray) -> tuple[dict[str, Estimate], int]:
+    """Return the mean over rows of each correlation between the replies of a row, and how many rows have none.
+
+    All three are Σ xy/√(Σx² Σy²) over the pairs of a row, with x and y the differences of scores (Pearson), of midranks
+    (Spearman) or their signs (Kendall's τ-b).
+    """
+    whole = Replies.of(replies.row_R, replies.prompts, replies.gold_R)
+    size = replies.num_rows
+    means: dict[str, Estimate] = {}
+    varies_L = np.bincount(whole.row_N, whole.gold_N != 0, minlength=size) > 0
+    keys = [key for key, keep in zip(replies.prompts, varies_L.tolist(), strict=True) if keep]
+    columns = [(values_R, _midranks(whole, values_R)) for values_R in (scores_R, replies.gold_R)]
+    for name in WITHIN:
+        x_N, y_N = (whole.margins(ranks_R if name == "Spearman" else values_R) for values_R, ranks_R in columns)
+        if name == "Kendall":
+            x_N, y_N = np.sign(x_N), np.sign(y_N)
+        xy_L, xx_L, yy_L = (np.bincount(whole.row_N, v, minlength=size) for v in (x_N * y_N, x_N**2, y_N**2))
+        known_L = xx_L * yy_L > 0
+        values_L = np.where(known_L, xy_L / np.sqrt(np.where(known_L, xx_L * yy_L, 1.0)), 0.0)
+        means[name] = signed_share(np.clip(values_L[varies_L], -1, 1), keys)
+    return means, int((~varies_L).sum())
+
+
+def _midranks(whole: Replies, values_R: FloatArray) -> FloatArray:
+    """Return [R] how many replies of its row are below each, ties one half."""
+    above_N = np.heaviside(whole.margins(values_R), 0.5)
+    size = len(values_R)
+    below_R = np.bincount(whole.first_N, above_N, size) + np.bincount(whole.second_N, 1 - above_N, size)
+    return below_R.astype(np.float64)
+
+
+def slope_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> Estimate:
+    """Return Σ xy/Σy², the proxy margin x for each unit of gold margin y, with its interval by influence."""
+    yy = float(np.square(gold_N).mean()) if gold_N.size else 0.0
+    if yy <= 0:
+        return without_interval(math.nan, 0)
+    value = float((margin_N * gold_N).mean()) / yy
+    return by_influence(value, (margin_N * gold_N - value * np.square(gold_N)) / yy, prompt_N)
+
+
+def spread_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> Estimate:
+    """Return √(Σx²/Σy²), how large proxy margins x are beside gold margins y, with an interval of its logarithm.
+
+    Pairs count in both orders, so the mean of margins is 0. Without an interval below `precision.FEWEST_PROMPTS`.
+    """
+    xx, yy = (float(np.square(v).mean()) if v.size else 0.0 for v in (margin_N, gold_N))
+    count = len(np.unique(prompt_N))
+    if yy <= 0:
+        return without_interval(math.nan, count)
+    value = math.sqrt(xx / yy)
+    if count < FEWEST_PROMPTS or not value:
+        return without_interval(value, count, method=stats.too_few(count) if value else "no variation")
+    influence = value / 2 * (np.square(margin_N) / xx - np.square(gold_N) / yy)
+    return by_influence(value, influence, prompt_N, scale="log")
+
+
+def regret_of(replies: Replies, scores_R: FloatArray) -> Regret:
+    """Return what choosing by the scores among all replies of a row costs and gains, over rows of two and more."""
+    lost, gained, keys = [], [], []
+    for row, inside in _by_row(replies):
+        gold_K = replies.gold_R[inside]
+        if len(gold_K) < 2:
+            continue
+        chosen = float(picked(scores_R[inside], gold_K, most=len(gold_K))[-1])
+        lost.append(max(float(gold_K.max()) - chosen, 0.0))
+        gained.append(chosen - float(gold_K.mean()))
+        keys.append(replies.prompts[row])
+    lost_L, gained_L = np.array(lost), np.array(gained)
+    return Regret(
+        num_rows=len(keys),
+        lost=stats.mean_loss(lost_L, keys),
+        gained=stats.mean(gained_L, keys),
+        share=_ratio(gained_L, gained_L + lost_L, keys),
+    )
+
+
+def _by_row(replies: Replies) -> Iterator[tuple[int, slice]]:
+    """Yield the number of each row that has replies, and where these are."""
+    rows, start_L = np.unique(replies.row_R, return_index=True)
+    ends = [*start_L[1:].tolist(), len(replies.row_R)]
+    for row, start, end in zip(rows.tolist(), start_L.tolist(), ends, strict=True):
+        yield row, slice(start, end)
+
+
+def _ratio(over_L: FloatArray, under_L: FloatArray, keys: Sequence[str]) -> Estimate:
+    """Return Σ over/Σ under with an interval by influence."""
+    under = float(under_L.mean()) if under_L.size else 0.0
+    if under <= 0:
+        return without_interval(math.nan, len(set(keys)))
+    value = float(over_L.mean()) / under
+    numbers = np.unique(np.asarray(keys, dtype=np.str_), return_inverse=True)[1].astype(np.intp)
+    return by_influence(value, (over_L - value * under_L) / under, numbers)
+
+
+def slice_matches(
+    replies: Replies, scores_R: FloatArray, columns: Mapping[str, Sequence[str]]
+) -> tuple[SliceMatch, ...]:
+    """Return the match for each value of each column, which has a text for each decided pair.
+
+    The difference from all other pairs is tested by Student's t over prompts, with the influence of each pair on it.
+    Fewer than ten prompts on either side are not tested.
+    """
+    outcome_N, keys = replies.outcomes(scores_R), np.asarray(replies.decided_keys, dtype=object)
+    found = []
+    for column, values in columns.items():
+        own = np.asarray(values, dtype=object)
+        distinct = sorted(set(values))
+        for value in distinct:
+            inside_N = np.asarray(own == value)
+            apart, p = _apart(outcome_N, inside_N, keys) if len(distinct) > 1 else (_no_rest(keys), math.nan)
+            found.append(
+                SliceMatch(
+                    column=column,
+                    value=value,
+                    num_pairs=int(inside_N.sum()),
+                    match=stats.mean_share(outcome_N[inside_N], keys[inside_N].tolist()),
+                    apart=apart,
+                    p=p,
+                )
+            )
+    adjusted = holm([one.p for one in found])
+    return tuple(replace(one, adjusted=p) for one, p in zip(found, adjusted, strict=True))
+
+
+def _no_rest(keys: npt.NDArray[np.object_]) -> Estimate:
+    return without_interval(math.nan, len(set(keys.tolist())), method="no other pairs")
+
+
+def _apart(outcome_N: FloatArray, inside_N: BoolArray, keys: npt.NDArray[np.object_]) -> tuple[Estimate, float]:
+    """Return the match inside less that outside, and the p-value of there being no difference."""
+    count = min(len(set(keys[side].tolist())) for side in (inside_N, ~inside_N))
+    value = float(outcome_N[inside_N].mean() - outcome_N[~inside_N].mean())
+    if count < stats.MIN_CLUSTERS:
+        return without_interval(value, count), math.nan
+    share = float(inside_N.mean())
+    mean_N = np.where(inside_N, outcome_N[inside_N].mean(), outcome_N[~inside_N].mean())
+    influence_N = (outcome_N - mean_N) * np.where(inside_N, 1 / share, -1 / (1 - share))
+    numbers_N = np.unique(keys.astype(np.str_), return_inverse=True)[1].astype(np.intp)
+    estimate = by_influence(value, influence_N, numbers_N)
+    totals_C = np.bincount(numbers_N, influence_N)
+    prompts = len(totals_C)
+    error = math.sqrt(float(np.square(totals_C).sum()) * prompts / (prompts - 1)) / len(outcome_N)
+    p = 2 * float(stdtr(prompts - 1, -abs(value) / error)) if error > 0 else math.nan
+    return estimate, p

@@ -1,0 +1,1 @@
+"""The files of all stages against each other, and rows of them as text."""

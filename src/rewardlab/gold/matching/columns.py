@@ -1,0 +1,151 @@
+"""Rows with gold scores and the scores of proxies as columns of numbers, and what the pairs are divided by.
+
+Legend: L rows, R replies, N pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.matching import Replies
+from rewardlab.core.errors import DataError
+from rewardlab.gold.files.rows import GoldRow
+from rewardlab.gold.proxies import Proxy
+
+FEWEST: Final = 10
+"""Pairs with different gold scores below which nothing is judged."""
+QUARTERS: Final = ("1 smallest quarter", "2", "3", "4 largest quarter")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Part:
+    """One part of the data (test or train) with the scores of all proxies for the same replies."""
+
+    name: str
+    rows: Sequence[GoldRow]
+    """As they were read, in the order of the file."""
+    replies: Replies
+    scores: Mapping[str, FloatArray]
+    """Proxy -> [R] scores."""
+    table: Mapping[str, FloatArray]
+    """`gold` and each proxy -> [L, K] scores by place in the file, NaN where there is none; K is that of most rows."""
+    length_R: FloatArray
+    """[R] characters."""
+    cut_R: np.ndarray
+    """[R] whether the reply ended at the token limit."""
+    without_text: int
+    """Replies that could not be sampled."""
+    without_gold: int
+    """Replies with a text and without a gold score."""
+    without_score: Mapping[str, int]
+    """Proxy -> replies with a gold score that it has no score for; they are left out for all proxies."""
+
+
+def part_of(name: str, rows: Sequence[GoldRow], proxies: Sequence[Proxy]) -> Part:
+    """Return a part from rows and the scores of proxies for all of them, in their order.
+
+    Raises DataError if scores are not as many as the replies, or fewer than `FEWEST` pairs can be judged.
+    """
+    _require_same(name, rows, proxies)
+    places, gold, kept_scores = [], [], []
+    lacking = dict.fromkeys((proxy.name for proxy in proxies), 0)
+    without_text = without_gold = 0
+    for number, row in enumerate(rows):
+        row_gold = row.gold or (None,) * len(row.responses)
+        for reply, (text, score) in enumerate(zip(row.responses, row_gold, strict=True)):
+            if text is None or score is None:
+                without_text += text is None
+                without_gold += text is not None
+                continue
+            own = [proxy.scores[number][reply] for proxy in proxies]
+            for proxy, value in zip(proxies, own, strict=True):
+                lacking[proxy.name] += value is None
+            if None not in own:
+                places.append((number, reply))
+                gold.append(score)
+                kept_scores.append(own)
+    scores_RM = np.array(kept_scores, dtype=np.float64).reshape(len(places), len(proxies))
+    row_R = np.array([number for number, _ in places], dtype=np.intp)
+    texts = [rows[number].responses[reply] or "" for number, reply in places]
+    replies = Replies.of(row_R, [row.key for row in rows], np.array(gold, dtype=np.float64), texts)
+    if (found := int(replies.decided_N.sum())) < FEWEST:
+        raise DataError(
+            f"the {name} rows have {found} pairs of replies with different gold scores, and scores by every proxy; at "
+            f"least {FEWEST} are needed. Label more rows, or look at what is missing."
+        )
+    return Part(
+        name=name,
+        rows=rows,
+        replies=replies,
+        scores={proxy.name: scores_RM[:, number] for number, proxy in enumerate(proxies)},
+        table=_tables(rows, proxies),
+        length_R=np.array([len(text) for text in texts], dtype=np.float64),
+        cut_R=np.array([rows[number].is_cut[reply] for number, reply in places], dtype=bool),
+        without_text=without_text,
+        without_gold=without_gold,
+        without_score=lacking,
+    )
+
+
+def _require_same(name: str, rows: Sequence[GoldRow], proxies: Sequence[Proxy]) -> None:
+    for proxy in proxies:
+        if len(proxy.scores) != len(rows):
+            raise DataError(
+                f"{proxy.name} has scores of {len(proxy.scores)} rows and the {name} part has {len(rows)}. They belong "
+                f"together by place, so one of them is of other data, or lacks rows."
+            )
+        for row, own in zip(rows, proxy.scores, strict=True):
+            if len(own) != len(row.responses):
+                raise DataError(
+                    f"{row.where or row.id}: {proxy.name} has {len(own)} scores for {len(row.responses)} replies."
+                )
+
+
+def _tables(rows: Sequence[GoldRow], proxies: Sequence[Proxy]) -> dict[str, FloatArray]:
+    """Return all scores by row and place, for rows of the most frequent number of replies; others are NaN."""
+    sizes = np.bincount([len(row.responses) for row in rows])
+    most = int(sizes.argmax())
+    columns: dict[str, Sequence[Sequence[float | None]]] = {"gold": [row.gold or () for row in rows]}
+    columns |= {proxy.name: proxy.scores for proxy in proxies if proxy.name != "gold"}
+    found = {}
+    for name, values in columns.items():
+        table = np.full((len(rows), most), np.nan)
+        for number, own in enumerate(values):
+            if len(own) == most:
+                table[number] = [np.nan if one is None else one for one in own]
+        found[name] = table
+    return found
+
+
+def slice_columns(part: Part) -> dict[str, list[str]]:
+    """Return what the decided pairs are divided by: column -> a text for each; columns of one value are left out."""
+    own = part.replies
+    decided = own.decided_N
+    first_N, second_N = own.first_N[decided], own.second_N[decided]
+    row_N = own.row_N[decided]
+    size_N = np.abs(own.gold_N[decided])
+    longer_N = (part.length_R[first_N] - part.length_R[second_N]) * np.sign(own.gold_N[decided])
+    quarter_N = np.searchsorted(np.quantile(size_N, [0.25, 0.5, 0.75]), size_N, "left")
+    cut_N = part.cut_R[first_N] | part.cut_R[second_N]
+    sources = [str(row.extra.get("source", row.extra.get("subset", "none"))) for row in part.rows]
+    turns = [_turns(row) for row in part.rows]
+    columns = {
+        "source": [sources[row] for row in row_N.tolist()],
+        "size of gold's margin": [QUARTERS[number] for number in quarter_N.tolist()],
+        "gold's winner": [
+            "longer" if gap > 0 else "shorter" if gap < 0 else "equally long" for gap in longer_N.tolist()
+        ],
+        "cut at the token limit": ["one or both" if cut else "neither" for cut in cut_N.tolist()],
+        "turns of the prompt": [turns[row] for row in row_N.tolist()],
+    }
+    return {name: values for name, values in columns.items() if len(set(values)) > 1}
+
+
+def _turns(row: GoldRow) -> str:
+    count = sum(turn.role != "system" for turn in row.prompt)
+    return str(count) if count < 4 else "4 and more"

@@ -1,0 +1,242 @@
+"""The report of `rewardlab gold match`: text for the terminal, a page, Markdown and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from rewardlab.analysis.json_form import encode
+from rewardlab.analysis.matching import SliceMatch
+from rewardlab.core.config import to_mapping
+from rewardlab.core.files import provenance
+from rewardlab.core.types import Estimate
+from rewardlab.gold.findings import exit_status, number, percent, worst
+from rewardlab.gold.matching.config import MatchConfig
+from rewardlab.gold.matching.run import Matched, PartMatch
+from rewardlab.gold.pages import counted, finding_paragraph, finding_text, graver_first
+from rewardlab.report import document
+from rewardlab.report.document import Block, Document, Paragraph, Section, Table
+from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
+
+MADE_BY: Final = "rewardlab gold match"
+NAME: Final = "match"
+SIDE: Final = (
+    "p is of the sign flips by prompt, after Holm's correction for the proxies; the smallest difference is what these "
+    "pairs show with 80% power."
+)
+SLICES: Final = (
+    "apart: the match in the slice less that of all other pairs; p after Holm's correction for all slices of a proxy. "
+    "Small margins of gold are harder for every proxy."
+)
+
+
+def headline(matched: Matched) -> str:
+    """Return the outcome in words."""
+    return f"{worst(matched.findings).upper()}: {counted(matched.findings)}."
+
+
+def text_report(matched: Matched) -> str:
+    """Return the report for a terminal."""
+    width = report_width()
+    several = len(matched.proxies) > 1
+    blocks = [textwrap.fill(_facts(matched.source, part), width=width) for part in _parts(matched)]
+    blocks += [textwrap.fill(note, width=width) for note in matched.notes]
+    blocks.append(headline(matched))
+    blocks += [finding_text(one, with_about=several) for one in graver_first(matched.findings)]
+    for part in _parts(matched):
+        blocks += [text_table(*_as_texts(table)) for table in _tables(part)]
+        shown = [row for row in _slice_rows(part) if not row[-1].startswith("—")]
+        if part.name == "test" and shown:
+            blocks += [text_table(SLICE_HEADER, shown), textwrap.fill(SLICES, width=width)]
+    if matched.beside:
+        blocks += [text_table(*_as_texts(_beside(matched))), textwrap.fill(SIDE, width=width)]
+    if matched.standings:
+        blocks.append(text_table(*_as_texts(_standings(matched))))
+    return "\n\n".join(["", *blocks])
+
+
+def json_report(matched: Matched, config: MatchConfig) -> dict[str, Any]:
+    """Return the report as JSON values; numbers that are not there are null."""
+    return {
+        "made_by": MADE_BY,
+        "status": worst(matched.findings),
+        "exit_status": exit_status(matched.findings),
+        "headline": headline(matched),
+        "findings": encode(matched.findings),
+        "proxies": list(matched.proxies),
+        "test": encode(matched.test),
+        "train": encode(matched.train),
+        "beside": encode(matched.beside),
+        "standings": encode(matched.standings),
+        "notes": list(matched.notes),
+        "settings": to_mapping(config),
+        "inputs": config.rows.digests() | config.train.digests(),
+        "provenance": json.loads(json.dumps(provenance())),
+    }
+
+
+def page(matched: Matched) -> Document:
+    """Return the report as a page."""
+    several = len(matched.proxies) > 1
+    verdicts: list[Block] = [Paragraph(text=headline(matched))]
+    verdicts += [finding_paragraph(one, with_about=several) for one in graver_first(matched.findings)]
+    sections = [Section(title="Verdicts", blocks=tuple(verdicts))]
+    if matched.beside:
+        blocks: list[Block] = [_beside(matched), Paragraph(text=SIDE, tone="note")]
+        blocks += [_standings(matched)] if matched.standings else []
+        sections.append(Section(title="Proxies side by side", blocks=tuple(blocks)))
+    for part in _parts(matched):
+        title = f"Match with gold on {part.name}"
+        sections.append(
+            Section(title=title, blocks=(*_tables(part), _slices(part), Paragraph(text=SLICES, tone="note")))
+        )
+    read: list[Block] = [Paragraph(text=_facts(matched.source, part)) for part in _parts(matched)]
+    read += [Paragraph(text=note, tone="note") for note in matched.notes]
+    sections.append(Section(title="What was read", blocks=tuple(read)))
+    return Document(
+        title=f"Match of {', '.join(matched.proxies)} with gold",
+        made_by=f"{MADE_BY}: does a proxy follow the gold model, and if not, why?",
+        parts=(document.Part(title="Match", sections=tuple(sections)),),
+        generator=MADE_BY,
+    )
+
+
+def _parts(matched: Matched) -> list[PartMatch]:
+    return [matched.test] if matched.train is None else [matched.test, matched.train]
+
+
+def _facts(source: str, part: PartMatch) -> str:
+    left = {
+        "pairs that gold ties": part.gold_ties,
+        "pairs of identical replies": part.identical,
+        "replies without a text": part.without_text,
+        "replies without a gold score": part.without_gold,
+        **{f"replies that {name} has no score for": count for name, count in part.without_score.items()},
+    }
+    told = ", ".join(f"{count:,} {what}" for what, count in left.items() if count) or "nothing"
+    return (
+        f"{source if part.name == 'test' else 'training rows'}: {part.num_replies:,} replies to {part.num_prompts:,} "
+        f"prompts in {part.num_rows:,} rows, {part.num_pairs - part.gold_ties:,} pairs. Left out: {told}."
+    )
+
+
+def _as_texts(table: Table) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    return table.header, table.rows
+
+
+def _tables(part: PartMatch) -> Iterator[Table]:
+    names = list(part.matches)
+    yield _match_table(part, names)
+    yield _table(part, names, f"Scores on {part.name}", _score_rows(part, names), ("gold", *names))
+
+
+def _match_table(part: PartMatch, names: Sequence[str]) -> Table:
+    found: dict[str, list[tuple[Estimate, bool]]] = {}
+    for name in names:
+        match = part.matches[name]
+        rows = {"match rate": (match.agreement.match, True)}
+        rows |= {f"{measure} over all replies": (one, False) for measure, one in match.agreement.correlations.items()}
+        rows |= {f"{measure} within rows, mean": (one, False) for measure, one in match.within.items()}
+        rows |= {f"margins: {measure}": (one, False) for measure, one in match.margins.items()}
+        rows |= {
+            "margins: slope, own points a point of gold": (match.slope, False),
+            "margins: size beside gold's": (match.spread, False),
+            "best of all replies: gold lost": (match.regret.lost, False),
+            "best of all replies: gold gained": (match.regret.gained, False),
+            "best of all replies: share of the possible gain": (match.regret.share, True),
+        }
+        for what, cell in rows.items():
+            found.setdefault(what, []).append(cell)
+    rows_shown = [
+        (what, *(percent(one) if share else number(one) for one, share in cells)) for what, cells in found.items()
+    ]
+    notes = column_notes({what: [one for one, _ in cells] for what, cells in found.items()})
+    return document.with_intervals(
+        caption=f"On {part.name}",
+        header=(part.name, *names),
+        rows=rows_shown,
+        estimates=[None] * len(rows_shown),
+        label="",
+        notes=notes,
+        notes_folded=True,
+    )
+
+
+def _score_rows(part: PartMatch, names: Sequence[str]) -> list[tuple[str, ...]]:
+    columns = [part.gold_percentiles, *(part.percentiles[name] for name in names)]
+    return [(what, *(number(column[what]) for column in columns)) for what in part.gold_percentiles]
+
+
+def _table(
+    part: PartMatch, names: Sequence[str], caption: str, rows: Sequence[tuple[str, ...]], header: Sequence[str]
+) -> Table:
+    return Table(caption=caption, header=(f"scores, {part.name}", *header), rows=tuple(rows))
+
+
+SLICE_HEADER: Final = ("proxy", "slice", "value", "pairs", "match", "apart", "p")
+
+
+def _slice_rows(part: PartMatch) -> list[tuple[str, ...]]:
+    return [_slice_row(name, one) for name, slices in part.slices.items() for one in slices]
+
+
+def _slice_row(name: str, one: SliceMatch) -> tuple[str, ...]:
+    return (
+        name,
+        one.column,
+        one.value,
+        format_count(one.num_pairs),
+        percent(one.match),
+        format_estimate(one.apart, percent=True),
+        p_text(one.adjusted),
+    )
+
+
+def _slices(part: PartMatch) -> Table:
+    estimates = [one.match for slices in part.slices.values() for one in slices]
+    return document.with_intervals(
+        caption=f"Match by slice, {part.name}",
+        header=SLICE_HEADER,
+        rows=_slice_rows(part),
+        estimates=estimates,
+        label="match",
+        mark=0.5,
+        notes=column_notes({"match": estimates}),
+        notes_folded=True,
+    )
+
+
+def _beside(matched: Matched) -> Table:
+    rows = [
+        (
+            one.second,
+            one.first,
+            percent(one.difference.second),
+            percent(one.difference.first),
+            percent(one.difference.difference),
+            p_text(one.adjusted),
+            format_count(one.verdicts.only_second),
+            format_count(one.verdicts.only_first),
+            "—" if math.isnan(one.smallest.value) else percent(one.smallest),
+        )
+        for one in matched.beside
+    ]
+    header = ("proxy", "against", "match", "its match", "difference", "p", "only it", "only the other", "smallest")
+    return Table(caption="Match on test, paired", header=header, rows=tuple(rows))
+
+
+def _standings(matched: Matched) -> Table:
+    rows = [
+        (name, format_estimate(one.rank, digits=1), f"{one.first:.0%}", p_text(one.p_best))
+        for name, one in matched.standings.items()
+    ]
+    header = ("proxy", "rank by match", "best in so many draws", "p of being the best")
+    return Table(caption="Which may be the best", header=header, rows=tuple(rows))
+
+
+def p_text(value: float) -> str:
+    """Return a p-value as a cell."""
+    return "—" if math.isnan(value) else "<0.001" if value < 0.001 else f"{value:.3f}"

@@ -1,0 +1,283 @@
+"""Runs `rewardlab gold match`: reads rows and scores, computes the numbers of every proxy, and judges them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rewardlab.analysis.distributions import quantile
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.matching import IntArray, Match, SliceMatch, match_of, slice_matches
+from rewardlab.analysis.multiple import Standing, holm, standings
+from rewardlab.analysis.paired import Difference, Verdicts, compare_metric, mcnemar, verdicts_of
+from rewardlab.analysis.power import smallest_difference
+from rewardlab.analysis.signflip import Significance
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.spec import RewardSpec
+from rewardlab.core.types import Estimate
+from rewardlab.gold.files.inputs import InputConfig
+from rewardlab.gold.files.rows import GoldRow
+from rewardlab.gold.findings import Finding
+from rewardlab.gold.matching.columns import Part, part_of, slice_columns
+from rewardlab.gold.matching.config import MatchConfig
+from rewardlab.gold.matching.order import order_of
+from rewardlab.gold.matching.runs import RunFacts, read_run, run_folder_of, spec_of, what_of
+from rewardlab.gold.matching.verdicts import Judged, Limits, judge
+from rewardlab.gold.proxies import Proxy, proxy_scores
+from rewardlab.gold.scoring import ScoringConfig
+
+PERCENTS: Final = (5, 25, 50, 75, 95)
+Scores = Callable[[Sequence[str], Sequence[GoldRow], Path, ScoringConfig], list[Proxy]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartMatch:
+    """One part of the data: its counts, and what each proxy came to on it."""
+
+    name: str
+    num_rows: int
+    num_prompts: int
+    num_replies: int
+    num_pairs: int
+    """Pairs of replies to one prompt whose texts differ."""
+    gold_ties: int
+    """Of these, left out because gold gives both one score."""
+    identical: int
+    """Pairs of one text, left out."""
+    without_text: int
+    without_gold: int
+    without_score: Mapping[str, int]
+    gold_percentiles: Mapping[str, Estimate]
+    percentiles: Mapping[str, Mapping[str, Estimate]]
+    """Proxy -> percentile of its scores."""
+    matches: Mapping[str, Match]
+    slices: Mapping[str, tuple[SliceMatch, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """A proxy against the first one, on the same test pairs."""
+
+    first: str
+    second: str
+    difference: Difference
+    adjusted: float
+    """p-value after Holm's correction for the number of proxies."""
+    verdicts: Verdicts
+    mcnemar: Significance | None
+    smallest: Estimate
+    """Smallest true difference that these pairs show with 80 % power."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matched:
+    """Everything that a report says."""
+
+    source: str
+    proxies: tuple[str, ...]
+    test: PartMatch
+    train: PartMatch | None
+    beside: tuple[Beside, ...]
+    standings: Mapping[str, Standing]
+    """Of three proxies and more."""
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+
+
+def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
+    """Return what the scores of the proxies say beside gold's, on test rows and where given on training rows.
+
+    Raises ConfigError and DataError for what cannot be read, or is too little to judge.
+    """
+    folder = config.output_dir / "scores"
+    own = config.matching
+    test_rows = list(config.rows.rows(labelled=True))
+    proxies = scores(own.proxies, test_rows, folder, config.scoring)
+    if len(proxies) != len(own.proxies):
+        raise ConfigError(f"--proxies: {len(own.proxies)} were named and {len(proxies)} have scores.")
+    test = part_of("test", test_rows, proxies)
+    train_rows, train_proxies = _train(config, proxies, folder, scores)
+    train = part_of("train", train_rows, train_proxies) if train_proxies else None
+    notes = [] if train is None else list(_shared(test, train))
+    if config.train.is_given and train is None:
+        notes.append("No proxy has scores of the training rows: name them with --train-proxies NAME=FILE.")
+    sources = dict(zip([proxy.name for proxy in proxies], own.proxies, strict=True))
+    return match_parts(
+        test,
+        train,
+        source=_named(config.rows),
+        runs=_runs(config, sources),
+        specs={name: spec for name, source in sources.items() if (spec := spec_of(source)) is not None},
+        limits=Limits(good_match=own.good_match, least_spread=own.least_spread),
+        notes=notes,
+        seed=own.seed,
+    )
+
+
+def match_parts(
+    test: Part,
+    train: Part | None = None,
+    *,
+    source: str = "",
+    runs: Mapping[str, RunFacts] | None = None,
+    specs: Mapping[str, RewardSpec] | None = None,
+    limits: Limits | None = None,
+    notes: Sequence[str] = (),
+    seed: int = 0,
+) -> Matched:
+    """Return the numbers of parts that were read, and the verdicts; `match` reads them."""
+    names = tuple(test.scores)
+    done = _part(test)
+    trained = None if train is None else _part(train)
+    findings: list[Finding] = []
+    for name in names:
+        template, differs = _template(test, (specs or {}).get(name))
+        judged = Judged(
+            name=name,
+            test=done.matches[name],
+            train=None if trained is None else trained.matches.get(name),
+            order=order_of(test.table[name], test.table["gold"], test.replies.prompts),
+            train_order=None
+            if train is None or name not in train.table
+            else order_of(train.table[name], train.table["gold"], train.replies.prompts),
+            run=(runs or {}).get(name),
+            template=template,
+            template_differs=differs,
+        )
+        findings += judge(judged, limits or Limits())
+    return Matched(
+        source=source,
+        proxies=names,
+        test=done,
+        train=trained,
+        beside=_beside(test, seed),
+        standings=_standings(test),
+        findings=tuple(findings),
+        notes=tuple(notes),
+    )
+
+
+def _named(rows: InputConfig) -> str:
+    return ", ".join(str(path) for path in (*rows.input, rows.responses_path) if path is not None)
+
+
+def _train(
+    config: MatchConfig, proxies: Sequence[Proxy], folder: Path, scores: Scores
+) -> tuple[list[GoldRow], list[Proxy]]:
+    """Return the training rows, and the proxies that have scores of them: folders, and those given for them."""
+    own = config.matching
+    if not config.train.is_given:
+        return [], []
+    rows = list(config.train.rows(labelled=True))
+    given = {source.partition("=")[0]: source for source in own.train_proxies}
+    for name in given:
+        if name not in {proxy.name for proxy in proxies}:
+            raise ConfigError(
+                f"--train-proxies {name}: no proxy has this name; there are {', '.join(p.name for p in proxies)}."
+            )
+    sources = [
+        given.get(proxy.name) or f"{proxy.name}={what_of(source)}"
+        for proxy, source in zip(proxies, own.proxies, strict=True)
+        if proxy.name in given or what_of(source).is_dir()
+    ]
+    return rows, scores(sources, rows, folder, config.scoring) if sources else []
+
+
+def _shared(test: Part, train: Part) -> list[str]:
+    """Return what is told of prompts that both parts hold: test rows that were trained on prove nothing."""
+    both = set(test.replies.prompts) & set(train.replies.prompts)
+    if not both:
+        return []
+    return [
+        f"{len(both):,} prompts are in both parts: the match on test is that of prompts which were trained on. "
+        f"Split the rows again by prompt."
+    ]
+
+
+def _runs(config: MatchConfig, sources: Mapping[str, str]) -> dict[str, RunFacts]:
+    given = {}
+    for source in config.matching.runs:
+        name, _, folder = source.partition("=")
+        if name not in sources:
+            raise ConfigError(f"--runs {name}: no proxy has this name; there are {', '.join(sources)}.")
+        given[name] = Path(folder).expanduser()
+    found = {name: given.get(name) or run_folder_of(source) for name, source in sources.items()}
+    return {name: read_run(folder) for name, folder in found.items() if folder is not None}
+
+
+def _part(part: Part) -> PartMatch:
+    own = part.replies
+    columns = slice_columns(part)
+    prompt_R = own.prompt_L[own.row_R]
+    return PartMatch(
+        name=part.name,
+        num_rows=len(part.rows),
+        num_prompts=len(set(own.prompts)),
+        num_replies=len(own.gold_R),
+        num_pairs=len(own.first_N),
+        gold_ties=int((~own.decided_N).sum()),
+        identical=own.num_identical,
+        without_text=part.without_text,
+        without_gold=part.without_gold,
+        without_score=part.without_score,
+        gold_percentiles=_percentiles(own.gold_R, prompt_R),
+        percentiles={name: _percentiles(scores_R, prompt_R) for name, scores_R in part.scores.items()},
+        matches={name: match_of(own, scores_R) for name, scores_R in part.scores.items()},
+        slices={name: slice_matches(own, scores_R, columns) for name, scores_R in part.scores.items()},
+    )
+
+
+def _percentiles(scores_R: FloatArray, prompt_R: IntArray) -> dict[str, Estimate]:
+    return {f"p{percent}": quantile(scores_R, prompt_R, share=percent / 100) for percent in PERCENTS}
+
+
+def _beside(part: Part, seed: int) -> tuple[Beside, ...]:
+    """Return every other proxy against the first, on the same decided pairs."""
+    names, keys = list(part.scores), part.replies.decided_keys
+    outcomes = {name: part.replies.outcomes(scores_R) for name, scores_R in part.scores.items()}
+    first = outcomes[names[0]]
+    found = [(name, compare_metric("accuracy", first, outcomes[name], keys)) for name in names[1:]]
+    adjusted = holm([difference.test.p for _, difference in found])
+    return tuple(
+        Beside(
+            first=names[0],
+            second=name,
+            difference=difference,
+            adjusted=p,
+            verdicts=verdicts_of(first, outcomes[name]),
+            mcnemar=mcnemar(first, outcomes[name], keys),
+            smallest=smallest_difference(outcomes[name] - first, tuple(keys)),
+        )
+        for (name, difference), p in zip(found, adjusted, strict=True)
+    )
+
+
+def _standings(part: Part) -> dict[str, Standing]:
+    if len(part.scores) < 3:
+        return {}
+    prompts_N = np.unique(np.asarray(part.replies.decided_keys, dtype=np.str_), return_inverse=True)[1]
+    return standings({name: part.replies.outcomes(scores_R) for name, scores_R in part.scores.items()}, prompts_N)
+
+
+def _template(part: Part, spec: RewardSpec | None) -> tuple[str, bool]:
+    """Return what a folder says of the system turn beside that of the rows, and whether they differ."""
+    if spec is None:
+        return "", False
+    given = [next((turn.content for turn in row.prompt if turn.role == "system"), None) for row in part.rows]
+    adds = spec.renderer.system_prompt
+    template = f"{spec.renderer.template_source} template {spec.renderer.template_hash[:12]}"
+    with_turn = sum(text is not None for text in given)
+    told = (
+        f"Its folder renders with the {template}, at most {spec.renderer.max_length:,} tokens, and adds "
+        f"{'no system turn' if adds is None else f'the system turn {adds!r:.60}'}; {with_turn:,} of {len(given):,} "
+        f"rows bring a system turn."
+    )
+    other = sum(text is not None and adds is not None and text != adds for text in given)
+    if other:
+        told += f" In {other:,} rows it is not the one that the folder adds."
+    mixed = 0 < with_turn < len(given) and adds is None
+    return told, bool(other) or mixed

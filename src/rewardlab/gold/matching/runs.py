@@ -1,0 +1,138 @@
+"""What the training run of a proxy says about it: its losses, its accuracy on what it was trained on, its template."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from rewardlab.analysis import stats
+from rewardlab.core.errors import ArtifactError, ConfigError
+from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
+from rewardlab.core.types import Estimate
+from rewardlab.gold.proxies import BEST
+from rewardlab.report.folder import Record, read_folder
+
+NEAR_THE_END: Final = 0.1
+"""Share of the steps, the last ones, over which the loss at the end is taken."""
+ROWS: Final = 10
+"""Rows of metrics.csv that an interval needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What a run says."""
+
+    folder: Path
+    epochs: float
+    """How many it has had; NaN if that is not recorded."""
+    loss_is: str
+    """Which column the losses are from."""
+    end_loss: Estimate | None
+    """Over the last steps; None without training rows."""
+    epoch_loss: Estimate | None
+    """From the end of the first epoch on; None if the run has had less than an epoch."""
+    train_accuracy: Estimate | None
+    """On rows that it was trained on; None if it was not measured."""
+    own_accuracy: Estimate | None
+    """On the data that the run itself was judged by."""
+    own_accuracy_on: str
+    learning_rate: float | None
+    num_epochs: float | None
+    problems: tuple[str, ...]
+
+
+def what_of(source: str) -> Path:
+    """Return the WHAT of `[NAME=]WHAT`."""
+    whole = Path(source).expanduser()
+    name, sign, what = source.partition("=")
+    return whole if whole.exists() or not sign or "/" in name else Path(what).expanduser()
+
+
+def spec_of(source: str) -> RewardSpec | None:
+    """Return the spec of a proxy that is a reward-model folder or a run; None if it is none, or cannot be read."""
+    what = what_of(source)
+    folder = next((place for place in (what, what / BEST) if (place / SPEC_FILE).is_file()), None)
+    try:
+        return None if folder is None else read_spec(folder)
+    except ArtifactError:
+        return None
+
+
+def run_folder_of(source: str) -> Path | None:
+    """Return the folder of the run that a reward-model folder lies in (`runs/x` of `runs/x/best`); None without one."""
+    folder = what_of(source)
+    for place in (folder, folder.parent):
+        if folder.is_dir() and (place / "metrics.csv").is_file():
+            return place
+    return None
+
+
+def read_run(folder: Path) -> RunFacts:
+    """Return what a run says. Raises ConfigError if the folder holds nothing of a run."""
+    if not folder.is_dir():
+        raise ConfigError(f"--runs {folder}: there is no such folder.")
+    record = read_folder(folder)
+    column = "train_nll" if any("train_nll" in row for row in record.rows) else "train_loss"
+    rows = [row for row in record.rows if column in row]
+    epochs = max((row["epoch"] for row in rows if "epoch" in row), default=math.nan)
+    judged = record.judged
+    return RunFacts(
+        folder=folder,
+        epochs=epochs,
+        loss_is=column,
+        end_loss=_mean_of(_last(rows), column) if rows else None,
+        epoch_loss=_mean_of(_from_epoch(rows), column) if epochs >= 1 - 1e-6 else None,
+        train_accuracy=_train_accuracy(record.rows),
+        own_accuracy=None if judged is None else judged.estimates.get("all", {}).get("eval_accuracy"),
+        own_accuracy_on="" if judged is None else judged.name,
+        learning_rate=_setting(record, "lr", "learning_rate"),
+        num_epochs=_setting(record, "epochs"),
+        problems=tuple(record.problems),
+    )
+
+
+def _setting(record: Record, *names: str) -> float | None:
+    for name in names:
+        value = record.config.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    return None
+
+
+def _last(rows: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:
+    """Return the rows of the last steps: a tenth of them, at least ten where that is at most the last half."""
+    count = max(math.ceil(NEAR_THE_END * len(rows)), min(ROWS, len(rows) // 2), 1)
+    return rows[-count:]
+
+
+def _from_epoch(rows: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:
+    """Return the rows after the first epoch; of a run of one epoch those of its end."""
+    later = [row for row in rows if row.get("epoch", 0.0) > 1.0]
+    return later if len(later) >= ROWS else _last(rows)
+
+
+def _mean_of(rows: Sequence[Mapping[str, float]], column: str) -> Estimate:
+    """Return the mean of a column over rows; steps are taken for independent."""
+    return stats.mean_loss(np.array([max(row[column], 0.0) for row in rows]))
+
+
+def _train_accuracy(rows: Sequence[Mapping[str, float]]) -> Estimate | None:
+    """Return the accuracy on training rows: judged with an interval where it was, else that of the last steps."""
+    judged = [row for row in rows if "train_eval_accuracy" in row]
+    if judged:
+        row = judged[-1]
+        low, high = (row.get(f"train_eval_accuracy_{end}", math.nan) for end in ("low", "high"))
+        value = row["train_eval_accuracy"]
+        return Estimate(value=value, low=low, high=high, n=0, method="by the run, on rows that it was trained on")
+    counted = [row for row in rows if "train_accuracy" in row and row.get("train_pairs", 0) > 0]
+    if not counted:
+        return None
+    last = _last(counted)
+    pairs = sum(row["train_pairs"] for row in last)
+    right = sum(row["train_accuracy"] * row["train_pairs"] for row in last)
+    return stats.wilson(min(right, pairs), round(pairs)) if round(pairs) >= right else None

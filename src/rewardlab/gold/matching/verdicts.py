@@ -1,0 +1,396 @@
+"""Verdicts on a proxy in plain words, each with its evidence, how sure it is, and what to do.
+
+A verdict passes or fails by where the whole interval lies, never by the value alone; what the interval cannot decide is
+`undecided`. The thresholds are those by which a failed and a repaired run of a published pipeline (RMOOD) were told
+apart: a match of about 66 % with scores of 4 to 6.5 beside gold's 3 to 29, against more than 80 %.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rewardlab.analysis import stats
+from rewardlab.analysis.matching import Match
+from rewardlab.core.types import Estimate
+from rewardlab.gold.findings import Finding, Status, is_above, is_below, number, percent
+from rewardlab.gold.matching.order import Order
+from rewardlab.gold.matching.runs import RunFacts
+
+POOR_TEST: Final = 0.7
+"""Match on test rows below which a proxy is poor, and with good training accuracy does not generalise."""
+LEARNED: Final = 0.9
+"""Match on its own training rows above which a proxy has learned them."""
+NEAR_66: Final = (0.62, 0.70)
+"""Match around which a proxy that has hardly learned was seen."""
+CHANCE: Final = 0.5
+END_LOSS: Final = 0.3
+"""Loss that a run should end below."""
+EPOCH_LOSS: Final = 0.5
+"""Loss above which a run that has had an epoch has learned little."""
+COLLAPSE: Final = 0.1
+"""Difference between the accuracy that a run measured itself and the match on the same kind of rows that counts."""
+ORDERS: Final = ("order of scores", "order of scores, train rows")
+FIRST: Final = "First put the scores in order (see the order of scores), and match again: this may follow from it."
+MORE_TRAINING: Final = "Train it again with --lr 5e-5 and --epochs 2, and look at the loss from step to step."
+"""What repaired such a run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What is known of one proxy."""
+
+    name: str
+    test: Match
+    train: Match | None
+    order: Order
+    train_order: Order | None
+    run: RunFacts | None
+    template: str = ""
+    """What its folder says of the template and the system turn beside the rows; empty without a folder."""
+    template_differs: bool = False
+    """Whether the system turn of the rows is not that which its folder adds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """Thresholds that settings move."""
+
+    good_match: float = 0.8
+    least_spread: float = 0.25
+
+
+def judge(judged: Judged, limits: Limits) -> list[Finding]:
+    """Return the verdicts on one proxy, those on its scores first, then those on its training."""
+    found = [
+        *_order(judged),
+        _test_match(judged, limits),
+        _spread(judged, limits),
+        _training_accuracy(judged, limits),
+        _generalisation(judged),
+        _near_66(judged, limits),
+        *_losses(judged),
+        _template(judged),
+    ]
+    if judged.order.named is None:
+        return found
+    # What follows from scores in the wrong place is no finding of its own, but it is not hidden either.
+    grave = ("fail", "warn")
+    return [one if one.name in ORDERS or one.status not in grave else replace(one, advice=FIRST) for one in found]
+
+
+def _order(judged: Judged) -> Iterator[Finding]:
+    for part, order in (("test", judged.order), ("train", judged.train_order)):
+        if order is None:
+            continue
+        yield _order_of(judged.name, part, order)
+
+
+def _order_of(name: str, part: str, order: Order) -> Finding:
+    title = ORDERS[part == "train"]
+    found = order.named
+    if not order.alternatives:
+        return Finding(
+            name=title,
+            about=name,
+            status="undecided",
+            evidence=f"The {part} rows have too few replies or prompts to hold the scores against other places.",
+        )
+    if found is None:
+        best = max(order.alternatives, key=lambda one: one.change.value)
+        return Finding(
+            name=title,
+            about=name,
+            status="pass",
+            evidence=f"Nowhere else do the scores agree better with gold: next is {best.name} ({best.where}) with "
+            f"{percent(best.other)} in place of {percent(best.match)}. {_cannot_tell(best.match)}".strip(),
+        )
+    told = (
+        f"{percent(found.match)} of the pairs in {found.where} are ordered as gold orders them, and "
+        f"{percent(found.other)} if the scores are {_done(found.name)} (difference {percent(found.change)}, "
+        f"p {found.p:.2g} with all places tried accounted for)."
+    )
+    if order.first_row is not None and order.first_row > 1:
+        told += f" They seem to be in place up to about row {order.first_row - 1}, and shifted from there on."
+    return Finding(name=title, about=name, status="fail", evidence=told, advice=_repair(found.name))
+
+
+def _cannot_tell(match: Estimate) -> str:
+    if is_above(match, CHANCE):
+        return ""
+    return "The scores say so little that rows in another order would not be noticed by them."
+
+
+def _done(name: str) -> str:
+    words = {"swapped": "taken in the reverse order of the replies", "turned round": "taken with the opposite sign"}
+    return words.get(name, f"taken from {name}")
+
+
+def _repair(name: str) -> str:
+    if name == "swapped":
+        return (
+            "The scores belong to the replies in reverse order, or the proxy prefers what gold rejects: look whether "
+            "response_1 and response_2 (or chosen and rejected) were swapped in labelling or in building the pairs, "
+            "label again, and train again if the proxy was trained on them."
+        )
+    if name == "turned round":
+        return (
+            "The proxy prefers what gold rejects: look whether chosen and rejected were swapped when it was trained, "
+            "or whether its score is a loss or a penalty."
+        )
+    return (
+        "The scores are shifted against the rows: a row is missing or was written twice in one of the files. Label the "
+        "rows again, or run `rewardlab gold check` on all files to see which of them has moved."
+    )
+
+
+def _test_match(judged: Judged, limits: Limits) -> Finding:
+    match = judged.test.agreement.match
+    told = (
+        f"It orders {percent(match)} of the test pairs as gold does; 50% is chance, above {limits.good_match:.0%} good."
+    )
+    status: Status = "undecided"
+    advice = _more(match)
+    if is_above(match, limits.good_match):
+        status, advice = "pass", ""
+    elif is_below(match, CHANCE):
+        status, advice = "fail", "Below chance is an order that is turned round: see the order of scores."
+    elif is_below(match, POOR_TEST):
+        status = "fail"
+        chance = " This is not shown to be better than chance." if not is_above(match, CHANCE) else ""
+        told += chance
+        advice = "See its training below; with more rows that gold labels, a larger proxy, or both, it learns more."
+    elif is_below(match, limits.good_match):
+        status, advice = (
+            "warn",
+            "Train on more labelled rows, or a larger proxy; look at the slices where it is weakest.",
+        )
+    return Finding(name="match on test", about=judged.name, status=status, evidence=told, advice=advice)
+
+
+def _more(estimate: Estimate) -> str:
+    if math.isnan(estimate.low):
+        return f"There is no interval ({estimate.method}). Label more prompts."
+    return "The interval holds the threshold: label more prompts (four times as many halve it)."
+
+
+def _spread(judged: Judged, limits: Limits) -> Finding:
+    spread, match = judged.test.spread, judged.test.agreement.match
+    least = limits.least_spread
+    told = (
+        f"Its margins are {number(spread)} times as large as gold's (root mean square), its scores spread "
+        f"{number(judged.test.score_spread)} times as far; one point of gold margin is {number(judged.test.slope)} of "
+        f"its own. Below {least:g} counts as compressed (4 to 6.5 beside 3 to 29 is 0.1)."
+    )
+    harmless = " A scale of its own alone does no harm: the choice among replies does not depend on it."
+    if is_below(spread, least):
+        poor = is_below(match, limits.good_match)
+        return Finding(
+            name="compressed scores",
+            about=judged.name,
+            status="fail" if poor else "warn",
+            evidence=told + ("" if poor else f"{harmless} The match is {percent(match)}."),
+            advice="Nothing, unless the size of the scores is used, as in averages with other models."
+            if not poor
+            else f"With a match of {percent(match)} it has hardly learned to tell replies apart. {MORE_TRAINING}",
+        )
+    if least > 0 and is_above(spread, 1 / least):
+        return Finding(
+            name="compressed scores",
+            about=judged.name,
+            status="fail",
+            evidence=f"{told} Here gold's own scores are the narrow ones.",
+            advice="Look whether gold's scores were squashed (a sigmoid, a clip), rounded, or averaged on their way, "
+            "and label again with the raw scores.",
+        )
+    status: Status = "pass" if is_above(spread, least) else "undecided"
+    return Finding(
+        name="compressed scores",
+        about=judged.name,
+        status=status,
+        evidence=told,
+        advice="" if status == "pass" else _more(spread),
+    )
+
+
+def _trained(judged: Judged) -> tuple[Estimate | None, str]:
+    """Return how well it fits what it was trained on, and where that is from."""
+    if judged.train is not None:
+        return judged.train.agreement.match, "of the pairs of the training rows are ordered as gold orders them"
+    if judged.run is not None and judged.run.train_accuracy is not None:
+        return judged.run.train_accuracy, "is the accuracy on training pairs that its run recorded"
+    return None, ""
+
+
+def _training_accuracy(judged: Judged, limits: Limits) -> Finding:
+    found, is_what = _trained(judged)
+    name = "training accuracy"
+    if found is None:
+        return Finding(
+            name=name,
+            about=judged.name,
+            status="undecided",
+            evidence="Nothing is known of its training: no training rows were given, and no run of it was found.",
+            advice="Name the rows that it was trained on with --train-input, or its run with --runs.",
+        )
+    told = f"{percent(found)} {is_what}; under {limits.good_match:.0%} it has not learned them."
+    if is_above(found, limits.good_match):
+        return Finding(name=name, about=judged.name, status="pass", evidence=told)
+    if is_below(found, limits.good_match):
+        return Finding(
+            name=name,
+            about=judged.name,
+            status="fail",
+            evidence=told,
+            advice=f"It is not learning, or its labels are noise: check the files with `rewardlab gold check`. "
+            f"{MORE_TRAINING}",
+        )
+    return Finding(name=name, about=judged.name, status="undecided", evidence=told, advice=_more(found))
+
+
+def _generalisation(judged: Judged) -> Finding:
+    found, _ = _trained(judged)
+    test = judged.test.agreement.match
+    name = "generalisation"
+    if found is None:
+        return Finding(
+            name=name,
+            about=judged.name,
+            status="undecided",
+            evidence="Without its match on training rows nothing can be said about what it carries over to others.",
+            advice="Name the rows that it was trained on with --train-input.",
+        )
+    gap = stats.difference(found, test)
+    told = (
+        f"{percent(found)} on what it was trained on, {percent(test)} on test: {percent(gap)} lost on new prompts. "
+        f"Above {LEARNED:.0%} with a test match under {POOR_TEST:.0%} is learning by heart."
+    )
+    status: Status = "undecided"
+    advice = ""
+    if is_above(found, LEARNED) and is_below(test, POOR_TEST):
+        status = "fail"
+        advice = "Train for fewer epochs or with a smaller learning rate, on more prompts; a larger proxy helps too."
+    elif is_above(test, POOR_TEST) or is_below(found, LEARNED):
+        status = "pass"
+    else:
+        advice = _more(test)
+    return Finding(name=name, about=judged.name, status=status, evidence=told, advice=advice)
+
+
+def _near_66(judged: Judged, limits: Limits) -> Finding:
+    found, _ = _trained(judged)
+    match = judged.test.agreement.match
+    low, high = NEAR_66
+    near = match.low < high and match.high > low and is_below(match, limits.good_match)
+    learned = found is not None and is_above(found, limits.good_match)
+    told = f"The match on test is {percent(match)}."
+    name = "hardly learned"
+    rate = (
+        ""
+        if judged.run is None or judged.run.learning_rate is None
+        else f" Its run had --lr {judged.run.learning_rate:g}."
+    )
+    if near and not learned and is_above(match, CHANCE):
+        return Finding(
+            name=name,
+            about=judged.name,
+            status="warn",
+            evidence=f"{told} Around 66% is what too small a learning rate and a single epoch have led to; a proxy "
+            f"that is too small, or gold that cannot be told from the text, looks the same.{rate}",
+            advice=MORE_TRAINING,
+        )
+    status: Status = "undecided" if math.isnan(match.low) else "pass"
+    return Finding(name=name, about=judged.name, status=status, evidence=f"{told} About 66% would show it.")
+
+
+def _losses(judged: Judged) -> Iterator[Finding]:
+    run = judged.run
+    if run is None or run.end_loss is None:
+        yield Finding(
+            name="loss at the end",
+            about=judged.name,
+            status="undecided",
+            evidence="No run of it with losses was found.",
+            advice="Name its run with --runs NAME=FOLDER to have its losses judged.",
+        )
+        return
+    end = run.end_loss
+    once = " Each pair was seen once, so this is a loss on new pairs." if run.epochs <= 1 + 1e-6 else ""
+    yield _loss("loss at the end", judged.name, end, END_LOSS, "warn", f"over the last steps ({run.loss_is}).{once}")
+    if run.epoch_loss is None:
+        had = (
+            f"It has had {run.epochs:.2f} epochs" if not math.isnan(run.epochs) else "How many epochs it had is unknown"
+        )
+        yield Finding(
+            name="loss after an epoch", about=judged.name, status="undecided", evidence=f"{had}, so there is none."
+        )
+        return
+    yield _loss("loss after an epoch", judged.name, run.epoch_loss, EPOCH_LOSS, "fail", f"({run.loss_is}).")
+
+
+def _loss(name: str, about: str, loss: Estimate, limit: float, grave: Status, where: str) -> Finding:
+    told = f"{number(loss)} {where} It should be below {limit:g}; log 2 = 0.69 is that of knowing nothing."
+    if is_below(loss, limit):
+        return Finding(name=name, about=about, status="pass", evidence=told)
+    if is_above(loss, limit):
+        return Finding(name=name, about=about, status=grave, evidence=told, advice=MORE_TRAINING)
+    return Finding(
+        name=name,
+        about=about,
+        status="undecided",
+        evidence=told,
+        advice="Log more steps (--logging-steps 1), or look on.",
+    )
+
+
+def _template(judged: Judged) -> Finding:
+    """Judge whether the scores are of the texts that the proxy was trained to score."""
+    name = "template and texts"
+    run, facts = judged.run, [judged.template] if judged.template else []
+    pairs: list[tuple[Estimate, Estimate, str]] = []
+    if run is not None:
+        if run.train_accuracy is not None and judged.train is not None:
+            pairs.append((run.train_accuracy, judged.train.agreement.match, "on training rows"))
+        if run.own_accuracy is not None:
+            pairs.append((run.own_accuracy, judged.test.agreement.match, f"on held-out rows ({run.own_accuracy_on})"))
+    for own, here, where in pairs:
+        gap = stats.difference(own, here)
+        facts.append(
+            f"Its run measured {percent(own)} {where}, its scores here reach {percent(here)} (lost: {percent(gap)})."
+        )
+        if is_above(gap, COLLAPSE) and judged.order.named is None:
+            return Finding(
+                name=name,
+                about=judged.name,
+                status="fail",
+                evidence=" ".join(facts),
+                advice="The scores are not of the conversations that it was trained on: another template, another "
+                "system turn, a cut at another length, another model, or rows of other data. Score a few rows with "
+                "`rewardlab score` on the folder, compare, and give --system to every stage alike.",
+            )
+    limit = (
+        "The numbers cannot tell which of these it would be, nor see a template that changes little; compare rendered "
+        "rows with `rewardlab data show`."
+    )
+    if judged.template_differs:
+        return Finding(
+            name=name,
+            about=judged.name,
+            status="warn",
+            evidence=" ".join(facts),
+            advice="Give the same --system to sampling, labelling, training and matching.",
+        )
+    if not pairs:
+        told = "Its run says nothing that its scores here could be held against."
+        return Finding(
+            name=name, about=judged.name, status="undecided", evidence=" ".join([*facts, told]), advice=limit
+        )
+    known = all(not math.isnan(stats.difference(own, here).low) for own, here, _ in pairs)
+    return Finding(
+        name=name,
+        about=judged.name,
+        status="pass" if known else "undecided",
+        evidence=" ".join([*facts, limit]),
+    )
