@@ -1,0 +1,168 @@
+"""Runs `rewardlab gold curve`: rows and scores, the curves of every proxy over every set, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rewardlab.analysis.best_of_n import Candidates, Curves, curves_of
+from rewardlab.analysis.overoptimisation import (
+    Contrast,
+    Overoptimisation,
+    adjusted,
+    contrasts,
+    judge,
+    within_spread,
+)
+from rewardlab.analysis.stats import MIN_CLUSTERS
+from rewardlab.core.config import require
+from rewardlab.core.errors import DataError
+from rewardlab.core.types import Estimate
+from rewardlab.gold.curving.config import CurveConfig
+from rewardlab.gold.curving.pools import Pool, largest_size, pool_of, used, with_ensemble
+from rewardlab.gold.files.inputs import InputConfig
+from rewardlab.gold.files.rows import GoldRow
+from rewardlab.gold.proxies import proxy_scores
+
+IN, OUT = "in distribution", "out of distribution"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSet:
+    """What a report says of one set of prompts."""
+
+    name: str
+    num_rows: int
+    num_used: int
+    num_prompts: int
+    """Different ones among the rows that are used."""
+    without_gold: int
+    without_proxy: int
+    too_few: int
+    fewest: int
+    """Fewest replies of a row that is used."""
+    texts: Estimate
+    """Share of replies to a prompt that are different texts."""
+    levels: dict[str, Estimate]
+    """Proxy -> share of replies to a prompt that have different scores."""
+    gold_spread: float
+    """Standard deviation of gold within prompts, the unit in which gains are told beside gold's own."""
+    overlap: int = 0
+    """Prompts that are in the first set too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Everything that a report says."""
+
+    sets: tuple[PromptSet, ...]
+    curves: tuple[Overoptimisation, ...]
+    """Of every proxy, set by set."""
+    contrasts: tuple[Contrast, ...]
+    most: int
+    notes: tuple[str, ...]
+
+    def of(self, name: str) -> list[Overoptimisation]:
+        """Return the curves over one set."""
+        return [one for one in self.curves if one.prompts == name]
+
+
+def curve(config: CurveConfig) -> Result:
+    """Return the curves. Files of scores that are computed lie in the folder of the results.
+
+    Raises ConfigError and DataError for files that are not there or do not belong together, as `read_gold_rows` and
+    `proxy_scores`, and for rows without enough scored replies.
+    """
+    given = [(IN, config.rows, config.curving.proxies)]
+    if config.curving.ood:
+        given.append((OUT, InputConfig(input=config.curving.ood, system=config.rows.system), _for_ood(config)))
+    pools = [_read(name, where, sources, config) for name, where, sources in given]
+    require(
+        len({pool.names for pool in pools}) == 1,
+        "--ood-proxies: the proxies of both sets must have the same names, in the same order.",
+    )
+    return curve_of(pools, config)
+
+
+def curve_of(pools: Sequence[Pool], config: CurveConfig) -> Result:
+    """Return the curves over sets that are read; `curve` reads them."""
+    settings = config.curving
+    most = settings.most or largest_size(pools)
+    pools = [used(pool, most) for pool in pools]
+    if settings.ensemble:
+        pools = [with_ensemble(pool, settings.ensemble, penalty=settings.penalty) for pool in pools]
+    every = {pool.name: {name: _curves(pool, name, most) for name in pool.names} for pool in pools}
+    judged = []
+    for pool in pools:
+        for name, curves in every[pool.name].items():
+            scale = within_spread([one.proxy_K[name] for one in pool.replies])
+            judged.append(judge(curves, proxy=name, prompts=pool.name, scale=scale, seed=settings.seed))
+    found = adjusted(judged)
+    first = set(pools[0].keys)
+    sets = tuple(_described(pool, 0 if pool is pools[0] else len(first & set(pool.keys))) for pool in pools)
+    return Result(
+        sets=sets,
+        curves=tuple(found),
+        contrasts=tuple(contrasts(every)),
+        most=most,
+        notes=tuple(_notes(sets, most)),
+    )
+
+
+def _for_ood(config: CurveConfig) -> tuple[str, ...]:
+    """Return the sources of scores for the second set: those of the first, but for proxies that have their own."""
+    own = {value.partition("=")[0]: value for value in config.curving.ood_proxies}
+    sources = [own.pop(source.partition("=")[0], source) for source in config.curving.proxies]
+    require(not own, f"--ood-proxies {next(iter(own.values()), '')}: --proxies has no NAME=WHAT of this name.")
+    return tuple(sources)
+
+
+def _read(name: str, where: InputConfig, sources: Sequence[str], config: CurveConfig) -> Pool:
+    rows: list[GoldRow] = list(where.rows(labelled=True))
+    if not rows:
+        raise DataError(f"{name}: there are no rows.")
+    folder = config.output_dir / "scores" / name.replace(" ", "-")
+    return pool_of(name, rows, proxy_scores(sources, rows, folder, config.scoring))
+
+
+def _curves(pool: Pool, proxy: str, most: int) -> Curves:
+    candidates = [Candidates(prompt=one.key, proxy_K=one.proxy_K[proxy], gold_K=one.gold_K) for one in pool.replies]
+    return curves_of(candidates, most=most)
+
+
+def _described(pool: Pool, overlap: int) -> PromptSet:
+    return PromptSet(
+        name=pool.name,
+        num_rows=pool.num_rows,
+        num_used=len(pool.replies),
+        num_prompts=len(set(pool.keys)),
+        without_gold=pool.without_gold,
+        without_proxy=pool.without_proxy,
+        too_few=pool.too_few,
+        fewest=pool.fewest,
+        texts=pool.texts(),
+        levels={name: pool.levels(name) for name in pool.names},
+        gold_spread=within_spread([one.gold_K for one in pool.replies]),
+        overlap=overlap,
+    )
+
+
+def _notes(sets: Sequence[PromptSet], most: int) -> Iterator[str]:
+    """Yield what has to be known to read the curves."""
+    for one in sets:
+        if one.without_gold or one.without_proxy:
+            yield (
+                f"{one.name}: left out are {one.without_gold:,} replies without a gold score and {one.without_proxy:,} "
+                f"that a proxy did not score; if these are no random ones, the curve is of the others alone."
+            )
+        if one.too_few:
+            yield f"{one.name}: left out are {one.too_few:,} of {one.num_rows:,} rows with fewer than {most} replies."
+        if 2 * most > one.fewest:
+            yield (
+                f"{one.name}: a prompt has as few as {one.fewest} replies, so beyond n = {one.fewest // 2} a curve "
+                f"hangs on the one or two best of each. For n up to {most} sample {2 * most} to {4 * most}."
+            )
+        if one.num_prompts < MIN_CLUSTERS:
+            yield f"{one.name}: {one.num_prompts} prompts; below {MIN_CLUSTERS} there are no intervals and no verdict."
+        if one.overlap:
+            yield f"{one.name}: {one.overlap:,} of its {one.num_prompts:,} prompts are {sets[0].name} too."
