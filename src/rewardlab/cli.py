@@ -12,6 +12,7 @@ from typing import Final
 from rewardlab.commands import folders, judging, scoring, training
 from rewardlab.commands.data.tools import data
 from rewardlab.commands.diagnosing import diagnose
+from rewardlab.commands.gold import gold
 from rewardlab.commands.parsing import PURPOSES, listed
 from rewardlab.commands.rl import rl
 from rewardlab.console import complain, discard_output, is_first_process, log_on_stdout
@@ -32,6 +33,7 @@ COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
     "compare": judging.compare,
     "diagnose": diagnose,
     "data": data,
+    "gold": gold,
     "rl": rl,
     "report": judging.report,
     "watch": judging.watch,

@@ -23,6 +23,7 @@ PURPOSES: Final[Mapping[str, str]] = {
     "compare": "compare models on the same rows: paired tests, who is not worse, which may be the best",
     "diagnose": "run control experiments that tell what a model really learned, with a verdict on each",
     "data": "look at preference data, audit, clean, convert, divide and mix it",
+    "gold": "make preference data: sample replies, label them with a gold model, train a proxy, measure the match",
     "rl": "reinforcement learning with a reward model: is the policy exploiting it?",
     "report": "write what run folders hold as one HTML page and Markdown, and a model card",
     "watch": "watch a run while it goes on, in the terminal or as a page",
@@ -49,7 +50,18 @@ RL_PURPOSES: Final[Mapping[str, str]] = {
     "audit": "whether gold or held-out evidence followed the reward of a run; exit status 1 if it did not",
 }
 """Tool of `rewardlab rl` -> what it does."""
-TOOL_PURPOSES: Final = {"data": DATA_PURPOSES, "rl": RL_PURPOSES}
+GOLD_PURPOSES: Final[Mapping[str, str]] = {
+    "sample": "replies of a language model to prompts, each with its own seed",
+    "label": "gold scores of sampled replies: by a reward model, here or on servers, or by an LLM as judge",
+    "build": "preference data from gold scores, for rewardlab and for TRL, with a test part",
+    "train": "a proxy reward model from them: `rewardlab train` with the preset for it",
+    "match": "how well proxies agree with the gold model, and what is wrong if they do not",
+    "curve": "where optimising against a proxy stops helping: best-of-n under the gold model",
+    "check": "the files of all stages against each other",
+    "run": "all stages from one file, done where they are not complete",
+}
+"""Stage of `rewardlab gold` -> what it does, in the order of work."""
+TOOL_PURPOSES: Final = {"data": DATA_PURPOSES, "gold": GOLD_PURPOSES, "rl": RL_PURPOSES}
 MODELS_FIRST: Final = {"eval": "--models", "calibrate": "--model"}
 """Command that takes models as its first words -> the flag of several."""
 
@@ -62,7 +74,7 @@ def parse_command(
 ) -> Settings:
     """Return the settings of a command from its arguments, with its purpose over its help. Raises as `parse`.
 
-    A tool of `rewardlab data` is called `data TOOL`, one of `rewardlab rl` is `rl TOOL`.
+    A tool of `rewardlab data` is called `data TOOL`, and those of `gold` and `rl` likewise.
     """
     if command in MODELS_FIRST:
         arguments = _models_behind_a_flag(arguments, MODELS_FIRST[command])

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final, cast
 
-from rewardlab.core.errors import ConfigError
-from rewardlab.gold.files.rows import GoldRow
+from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.files import read_json
+from rewardlab.core.lock import only_process
+from rewardlab.core.spec import SPEC_FILE
+from rewardlab.data.readers import read_each_row
+from rewardlab.gold.files.layouts import read_rewards
+from rewardlab.gold.files.rows import GoldRow, scores_of
+from rewardlab.gold.kept import Kept
+from rewardlab.gold.reward_models import reward_models, score_all
 from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
+
+BEST: Final = "best"
+"""Where a run keeps the model that it chose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +37,110 @@ def proxy_scores(
 ) -> list[Proxy]:
     """Return the scores of each proxy for rows, in their order.
 
-    A source is `[NAME=]WHAT`, where WHAT is a reward-model folder, or a file with a score for each reply of each row:
-    `[[r1, r2], …]`, rows with `scores` (as `rewardlab score` writes them) or with `gold` (as `rewardlab gold label`
-    does). Scores that are computed are kept in `folder`, so that the same call goes on from them.
+    A source is `[NAME=]WHAT`, where WHAT is a reward-model folder, a run, or a file with a score for each reply of each
+    row: `[[r1, r2], …]`, rows with `scores` (as `rewardlab score` writes them) or with `gold` (as `rewardlab gold
+    label` does). Scores that are computed are kept in `folder`, so that the same call goes on from them.
 
     Raises ConfigError for a source that is not there or a name that comes twice, DataError for a file that does not
     belong to the rows.
     """
-    raise ConfigError("not yet")
+    named = named_sources(sources)
+    return [Proxy(name=name, scores=tuple(_scores(what, rows, folder, config))) for name, what in named.items()]
+
+
+def named_sources(sources: Sequence[str]) -> dict[str, str]:
+    """Return sources by their names. Raises ConfigError as `proxy_scores` does."""
+    named: dict[str, str] = {}
+    for source in sources:
+        found = re.fullmatch(r"([^=/\\]+)=(.+)", source)
+        name, what = (found[1], found[2]) if found and not Path(source).exists() else (_short_name(source), source)
+        if name in named:
+            raise ConfigError(
+                f"{source}: another proxy is called {name!r} too. Give names: {name}1={named[name]} {name}2={what}."
+            )
+        if not Path(what).exists():
+            raise ConfigError(
+                f"{what}: no such file or folder. Name a reward-model folder, a run, or a file of scores."
+            )
+        if Path(what).is_dir():
+            folder_of(what)
+        named[name] = what
+    return named
+
+
+def folder_of(what: str) -> Path:
+    """Return the reward-model folder that a folder or a run is. Raises ConfigError if it is neither."""
+    for folder in (Path(what), Path(what) / BEST):
+        if (folder / SPEC_FILE).is_file():
+            return folder
+    raise ConfigError(f"{what}: is no reward-model folder, and no run with {BEST}/ ({SPEC_FILE} is missing).")
+
+
+def _short_name(source: str) -> str:
+    path = Path(source)
+    path = path.resolve() if path.name in ("", ".", "..") else path
+    return path.parent.name or BEST if path.name == BEST else path.name.partition(".")[0]
+
+
+def _scores(
+    what: str, rows: Sequence[GoldRow], folder: Path, config: ScoringConfig
+) -> Iterator[tuple[float | None, ...]]:
+    if Path(what).is_file():
+        yield from _read(Path(what), rows)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with only_process(folder, "--output-dir"):
+        sources = reward_models(str(folder_of(what)), config)
+        scored = score_all(lambda: rows, sources, Kept(folder), title=f"scoring with {Path(what).name}")
+        yield from [scored.of(row)[0] for row in rows]
+
+
+def _read(path: Path, rows: Sequence[GoldRow]) -> Iterator[tuple[float | None, ...]]:
+    """Yield the scores in a file. Raises DataError if they do not belong to the rows."""
+    found = list(_lists(path) if path.suffix == ".json" and _is_bare(path) else _columns(path, rows))
+    if len(found) != len(rows):
+        raise DataError(
+            f"{path}: has scores of {len(found)} rows, and {len(rows)} have gold scores. Is it of other data?"
+        )
+    for number, (scores, row) in enumerate(zip(found, rows, strict=True), start=1):
+        checked = scores_of(scores, len(row.responses), f"{path}:{number}")
+        assert checked is not None
+        yield checked
+
+
+def _is_bare(path: Path) -> bool:
+    value = read_json(path)
+    return isinstance(value, list) and bool(value) and isinstance(value[0], list)
+
+
+def _lists(path: Path) -> Iterator[Sequence[float | None]]:
+    return read_rewards(path)
+
+
+def _columns(path: Path, rows: Sequence[GoldRow]) -> Iterator[Sequence[float | None]]:
+    for (number, row), gold in zip(read_each_row(path), _endless(rows), strict=False):
+        where = f"{path}:{number}"
+        if isinstance(row, DataError):
+            raise row
+        column = next((name for name in ("scores", "gold") if isinstance(row.get(name), list)), None)
+        if column is None:
+            raise DataError(f"{where}: it has no list of `scores` (or `gold`). Score the file with `rewardlab score`.")
+        if gold is not None:
+            _require_same(row, gold, where)
+        yield cast(Sequence[float | None], row[column])
+
+
+def _endless(rows: Sequence[GoldRow]) -> Iterator[GoldRow | None]:
+    yield from rows
+    while True:
+        yield None
+
+
+def _require_same(row: Mapping[str, Any], gold: GoldRow, where: str) -> None:
+    """Raise DataError if a row has other replies than the one with gold scores."""
+    replies = row.get("responses")
+    if isinstance(replies, list) and list(replies) != list(gold.responses):
+        raise DataError(
+            f"{where}: its replies are not those of {gold.where}. Rows belong together by place: score the very file "
+            f"with the gold scores."
+        )

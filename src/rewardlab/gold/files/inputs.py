@@ -75,8 +75,10 @@ class InputConfig:
         return [part for path in named if path is not None for part in parts_of(path)]
 
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 of every file that is read, by its name without folders."""
-        return {path.name: sha256_file(path) for path in self.files()}
+        """Return the SHA-256 of every file that is read, by its name without folders where that tells it apart."""
+        files = self.files()
+        names = [path.name for path in files]
+        return {path.name if names.count(path.name) == 1 else str(path): sha256_file(path) for path in files}
 
 
 NO_INPUT: Final = InputConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,22 @@ class Shard:
         """Return the name of this part of a file."""
         stem, _, ending = whole.name.partition(".")
         return whole.with_name(f"{stem}-{self.number + 1:05d}-of-{self.count:05d}.{ending}")
+
+
+def shard_of(text: str | None) -> Shard | None:
+    """Return the part that `--shard` names: `K/N`, or `slurm` for the place of this task in its array; None for none.
+
+    Raises ConfigError as `Shard.parse` does, outside an array, and for one whose numbers have gaps.
+    """
+    if text != "slurm":
+        return None if text is None else Shard.parse(text)
+    task = os.environ.get("SLURM_ARRAY_TASK_ID")
+    if task is None:
+        raise ConfigError("--shard slurm: this is no task of a Slurm array. Give --shard K/N, or sbatch --array=1-N.")
+    first, last, count = (int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", task)) for name in ("MIN", "MAX", "COUNT"))
+    if last - first + 1 != count:
+        raise ConfigError("--shard: the numbers of this Slurm array have gaps. Give --shard K/N, K from 1.")
+    return Shard(int(task) - first, count)
 
 
 def parts_of(whole: Path) -> list[Path]:

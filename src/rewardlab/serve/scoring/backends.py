@@ -77,6 +77,8 @@ class LocalModel:
     compute: ComputeConfig = DEFAULT_COMPUTE
     overlong: Literal["cut", "refuse"] = "cut"
     """What becomes of a conversation above the length limit: cut by the rule of training, or not scored."""
+    max_length: int | None = None
+    """A limit in tokens in place of the model's own, where it is smaller."""
 
     def spec(self) -> RewardSpec:
         """Return the spec of the folder. Raises ArtifactError."""
@@ -84,7 +86,17 @@ class LocalModel:
 
     def identity(self) -> dict[str, object]:
         """Return what decides its scores."""
-        return {"backend": "local", "model": sha256_file(Path(self.folder) / SPEC_FILE), "precision": self.precision}
+        limit = self.limit_below(self.spec().renderer.max_length)
+        return {
+            "backend": "local",
+            "model": sha256_file(Path(self.folder) / SPEC_FILE),
+            "precision": self.precision,
+            **({} if limit is None else {"limit": limit}),
+        }
+
+    def limit_below(self, own: int) -> int | None:
+        """Return the limit that holds in place of the model's `own`; None if its own does."""
+        return self.max_length if self.max_length is not None and self.max_length < own else None
 
     def with_decided(self, decided: Mapping[str, Any]) -> ComputeConfig:
         """Return the kernels: those decided before, if they were asked for in the same words."""
@@ -107,6 +119,9 @@ class LocalScorer:
         self.refuses = model.overlong == "refuse"
         if not self.refuses:
             self.scorer.renderer = self.scorer.renderer.that_cuts
+        limit = model.limit_below(self.scorer.renderer.spec.max_length)
+        if limit is not None:
+            self.scorer.renderer = self.scorer.renderer.by(max_length=limit)
         assert self.scorer.compute is not None
         self.decided = {"asked": asdict(model.compute), "compute": asdict(self.scorer.compute)}
 

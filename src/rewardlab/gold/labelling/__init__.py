@@ -1,0 +1,1 @@
+"""Gold scores for sampled replies."""

@@ -1,0 +1,40 @@
+"""Settings of `rewardlab gold label`. Needs nothing but the standard library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rewardlab.core.config import require, require_between
+from rewardlab.gold.files.inputs import InputConfig
+from rewardlab.gold.files.parts import Shard
+from rewardlab.gold.scoring import ScoringConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelConfig:
+    """What is labelled, by what, and where the scores go."""
+
+    model: str = ""
+    """Folder of the gold reward model. With `--backend vllm` it renders and proves what the server scores with; our
+    own server needs none."""
+    output: Path
+    """The rows with `gold`, as JSON Lines; beside it the same name with .json: `[[r1, r2], …]`. Either may be named."""
+    shard: str | None = None
+    """Label one part of the rows: `3/16`, or `slurm` for the place of this task in its array."""
+    max_error_fraction: float = 0.1
+    """The command fails, after the output is written, if a larger share of the replies has no score."""
+    overwrite: bool = False
+    """Replace an output that was made of something else; scores that are still right are kept."""
+    restart: bool = False
+    """Discard what an interrupted run left."""
+    rows: InputConfig = InputConfig()
+    scoring: ScoringConfig = ScoringConfig()
+
+    def __post_init__(self) -> None:
+        require_between(self, max_error_fraction=(0, 1))
+        require(
+            bool(self.model) or self.scoring.backend == "http", "--model is missing; see `rewardlab gold label -h`."
+        )
+        if self.shard not in (None, "slurm"):
+            Shard.parse(str(self.shard))

@@ -1,0 +1,22 @@
+"""What `rewardlab gold label` prints."""
+
+from __future__ import annotations
+
+from rewardlab.gold.labelling.run import Labelled
+
+
+def text_report(labelled: Labelled) -> str:
+    """Return what was written, and what is worth knowing of it."""
+    counts, place = labelled.counts, labelled.place
+    before = " (all of them before)" if labelled.was_complete else ""
+    lines = [
+        f"{counts['scored']:,} gold scores of {counts['rows']:,} prompts{before}: {place.rows} and {place.twin.name}"
+    ]
+    if counts["cut"]:
+        lines.append(f"{counts['cut']:,} replies were scored after something was cut (--max-length, --overlong)")
+    if counts["errors"]:
+        lines.append(
+            f"{counts['errors']:,} replies have no score; `gold_errors` says why, and the same command asks again:"
+        )
+        lines += [f"  {why}" for why in labelled.examples]
+    return "\n".join(lines)

@@ -1,0 +1,146 @@
+"""Label every reply with the score of a gold reward model."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rewardlab.core.config import to_mapping
+from rewardlab.core.errors import DataError
+from rewardlab.gold.files.layouts import write_rewards, write_rows
+from rewardlab.gold.files.parts import Shard, shard_of
+from rewardlab.gold.files.rows import GoldRow, read_gold_rows
+from rewardlab.gold.kept import Kept
+from rewardlab.gold.labelling.config import LabelConfig
+from rewardlab.gold.reward_models import RewardModel, Scored, reply_key, reward_models, score_all
+from rewardlab.gold.stage import Asked, Place, claimed, read_manifest, require_own, state_of, write_manifest
+
+logger = logging.getLogger("rewardlab")
+AT_A_TIME = 10_000
+"""Scores of an earlier output that are taken over together."""
+DECIDES = ("served_model_name", "overlong", "precision", "max_length")
+"""Settings of scoring that decide a score; the others say how fast it comes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """What was written."""
+
+    place: Place
+    counts: Mapping[str, int]
+    """`rows`, `replies`, `scored`, `errors`, `cut`, and `examples` of errors."""
+    examples: tuple[str, ...] = ()
+    """Why replies have no score, a few of them."""
+    was_complete: bool = False
+    """Whether it had all been done before."""
+
+
+def label(config: LabelConfig) -> Labelled:
+    """Label the rows. The same call goes on from what an interrupted one left, and then writes the same files.
+
+    Raises ConfigError if the output is of something else, DataError for rows that cannot be read, EndpointError if no
+    server is left, ArtifactError for a folder that fails its checks, and DataError after the output is written if too
+    many replies have no score.
+    """
+    shard = shard_of(config.shard)
+    place = Place.of(config.output if shard is None else shard.path(config.output))
+    sources = reward_models(config.model, config.scoring)
+    asked = _asked(config, shard, sources)
+    require_own(place, asked, overwrite=config.overwrite)
+    if not config.restart and state_of(place, asked) == "complete":
+        logger.info("%s: is complete", place.rows)
+        return _before(place)
+    rows = partial(_rows, config, shard)
+    with claimed(place, restart=config.restart) as kept:
+        if not config.restart:
+            _take_over(place, kept)
+        scored = score_all(rows, sources, kept, title="labelling")
+        labelled = _write(place, rows, scored)
+        write_manifest(place, asked, decided={"identity": dict(scored.identity)}, counts=labelled.counts)
+    _require_few_errors(labelled, config.max_error_fraction)
+    return labelled
+
+
+def _rows(config: LabelConfig, shard: Shard | None) -> Iterator[GoldRow]:
+    if shard is None:
+        return config.rows.rows()
+    wanted = shard.rows(sum(1 for _ in config.rows.rows()))
+    return islice(config.rows.rows(), wanted.start, wanted.stop)
+
+
+def _asked(config: LabelConfig, shard: Shard | None, sources: list[RewardModel]) -> Asked:
+    scoring = to_mapping(config.scoring)
+    settings: dict[str, Any] = {
+        "backend": config.scoring.backend,
+        **{name: scoring[name] for name in DECIDES},
+        **sources[0].asked,
+        "num_responses": config.rows.num_responses,
+        "system": config.rows.system,
+        "shard": None if shard is None else f"{shard.number + 1}/{shard.count}",
+    }
+    return Asked(stage="label", settings=settings, inputs=config.rows.digests())
+
+
+def _take_over(place: Place, kept: Kept) -> None:
+    """Take over the scores of an earlier output, by what decided them."""
+    manifest = read_manifest(place) if place.rows.exists() else None
+    if manifest is None:
+        return
+    identity = manifest["decided"].get("identity", {})
+    waiting: list[tuple[str, dict[str, float]]] = []
+    for row in read_gold_rows(place.rows):
+        for text, score in zip(row.responses, row.gold or (), strict=False):
+            if text is not None and score is not None and (key := reply_key(row, text, identity)) not in kept:
+                waiting.append((key, {"score": score}))
+        if len(waiting) >= AT_A_TIME:
+            kept.add(waiting)
+            waiting = []
+    if waiting:
+        kept.add(waiting)
+
+
+def _write(place: Place, rows: partial[Iterator[GoldRow]], scored: Scored) -> Labelled:
+    counts = {"rows": 0, "replies": 0, "scored": 0, "errors": 0, "cut": scored.cut}
+    examples: dict[str, None] = {}
+
+    def done() -> Iterator[GoldRow]:
+        for row in rows():
+            scores, errors = scored.of(row)
+            counts["rows"] += 1
+            counts["replies"] += len(scores)
+            counts["scored"] += len(scores) - len(errors)
+            counts["errors"] += len(errors)
+            for why in errors.values():
+                if len(examples) < 3:
+                    examples.setdefault(why)
+            yield replace(row, gold=scores, gold_errors=errors)
+
+    write_rows(place.rows, (row.as_json() for row in done()))
+    write_rewards(place.twin, read_gold_rows(place.rows))
+    return Labelled(place=place, counts=counts, examples=tuple(examples))
+
+
+def _before(place: Place) -> Labelled:
+    manifest = read_manifest(place)
+    assert manifest is not None
+    return Labelled(place=place, counts=manifest["counts"], was_complete=True)
+
+
+def _require_few_errors(labelled: Labelled, most: float) -> None:
+    errors, replies = labelled.counts["errors"], labelled.counts["replies"]
+    if errors > most * replies:
+        raise DataError(
+            f"{labelled.place.rows}: {errors} of {replies} replies have no gold score, more than "
+            f"--max-error-fraction {most:g}. The first causes: {'; '.join(labelled.examples)}. The file is "
+            f"written; the same command asks for the missing ones again."
+        )
+
+
+def labelled_path(output: Path) -> Path:
+    """Return the file with the rows for `--output`."""
+    return Place.of(output).rows

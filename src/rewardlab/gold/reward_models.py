@@ -1,0 +1,248 @@
+"""Reward models as sources of scores: a folder in this process or in several, our server, vLLM or SGLang."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rewardlab.core.bars import bar
+from rewardlab.core.errors import ConfigError, EndpointError
+from rewardlab.core.spec import REFUSING, read_spec
+from rewardlab.gold.files.rows import GoldRow
+from rewardlab.gold.kept import Kept, key_of
+from rewardlab.gold.pool import Finished, PassingError, Pool
+from rewardlab.gold.scoring import ScoringConfig
+from rewardlab.serve.scoring.backends import Backend, LocalBackend, LocalModel, Scores
+from rewardlab.serve.scoring.rows import CHARACTERS_AT_A_TIME, ROWS_AT_A_TIME, Asked
+
+logger = logging.getLogger("rewardlab")
+TRUNCATE: Final = {"auto": None, "cut": True, "refuse": False}
+"""`--overlong` -> whether a client lets conversations be cut; None by the rule of the model."""
+
+
+class RewardModel:
+    """A source of scores. Its items are prompts with replies."""
+
+    def __init__(self, name: str, backend: Backend, *, asked: Mapping[str, Any]) -> None:
+        """`asked` is what of the settings decides a score."""
+        self.name = name
+        self.places = backend.num_parts
+        self.asked = asked
+        self.identity: dict[str, Any] = {}
+        """What decides a score, once it is open."""
+        self._backend = backend
+
+    async def open(self) -> None:
+        """Load or connect, and check the canaries. Raises RewardlabError."""
+        decided = await self._backend.start({})
+        # Kernels move a score by less than its tolerance, the digest of a server's model decides it.
+        told = {name: decided[name] for name in ("digest", "precision") if name in decided}
+        self.identity = {**self.asked, **told}
+
+    async def ask(self, items: Sequence[Asked]) -> Sequence[Scores]:
+        """Return the scores of the replies to each prompt. Raises as `Source.ask` does."""
+        try:
+            return (await self._backend.score_rows(items)).scores
+        except EndpointError as error:
+            if may_pass(error):
+                raise PassingError(str(error)) from error
+            raise
+
+    async def close(self) -> None:
+        """Let the model go."""
+        await self._backend.close()
+
+
+def may_pass(error: EndpointError) -> bool:
+    from rewardlab.client.failures import BadAnswerError, UnavailableError
+
+    return isinstance(error, UnavailableError | BadAnswerError)
+
+
+def reward_models(model: str, config: ScoringConfig) -> list[RewardModel]:
+    """Return the sources that settings name, none of them open. Raises ConfigError, ArtifactError."""
+    if config.backend == "local":
+        if not model:
+            raise ConfigError("--model is missing: name the folder of the gold reward model.")
+        backend = _local(model, config)
+        asked = {name: value for name, value in backend.identity.items() if name != "backend"}
+        return [RewardModel(model, backend, asked=asked | {"overlong": backend.model.overlong})]
+    return [_remote(url, model, config) for url in config.url]
+
+
+def _local(model: str, config: ScoringConfig) -> Any:
+    overlong = config.overlong
+    if overlong == "auto":
+        overlong = "refuse" if read_spec(Path(model)).renderer.truncation in REFUSING else "cut"
+    local = LocalModel(
+        folder=model,
+        precision=config.precision,
+        token_budget=config.micro_token_budget,
+        compute=config.compute,
+        overlong=overlong,
+        max_length=config.max_length,
+    )
+    if config.processes == 1:
+        return LocalBackend(local)
+    from rewardlab.serve.scoring.processes import ProcessBackend
+
+    return ProcessBackend(local, config.processes)
+
+
+def _remote(url: str, model: str, config: ScoringConfig) -> RewardModel:
+    from rewardlab.client import AsyncRewardClient
+    from rewardlab.client.config import token_in
+    from rewardlab.serve.scoring.remote import RemoteBackend
+
+    client = AsyncRewardClient(
+        url,
+        model=config.served_model_name,
+        token=token_in(config.token_env, flag="--token-env"),
+        artifact=model or None,
+        max_concurrency=config.concurrency,
+        truncate=TRUNCATE[config.overlong],
+    )
+    bare = read_spec(Path(model)).renderer.joins_texts if model else None
+    backend = RemoteBackend(client, config.backend, model=config.served_model_name, bare=bare)
+    return RewardModel(url, backend, asked={"served model": config.served_model_name, "overlong": config.overlong})
+
+
+# --- scoring --------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class Scored:
+    """Where the scores of rows are found, once all of them were asked for."""
+
+    identity: Mapping[str, Any]
+    kept: Kept
+    errors: dict[str, str] = field(default_factory=dict)
+    """Key -> why there is no score."""
+    cut: int = 0
+    """Replies of which something was cut before they were scored now."""
+
+    def of(self, row: GoldRow) -> tuple[tuple[float | None, ...], dict[str, str]]:
+        """Return the score of each reply of a row, and by the index of a reply why it has none."""
+        keys = [None if text is None else reply_key(row, text, self.identity) for text in row.responses]
+        found = iter(self.kept.each([key for key in keys if key is not None]))
+        entries = [None if key is None else next(found) for key in keys]
+        scores = tuple(None if entry is None else float(entry["score"]) for entry in entries)
+        errors = {
+            str(place): "no reply was sampled" if key is None else self.errors.get(key, "it was not scored")
+            for place, (key, entry) in enumerate(zip(keys, entries, strict=True))
+            if entry is None
+        }
+        return scores, errors
+
+
+def reply_key(row: GoldRow, reply: str, identity: Mapping[str, Any]) -> str:
+    """Return the name of the score of a reply: by prompt, reply, model and arithmetic."""
+    return key_of(prompt=[[turn.role, turn.content] for turn in row.prompt], reply=reply, model=dict(identity))
+
+
+async def open_all(sources: Sequence[RewardModel]) -> list[RewardModel]:
+    """Open sources of one model; those that are away are left out, with a warning.
+
+    Raises ConfigError if they are of different models, and what the last one raises if none can be opened.
+    """
+    opened: list[RewardModel] = []
+    last: EndpointError | None = None
+    for source in sources:
+        try:
+            await source.open()
+        except EndpointError as error:
+            if not may_pass(error):
+                raise
+            last = error
+            logger.warning("%s: left out: %s", source.name, error)
+        else:
+            opened.append(source)
+    if not opened:
+        assert last is not None
+        raise last
+    for source in opened[1:]:
+        if source.identity != opened[0].identity:
+            raise ConfigError(
+                f"--url: {opened[0].name} and {source.name} serve different models or compute in different precision "
+                f"({opened[0].identity} and {source.identity}). All scores of a file are of one model."
+            )
+    return opened
+
+
+def score_all(
+    rows: Callable[[], Iterable[GoldRow]], sources: Sequence[RewardModel], kept: Kept, *, title: str = "scoring"
+) -> Scored:
+    """Score the replies of rows that are not kept yet. `rows` gives all rows each time that it is called.
+
+    Raises what a source raises; what was scored is kept.
+    """
+    return asyncio.run(_score_all(rows, sources, kept, title))
+
+
+async def _score_all(
+    rows: Callable[[], Iterable[GoldRow]], sources: Sequence[RewardModel], kept: Kept, title: str
+) -> Scored:
+    try:
+        opened = await open_all(sources)
+        scored = Scored(identity=opened[0].identity, kept=kept)
+        total = sum(len(row.responses) for row in rows())
+        with bar(title=title, unit=" replies", total=total) as shown:
+            collector = _Collector(scored, shown.update)
+            await Pool(opened, collector.keep).run(_parts(rows(), scored, shown.update))
+        return scored
+    finally:
+        await asyncio.gather(*(source.close() for source in sources), return_exceptions=True)
+
+
+class _Collector:
+    """Keeps what is finished."""
+
+    def __init__(self, scored: Scored, update: Callable[[int], object]) -> None:
+        self._scored = scored
+        self._update = update
+
+    def keep(self, finished: Finished[Asked, Scores]) -> None:
+        """Keep scores, and note why there is none."""
+        results: list[tuple[str, Mapping[str, Any]]] = []
+        for asked, found in finished:
+            for number, one in enumerate(asked):
+                entries = [found] * len(one.replies) if isinstance(found, str) else found[number]
+                for reply, entry in zip(one.replies, entries, strict=True):
+                    key = reply_key(GoldRow(id="", prompt=_turns(one), responses=()), reply, self._scored.identity)
+                    if isinstance(entry, str):
+                        self._scored.errors[key] = entry
+                        continue
+                    score, *cut = entry if isinstance(entry, list) else [entry]
+                    self._scored.cut += bool(cut)
+                    results.append((key, {"score": score, **({"cut": cut} if cut else {})}))
+                self._update(len(one.replies))
+        if results:
+            self._scored.kept.add(results)
+
+
+def _turns(asked: Asked) -> Any:
+    assert not isinstance(asked.prompt, str), "rows hold their prompts as turns"
+    return asked.prompt
+
+
+def _parts(rows: Iterable[GoldRow], scored: Scored, update: Callable[[int], object]) -> Iterator[list[Asked]]:
+    """Yield what is to be scored in parts; replies of one prompt stay together, and equal ones are scored once."""
+    part: list[Asked] = []
+    characters = 0
+    for row in rows:
+        texts = dict.fromkeys(text for text in row.responses if text is not None)
+        missing = tuple(text for text in texts if reply_key(row, text, scored.identity) not in scored.kept)
+        update(len(row.responses) - len(missing))
+        if not missing:
+            continue
+        part.append(Asked(row.prompt, missing))
+        characters += part[-1].num_characters()
+        if len(part) >= ROWS_AT_A_TIME or characters >= CHARACTERS_AT_A_TIME:
+            yield part
+            part, characters = [], 0
+    if part:
+        yield part

@@ -1,0 +1,1 @@
+"""Replies sampled from a language model."""

@@ -1,0 +1,184 @@
+"""Replies of a language model in this process, by transformers.
+
+Each reply is drawn with a generator of its own, so that it does not depend on which others are drawn beside it, but for
+the rounding of batched arithmetic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rewardlab.core.errors import ModelError
+from rewardlab.core.files import sha256_file, sha256_json
+from rewardlab.gold.sampling.asks import Ask
+from rewardlab.gold.sampling.config import DrawConfig, SamplerConfig
+from rewardlab.gold.sampling.servers import Reply
+
+logger = logging.getLogger("rewardlab")
+DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "auto": "auto"}
+
+
+class LocalSampler:
+    """A model in this process as a source of replies; a part is a batch."""
+
+    places = 1
+
+    def __init__(self, model: str, draw: DrawConfig, config: SamplerConfig) -> None:
+        self.name = model
+        self.items_per_part = max(config.batch_size // draw.num_responses, 1) * draw.num_responses
+        self.identity: dict[str, Any] = {}
+        self._draw = draw
+        self._precision = config.precision
+        self._model: Any = None
+        self._tokenizer: Any = None
+        self._ends: tuple[int, ...] = ()
+        self._pad = 0
+
+    async def open(self) -> None:
+        """Load the model. Raises ModelError if there is none, or it has no chat template."""
+        await asyncio.to_thread(self._open)
+
+    def _open(self) -> None:
+        from transformers import AutoModelForCausalLM, GenerationConfig
+
+        from rewardlab.data.chat import load_tokenizer
+        from rewardlab.model.builtin import resolve_model_name
+        from rewardlab.model.files import told
+
+        folder = resolve_model_name(self.name, logger.info)
+        self._tokenizer = load_tokenizer(folder)
+        if not getattr(self._tokenizer, "chat_template", None):
+            raise ModelError(f"{self.name}: its tokenizer has no chat template. Name a chat model.")
+        self._tokenizer.padding_side = "left"
+        with told(self.name, "loading the language model"):
+            self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[self._precision])
+        self._model.eval().to(_device())
+        given = self._model.generation_config.eos_token_id
+        ends = given if isinstance(given, list) else [given]
+        self._ends = tuple(one for one in [*ends, self._tokenizer.eos_token_id] if one is not None)
+        if not self._ends:
+            raise ModelError(f"{self.name}: neither the model nor its tokenizer says which token ends a reply.")
+        pad = self._tokenizer.pad_token_id
+        self._pad = self._ends[0] if pad is None else pad
+        self._tokenizer.pad_token = self._tokenizer.convert_ids_to_tokens(self._pad)
+        # A generation_config.json may hold a temperature, a penalty or a rule of its own; only what is asked for holds.
+        self._model.generation_config = GenerationConfig(eos_token_id=list(self._ends), pad_token_id=self._pad)
+        self.identity = {
+            "model": digest_of(Path(folder)) if Path(folder).is_dir() else folder,
+            "dtype": str(self._model.dtype).removeprefix("torch."),
+        }
+
+    async def ask(self, items: Sequence[Ask]) -> Sequence[Reply]:
+        """Return the replies, drawn together."""
+        return await asyncio.to_thread(self._ask, list(items))
+
+    def _ask(self, items: list[Ask]) -> list[Reply]:
+        import torch
+
+        texts = [
+            self._tokenizer.apply_chat_template(
+                [turn.as_dict() for turn in item.prompt], tokenize=False, add_generation_prompt=True
+            )
+            for item in items
+        ]
+        encoded = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+        limit = getattr(self._model.config, "max_position_embeddings", None) or 1 << 40
+        fits = [len(ids) + self._draw.max_tokens <= limit for ids in encoded]
+        replies: list[Reply] = [
+            {
+                "error": f"the prompt takes {len(ids)} tokens, and with {self._draw.max_tokens} for the reply "
+                f"(--max-tokens) that is above the {limit} of the model."
+            }
+            for ids in encoded
+        ]
+        chosen = [place for place, fit in enumerate(fits) if fit]
+        if chosen:
+            batch = self._tokenizer.pad(
+                {"input_ids": [encoded[place] for place in chosen]}, return_tensors="pt", padding=True
+            ).to(self._model.device)
+            drawing = _drawing([items[place].seed for place in chosen], self._draw)
+            with torch.inference_mode():
+                found = self._model.generate(
+                    **batch, max_new_tokens=self._draw.max_tokens, do_sample=False, logits_processor=[drawing]
+                )
+            start = batch["input_ids"].shape[1]
+            for row, place in enumerate(chosen):
+                logprobs = [float(step[row]) for step in drawing.logprobs]
+                replies[place] = self._reply(found[row, start:].tolist(), len(encoded[place]), logprobs)
+        return replies
+
+    def _reply(self, tokens: list[int], prompt_tokens: int, logprobs: list[float]) -> Reply:
+        """Return a reply from its tokens, which go on with padding after the end."""
+        end = next((place for place, token in enumerate(tokens) if token in self._ends), None)
+        num = len(tokens) if end is None else end + 1
+        return {
+            "text": self._tokenizer.decode(tokens[:num], skip_special_tokens=True),
+            "stop": "length" if end is None else "stop",
+            "tokens": num,
+            "prompt_tokens": prompt_tokens,
+            "logprob": sum(logprobs[:num]),
+        }
+
+    async def close(self) -> None:
+        """Let the model go."""
+        self._model = None
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _drawing(seeds: Sequence[int], draw: DrawConfig) -> Any:
+    """Return what leaves, of the scores of the next token, the one that is drawn, for every row by its own seed.
+
+    A token is drawn by inverting the distribution function at a number from the row's generator, so that a row needs
+    one number a token whatever its neighbours do. `logprobs` holds the model's log-probability [rows] of each step.
+    """
+    import torch
+    from transformers import LogitsProcessor
+
+    numbers = torch.stack(
+        [
+            torch.rand(draw.max_tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            for seed in seeds
+        ]
+    )
+
+    class Drawing(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
+        def __init__(self) -> None:
+            self.logprobs: list[Any] = []
+
+        def __call__(self, input_ids: Any, scores: Any) -> Any:
+            log_p = torch.log_softmax(scores.float(), -1)
+            if draw.temperature == 0:
+                pick = scores.argmax(-1, keepdim=True)
+            else:
+                p = _nucleus(torch.softmax(scores.double() / draw.temperature, -1), draw.top_p)
+                total = p.cumsum(-1)
+                at = numbers[:, len(self.logprobs)].to(scores.device)[:, None] * total[:, -1:]
+                pick = torch.searchsorted(total, at, right=True).clamp(max=scores.shape[-1] - 1)
+            self.logprobs.append(log_p.gather(-1, pick)[:, 0].cpu())
+            return torch.full_like(scores, float("-inf")).scatter(-1, pick, 0.0)
+
+    return Drawing()
+
+
+def _nucleus(p: Any, top_p: float) -> Any:
+    """Return probabilities [rows, tokens] with 0 for all but the likeliest that together have `top_p`."""
+    if top_p >= 1:
+        return p
+    ordered, places = p.sort(-1, descending=True)
+    before = ordered.cumsum(-1) - ordered
+    return p.new_zeros(p.shape).scatter(-1, places, ordered.masked_fill(before >= top_p, 0.0))
+
+
+def digest_of(folder: Path) -> str:
+    """Return a hash of everything in a model's folder that decides its replies."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix not in (".md", ".lock")]
+    return sha256_json({path.name: sha256_file(path) for path in files})

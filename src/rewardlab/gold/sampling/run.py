@@ -1,0 +1,305 @@
+"""Sample replies to every prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from rewardlab.core.bars import bar
+from rewardlab.core.errors import ConfigError, DataError, EndpointError
+from rewardlab.core.files import sha256_file
+from rewardlab.curation.rewriting import files_of
+from rewardlab.data.finding import find_sources
+from rewardlab.data.judgements import seeded_generator
+from rewardlab.gold.files.layouts import write_responses, write_rows
+from rewardlab.gold.files.parts import Shard, shard_of
+from rewardlab.gold.files.prompts import Prompt, read_prompts
+from rewardlab.gold.files.rows import GoldRow, read_gold_rows
+from rewardlab.gold.kept import Kept
+from rewardlab.gold.pool import Finished, Pool, Source
+from rewardlab.gold.sampling.asks import Ask, asks_of
+from rewardlab.gold.sampling.config import SampleConfig
+from rewardlab.gold.sampling.servers import Reply, ServedSampler
+from rewardlab.gold.stage import Asked, Place, claimed, read_manifest, require_own, state_of, write_manifest
+
+logger = logging.getLogger("rewardlab")
+FACTS: Final = ("stop", "tokens", "prompt_tokens", "logprob")
+"""What is kept of how a reply was sampled, beside its seed."""
+AT_A_TIME: Final = 1_000
+"""Replies of an earlier output that are taken over together."""
+
+
+class Sampler(Source[Ask, Reply], Protocol):
+    """Whatever draws replies."""
+
+    items_per_part: int
+    """Replies that are asked for together."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What draws, once it is open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled:
+    """What was written."""
+
+    place: Place
+    counts: Mapping[str, Any]
+    """`prompts`, `replies`, `errors`, `cut`, `identical` (replies that equal an earlier one to the same prompt),
+    `tokens`."""
+    examples: tuple[str, ...] = ()
+    """Why replies are missing, a few of them."""
+    was_complete: bool = False
+    """Whether it had all been done before."""
+    tokens_per_s: float | None = None
+    """Of the replies that were drawn now."""
+
+
+@dataclass(kw_only=True)
+class _Work:
+    """What is done of an output."""
+
+    config: SampleConfig
+    kept: Kept
+    decides: Mapping[str, Any] = field(default_factory=dict)
+    """What decides a reply besides its seed, once the sampler is known."""
+    has_taken_over: bool = False
+    errors: dict[str, str] = field(default_factory=dict)
+    tokens: int = 0
+
+
+def sample(config: SampleConfig) -> Sampled:
+    """Sample the replies. The same call goes on from what an interrupted one left, and then writes the same files.
+
+    Raises ConfigError if the output is of something else, DataError for prompts that cannot be read, EndpointError if
+    no server is left, ModelError for a model that cannot be loaded, and DataError after the output is written if too
+    many replies are missing.
+    """
+    shard = shard_of(config.shard)
+    place = Place.of(config.output if shard is None else shard.path(config.output))
+    asked = _asked(config, shard)
+    require_own(place, asked, overwrite=config.overwrite)
+    if not config.restart and state_of(place, asked) == "complete":
+        logger.info("%s: is complete", place.rows)
+        return _before(place)
+    prompts = _prompts(config, shard)
+    with claimed(place, restart=config.restart) as kept:
+        work = _Work(config=config, kept=kept)
+        began = time.monotonic()
+        identity = asyncio.run(_draw(work, prompts, place))
+        spent = time.monotonic() - began
+        sampled = _write(work, prompts, place, work.tokens / spent if work.tokens else None)
+        write_manifest(place, asked, decided={"identity": identity}, counts=sampled.counts)
+    _require_few_errors(sampled, config.max_error_fraction)
+    return sampled
+
+
+def _asked(config: SampleConfig, shard: Shard | None) -> Asked:
+    settings = {
+        "model": config.model or config.sampler.served_model_name,
+        "backend": config.sampler.backend,
+        "precision": config.sampler.precision,
+        "num_responses": config.draw.num_responses,
+        "seed": config.draw.seed,
+        **config.draw.decides(),
+        "system": config.system,
+        "limit": config.limit,
+        "repeats": config.repeats,
+        "split": config.hf_split,
+        "shard": None if shard is None else f"{shard.number + 1}/{shard.count}",
+    }
+    path = Path(config.prompts).expanduser()
+    files = (
+        [path]
+        if path.is_file()
+        else [file for source in find_sources([config.prompts], config.hf_split) for file in files_of(source)]
+    )
+    return Asked(stage="sample", settings=settings, inputs={file.name: sha256_file(file) for file in files})
+
+
+def _prompts(config: SampleConfig, shard: Shard | None) -> list[Prompt]:
+    """Return the prompts that are replied to. Raises DataError as `read_prompts` does."""
+    found: Sequence[Prompt] = list(
+        read_prompts(config.prompts, split=config.hf_split, system=config.system, repeats=config.repeats)
+    )
+    if config.limit is not None and config.limit < len(found):
+        order = seeded_generator(config.draw.seed, "prompts").permutation(len(found))[: config.limit]
+        found = [found[place] for place in sorted(order.tolist())]
+    return [found[place] for place in (range(len(found)) if shard is None else shard.rows(len(found)))]
+
+
+def samplers_of(config: SampleConfig) -> list[Sampler]:
+    """Return what draws, none of it open. Raises ConfigError."""
+    if config.sampler.backend == "http":
+        return [ServedSampler(url, config.draw, config.sampler) for url in config.sampler.url]
+    from rewardlab.gold.sampling.local import LocalSampler
+
+    return [LocalSampler(config.model, config.draw, config.sampler)]
+
+
+async def _draw(work: _Work, prompts: Sequence[Prompt], place: Place) -> Mapping[str, Any]:
+    """Draw all replies that are not kept, and return what drew them."""
+    samplers = samplers_of(work.config)
+    try:
+        opened = await _open_all(samplers)
+        identity = opened[0].identity
+        work.decides = {**work.config.draw.decides(), **identity}
+        if not work.config.restart:
+            _take_over(work, place)
+        total = len(prompts) * work.config.draw.num_responses
+        with bar(title="sampling", unit=" replies", total=total) as shown:
+
+            def keep(finished: Finished[Ask, Reply]) -> None:
+                _keep(work, finished)
+                shown.update(sum(len(items) for items, _ in finished))
+                shown.set_postfix_str(f"{work.tokens:,} tokens", refresh=False)
+
+            parts = _parts(work, prompts, opened[0].items_per_part, shown.update)
+            await Pool(opened, keep).run(parts)
+        return identity
+    finally:
+        await asyncio.gather(*(sampler.close() for sampler in samplers), return_exceptions=True)
+
+
+async def _open_all(samplers: Sequence[Sampler]) -> list[Sampler]:
+    """Open samplers of one model; those that are away are left out, with a warning. Raises as the last of them."""
+    from rewardlab.gold.reward_models import may_pass
+
+    opened: list[Sampler] = []
+    last: EndpointError | None = None
+    for sampler in samplers:
+        try:
+            await sampler.open()
+        except EndpointError as error:
+            if not may_pass(error):
+                raise
+            last = error
+            logger.warning("%s: left out: %s", sampler.name, error)
+        else:
+            opened.append(sampler)
+    if not opened:
+        assert last is not None
+        raise last
+    for sampler in opened[1:]:
+        if sampler.identity != opened[0].identity:
+            raise ConfigError(
+                f"--url: {opened[0].name} and {sampler.name} serve different models ({opened[0].identity} and "
+                f"{sampler.identity}). All replies of a file are of one model."
+            )
+    return opened
+
+
+def _parts(work: _Work, prompts: Sequence[Prompt], size: int, update: Any) -> Iterator[list[Ask]]:
+    """Yield what is to be drawn in parts whose borders depend on the prompts alone.
+
+    A part of which something is missing is drawn as a whole, so that a run that goes on computes what one in a piece
+    does; replies that an earlier output had are not drawn again.
+    """
+    asks = (ask for _, several in _asks(work, prompts) for ask in several)
+    while part := list(islice(asks, size)):
+        missing = [ask for ask in part if ask.key(work.decides) not in work.kept]
+        if missing and not work.has_taken_over:
+            missing = part
+        update(len(part) - len(missing))
+        if missing:
+            yield missing
+
+
+def _asks(work: _Work, prompts: Sequence[Prompt]) -> Iterator[tuple[Prompt, list[Ask]]]:
+    return asks_of(prompts, work.config.draw.num_responses, work.config.draw.seed)
+
+
+def _keep(work: _Work, finished: Finished[Ask, Reply]) -> None:
+    results: list[tuple[str, Reply]] = []
+    for asks, replies in finished:
+        for number, ask in enumerate(asks):
+            reply: Reply = {"error": replies} if isinstance(replies, str) else replies[number]
+            key = ask.key(work.decides)
+            if "error" in reply:
+                work.errors[key] = str(reply["error"])
+            else:
+                results.append((key, reply))
+                work.tokens += reply.get("tokens") or 0
+    if results:
+        work.kept.add(results)
+
+
+def _take_over(work: _Work, place: Place) -> None:
+    """Take over the replies of an earlier output that the same settings would draw."""
+    manifest = read_manifest(place) if place.rows.exists() else None
+    if manifest is None or manifest["decided"].get("identity") is None:
+        return
+    before = {name: manifest["asked"]["settings"].get(name) for name in work.config.draw.decides()}
+    decides = {**before, **manifest["decided"]["identity"]}
+    if decides != work.decides:
+        return
+    waiting: list[tuple[str, Reply]] = []
+    for row in read_gold_rows(place.rows):
+        for index, (text, facts) in enumerate(zip(row.responses, row.samples, strict=True)):
+            if text is None:
+                continue
+            key = Ask(prompt=row.prompt, index=index, seed=int(facts["seed"])).key(decides)
+            if key not in work.kept:
+                waiting.append((key, {"text": text, **{name: facts[name] for name in FACTS if name in facts}}))
+        if len(waiting) >= AT_A_TIME:
+            work.kept.add(waiting)
+            waiting = []
+    if waiting:
+        work.kept.add(waiting)
+    work.has_taken_over = True
+
+
+def _write(work: _Work, prompts: Sequence[Prompt], place: Place, tokens_per_s: float | None) -> Sampled:
+    counts: Counter[str] = Counter(prompts=0, replies=0, errors=0, cut=0, identical=0, tokens=0)
+    examples: dict[str, None] = {}
+
+    def done() -> Iterator[GoldRow]:
+        for prompt, asks in _asks(work, prompts):
+            keys = [ask.key(work.decides) for ask in asks]
+            replies = list(work.kept.each(keys))
+            facts: list[dict[str, Any]] = []
+            for ask, key, reply in zip(asks, keys, replies, strict=True):
+                why = work.errors.get(key, "it was not drawn")
+                facts.append({"seed": ask.seed})
+                facts[-1] |= {"error": why} if reply is None else {name: reply[name] for name in FACTS if name in reply}
+                if reply is None and len(examples) < 3:
+                    examples.setdefault(why)
+            texts = [None if reply is None else str(reply["text"]) for reply in replies]
+            there = [text for text in texts if text is not None]
+            counts["prompts"] += 1
+            counts["replies"] += len(there)
+            counts["errors"] += len(texts) - len(there)
+            counts["identical"] += len(there) - len(set(there))
+            counts["cut"] += sum(one.get("stop") == "length" for one in facts)
+            counts["tokens"] += sum(one.get("tokens") or 0 for one in facts)
+            yield GoldRow(
+                id=prompt.id, prompt=prompt.prompt, responses=tuple(texts), samples=tuple(facts), extra=prompt.extra
+            )
+
+    write_rows(place.rows, (row.as_json() for row in done()))
+    write_responses(place.twin, read_gold_rows(place.rows))
+    return Sampled(place=place, counts=dict(counts), examples=tuple(examples), tokens_per_s=tokens_per_s)
+
+
+def _before(place: Place) -> Sampled:
+    manifest = read_manifest(place)
+    assert manifest is not None
+    return Sampled(place=place, counts=manifest["counts"], was_complete=True)
+
+
+def _require_few_errors(sampled: Sampled, most: float) -> None:
+    errors, replies = sampled.counts["errors"], sampled.counts["replies"]
+    if errors > most * (errors + replies):
+        raise DataError(
+            f"{sampled.place.rows}: {errors} of {errors + replies} replies are missing, more than --max-error-fraction "
+            f"{most:g}. The first causes: {'; '.join(sampled.examples)}. The file is written; the same command asks "
+            f"for the missing ones again."
+        )
