@@ -41,8 +41,8 @@ def charts_of(result: Result, one: PromptSet) -> Iterator[Chart]:
         few = curves[start : start + NUM_SERIES]
         for title, gain in (("Gold", gold_of), ("Proxy", proxy_of)):
             label = GOLD if gain is gold_of else PROXY
-            yield _chart(f"{title} against n", few, gain, label, by_size=True, enough=one.fewest // 2)
-            yield _chart(f"{title} against the KL bound", few, gain, label, by_size=False, enough=one.fewest // 2)
+            yield _chart(f"{title} against n", few, gain, label, by_size=True, enough=int(one.replies // 2))
+            yield _chart(f"{title} against the KL bound", few, gain, label, by_size=False, enough=int(one.replies // 2))
 
 
 def both_sets(result: Result) -> Iterator[Chart]:
@@ -51,7 +51,7 @@ def both_sets(result: Result) -> Iterator[Chart]:
         return
     for name in dict.fromkeys(one.proxy for one in result.curves):
         few = [one for one in result.curves if one.proxy == name]
-        enough = min(one.fewest for one in result.sets) // 2
+        enough = int(min(one.replies for one in result.sets) // 2)
         yield _chart(f"Gold by the picks of {name}", few, gold_of, GOLD, by_size=True, enough=enough, by_set=True)
 
 
@@ -75,13 +75,15 @@ def _chart(
         for series, row in enumerate(estimates)
     ]
     dots = [_peak(series, one, estimates[series], xs) for series, one in enumerate(curves) if gain is gold_of]
+    rules = _doubt(curves[0], enough, place)
     shown = len(curves) <= MOST_BANDS
     said = "Bands are 95% intervals, by prompt." if shown else "Intervals are in the table."
     return Chart(
         title=title,
         words=" ".join(_words(name, row, most) for name, row in zip(names, estimates, strict=True))
         + f" {said}"
-        + (" A marker is where gold is highest, of a curve that turns over." if any(dots) else ""),
+        + (" A marker is where gold is highest, of a curve that turns over." if any(dots) else "")
+        + (f" Right of the dotted line n is above {enough}, half of the replies." if rules else ""),
         x=_sizes(most) if by_size else axis(KL_LABEL, xs, include=(0.0,)),
         y=axis(label, _heights(estimates, with_limits=shown), include=(0.0,)),
         lines=tuple(
@@ -90,7 +92,7 @@ def _chart(
         ),
         bands=tuple(area for area in bands if area is not None) if shown else (),
         dots=tuple(dot for dot in dots if dot is not None),
-        rules=(Rule(axis="y", at=0.0), *_doubt(curves[0], enough, place)),
+        rules=(Rule(axis="y", at=0.0), *rules),
         legend=tuple(enumerate(names)),
     )
 
@@ -107,7 +109,12 @@ def _doubt(one: Overoptimisation, enough: int, place: Place) -> list[Rule]:
     """Return the line beyond which too few replies stand behind a point."""
     if not 1 <= enough < one.most:
         return []
-    return [Rule(axis="x", at=place(one.points[enough - 1]), label=f"n = {enough}, half the replies")]
+    return [
+        Rule(
+            axis="x",
+            at=place(one.points[enough - 1]),
+        )
+    ]
 
 
 def _log_size(point: Point) -> float:

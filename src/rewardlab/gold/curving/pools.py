@@ -58,9 +58,9 @@ class Pool:
         return [one.key for one in self.replies]
 
     @property
-    def fewest(self) -> int:
-        """Fewest replies of a row that is used."""
-        return min(len(one.gold_K) for one in self.replies)
+    def num_replies(self) -> float:
+        """Replies to a prompt, the median."""
+        return float(np.median([len(one.gold_K) for one in self.replies]))
 
     def texts(self) -> Estimate:
         """Return the share of replies to a prompt that are different texts, over prompts."""

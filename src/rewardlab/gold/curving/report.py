@@ -18,7 +18,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.gold.curving.config import CurveConfig
 from rewardlab.gold.curving.pictures import both_sets, charts_of, gold_of
 from rewardlab.gold.curving.run import PromptSet, Result
-from rewardlab.gold.curving.words import contrast_sentence, fit_sentence, headline, interval, sentence
+from rewardlab.gold.curving.words import fit_sentence, headline, interval, p_value, sentence, told_apart
 from rewardlab.report import document
 from rewardlab.report.document import Block, Charts, Document, Paragraph, Section, Table
 from rewardlab.report.markdown import markdown_page
@@ -27,6 +27,7 @@ from rewardlab.report.tables import format_count, format_estimate, interval_note
 
 MADE_BY: Final = "rewardlab gold curve"
 HEADER: Final = ("proxy", "n", "KL ≤", "gold", "gain of gold", "gain of proxy")
+PAIRED: Final = ("proxies", "difference of gold", "p", "at the largest n")
 UNITS: Final = (
     "Gold is in its own unit; the gain of a proxy by its own pick is in its standard deviations within prompts. Each "
     "point is the mean over all subsets of n replies, which is unbiased. * marks an n above half of the replies, where "
@@ -63,7 +64,8 @@ def text_report(result: Result) -> str:
             )
             blocks.append(f"{own.proxy}, {own.prompts}: {own.verdict}\n{said}")
         blocks.append(text_table(HEADER, _rows(result, one)))
-        blocks += [textwrap.fill(text, width=width) for text in _paired(result, one)]
+        if paired := _paired(result, one):
+            blocks.append(text_table(PAIRED, paired))
     blocks += [textwrap.fill(text, width=width) for text in (*result.notes, UNITS, BOUND, RULES)]
     return "\n\n".join(["", *blocks])
 
@@ -98,12 +100,12 @@ def csv_report(result: Result) -> str:
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow(COLUMNS)
-    fewest = {one.name: one.fewest for one in result.sets}
+    replies = {one.name: one.replies for one in result.sets}
     for one in result.curves:
         for point, scaled in zip(one.points, one.scaled, strict=True):
             estimates = (point.gold, point.gold_gain, point.proxy, point.proxy_gain, scaled)
             numbers = [value for own in estimates for value in _three(own)]
-            doubt = int(2 * point.n > fewest[one.prompts])
+            doubt = int(2 * point.n > replies[one.prompts])
             writer.writerow([one.prompts, one.proxy, point.n, point.kl_bound, doubt, *numbers])
     return sink.getvalue()
 
@@ -180,23 +182,36 @@ def _set_blocks(result: Result, one: PromptSet) -> Iterator[Block]:
         rows=tuple(map(tuple, _rows(result, one))),
         notes=(interval_note([gold_of(own, 0) for own in result.of(one.name)]), "All n are in curve.csv."),
     )
-    yield from (Paragraph(text=text) for text in _paired(result, one))
+    found = [own for own in result.contrasts if own.prompts == one.name]
+    if found:
+        yield document.with_intervals(
+            caption=f"Gold by the picks of two proxies at n = {result.most}, paired by prompt",
+            header=PAIRED,
+            rows=_paired(result, one),
+            estimates=[own.difference for own in found],
+            label="difference of gold",
+            mark=0.0,
+            notes=[interval_note([own.difference for own in found]), "p: sign flips by prompt, Holm over all pairs."],
+        )
 
 
 def _says(own: Overoptimisation) -> list[str]:
     return [sentence(own), fit_sentence(own.fit, own.most)]
 
 
-def _paired(result: Result, one: PromptSet) -> list[str]:
-    found = [contrast_sentence(own) for own in result.contrasts if own.prompts == one.name]
-    return [f"Gold at n = {result.most}, paired by prompt: {' '.join(found)}"] if found else []
+def _paired(result: Result, one: PromptSet) -> list[list[str]]:
+    return [
+        [f"{own.second} − {own.first}", interval(own.difference), p_value(own.adjusted), told_apart(own)]
+        for own in result.contrasts
+        if own.prompts == one.name
+    ]
 
 
 def _facts(one: PromptSet) -> str:
     levels = "; ".join(f"{name} {interval_percent(own)}" for name, own in one.levels.items())
     return (
         f"{one.name.capitalize()}: {format_count(one.num_used)} rows of {format_count(one.num_rows)}, "
-        f"{format_count(one.num_prompts)} prompts, {one.fewest} replies or more each. Of the replies to a prompt "
+        f"{format_count(one.num_prompts)} prompts, {one.replies:g} replies each (median). Of the replies to a prompt "
         f"{interval_percent(one.texts)} are different texts. Different scores: {levels}."
     )
 
@@ -220,7 +235,7 @@ def _row(own: Overoptimisation, point: Point, one: PromptSet) -> list[str]:
     assert point.gold is not None
     return [
         own.proxy,
-        f"{point.n}{'*' if 2 * point.n > one.fewest else ''}",
+        f"{point.n}{'*' if 2 * point.n > one.replies else ''}",
         f"{point.kl_bound:.2f}",
         interval(point.gold),
         interval(gold_of(own, point.n - 1)),

@@ -22,7 +22,7 @@ from rewardlab.gold.curving.config import CurveConfig
 from rewardlab.gold.curving.pools import Pool, largest_size, pool_of, used, with_ensemble
 from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.rows import GoldRow
-from rewardlab.gold.proxies import proxy_scores
+from rewardlab.gold.proxies import named_sources, proxy_scores
 
 IN, OUT = "in distribution", "out of distribution"
 
@@ -39,12 +39,12 @@ class PromptSet:
     without_gold: int
     without_proxy: int
     too_few: int
-    fewest: int
-    """Fewest replies of a row that is used."""
+    replies: float
+    """Replies to a prompt, the median; above half as many a point hangs on the one or two best."""
     texts: Estimate
     """Share of replies to a prompt that are different texts."""
     levels: dict[str, Estimate]
-    """Proxy -> share of replies to a prompt that have different scores."""
+    """Proxy, without ensembles -> share of replies to a prompt that have different scores."""
     gold_spread: float
     """Standard deviation of gold within prompts, the unit in which gains are told beside gold's own."""
     overlap: int = 0
@@ -77,10 +77,6 @@ def curve(config: CurveConfig) -> Result:
     if config.curving.ood:
         given.append((OUT, InputConfig(input=config.curving.ood, system=config.rows.system), _for_ood(config)))
     pools = [_read(name, where, sources, config) for name, where, sources in given]
-    require(
-        len({pool.names for pool in pools}) == 1,
-        "--ood-proxies: the proxies of both sets must have the same names, in the same order.",
-    )
     return curve_of(pools, config)
 
 
@@ -89,6 +85,7 @@ def curve_of(pools: Sequence[Pool], config: CurveConfig) -> Result:
     settings = config.curving
     most = settings.most or largest_size(pools)
     pools = [used(pool, most) for pool in pools]
+    names = pools[0].names
     if settings.ensemble:
         pools = [with_ensemble(pool, settings.ensemble, penalty=settings.penalty) for pool in pools]
     every = {pool.name: {name: _curves(pool, name, most) for name in pool.names} for pool in pools}
@@ -99,7 +96,7 @@ def curve_of(pools: Sequence[Pool], config: CurveConfig) -> Result:
             judged.append(judge(curves, proxy=name, prompts=pool.name, scale=scale, seed=settings.seed))
     found = adjusted(judged)
     first = set(pools[0].keys)
-    sets = tuple(_described(pool, 0 if pool is pools[0] else len(first & set(pool.keys))) for pool in pools)
+    sets = tuple(_described(pool, names, 0 if pool is pools[0] else len(first & set(pool.keys))) for pool in pools)
     return Result(
         sets=sets,
         curves=tuple(found),
@@ -112,9 +109,10 @@ def curve_of(pools: Sequence[Pool], config: CurveConfig) -> Result:
 def _for_ood(config: CurveConfig) -> tuple[str, ...]:
     """Return the sources of scores for the second set: those of the first, but for proxies that have their own."""
     own = {value.partition("=")[0]: value for value in config.curving.ood_proxies}
-    sources = [own.pop(source.partition("=")[0], source) for source in config.curving.proxies]
-    require(not own, f"--ood-proxies {next(iter(own.values()), '')}: --proxies has no NAME=WHAT of this name.")
-    return tuple(sources)
+    first = named_sources(config.curving.proxies)
+    unknown = [name for name in own if name not in first]
+    require(not unknown, f"--ood-proxies {', '.join(unknown)}: --proxies has no proxy of this name.")
+    return tuple(own.get(name, f"{name}={what}") for name, what in first.items())
 
 
 def _read(name: str, where: InputConfig, sources: Sequence[str], config: CurveConfig) -> Pool:
@@ -130,7 +128,7 @@ def _curves(pool: Pool, proxy: str, most: int) -> Curves:
     return curves_of(candidates, most=most)
 
 
-def _described(pool: Pool, overlap: int) -> PromptSet:
+def _described(pool: Pool, names: Sequence[str], overlap: int) -> PromptSet:
     return PromptSet(
         name=pool.name,
         num_rows=pool.num_rows,
@@ -139,9 +137,9 @@ def _described(pool: Pool, overlap: int) -> PromptSet:
         without_gold=pool.without_gold,
         without_proxy=pool.without_proxy,
         too_few=pool.too_few,
-        fewest=pool.fewest,
+        replies=pool.num_replies,
         texts=pool.texts(),
-        levels={name: pool.levels(name) for name in pool.names},
+        levels={name: pool.levels(name) for name in names},
         gold_spread=within_spread([one.gold_K for one in pool.replies]),
         overlap=overlap,
     )
@@ -152,15 +150,18 @@ def _notes(sets: Sequence[PromptSet], most: int) -> Iterator[str]:
     for one in sets:
         if one.without_gold or one.without_proxy:
             yield (
-                f"{one.name}: left out are {one.without_gold:,} replies without a gold score and {one.without_proxy:,} "
-                f"that a proxy did not score; if these are no random ones, the curve is of the others alone."
+                f"{one.name}: replies left out: {one.without_gold:,} without a gold score, {one.without_proxy:,} "
+                f"without the score of some proxy. If these are no random ones, the curve is of the others alone."
             )
         if one.too_few:
-            yield f"{one.name}: left out are {one.too_few:,} of {one.num_rows:,} rows with fewer than {most} replies."
-        if 2 * most > one.fewest:
             yield (
-                f"{one.name}: a prompt has as few as {one.fewest} replies, so beyond n = {one.fewest // 2} a curve "
-                f"hangs on the one or two best of each. For n up to {most} sample {2 * most} to {4 * most}."
+                f"{one.name}: rows left out: {one.too_few:,} of {one.num_rows:,}, which have fewer than {most} replies "
+                f"that are scored."
+            )
+        if 2 * most > one.replies:
+            yield (
+                f"{one.name}: with {one.replies:g} replies to a prompt, a curve beyond n = {one.replies / 2:g} hangs "
+                f"on the one or two best of each. For n up to {most} sample {2 * most} to {4 * most}."
             )
         if one.num_prompts < MIN_CLUSTERS:
             yield f"{one.name}: {one.num_prompts} prompts; below {MIN_CLUSTERS} there are no intervals and no verdict."

@@ -11,7 +11,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.gold.curving.run import Result
 
 FAR: Final = 100.0
-"""Times the largest n from which on a size that a fit names is only said to be larger."""
+"""Times the largest n above which no size is told that a fit names."""
 
 
 def headline(result: Result) -> str:
@@ -45,6 +45,8 @@ def sentence(one: Overoptimisation) -> str:
         if turn.p <= ALPHA
         else ""
     )
+    if turn.may_be == (most,):
+        return f"Gold still rises: at n = {most} it is shown to be higher than at any smaller n."
     return (
         f"No turn-over within n ≤ {most}: gold there is not shown to lie below that at a smaller n "
         f"(p {p_value(one.adjusted_p)}), and a fall of more than {number(turn.fall.high)} is ruled out at 95%. It is "
@@ -75,23 +77,28 @@ def fit_sentence(fit: Fit, most: int) -> str:
     )
     if fit.highest is None:
         return f"{words} It bends upwards, so it has no highest point."
-    n, low, high = (_size(value, most) for value in (fit.highest.value, fit.highest.low, fit.highest.high))
-    beyond = " That is beyond the data." if fit.highest.value > fit.reach else ""
-    return f"{words} It is highest at d = {interval(fit.highest)}, which is n = {n} ({low} to {high}).{beyond}"
+    highest = f"{words} It is highest at d = {interval(fit.highest)}, which is n"
+    low, high = _size(fit.highest.low, most), _size(fit.highest.high, most)
+    if fit.highest.value > fit.reach:
+        return (
+            f"{highest} = {low} or more, beyond the data."
+            if size_at(fit.highest.low) > most
+            else f"{highest} > {most}."
+        )
+    return f"{highest} = {_size(fit.highest.value, most)} ({low} to {high})."
 
 
 def _size(d: float, most: int) -> str:
     n = size_at(d)
-    return f"over {FAR * most:,.0f}" if n > FAR * most else f"{n:,.1f}" if n < 10 else f"{n:,.0f}"
+    return f"{FAR * most:,.0f}" if n > FAR * most else f"{n:,.1f}" if n < 10 else f"{n:,.0f}"
 
 
-def contrast_sentence(one: Contrast) -> str:
+def told_apart(one: Contrast) -> str:
     """Return which of two proxies has the better gold at the largest n."""
     if math.isnan(one.adjusted):
-        return f"{one.first} and {one.second}: {one.difference.method}."
+        return "undecided"
     better = one.second if one.difference.value > 0 else one.first
-    said = f"{better} is better" if one.adjusted <= ALPHA else "not told apart"
-    return f"{one.second} less {one.first}: {interval(one.difference)} (p {p_value(one.adjusted)}): {said}."
+    return f"{better} is better" if one.adjusted <= ALPHA else "not told apart"
 
 
 def p_value(p: float) -> str:
@@ -99,16 +106,27 @@ def p_value(p: float) -> str:
     return "—" if math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def number(value: float) -> str:
-    """Return a number with three digits that say something, and a true minus."""
+def number(value: float, decimals: int | None = None) -> str:
+    """Return a number with true minus; by default with three digits that say something."""
     if math.isnan(value):
         return "—"
-    size = abs(value)
-    decimals = 2 if size >= 1 or value == 0 else min(2 + max(-math.floor(math.log10(size)) - 1, 0), 8)
-    return f"{value:.{decimals}f}".replace("-", "−")
+    if decimals is None:
+        decimals = _decimals(abs(value) / 10) if value else 2
+    text = f"{value:.{decimals}f}"
+    return (text.removeprefix("-") if not text.strip("-0.") else text).replace("-", "−")
 
 
 def interval(estimate: Estimate) -> str:
-    """Return ``0.40 [0.20, 0.60]`` with true minus signs; without limits ``0.40 [—]``."""
-    limits = "—" if math.isnan(estimate.low) else f"{number(estimate.low)}, {number(estimate.high)}"
-    return f"{number(estimate.value)} [{limits}]"
+    """Return ``0.40 [0.20, 0.60]``, with as many digits as the width of the limits bears; ``0.40 [—]`` without them."""
+    width = estimate.high - estimate.low
+    if math.isnan(width):
+        return f"{number(estimate.value)} [—]"
+    decimals = _decimals(width) if width > 0 else 2
+    return " ".join(
+        (number(estimate.value, decimals), f"[{number(estimate.low, decimals)}, {number(estimate.high, decimals)}]")
+    )
+
+
+def _decimals(size: float) -> int:
+    """Return the decimals that show two digits of a number."""
+    return min(max(1 - math.floor(math.log10(size)), 0), 8) if math.isfinite(size) else 2
