@@ -202,7 +202,8 @@ def fit_gain(gold_CN: FloatArray, *, draws: int = DRAWS, seed: int = 0) -> Fit:
     design_N2 = np.stack([d_N, -np.square(d_N)], axis=1)
     solve_2N = np.linalg.solve(design_N2.T @ (weights_N[:, None] * design_N2), design_N2.T * weights_N)
     own_C2 = gain_CN @ solve_2N.T
-    alpha, beta = stats.mean(own_C2[:, 0]), stats.mean(own_C2[:, 1])
+    names = [str(place) for place in range(len(own_C2))]
+    alpha, beta = (stats.mean(column, names) for column in own_C2.T)
     residuals_CN = gain_CN - own_C2 @ design_N2.T
     misfit = math.nan
     if len(gold_CN) >= stats.MIN_CLUSTERS:

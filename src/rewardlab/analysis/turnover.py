@@ -99,8 +99,8 @@ def turn_over(values_CN: FloatArray, sizes_N: Sequence[int], *, draws: int = DRA
     return TurnOver(
         peak=_estimate(
             float(sizes_N[best]),
-            may_be[0],
-            may_be[-1],
+            float(may_be[0]),
+            float(may_be[-1]),
             count,
             "sizes that a test does not rule out, by prompt",
             1 - ALPHA,

@@ -17,7 +17,7 @@ from rewardlab.core.files import provenance
 from rewardlab.core.types import Estimate
 from rewardlab.gold.curving.config import CurveConfig
 from rewardlab.gold.curving.pictures import both_sets, charts_of, gold_of
-from rewardlab.gold.curving.run import PromptSet, Result
+from rewardlab.gold.curving.run import PromptSet, Result, inputs_of
 from rewardlab.gold.curving.words import fit_sentence, headline, interval, p_value, sentence, told_apart
 from rewardlab.report import document
 from rewardlab.report.document import Block, Charts, Document, Paragraph, Section, Table
@@ -89,7 +89,7 @@ def json_report(result: Result, config: CurveConfig) -> dict[str, Any]:
         ],
         "contrasts": encode(result.contrasts),
         "notes": list(result.notes),
-        "inputs": config.rows.digests(),
+        "inputs": {one.name: own.digests() for one, own in zip(result.sets, inputs_of(config), strict=True)},
         "settings": to_mapping(config),
         "provenance": json.loads(json.dumps(provenance())),
     }

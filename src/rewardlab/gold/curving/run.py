@@ -73,10 +73,8 @@ def curve(config: CurveConfig) -> Result:
     Raises ConfigError and DataError for files that are not there or do not belong together, as `read_gold_rows` and
     `proxy_scores`, and for rows without enough scored replies.
     """
-    given = [(IN, config.rows, config.curving.proxies)]
-    if config.curving.ood:
-        given.append((OUT, InputConfig(input=config.curving.ood, system=config.rows.system), _for_ood(config)))
-    pools = [_read(name, where, sources, config) for name, where, sources in given]
+    sources = (config.curving.proxies, _for_ood(config))
+    pools = [_read(*one, config) for one in zip((IN, OUT), inputs_of(config), sources, strict=False)]
     return curve_of(pools, config)
 
 
@@ -104,6 +102,15 @@ def curve_of(pools: Sequence[Pool], config: CurveConfig) -> Result:
         most=most,
         notes=tuple(_notes(sets, most)),
     )
+
+
+def inputs_of(config: CurveConfig) -> list[InputConfig]:
+    """Return where the rows of each set are."""
+    ood = config.curving.ood
+    return [
+        config.rows,
+        *([InputConfig(input=ood, num_responses=config.rows.num_responses, system=config.rows.system)] if ood else []),
+    ]
 
 
 def _for_ood(config: CurveConfig) -> tuple[str, ...]:
