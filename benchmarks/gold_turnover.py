@@ -21,9 +21,9 @@ from scipy.stats import norm
 
 from harness import results
 from harness.simulation import Simulation, parser_of
+from rewardlab.analysis import stats
 from rewardlab.analysis.best_of_n import Candidates, curves_of
 from rewardlab.analysis.overoptimisation import fit_gain, sizes_of
-from rewardlab.analysis.stats import wilson
 from rewardlab.analysis.turnover import ALPHA, turn_over
 from rewardlab.report.tables import format_estimate
 
@@ -85,6 +85,10 @@ class Cell:
     """The upper limit is below it."""
     beta_held: float
     """The interval of β holds that of the fit to the expected curve."""
+    plain_called: float
+    """An ordinary interval, at 90 %, of the highest point less the last one lies above 0."""
+    plain_held: float
+    """The middle 95 % of the highest sizes of bootstrap draws hold that at which gold is highest."""
 
 
 def world(kind: str, most: int) -> World:
@@ -145,6 +149,7 @@ def cell(
                 turn.fall.low > of.fall + 1e-9,
                 turn.fall.high < of.fall - 1e-9,
                 fit.beta.low <= beta <= fit.beta.high,
+                *_plain(gold_PN[:, np.array(sizes) - 1], sizes, wanted, generator, flips),
             ]
         )
     values = np.array(found, dtype=np.float64)
@@ -163,7 +168,21 @@ def cell(
         fall_above=mean[4],
         fall_below=mean[5],
         beta_held=mean[6],
+        plain_called=mean[7],
+        plain_held=mean[8],
     )
+
+
+def _plain(
+    gold_PN: FloatArray, sizes: Sequence[int], wanted: int, generator: np.random.Generator, draws: int
+) -> tuple[bool, bool]:
+    """What tests that do not know of the choice of the highest point would say: (called, held)."""
+    best = int(np.argmax(gold_PN.mean(0)))
+    called = stats.mean(gold_PN[:, best] - gold_PN[:, -1], level=1 - 2 * ALPHA).low > 0
+    count = len(gold_PN)
+    times = generator.multinomial(count, np.full(count, 1 / count), size=draws)
+    low, high = np.quantile(np.array(sizes)[(times @ gold_PN).argmax(1)], [0.025, 0.975], method="inverted_cdf")
+    return called, bool(low <= wanted <= high)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -200,6 +219,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _pooled("lower limit of the fall is too high", cells, "fall_above"),
                 _pooled("upper limit of the fall is too low", cells, "fall_below"),
                 _pooled("interval of β holds it", cells, "beta_held"),
+                _pooled("plain test called it, of curves that have none", honest, "plain_called"),
+                *(
+                    _pooled(f"of these {kind}", [c for c in honest if c.kind == kind], "plain_called")
+                    for kind in HONEST
+                ),
+                _pooled("plain bootstrap holds the highest n", cells, "plain_held"),
+                _pooled("of these flat", [c for c in honest if c.kind == "flat"], "plain_held"),
             ],
         ),
         "By kind of data, in percent:",
@@ -208,12 +234,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             [
                 *("curve", "largest n", "replies", "prompts", "noise", "called", "highest n held"),
                 *("sizes in its interval", "fall too high", "too low", "β held"),
+                *("plain test", "plain bootstrap"),
             ],
             [
                 [
                     *(one.kind, one.most, one.replies, one.prompts, one.noise, *_percent(one.called, one.highest_held)),
                     f"{one.width:g}",
-                    *_percent(one.fall_above, one.fall_below, one.beta_held),
+                    *_percent(one.fall_above, one.fall_below, one.beta_held, one.plain_called, one.plain_held),
                 ]
                 for one in cells
             ],
@@ -238,7 +265,7 @@ def _pooled(what: str, cells: Sequence[Cell], name: str) -> list[str]:
         return [what, "0", "–", "–"]
     number = sum(one.draws for one in cells)
     values = [getattr(one, name) for one in cells]
-    share = format_estimate(wilson(round(_share(cells, name) * number), number), percent=True)
+    share = format_estimate(stats.wilson(round(_share(cells, name) * number), number), percent=True)
     return [what, f"{number:,}", share, f"**{min(values):.1%} to {max(values):.1%}**"]
 
 
