@@ -245,7 +245,7 @@ def test_a_proxy_of_the_second_set_alone_is_refused(tmp_path: Path) -> None:
 
 def test_rows_with_one_reply_have_no_curve() -> None:
     pool = pool_of(IN, rows_of([[0.5]] * 12), [Proxy(name="a", scores=((1.0,),) * 12)])
-    with pytest.raises(DataError, match="one in ten prompts has 1 replies"):
+    with pytest.raises(DataError, match="one in ten prompts has fewer than two replies"):
         largest_size([pool])
 
 

@@ -33,6 +33,7 @@ DRAWS: Final = 1_999
 """Draws and flips; with what was seen they are 2,000."""
 _CHUNK_VALUES: Final = 4_000_000
 _ROUNDING: Final = 1e-9
+_EQUAL: Final = 1e-12
 
 Verdict = Literal["turns over", "no turn-over", "undecided"]
 
@@ -160,7 +161,7 @@ Columns = Callable[[], FloatArray]
 
 def _against(values_CN: FloatArray, at: int) -> Columns:
     """Return the differences of all other sizes from that of number `at`."""
-    tiny = _ROUNDING * float(np.abs(values_CN).max())
+    tiny = _EQUAL * float(np.abs(values_CN).max())
 
     def make() -> FloatArray:
         difference_CM: FloatArray = np.delete(values_CN - values_CN[:, [at]], at, axis=1)

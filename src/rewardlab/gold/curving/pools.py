@@ -113,8 +113,8 @@ def largest_size(pools: Sequence[Pool]) -> int:
     found = min(sorted(len(one.gold_K) for one in pool.replies)[pool.num_rows // 10] for pool in pools)
     if found < 2:
         raise DataError(
-            f"one in ten prompts has {found} replies with the scores of gold and of every proxy; a curve needs two or "
-            f"more. Sample more replies, score those that lack a score, or leave such prompts out with --most."
+            "one in ten prompts has fewer than two replies with the scores of gold and of every proxy. Sample more "
+            "replies, score those that lack a score, or leave such prompts out with --most."
         )
     return found
 

@@ -46,7 +46,7 @@ class PromptSet:
     levels: dict[str, Estimate]
     """Proxy, without ensembles -> share of replies to a prompt that have different scores."""
     gold_spread: float
-    """Standard deviation of gold within prompts, the unit in which gains are told beside gold's own."""
+    """Standard deviation of gold within prompts: what a gain of 1 is worth."""
     overlap: int = 0
     """Prompts that are in the first set too."""
 
