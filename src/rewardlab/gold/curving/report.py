@@ -18,7 +18,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.gold.curving.config import CurveConfig
 from rewardlab.gold.curving.pictures import both_sets, charts_of, gold_of
 from rewardlab.gold.curving.run import PromptSet, Result, inputs_of
-from rewardlab.gold.curving.words import fit_sentence, headline, interval, p_value, sentence, told_apart
+from rewardlab.gold.curving.words import fit_sentence, headline, interval, p_value, sentence, sizes, told_apart
 from rewardlab.report import document
 from rewardlab.report.document import Block, Charts, Document, Paragraph, Section, Table
 from rewardlab.report.markdown import markdown_page
@@ -154,9 +154,7 @@ def _verdicts(result: Result) -> Table:
                 own.proxy,
                 own.prompts,
                 own.verdict,
-                f"{own.turn.peak.value:g} [{own.turn.may_be[0]} to {own.turn.may_be[-1]}]"
-                if own.verdict != "undecided"
-                else f"{own.turn.peak.value:g} [—]",
+                f"{own.turn.peak.value:g} ({'—' if own.verdict == 'undecided' else sizes(own)})",
                 format_estimate(own.turn.fall),
             ]
             for own in result.curves
