@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import combinations
 
 import numpy as np
@@ -12,7 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rewardlab.analysis import stats
-from rewardlab.analysis.best_of_n import Candidates, best_of_n, kl_upper_bound, picked
+from rewardlab.analysis.best_of_n import (
+    Candidates,
+    best_of_n,
+    curves_of,
+    kl_upper_bound,
+    picked,
+    points_of,
+)
 from rewardlab.core.errors import DataError
 
 SCORES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)
@@ -79,6 +87,37 @@ def test_thousands_of_replies_stay_finite_and_rise_to_the_largest() -> None:
     assert found == pytest.approx(n * (num + 1) / (n + 1), rel=1e-12)
     assert (np.diff(found) > 0).all()
     assert found[-1] == num
+
+
+def test_many_replies_with_ties_equal_exact_whole_binomials() -> None:
+    """The weights C(i − 1, n − 1)/C(K, n) as fractions of whole numbers, far beyond what a float can hold."""
+    generator, num, most = np.random.default_rng(3), 1200, 900
+    proxy, gold = generator.integers(0, 400, num).astype(float), generator.normal(size=num)
+    found = picked(proxy, gold, most=most)
+    order = np.argsort(proxy, kind="stable")
+    level = {value: float(gold[proxy == value].mean()) for value in np.unique(proxy)}
+    for n in (2, 31, 500, most):
+        whole = math.comb(num, n)
+        weights = [Fraction(math.comb(i, n - 1), whole) for i in range(num)]
+        assert sum(weights) == 1
+        exact = math.fsum(float(weight) * level[proxy[k]] for weight, k in zip(weights, order, strict=True))
+        assert found[n - 1] == pytest.approx(exact, abs=1e-12)
+
+
+def test_curves_of_prompts_have_the_means_of_the_points() -> None:
+    generator = np.random.default_rng(0)
+    candidates = [
+        Candidates(prompt=f"p{p % 15}", proxy_K=generator.normal(size=6), gold_K=generator.normal(size=6))
+        for p in range(20)
+    ]
+    curves = curves_of(candidates, most=4)
+    assert curves.proxy_PN.shape == (20, 4)
+    assert curves.gold_PN is not None
+    assert points_of(curves) == best_of_n(candidates, most=4)
+    assert points_of(curves)[2].gold == stats.mean(curves.gold_PN[:, 2], curves.prompts)
+    bare = curves_of([Candidates(prompt="a", proxy_K=[1.0, 2.0])])
+    assert bare.gold_PN is None
+    assert points_of(bare)[0].gold is None
 
 
 def test_a_proxy_that_says_the_opposite_of_gold_picks_ever_worse_replies() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewardlab.analysis.ensembles import Scale, combine, disagreement, scale_of
+from rewardlab.analysis.ensembles import Scale, combine, disagreement, on_one_scale, scale_of
 from rewardlab.analysis.influence import area_under_curve, auroc
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Comparison, ScoreRow
@@ -135,3 +135,22 @@ def test_labels_below_one_half_prefer_the_second_and_tied_ones_are_left_out():
     assert disagreement(swapped).num_errors == 0
     tied = combine([rows_of([[0.0, 1.0]] * 12, label=0.5)] * 2, [PLAIN, PLAIN])
     assert (disagreement(tied).num_errors, disagreement(tied).num_right) == (0, 0)
+
+
+def test_what_a_member_adds_to_all_replies_of_a_prompt_and_its_unit_do_not_matter():
+    generator = np.random.default_rng(0)
+    prompts = [str(k // 4) for k in range(40)]
+    one, other = generator.normal(size=(2, 40))
+    offsets = np.repeat(generator.normal(size=10) * 100, 4)
+    plain = on_one_scale(np.stack([one, other]), prompts)
+    moved = on_one_scale(np.stack([one, 7 * other + offsets]), prompts)
+    assert moved == pytest.approx(plain, abs=1e-9)
+    by_prompt = plain.reshape(2, 10, 4)
+    assert by_prompt.mean(axis=2) == pytest.approx(np.zeros((2, 10)), abs=1e-12)
+    assert np.square(by_prompt).sum(axis=(1, 2)) == pytest.approx([30.0, 30.0])
+
+
+def test_a_member_that_tells_no_two_replies_to_a_prompt_apart_has_no_scale():
+    levels = np.repeat([0.1, 0.7, 0.3], 3)
+    with pytest.raises(DataError, match="member 2 gives all replies to each prompt the same score"):
+        on_one_scale(np.stack([np.arange(9.0), levels]), [str(k // 3) for k in range(9)])

@@ -10,8 +10,9 @@ Legend: P prompts, K replies of one prompt, N sizes (1 to N).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -82,18 +83,50 @@ def picked(proxy_K: FloatArray, gold_K: FloatArray, *, most: int) -> FloatArray:
     return np.array([top - weights_K @ below_K for weights_K in _weights(len(gold_K), most)])
 
 
-def _weights(num_replies: int, most: int) -> Iterator[FloatArray]:
-    """Yield, for n = 1 to `most`, C(i − 1, n − 1)/C(K, n) for the replies i = 1 to K.
+@lru_cache(maxsize=2)
+def _weights(num_replies: int, most: int) -> FloatArray:
+    """Return [N, K], for n = 1 to `most`, C(i − 1, n − 1)/C(K, n) for the replies i = 1 to K.
 
-    Each is that of n − 1 times ((i − n + 1)/(K − n + 1)) · (n/(n − 1)): no factorial and no difference of large
+    Each row is that of n − 1 times ((i − n + 1)/(K − n + 1)) · (n/(n − 1)): no factorial and no difference of large
     numbers, so a weight is right to about 3n units of rounding, or 0 where it is too small for a float.
     """
     rank_K = np.arange(1, num_replies + 1)
-    weights_K = np.full(num_replies, 1 / num_replies)
-    yield weights_K
+    weights_NK = np.empty((most, num_replies))
+    weights_NK[0] = 1 / num_replies
     for n in range(2, most + 1):
-        weights_K = weights_K * (np.maximum(rank_K - n + 1, 0) / (num_replies - n + 1)) * (n / (n - 1))
-        yield weights_K
+        weights_NK[n - 1] = weights_NK[n - 2] * (np.maximum(rank_K - n + 1, 0) / (num_replies - n + 1)) * (n / (n - 1))
+    weights_NK.flags.writeable = False
+    return weights_NK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curves:
+    """What the best of n replies is worth for each prompt alone; the estimates are means over them."""
+
+    prompts: tuple[str, ...]
+    """[P] names of prompts, by which intervals are made."""
+    proxy_PN: FloatArray
+    """Expected score of the reply that is picked, for n = 1 to N."""
+    gold_PN: FloatArray | None
+    """Expected gold score of the same reply; None without gold scores."""
+
+
+def curves_of(candidates_P: Sequence[Candidates], *, most: int | None = None) -> Curves:
+    """Return the curve of each prompt for n = 1, 2, …, as far as `best_of_n`, whose errors it raises."""
+    if not candidates_P:
+        raise DataError("a best-of-n curve needs prompts with scored replies; got none.")
+    proxy_PK = [_finite(one.prompt, "score", one.proxy_K) for one in candidates_P]
+    has_gold = any(one.gold_K is not None for one in candidates_P)
+    gold_PK = [_gold(one) for one in candidates_P] if has_gold else None
+    num = min([len(proxy_K) for proxy_K in proxy_PK] + ([] if most is None else [most]))
+    assert num >= 1, f"most={most}: the best of one reply is the least"
+    return Curves(
+        prompts=tuple(one.prompt for one in candidates_P),
+        proxy_PN=np.stack([picked(proxy_K, proxy_K, most=num) for proxy_K in proxy_PK]),
+        gold_PN=None
+        if gold_PK is None
+        else np.stack([picked(*scores_K, most=num) for scores_K in zip(proxy_PK, gold_PK, strict=True)]),
+    )
 
 
 def best_of_n(candidates_P: Sequence[Candidates], *, most: int | None = None, level: float = 0.95) -> tuple[Point, ...]:
@@ -105,20 +138,17 @@ def best_of_n(candidates_P: Sequence[Candidates], *, most: int | None = None, le
     Raises DataError naming the prompt for a score that is missing or not finite, for replies without gold scores where
     other prompts have them, and for a prompt without replies; and if there are no prompts.
     """
-    if not candidates_P:
-        raise DataError("a best-of-n curve needs prompts with scored replies; got none.")
-    proxy_PK = [_finite(one.prompt, "score", one.proxy_K) for one in candidates_P]
-    has_gold = any(one.gold_K is not None for one in candidates_P)
-    gold_PK = [_gold(one) for one in candidates_P] if has_gold else None
-    num = min([len(proxy_K) for proxy_K in proxy_PK] + ([] if most is None else [most]))
-    assert num >= 1, f"most={most}: the best of one reply is the least"
-    proxy_PN = [picked(proxy_K, proxy_K, most=num) for proxy_K in proxy_PK]
-    proxy, proxy_gain = _estimates(proxy_PN, candidates_P, level)
+    return points_of(curves_of(candidates_P, most=most), level=level)
+
+
+def points_of(curves: Curves, *, level: float = 0.95) -> tuple[Point, ...]:
+    """Return the means of curves over prompts, as `best_of_n` does."""
+    num = curves.proxy_PN.shape[1]
+    proxy, proxy_gain = _estimates(curves.proxy_PN, curves.prompts, level)
     gold: Sequence[Estimate | None] = [None] * num
     gold_gain = gold
-    if gold_PK is not None:
-        gold_PN = [picked(*scores_K, most=num) for scores_K in zip(proxy_PK, gold_PK, strict=True)]
-        gold, gold_gain = _estimates(gold_PN, candidates_P, level)
+    if curves.gold_PN is not None:
+        gold, gold_gain = _estimates(curves.gold_PN, curves.prompts, level)
     return tuple(
         Point(
             n=n + 1,
@@ -132,13 +162,10 @@ def best_of_n(candidates_P: Sequence[Candidates], *, most: int | None = None, le
     )
 
 
-def _estimates(
-    curves_PN: Sequence[FloatArray], candidates_P: Sequence[Candidates], level: float
-) -> tuple[list[Estimate], list[Estimate]]:
+def _estimates(curves_PN: FloatArray, prompts: Sequence[str], level: float) -> tuple[list[Estimate], list[Estimate]]:
     """Return for each n the mean over prompts, and that of the difference from n = 1."""
-    keys, curves_NP = [one.prompt for one in candidates_P], np.stack(curves_PN, axis=1)
-    values = [stats.mean(curve_P, keys, level=level) for curve_P in curves_NP]
-    gains = [stats.mean(curve_P - curves_NP[0], keys, level=level) for curve_P in curves_NP]
+    values = [stats.mean(curve_P, prompts, level=level) for curve_P in curves_PN.T]
+    gains = [stats.mean(curve_P - curves_PN[:, 0], prompts, level=level) for curve_P in curves_PN.T]
     return values, gains
 
 

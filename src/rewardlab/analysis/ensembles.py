@@ -27,6 +27,7 @@ COMBINATIONS: Final[Mapping[How, str]] = MappingProxyType(
     }
 )
 """Name -> what it makes of the members' scores."""
+_ROUNDING: Final = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,32 @@ def combinations(scores_MR: FloatArray, *, penalty: float) -> dict[How, FloatArr
         "lower": mean_R - penalty * std_R,
     }
     return {how: np.where(finite_R, scores, np.nan) for how, scores in found.items()}
+
+
+def on_one_scale(scores_MR: FloatArray, prompts_R: Sequence[str]) -> FloatArray:
+    """Return [M, R] scores of members with mean 0 for every prompt and one standard deviation within prompts of 1.
+
+    A reward model that is trained on comparisons says nothing across prompts: a constant that a member adds to all
+    replies to a prompt would make it the least, or a doubtful one, without meaning anything. The standard deviation is
+    pooled over prompts, so that a member to which all replies to a prompt are alike does not get a say there.
+
+    Raises DataError for a member whose scores do not vary within any prompt.
+    """
+    _, prompt_R, sizes = np.unique(np.asarray(prompts_R, dtype=np.str_), return_inverse=True, return_counts=True)
+    means = np.stack([np.bincount(prompt_R, scores_R) / sizes for scores_R in scores_MR])
+    centred_MR = scores_MR - means[:, prompt_R]
+    # Equal numbers have a mean that rounding may move.
+    centred_MR[np.abs(centred_MR) <= _ROUNDING * np.abs(scores_MR).max(axis=1, keepdims=True)] = 0.0
+    degrees = len(prompt_R) - len(sizes)
+    std_M = np.sqrt(np.square(centred_MR).sum(axis=1) / max(degrees, 1))
+    if not std_M.all():
+        number = int(np.argmin(std_M))
+        raise DataError(
+            f"member {number + 1} gives all replies to each prompt the same score, so it cannot be put on the scale of "
+            f"the others. Leave it out of the ensemble."
+        )
+    scaled: FloatArray = centred_MR / std_M[:, None]
+    return scaled
 
 
 def _by_preference(rows: Sequence[ScoreRow]) -> dict[tuple[str, str], list[ScoreRow]]:

@@ -1,0 +1,75 @@
+"""Settings of `rewardlab gold curve`. Needs nothing but the standard library and tyro."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rewardlab.core.config import Composed, composed, require, require_between, require_seed
+from rewardlab.gold.files.inputs import NO_INPUT, InputConfig
+from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurvingConfig:
+    """Whose picks are followed, how far, on which prompts, and where the results go."""
+
+    proxies: tuple[str, ...] = ()
+    """`[NAME=]WHAT` for each proxy: a reward-model folder, or a file with its scores of the rows of --input."""
+    ood: tuple[Path, ...] = ()
+    """Rows with gold scores of prompts unlike those that the proxies were trained on: a second set, judged beside
+    --input."""
+    ood_proxies: tuple[str, ...] = ()
+    """`NAME=FILE` with the scores of a proxy for the rows of --ood, where it is a file; a proxy that is a folder scores
+    them itself."""
+    most: int | None = None
+    """Largest n; by default as many as nine in ten prompts of every set have scored replies."""
+    ensemble: tuple[str, ...] = ()
+    """Names of proxies that are judged as one too: by the mean, the minimum, and the mean less `--penalty` standard
+    deviations over them."""
+    penalty: float = 1.0
+    """λ of that."""
+
+    output_dir: Path | None = None
+    """Folder for curve.json, curve.csv, curve.md and curve.html, and for scores that are computed; by default `curve`
+    beside the first file that is read."""
+    overwrite: bool = False
+    """Replace files of these names that `gold curve` did not write."""
+    seed: int = 0
+    """Decides the draws of the tests."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range."""
+        require_seed(self.seed)
+        require_between(self, penalty=(0.0, 100.0), most=(2, 10_000))
+        for value in self.ood_proxies:
+            require("=" in value, f"--ood-proxies {value}: wanted NAME=FILE.")
+        require(not self.ood_proxies or bool(self.ood), "--ood-proxies: only with --ood, the rows that they score.")
+        require(len(self.ensemble) != 1, "--ensemble: name two proxies or more, by the names in --proxies.")
+        require(len(set(self.ensemble)) == len(self.ensemble), "--ensemble: a proxy is named twice.")
+
+
+@composed
+@dataclass(frozen=True, kw_only=True)
+class CurveConfig(Composed):
+    """The settings of `rewardlab gold curve`."""
+
+    curving: CurvingConfig = CurvingConfig()
+    rows: InputConfig = NO_INPUT
+    scoring: ScoringConfig = DEFAULT_SCORING
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if there is nothing to draw a curve of."""
+        require(
+            self.rows.is_given, "--input is missing: name a file with gold scores, as `rewardlab gold label` writes."
+        )
+        require(bool(self.curving.proxies), "--proxies is missing: name a reward-model folder or a file with scores.")
+
+    @property
+    def output_dir(self) -> Path:
+        """The folder of the results."""
+        if self.curving.output_dir is not None:
+            return self.curving.output_dir
+        first = self.rows.input[0] if self.rows.input else self.rows.responses_path
+        assert first is not None
+        return first.parent / "curve"

@@ -1,0 +1,132 @@
+"""What the curves say, in sentences."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from rewardlab.analysis.overoptimisation import Contrast, Fit, Overoptimisation, size_at
+from rewardlab.analysis.turnover import ALPHA
+from rewardlab.core.types import Estimate
+from rewardlab.gold.curving.run import Result
+
+FAR: Final = 100.0
+"""Times the largest n above which no size is told that a fit names."""
+
+
+def headline(result: Result) -> str:
+    """Return what is found of all curves, in a sentence."""
+    turned = [one for one in result.curves if one.verdict == "turns over"]
+    if all(one.verdict == "undecided" for one in result.curves):
+        return "UNDECIDED: too few prompts for a verdict."
+    if not turned:
+        return f"NO TURN-OVER within n ≤ {result.most}: in no curve is gold shown to fall after its maximum."
+    names = ", ".join(f"{one.proxy} ({one.prompts})" for one in turned)
+    return f"TURNS OVER: gold falls before n = {result.most} in {len(turned)} of {len(result.curves)} curves: {names}."
+
+
+def sentence(one: Overoptimisation) -> str:
+    """Return what one curve says."""
+    turn, most = one.turn, one.most
+    if one.verdict == "undecided":
+        return f"Gold is highest at n = {turn.peak.value:g} of {most}; {turn.peak.method}, so nothing is said of it."
+    if one.verdict == "turns over":
+        where = (
+            "Gold falls from the start: no n is better than a single reply. It"
+            if turn.may_be == (1,)
+            else f"Gold is highest at n = {turn.peak.value:g} ({sizes(one)} at 95%) and"
+        )
+        return (
+            f"{where} has fallen by {interval(turn.fall)} from there to n = {most} (90% interval; "
+            f"p {p_value(one.adjusted_p)} with all curves accounted for).{_no_gain(one)}"
+        )
+    alone = (
+        f" Alone it would be called a turn-over (p {p_value(turn.p)}); beside the other curves it is not enough."
+        if turn.p <= ALPHA
+        else ""
+    )
+    if turn.may_be == (most,):
+        return f"Gold still rises: at n = {most} it is shown to be higher than at any smaller n."
+    return (
+        f"No turn-over within n ≤ {most}: gold there is not shown to lie below that at a smaller n "
+        f"(p {p_value(one.adjusted_p)}), and a fall of more than {number(turn.fall.high)} is ruled out at 95%. It is "
+        f"highest at n = {sizes(one)} at 95%.{alone}{_no_gain(one)}"
+    )
+
+
+def _no_gain(one: Overoptimisation) -> str:
+    if one.turn.is_gain_shown or one.turn.may_be == (1,):
+        return ""
+    return " At no n is the pick shown to be better than a single reply."
+
+
+def sizes(one: Overoptimisation) -> str:
+    """Return the sizes at which gold may be highest: ``5 to 8``, ``9 to 16 or beyond``."""
+    low, high = one.turn.may_be[0], one.turn.may_be[-1]
+    span = f"{low}" if low == high else f"{low} to {high}"
+    return f"{span} or beyond" if high == one.most else span
+
+
+def fit_sentence(fit: Fit, most: int) -> str:
+    """Return what the fit says, or why it cannot tell."""
+    if fit.why_not:
+        return f"Fit of d(α − βd): the data cannot tell: {fit.why_not}."
+    words = (
+        f"Fit of d(α − βd), d = √(bound of the KL divergence): α {interval(fit.alpha)}, β {interval(fit.beta)}; the "
+        f"curve is at most {number(fit.furthest)} away from it (p {p_value(fit.misfit)} of having exactly this form)."
+    )
+    if fit.highest is None:
+        return f"{words} It bends upwards, so it has no highest point."
+    highest = f"{words} It is highest at d = {interval(fit.highest)}, which is n"
+    low, high = _size(fit.highest.low, most), _size(fit.highest.high, most)
+    if fit.highest.value > fit.reach:
+        return (
+            f"{highest} = {low} or more, beyond the data."
+            if size_at(fit.highest.low) > most
+            else f"{highest} > {most}."
+        )
+    return f"{highest} = {_size(fit.highest.value, most)} ({low} to {high})."
+
+
+def _size(d: float, most: int) -> str:
+    n = size_at(d)
+    return f"{FAR * most:,.0f}" if n > FAR * most else f"{n:,.1f}" if n < 10 else f"{n:,.0f}"
+
+
+def told_apart(one: Contrast) -> str:
+    """Return which of two proxies has the better gold at the largest n."""
+    if math.isnan(one.adjusted):
+        return "undecided"
+    better = one.second if one.difference.value > 0 else one.first
+    return f"{better} is better" if one.adjusted <= ALPHA else "not told apart"
+
+
+def p_value(p: float) -> str:
+    """Return a p-value as it is printed."""
+    return "—" if math.isnan(p) else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def number(value: float, decimals: int | None = None) -> str:
+    """Return a number with true minus; by default with three digits that say something."""
+    if math.isnan(value):
+        return "—"
+    if decimals is None:
+        decimals = _decimals(abs(value) / 10) if value else 2
+    text = f"{value:.{decimals}f}"
+    return (text.removeprefix("-") if not text.strip("-0.") else text).replace("-", "−")
+
+
+def interval(estimate: Estimate) -> str:
+    """Return ``0.40 [0.20, 0.60]``, with as many digits as the width of the limits bears; ``0.40 [—]`` without them."""
+    width = estimate.high - estimate.low
+    if math.isnan(width):
+        return f"{number(estimate.value)} [—]"
+    decimals = _decimals(width) if width > 0 else 2
+    return " ".join(
+        (number(estimate.value, decimals), f"[{number(estimate.low, decimals)}, {number(estimate.high, decimals)}]")
+    )
+
+
+def _decimals(size: float) -> int:
+    """Return the decimals that show two digits of a number."""
+    return min(max(1 - math.floor(math.log10(size)), 0), 8) if math.isfinite(size) else 2
