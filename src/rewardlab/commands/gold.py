@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.commands.parsing import parse_command, run_tool
@@ -13,6 +15,7 @@ from rewardlab.core.errors import RunInterrupted
 THEIRS: Final[Mapping[str, Mapping[str, str]]] = {
     "sample": {"prompts_path": "prompts", "target_path": "output", "model_path": "model"},
     "label": {"target_path": "output", "model_name": "model", "model_path": "model"},
+    "match": {"model_path": "proxies", "models": "proxies", "target_path": "output_dir"},
 }
 """Stage -> flag of the scripts that this replaces -> ours."""
 WITHOUT_EFFECT: Final[Mapping[str, Mapping[str, str]]] = {
@@ -96,11 +99,82 @@ def train(arguments: Sequence[str]) -> None:
     train(train_arguments(arguments))
 
 
+def match(arguments: Sequence[str]) -> None:
+    """Exit status: 0, or 1 if a verdict fails, 2 for an error."""
+    from rewardlab.gold.matching.config import MatchConfig
+
+    config = settings_for(MatchConfig, arguments, "match")
+    from rewardlab.gold.findings import exit_status
+    from rewardlab.gold.matching.files import claim, write
+    from rewardlab.gold.matching.report import text_report
+    from rewardlab.gold.matching.run import match
+
+    with going_on_later():
+        claim(config)
+        found = match(config)
+        _tell(text_report(found), write(found, config), exit_status(found.findings))
+
+
+def curve(arguments: Sequence[str]) -> None:
+    from rewardlab.gold.curving.config import CurveConfig
+
+    config = settings_for(CurveConfig, arguments, "curve")
+    from rewardlab.gold.curving.files import claim, write
+    from rewardlab.gold.curving.report import text_report
+    from rewardlab.gold.curving.run import curve
+
+    with going_on_later():
+        claim(config)
+        found = curve(config)
+        _tell(text_report(found), write(found, config), 0)
+
+
+def check(arguments: Sequence[str]) -> None:
+    """Exit status: 0, or 1 if a fault is found, 2 for an error."""
+    from rewardlab.gold.checking.config import CheckConfig
+
+    config = settings_for(CheckConfig, arguments, "check")
+    from rewardlab.gold.checking.report import claim, text_report, write
+    from rewardlab.gold.checking.run import check
+    from rewardlab.gold.findings import exit_status
+
+    claim(config)
+    found = check(config)
+    _tell(text_report(found), write(found, config), exit_status(found.findings))
+
+
+def _tell(report: str, written: Sequence[Path], status: int) -> None:
+    """Print a report and what was written. Exits with a status that is not 0."""
+    print_report(report)
+    if written:
+        say("", *(f"wrote {path}" for path in written))
+    if status:
+        sys.stdout.flush()
+        sys.exit(status)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Exit status: that of the gravest stage."""
+    from rewardlab.gold.pipeline.config import RunConfig
+
+    config = settings_for(RunConfig, arguments, "run")
+    from rewardlab.gold.pipeline.plan import read_plan
+    from rewardlab.gold.pipeline.run import run
+
+    plan = read_plan(config.plan)
+    with going_on_later():
+        run(plan, config, TOOLS, say=say)
+
+
 TOOLS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
     "sample": sample,
     "label": label,
     "build": build,
     "train": train,
+    "match": match,
+    "curve": curve,
+    "check": check,
+    "run": run,
 }
 
 

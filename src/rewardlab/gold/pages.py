@@ -23,15 +23,15 @@ def files_of(name: str) -> tuple[str, str, str]:
     return f"{name}.json", f"{name}.md", f"{name}.html"
 
 
-def claim(folder: Path, name: str, made_by: str, *, overwrite: bool) -> None:
-    """Make the folder ready, before anything is computed.
+def claim(folder: Path, name: str, made_by: str, *, overwrite: bool, also: Sequence[str] = ()) -> None:
+    """Make the folder ready, before anything is computed. `also` are other files that will be written.
 
     Raises ConfigError if it holds files of these names that `made_by` did not write, RewardlabError if it cannot be
     written.
     """
     require_writable_folder(folder, "--output-dir")
     files = files_of(name)
-    there = [file for file in files if (folder / file).exists()]
+    there = [file for file in (*files, *also) if (folder / file).exists()]
     if there and not overwrite and not _is_own(folder / files[0], made_by):
         raise ConfigError(
             f"{folder / there[0]} is there, and `{made_by}` did not write it. Name another folder with --output-dir, "

@@ -21,8 +21,6 @@ from rewardlab.gold.curving.run import PromptSet, Result, inputs_of
 from rewardlab.gold.curving.words import fit_sentence, headline, interval, p_value, sentence, sizes, told_apart
 from rewardlab.report import document
 from rewardlab.report.document import Block, Charts, Document, Paragraph, Section, Table
-from rewardlab.report.markdown import markdown_page
-from rewardlab.report.page import html_page
 from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
 
 MADE_BY: Final = "rewardlab gold curve"
@@ -117,17 +115,8 @@ def _three(estimate: Estimate | None) -> list[float | str]:
     return [value if value == value else "" for value in (estimate.value, estimate.low, estimate.high)]
 
 
-def page(result: Result) -> str:
-    """Return the report as an HTML page."""
-    return html_page(_document(result))
-
-
-def markdown(result: Result) -> str:
-    """Return the report as Markdown."""
-    return markdown_page(_document(result))
-
-
-def _document(result: Result) -> Document:
+def page(result: Result) -> Document:
+    """Return the report as a page."""
     turned = any(one.verdict == "turns over" for one in result.curves)
     verdict: list[Block] = [Paragraph(text=headline(result), tone="warning" if turned else "note"), _verdicts(result)]
     compared = tuple(both_sets(result))

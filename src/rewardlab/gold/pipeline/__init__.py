@@ -1,0 +1,1 @@
+"""All stages from one file."""

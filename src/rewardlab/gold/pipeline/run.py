@@ -1,0 +1,156 @@
+"""Do the stages of a plan that are not complete.
+
+`run.json` says what each stage was done with: its arguments, and the hashes of what it read and wrote. A stage whose
+record is that of now is left alone. `sample` and `label` look for themselves, since they go on row by row.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.files import read_summed_json, require_writable_folder, sha256_file, write_summed_json
+from rewardlab.core.lock import only_process
+from rewardlab.core.spec import SPEC_FILE
+from rewardlab.gold.files.parts import parts_of
+from rewardlab.gold.pipeline.config import RunConfig
+from rewardlab.gold.pipeline.plan import STAGES, Plan
+
+logger = logging.getLogger("rewardlab")
+RECORD: Final = "run.json"
+BY_ROW: Final = ("sample", "label")
+"""Stages that know themselves what is missing."""
+REPORTS: Final = ("match", "curve", "check")
+"""Stages that are done again whenever what they read has changed."""
+Tool = Callable[[Sequence[str]], None]
+
+
+def run(plan: Plan, config: RunConfig, tools: Mapping[str, Tool], *, say: Callable[[str], None]) -> None:
+    """Do the stages with `tools`, which take the arguments of their commands.
+
+    Raises ConfigError for a stage that was done with other settings or other inputs, and what the stages raise; exits
+    with the status of the gravest stage, after all of them.
+    """
+    for name in (config.until, config.redo):
+        if name is not None and name not in plan.stages:
+            raise ConfigError(f"{plan.path}: it has no stage {name!r}. There are: {', '.join(plan.stages)}.")
+    require_writable_folder(plan.folder, "folder")
+    with only_process(plan.folder, "folder"):
+        status = 0
+        for stage in plan.stages:
+            status = max(status, _Stage(plan, config, stage, say).do(tools[stage]))
+            if stage == config.until:
+                break
+    if status:
+        raise SystemExit(status)
+
+
+class _Stage:
+    def __init__(self, plan: Plan, config: RunConfig, name: str, say: Callable[[str], None]) -> None:
+        self._plan, self._config, self._name, self._say = plan, config, name, say
+        self._path = plan.folder / RECORD
+        self._arguments = plan.arguments(name)
+        self._again = config.redo is not None and STAGES.index(name) >= STAGES.index(config.redo)
+
+    def do(self, tool: Tool) -> int:
+        """Do the stage, unless it is complete, and return its exit status. Raises as `run`."""
+        before = self._read().get(self._name)
+        inputs = self._hashes(self._inputs())
+        if before is not None and not self._again and self._name not in BY_ROW:
+            same = before["arguments"] == self._arguments and before["inputs"] == inputs
+            if same and before["outputs"] == self._hashes(self._outputs()):
+                self._say(f"== {self._name}: complete")
+                return int(before["status"])
+            if not same and self._name not in REPORTS:
+                raise ConfigError(f"{self._name}: {self._changes(before, inputs)} `--redo {self._name}` does it again.")
+        self._say(f"== {self._name}: rewardlab gold {shlex.join([self._name, *self._arguments, *self._how()])}")
+        if self._config.dry_run:
+            return 0
+        status = self._call(tool)
+        self._write({"arguments": self._arguments, "inputs": inputs, "status": status})
+        return status
+
+    def _how(self) -> list[str]:
+        """Return what is said besides, to go on or to begin again."""
+        if self._name == "train":
+            return ["--overwrite"] if self._again else ["--resume", "auto"]
+        return ["--overwrite"] if self._again or self._name in REPORTS else []
+
+    def _call(self, tool: Tool) -> int:
+        try:
+            tool([*self._arguments, *self._how()])
+        except SystemExit as ended:
+            # A verdict that fails ends a command with 1, and the stages after it are done all the same.
+            if ended.code not in (0, 1, None):
+                raise
+            return int(ended.code or 0)
+        return 0
+
+    def _changes(self, before: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+        if before["arguments"] != self._arguments:
+            gone = [word for word in before["arguments"] if word not in self._arguments]
+            new = [word for word in self._arguments if word not in before["arguments"]]
+            return f"was done with {shlex.join(gone) or 'less'}, now {shlex.join(new) or 'without it'}."
+        changed = [name for name in {**before["inputs"], **inputs} if before["inputs"].get(name) != inputs.get(name)]
+        return f"what it read has changed: {', '.join(changed)}."
+
+    # --- what it reads and writes ------------------------------------------------------------------------------
+
+    def _inputs(self) -> list[Path]:
+        pairs, proxy = self._plan.folder / "pairs", self._plan.folder / "proxy" / "best" / SPEC_FILE
+        labels = [pairs / f"labels.{side}.jsonl" for side in ("test", "train")]
+        built = [pairs / "train.jsonl", pairs / "test.jsonl"]
+        ours: Mapping[str, list[Path]] = {
+            "build": [self._plan.folder / "labels.jsonl"],
+            "train": built,
+            "match": [*labels, proxy],
+            "curve": [labels[0], proxy],
+            "check": [self._plan.folder / "samples.jsonl", self._plan.folder / "labels.jsonl", *built],
+        }
+        given = [Path(word.partition("=")[2]) for word in self._arguments if word.startswith("--") and "=" in word]
+        named = [Path(word.partition("=")[2] or word) for word in self._arguments if not word.startswith("--")]
+        return [*ours.get(self._name, []), *(path for path in (*given, *named) if path.is_file())]
+
+    def _outputs(self) -> list[Path]:
+        at = self._plan.folder
+        return {
+            "sample": [at / "samples.jsonl"],
+            "label": [at / "labels.jsonl"],
+            "build": [at / "pairs" / "train.jsonl", at / "pairs" / "labels.train.jsonl"],
+            "train": [at / "proxy" / "best" / SPEC_FILE],
+            "match": [at / "match" / "match.json"],
+            "curve": [at / "curve" / "curve.json"],
+            "check": [at / "check" / "check.json"],
+        }[self._name]
+
+    def _hashes(self, paths: Sequence[Path]) -> dict[str, str]:
+        """Return the SHA-256 of the files that are there, by their places in the folder of the plan."""
+        found = {}
+        for path in paths:
+            for part in [path] if path.is_file() else _parts(path):
+                at = part.absolute()
+                inside = at.is_relative_to(self._plan.folder.absolute())
+                name = str(at.relative_to(self._plan.folder.absolute())) if inside else str(part)
+                found[name] = sha256_file(part)
+        return found
+
+    # --- the record --------------------------------------------------------------------------------------------
+
+    def _read(self) -> dict[str, Any]:
+        return dict(read_summed_json(self._path)) if self._path.exists() else {}
+
+    def _write(self, done: Mapping[str, Any]) -> None:
+        record = self._read()
+        record[self._name] = {**done, "outputs": self._hashes(self._outputs())}
+        write_summed_json(self._path, record)
+
+
+def _parts(path: Path) -> list[Path]:
+    try:
+        return parts_of(path)
+    except DataError:
+        return []
