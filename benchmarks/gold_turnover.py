@@ -6,7 +6,8 @@ Each reply has a proxy score s, normal within its prompt, and gold a·s − b·m
 differ from prompt to prompt. The expected curve is then a quadrature, and b decides where it is highest: nowhere (flat,
 gold knows nothing of the proxy), beyond the largest n (rising), at the largest n with the next one as high (edge), at
 n = 4, or at n = 1 (falling). Ends with an error if more than 5 % of the curves that do not turn over are called so, if
-fewer than 93 % of the intervals of the highest n hold it, or either limit of the fall fails in more than 7 %.
+fewer than 93 % of the intervals of the highest n hold it, or a limit of the fall of curves that do turn over fails in
+more than 7 %.
 """
 
 from __future__ import annotations
@@ -250,8 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong = [
         bool(honest) and _share(honest, "called") > MOST_ALARMS,
         _share(cells, "highest_held") < LEAST_COVERAGE,
-        _share(cells, "fall_above") > MOST_MISSED,
-        _share(cells, "fall_below") > MOST_MISSED,
+        bool(turning) and max(_share(turning, name) for name in ("fall_above", "fall_below")) > MOST_MISSED,
     ]
     return 1 if any(wrong) else status
 

@@ -1,0 +1,244 @@
+"""`rewardlab gold run`: all stages from one file, done once, refused where something changed, gone on after a kill."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from chat_server import ChatServer, chatting
+from reward_models import save_tiny
+from rewardlab.cli import main
+from rewardlab.core.errors import ConfigError
+from rewardlab.gold.pipeline.config import RunConfig
+from rewardlab.gold.pipeline.plan import flags_of, read_plan
+from rewardlab.gold.pipeline.run import run
+from tiny_chat import save_chat_model
+
+PROMPTS = [
+    f"Question {number} about {word}?" for number, word in enumerate("basil light water frost soil pots".split() * 7)
+]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    save_tiny(folder / "gold")
+    save_chat_model(folder / "base")
+    return folder
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[ChatServer, str]]:
+    chat = ChatServer()
+    with chatting(chat) as url:
+        yield chat, url
+
+
+def write_plan(folder: Path, models: Path, url: str, **changes: Any) -> Path:
+    (folder / "prompts.json").write_text(json.dumps(PROMPTS))
+    plan: dict[str, Any] = {
+        "folder": str(folder / "out"),
+        "sample": {
+            "prompts": str(folder / "prompts.json"),
+            "backend": "http",
+            "url": [url],
+            "num-responses": 4,
+            "max_tokens": 16,
+            "concurrency": 4,
+        },
+        "label": {"model": str(models / "gold")},
+        "build": {"test_fraction": 0.3, "near": "none"},
+        "train": {
+            "model": str(models / "base"),
+            "steps": 2,
+            "epochs": None,
+            "batch_size": 4,
+            "max_seq_len": 128,
+            "gpu_stats": False,
+        },
+        "match": None,
+        "curve": {},
+        "check": {"num_samples": 1},
+    }
+    for stage, section in changes.items():
+        plan[stage] = {**(plan[stage] or {}), **section} if isinstance(section, dict) else section
+    path = folder / "plan.yaml"
+    path.write_text(yaml.safe_dump(plan))
+    return path
+
+
+def words(path: Path, *more: str) -> list[str]:
+    return ["gold", "run", str(path), *more]
+
+
+def run_cli(arguments: Sequence[str]) -> int:
+    """The exit status; a proxy of two steps need not match."""
+    try:
+        main(arguments)
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def test_all_stages_are_done_once(tmp_path, models, server, verified_here, capsys) -> None:
+    chat, url = server
+    path = write_plan(tmp_path, models, url)
+    assert run_cli(words(path)) in (0, 1), capsys.readouterr().err
+    out = tmp_path / "out"
+    for name in ("samples.jsonl", "labels.json", "pairs/train.trl.jsonl", "proxy/best/reward_spec.json"):
+        assert (out / name).is_file(), name
+    for name in ("match/match.html", "curve/curve.csv", "check/check.json", "run.json"):
+        assert (out / name).is_file(), name
+    asked, first = len(chat.asked), capsys.readouterr().out
+    assert asked == 4 * len(PROMPTS)
+    assert [f"== {stage}: rewardlab gold {stage}" in first for stage in ("sample", "train", "check")] == [True] * 3
+    faults = json.loads((out / "check" / "check.json").read_text())["findings"]
+    assert not [one for one in faults if one["status"] == "fail"]
+
+    assert run_cli(words(path)) in (0, 1)
+    again = capsys.readouterr().out
+    assert len(chat.asked) == asked
+    for stage in ("build", "train", "match", "curve", "check"):
+        assert f"== {stage}: complete" in again
+    assert again.count("(all of them before)") == 2
+
+
+class Tools:
+    """Stages that only write what they would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.called = folder, list[tuple[str, list[str]]]()
+
+    def __getitem__(self, name: str):
+        return lambda arguments: self._do(name, list(arguments))
+
+    def _do(self, name: str, arguments: list[str]) -> None:
+        self.called.append((name, arguments))
+        files = {
+            "sample": ["samples.jsonl"],
+            "label": ["labels.jsonl"],
+            "build": ["pairs/train.jsonl", "pairs/test.jsonl", "pairs/labels.train.jsonl", "pairs/labels.test.jsonl"],
+            "train": ["proxy/best/reward_spec.json"],
+            "match": ["match/match.json"],
+            "curve": ["curve/curve.json"],
+            "check": ["check/check.json"],
+        }
+        for file in files[name]:
+            path = self.folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{name} {arguments}")
+        if name in ("match", "check"):
+            raise SystemExit(1 if name == "match" else 0)
+
+
+@pytest.fixture
+def tools(tmp_path: Path) -> Tools:
+    return Tools(tmp_path / "out")
+
+
+def go(path: Path, tools: Tools, **settings: Any) -> tuple[list[str], list[str]]:
+    """(stages that were done, what was said)."""
+    tools.called.clear()
+    said: list[str] = []
+    with suppress(SystemExit):
+        run(read_plan(path), RunConfig(plan=path, **settings), tools, say=said.append)
+    return [name for name, _ in tools.called], said
+
+
+ALL = ["sample", "label", "build", "train", "match", "curve", "check"]
+
+
+def test_stages_are_given_each_others_files(tmp_path, models, tools) -> None:
+    path = write_plan(tmp_path, models, "http://x")
+    assert go(path, tools)[0] == ALL
+    out, given = tmp_path / "out", dict(tools.called)
+    assert f"--output={out / 'samples.jsonl'}" in given["sample"]
+    assert f"--input={out / 'samples.jsonl'}" in given["label"]
+    assert f"--data={out / 'pairs'}" in given["train"]
+    assert given["train"][-2:] == ["--resume", "auto"]
+    assert {f"--input={out / 'pairs' / 'labels.test.jsonl'}", f"proxy={out / 'proxy' / 'best'}"} <= set(given["match"])
+    assert "--no-gpu-stats" in given["train"]
+    assert "--epochs=None" in given["train"]
+
+
+def test_what_is_complete_is_left_alone_and_its_status_kept(tmp_path, models, tools) -> None:
+    path = write_plan(tmp_path, models, "http://x")
+    go(path, tools)
+    done, said = go(path, tools)
+    assert done == ["sample", "label"], "these look for themselves what is missing"
+    assert [line for line in said if "complete" in line] == [f"== {name}: complete" for name in ALL[2:]]
+    with pytest.raises(SystemExit, match="1"):
+        run(read_plan(path), RunConfig(plan=path), tools, say=said.append)
+
+
+def test_other_settings_of_a_stage_are_refused_and_redone_when_asked(tmp_path, models, tools) -> None:
+    go(write_plan(tmp_path, models, "http://x"), tools)
+    path = write_plan(tmp_path, models, "http://x", build={"min_margin": 0.5})
+    with pytest.raises(ConfigError, match="build: was done with less, now --min-margin=0.5. `--redo build`"):
+        go(path, tools)
+    done, _ = go(path, tools, redo="build")
+    assert done == ALL
+    given = dict(tools.called)
+    assert "--overwrite" in given["build"]
+    assert "--overwrite" in given["train"]
+    assert "--overwrite" not in given["label"]
+
+
+def test_changed_inputs_are_refused_by_their_hash_and_reports_are_made_again(tmp_path, models, tools) -> None:
+    path = write_plan(tmp_path, models, "http://x")
+    go(path, tools)
+    (tmp_path / "out" / "proxy" / "best" / "reward_spec.json").write_text("another")
+    done, _ = go(path, tools)
+    assert done == ["sample", "label", "train", "match", "curve"]
+    (tmp_path / "out" / "pairs" / "test.jsonl").write_text("another")
+    with pytest.raises(ConfigError, match=r"train: what it read has changed: pairs/test\.jsonl"):
+        go(path, tools)
+
+
+def test_until_a_stage_and_dry_runs(tmp_path, models, tools) -> None:
+    path = write_plan(tmp_path, models, "http://x")
+    done, said = go(path, tools, dry_run=True)
+    assert done == []
+    assert [line.split()[1] for line in said] == [f"{name}:" for name in ALL]
+    assert go(path, tools, until="build")[0] == ["sample", "label", "build"]
+
+
+def test_a_stage_that_is_killed_is_done_again(tmp_path, models, tools) -> None:
+    path = write_plan(tmp_path, models, "http://x")
+
+    class Ending(Tools):
+        def _do(self, name, arguments):
+            super()._do(name, arguments)
+            if name == "train":
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(path, Ending(tmp_path / "out"))
+    assert go(path, tools)[0] == ["sample", "label", "train", "match", "curve", "check"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("sample: {}\n", "`folder` is missing"),
+        ("folder: x\n", "has no stage"),
+        ("folder: x\nlable: {}\n", "unknown stage 'lable'. Did you mean 'label'"),
+        ("folder: x\nlabel: [1]\n", "label: wanted settings by name"),
+        ("folder: x\nlabel: {output: y}\n", "label: output is set by the plan"),
+    ],
+)
+def test_plans_that_cannot_be_used(tmp_path, content, message) -> None:
+    (tmp_path / "plan.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_plan(tmp_path / "plan.yaml")
+
+
+def test_settings_as_they_are_written() -> None:
+    given = {"a_b": True, "c": False, "d": [1, "x y"], "e": -0.5, "f": None, "g": ""}
+    assert flags_of(given) == ["--a-b", "--no-c", "--d", "1", "x y", "--e=-0.5", "--f=None", "--g="]
