@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ from rewardlab.gold.pipeline.plan import flags_of, read_plan
 from rewardlab.gold.pipeline.run import run
 from tiny_chat import save_chat_model
 
-PROMPTS = [
-    f"Question {number} about {word}?" for number, word in enumerate("basil light water frost soil pots".split() * 7)
-]
+ALL = ["sample", "label", "build", "train", "match", "curve", "check"]
+PROMPTS = [f"Question {n} about {word}?" for n, word in enumerate(["basil", "light", "water", "frost", "soil"] * 8)]
 
 
 @pytest.fixture(scope="module")
@@ -57,10 +56,9 @@ def write_plan(folder: Path, models: Path, url: str, **changes: Any) -> Path:
         "train": {
             "model": str(models / "base"),
             "steps": 2,
-            "epochs": None,
             "batch_size": 4,
             "max_seq_len": 128,
-            "gpu_stats": False,
+            "baselines": False,
         },
         "match": None,
         "curve": {},
@@ -91,7 +89,7 @@ def test_all_stages_are_done_once(tmp_path, models, server, verified_here, capsy
     path = write_plan(tmp_path, models, url)
     assert run_cli(words(path)) in (0, 1), capsys.readouterr().err
     out = tmp_path / "out"
-    for name in ("samples.jsonl", "labels.json", "pairs/train.trl.jsonl", "proxy/best/reward_spec.json"):
+    for name in ("samples.jsonl", "labels.json", "pairs/train.trl.jsonl", "proxy/step_2/reward_spec.json"):
         assert (out / name).is_file(), name
     for name in ("match/match.html", "curve/curve.csv", "check/check.json", "run.json"):
         assert (out / name).is_file(), name
@@ -115,8 +113,8 @@ class Tools:
     def __init__(self, folder: Path) -> None:
         self.folder, self.called = folder, list[tuple[str, list[str]]]()
 
-    def __getitem__(self, name: str):
-        return lambda arguments: self._do(name, list(arguments))
+    def by_name(self) -> dict[str, Callable[[Sequence[str]], None]]:
+        return {name: lambda arguments, name=name: self._do(name, list(arguments)) for name in ALL}
 
     def _do(self, name: str, arguments: list[str]) -> None:
         self.called.append((name, arguments))
@@ -147,11 +145,8 @@ def go(path: Path, tools: Tools, **settings: Any) -> tuple[list[str], list[str]]
     tools.called.clear()
     said: list[str] = []
     with suppress(SystemExit):
-        run(read_plan(path), RunConfig(plan=path, **settings), tools, say=said.append)
+        run(read_plan(path), RunConfig(plan=path, **settings), tools.by_name(), say=said.append)
     return [name for name, _ in tools.called], said
-
-
-ALL = ["sample", "label", "build", "train", "match", "curve", "check"]
 
 
 def test_stages_are_given_each_others_files(tmp_path, models, tools) -> None:
@@ -162,9 +157,8 @@ def test_stages_are_given_each_others_files(tmp_path, models, tools) -> None:
     assert f"--input={out / 'samples.jsonl'}" in given["label"]
     assert f"--data={out / 'pairs'}" in given["train"]
     assert given["train"][-2:] == ["--resume", "auto"]
-    assert {f"--input={out / 'pairs' / 'labels.test.jsonl'}", f"proxy={out / 'proxy' / 'best'}"} <= set(given["match"])
-    assert "--no-gpu-stats" in given["train"]
-    assert "--epochs=None" in given["train"]
+    assert {f"--input={out / 'pairs' / 'labels.test.jsonl'}", f"proxy={out / 'proxy'}"} <= set(given["match"])
+    assert "--no-baselines" in given["train"]
 
 
 def test_what_is_complete_is_left_alone_and_its_status_kept(tmp_path, models, tools) -> None:
@@ -172,9 +166,9 @@ def test_what_is_complete_is_left_alone_and_its_status_kept(tmp_path, models, to
     go(path, tools)
     done, said = go(path, tools)
     assert done == ["sample", "label"], "these look for themselves what is missing"
-    assert [line for line in said if "complete" in line] == [f"== {name}: complete" for name in ALL[2:]]
+    assert [line for line in said if line.endswith(": complete")] == [f"== {name}: complete" for name in ALL[2:]]
     with pytest.raises(SystemExit, match="1"):
-        run(read_plan(path), RunConfig(plan=path), tools, say=said.append)
+        run(read_plan(path), RunConfig(plan=path), tools.by_name(), say=said.append)
 
 
 def test_other_settings_of_a_stage_are_refused_and_redone_when_asked(tmp_path, models, tools) -> None:
@@ -194,8 +188,9 @@ def test_changed_inputs_are_refused_by_their_hash_and_reports_are_made_again(tmp
     path = write_plan(tmp_path, models, "http://x")
     go(path, tools)
     (tmp_path / "out" / "proxy" / "best" / "reward_spec.json").write_text("another")
-    done, _ = go(path, tools)
-    assert done == ["sample", "label", "train", "match", "curve"]
+    assert go(path, tools)[0] == ["sample", "label", "train"], "the same proxy is as good as before"
+    (tmp_path / "out" / "pairs" / "labels.test.jsonl").write_text("another")
+    assert go(path, tools)[0] == ["sample", "label", "match", "curve"]
     (tmp_path / "out" / "pairs" / "test.jsonl").write_text("another")
     with pytest.raises(ConfigError, match=r"train: what it read has changed: pairs/test\.jsonl"):
         go(path, tools)

@@ -70,10 +70,16 @@ def named_sources(sources: Sequence[str]) -> dict[str, str]:
 
 def folder_of(what: str) -> Path:
     """Return the reward-model folder that a folder or a run is. Raises ConfigError if it is neither."""
-    for folder in (Path(what), Path(what) / BEST):
-        if (folder / SPEC_FILE).is_file():
-            return folder
-    raise ConfigError(f"{what}: is no reward-model folder, and no run with {BEST}/ ({SPEC_FILE} is missing).")
+    found = model_in(Path(what))
+    if found is None:
+        raise ConfigError(f"{what}: is no reward-model folder ({SPEC_FILE} is missing), and no run with a model in it.")
+    return found
+
+
+def model_in(folder: Path) -> Path | None:
+    """Return a folder that is a reward model, else the model that a run chose, else its last; None if there is none."""
+    steps = sorted(folder.glob("step_*"), key=lambda one: int(f"0{one.name.removeprefix('step_')}"), reverse=True)
+    return next((one for one in (folder, folder / BEST, *steps) if (one / SPEC_FILE).is_file()), None)
 
 
 def _short_name(source: str) -> str:

@@ -12,9 +12,9 @@ import numpy as np
 
 from rewardlab.analysis import stats
 from rewardlab.core.errors import ArtifactError, ConfigError
-from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
+from rewardlab.core.spec import RewardSpec, read_spec
 from rewardlab.core.types import Estimate
-from rewardlab.gold.proxies import BEST
+from rewardlab.gold.proxies import model_in
 from rewardlab.report.folder import Record, read_folder
 
 NEAR_THE_END: Final = 0.1
@@ -56,7 +56,7 @@ def what_of(source: str) -> Path:
 def spec_of(source: str) -> RewardSpec | None:
     """Return the spec of a proxy that is a reward-model folder or a run; None if it is none, or cannot be read."""
     what = what_of(source)
-    folder = next((place for place in (what, what / BEST) if (place / SPEC_FILE).is_file()), None)
+    folder = model_in(what)
     try:
         return None if folder is None else read_spec(folder)
     except ArtifactError:

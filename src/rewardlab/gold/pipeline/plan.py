@@ -63,7 +63,7 @@ class Plan:
 
     def _written(self, stage: str) -> dict[str, Any]:
         at = self.folder
-        proxy: dict[str, Any] = {"proxies": [f"proxy={at / 'proxy' / 'best'}"]}
+        proxy: dict[str, Any] = {"proxies": [f"proxy={at / 'proxy'}"]}
         written: dict[str, dict[str, Any]] = {
             "sample": {"output": at / "samples.jsonl"},
             "label": {"output": at / "labels.jsonl"},

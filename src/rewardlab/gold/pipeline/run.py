@@ -19,6 +19,7 @@ from rewardlab.core.spec import SPEC_FILE
 from rewardlab.gold.files.parts import parts_of
 from rewardlab.gold.pipeline.config import RunConfig
 from rewardlab.gold.pipeline.plan import STAGES, Plan
+from rewardlab.gold.proxies import model_in
 
 logger = logging.getLogger("rewardlab")
 RECORD: Final = "run.json"
@@ -101,7 +102,7 @@ class _Stage:
     # --- what it reads and writes ------------------------------------------------------------------------------
 
     def _inputs(self) -> list[Path]:
-        pairs, proxy = self._plan.folder / "pairs", self._plan.folder / "proxy" / "best" / SPEC_FILE
+        pairs, proxy = self._plan.folder / "pairs", self._proxy()
         labels = [pairs / f"labels.{side}.jsonl" for side in ("test", "train")]
         built = [pairs / "train.jsonl", pairs / "test.jsonl"]
         ours: Mapping[str, list[Path]] = {
@@ -115,13 +116,17 @@ class _Stage:
         named = [Path(word.partition("=")[2] or word) for word in self._arguments if not word.startswith("--")]
         return [*ours.get(self._name, []), *(path for path in (*given, *named) if path.is_file())]
 
+    def _proxy(self) -> Path:
+        run = self._plan.folder / "proxy"
+        return (model_in(run) or run) / SPEC_FILE
+
     def _outputs(self) -> list[Path]:
         at = self._plan.folder
         return {
             "sample": [at / "samples.jsonl"],
             "label": [at / "labels.jsonl"],
             "build": [at / "pairs" / "train.jsonl", at / "pairs" / "labels.train.jsonl"],
-            "train": [at / "proxy" / "best" / SPEC_FILE],
+            "train": [self._proxy()],
             "match": [at / "match" / "match.json"],
             "curve": [at / "curve" / "curve.json"],
             "check": [at / "check" / "check.json"],
