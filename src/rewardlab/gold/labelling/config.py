@@ -34,9 +34,15 @@ class LabelConfig:
     judge: JudgeConfig = JudgeConfig()
 
     def __post_init__(self) -> None:
+        """Raises ConfigError for a value out of its range."""
         require_between(self, max_error_fraction=(0, 1))
+        backend = self.scoring.backend
         require(
-            bool(self.model) or self.scoring.backend == "http", "--model is missing; see `rewardlab gold label -h`."
+            bool(self.model) or backend in ("http", "chat"), "--model is missing; see `rewardlab gold label --help`."
+        )
+        require(
+            not (self.model and backend == "chat"),
+            "--model: a judge is named by its server (--served-model-name). Leave it out.",
         )
         if self.shard not in (None, "slurm"):
             Shard.parse(str(self.shard))
