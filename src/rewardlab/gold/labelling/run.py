@@ -121,7 +121,7 @@ def _take_over(place: Place, kept: Kept) -> None:
 
 
 def _write(place: Place, rows: partial[Iterator[GoldRow]], found: Scored | Judged) -> Labelled:
-    counts = {"rows": 0, "replies": 0, "scored": 0, "errors": 0, "cut": found.cut}
+    counts = {"rows": 0, "replies": 0, "scored": 0, "errors": 0}
     examples: dict[str, None] = {}
 
     def done() -> Iterator[GoldRow]:
@@ -138,6 +138,7 @@ def _write(place: Place, rows: partial[Iterator[GoldRow]], found: Scored | Judge
 
     write_rows(place.rows, (row.as_json() for row in done()))
     write_rewards(place.twin, read_gold_rows(place.rows))
+    counts["cut"] = found.cut
     summary = found.tally.summary() if isinstance(found, Judged) else None
     return Labelled(place=place, counts=counts, examples=tuple(examples), judge=summary)
 

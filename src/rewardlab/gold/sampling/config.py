@@ -81,8 +81,9 @@ class SampleConfig:
     """Split to read of folders and hub names."""
     limit: int | None = None
     """Prompts that are drawn, with the seed; they stay in their order."""
-    repeats: bool | None = None
-    """Whether a prompt that comes again is replied to again; by default in files of prompts only."""
+    repeats: Literal["auto", "keep", "once"] = "auto"
+    """A prompt that comes again: `keep` replies to it again, `once` does not; `auto` keeps those of files of prompts,
+    and takes each prompt of preference data once."""
     system: str | None = None
     """System turn of prompts that have none; `--system ""` gives them an empty one."""
     model: str = ""

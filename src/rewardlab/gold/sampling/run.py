@@ -33,6 +33,7 @@ from rewardlab.gold.stage import Asked, Place, claimed, read_manifest, require_o
 logger = logging.getLogger("rewardlab")
 FACTS: Final = ("stop", "tokens", "prompt_tokens", "logprob")
 """What is kept of how a reply was sampled, beside its seed."""
+REPEATS: Final = {"auto": None, "keep": True, "once": False}
 AT_A_TIME: Final = 1_000
 """Replies of an earlier output that are taken over together."""
 
@@ -129,7 +130,7 @@ def _asked(config: SampleConfig, shard: Shard | None) -> Asked:
 def _prompts(config: SampleConfig, shard: Shard | None) -> list[Prompt]:
     """Return the prompts that are replied to. Raises DataError as `read_prompts` does."""
     found: Sequence[Prompt] = list(
-        read_prompts(config.prompts, split=config.hf_split, system=config.system, repeats=config.repeats)
+        read_prompts(config.prompts, split=config.hf_split, system=config.system, repeats=REPEATS[config.repeats])
     )
     if config.limit is not None and config.limit < len(found):
         order = seeded_generator(config.draw.seed, "prompts").permutation(len(found))[: config.limit]
