@@ -46,6 +46,7 @@ class Cell:
 
 
 CELLS: Mapping[str, Cell] = {
+    "labels-of-4": Cell(data="hh_helpful.train", groups=24, replies=4, rows=64),
     "best-of-8": Cell(data="hh_helpful.train", groups=12, replies=8, rows=64),
     "best-of-64": Cell(data="hh_helpful.train", groups=2, replies=64, rows=64),
     "own-replies-8": Cell(data="kwise.alpaca_eval_v2.train", groups=6, replies=8, rows=0),

@@ -189,7 +189,7 @@ class _Collector:
                         self._scored.errors[key] = entry
                         continue
                     score, *cut = entry if isinstance(entry, list) else [entry]
-                            results.append((key, {"score": score, **({"cut": cut} if cut else {})}))
+                    results.append((key, {"score": score, **({"cut": cut} if cut else {})}))
                 self._update(len(one.replies))
         if results:
             self._scored.kept.add(results)
