@@ -54,7 +54,7 @@ def samples(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reward_models_module, "ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr(reward_models_module, "REPLIES_AT_A_TIME", 8)
     monkeypatch.setattr("rewardlab.client.http.MAX_WAIT_S", 0.01)
 
 
@@ -106,7 +106,7 @@ PROGRAM = """
 import os, signal, sys
 from rewardlab.gold import kept, reward_models
 from rewardlab.cli import main
-reward_models.ROWS_AT_A_TIME = 2
+reward_models.REPLIES_AT_A_TIME = 8
 append, count = kept.append_text, 0
 def ending(path, text):
     global count

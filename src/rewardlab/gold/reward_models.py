@@ -17,10 +17,15 @@ from rewardlab.gold.pool import Finished, PassingError, Pool
 from rewardlab.gold.scoring import ScoringConfig
 from rewardlab.gold.servers import may_pass, open_all
 from rewardlab.serve.scoring.backends import Backend, LocalBackend, LocalModel, Scores
-from rewardlab.serve.scoring.rows import CHARACTERS_AT_A_TIME, ROWS_AT_A_TIME, Asked
+from rewardlab.serve.scoring.rows import Asked
 
 TRUNCATE: Final = {"auto": None, "cut": True, "refuse": False}
 """`--overlong` -> whether a client lets conversations be cut; None by the rule of the model."""
+REPLIES_AT_A_TIME: Final = 256
+"""Replies after which no further row joins a part: few, so that little is lost if it stops, but enough to fill
+micro-batches."""
+CHARACTERS_AT_A_TIME: Final = 500_000
+"""Characters of replies and prompts after which none joins, so that long rows are kept sooner."""
 
 
 class RewardModel:
@@ -203,7 +208,7 @@ def _turns(asked: Asked) -> Any:
 def _parts(rows: Iterable[GoldRow], scored: Scored, update: Callable[[int], object]) -> Iterator[list[Asked]]:
     """Yield what is to be scored in parts; replies of one prompt stay together, and equal ones are scored once."""
     part: list[Asked] = []
-    characters = 0
+    replies = characters = 0
     for row in rows:
         texts = dict.fromkeys(text for text in row.responses if text is not None)
         missing = tuple(text for text in texts if reply_key(row, text, scored.identity) not in scored.kept)
@@ -211,9 +216,10 @@ def _parts(rows: Iterable[GoldRow], scored: Scored, update: Callable[[int], obje
         if not missing:
             continue
         part.append(Asked(row.prompt, missing))
+        replies += len(missing)
         characters += part[-1].num_characters()
-        if len(part) >= ROWS_AT_A_TIME or characters >= CHARACTERS_AT_A_TIME:
+        if replies >= REPLIES_AT_A_TIME or characters >= CHARACTERS_AT_A_TIME:
             yield part
-            part, characters = [], 0
+            part, replies, characters = [], 0, 0
     if part:
         yield part
