@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -118,7 +118,7 @@ def edges(size: Size, draws: int, generator: np.random.Generator) -> dict[str, C
     return found
 
 
-def _side(name: str, status: dict[str, str], test: Match) -> str:
+def _side(name: str, status: Mapping[str, str], test: Match) -> str:
     if name == "margins 0.25":
         return {"pass": "above", "undecided": "undecided"}.get(status["compressed scores"], "below")
     if name == "match 50%":

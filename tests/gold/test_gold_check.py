@@ -38,7 +38,7 @@ def messages(prompt: Sequence[Message], reply: str = "") -> list[dict[str, str]]
 
 def sides_of(row: GoldRow) -> tuple[str, str]:
     assert row.gold is not None
-    order = np.argsort(row.gold)
+    order = np.argsort(np.array(row.gold, dtype=np.float64))
     best, worst = (row.responses[place] for place in (order[-1], order[0]))
     assert best is not None
     assert worst is not None

@@ -138,6 +138,15 @@ def test_a_perfect_proxy_of_another_scale_loses_nothing() -> None:
     assert found.slope.value == pytest.approx(3.0)
 
 
+def test_ties_of_gold_do_not_move_the_scale_of_the_margins() -> None:
+    rows = drawn(rows=100)
+    gold = gold_of(rows)
+    scores = 0.5 * gold
+    gold[:40, 1] = gold[:40, 0]
+    found = match_of(part(with_gold(rows, gold), scores).replies, scores.ravel())
+    assert found.spread.value == pytest.approx(0.5)
+
+
 def test_slices_divide_all_pairs_and_find_where_a_proxy_is_blind() -> None:
     rows = drawn(rows=300)
     scores = scored(rows, 0.95)

@@ -260,8 +260,11 @@ def slope_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> Es
 def spread_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> Estimate:
     """Return √(Σx²/Σy²), how large proxy margins x are beside gold margins y, with an interval of its logarithm.
 
-    Pairs count in both orders, so the mean of margins is 0. Without an interval below `precision.FEWEST_PROMPTS`.
+    Ties of gold are left out: what the proxy makes of them says nothing about its scale. Pairs count in both orders, so
+    the mean of margins is 0. Without an interval below `precision.FEWEST_PROMPTS`.
     """
+    decided_N = gold_N != 0
+    margin_N, gold_N, prompt_N = margin_N[decided_N], gold_N[decided_N], prompt_N[decided_N]
     xx, yy = (float(np.square(v).mean()) if v.size else 0.0 for v in (margin_N, gold_N))
     count = len(np.unique(prompt_N))
     if yy <= 0:
