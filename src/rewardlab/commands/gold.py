@@ -16,10 +16,13 @@ THEIRS: Final[Mapping[str, Mapping[str, str]]] = {
     "sample": {"prompts_path": "prompts", "target_path": "output", "model_path": "model"},
     "label": {"target_path": "output", "model_name": "model", "model_path": "model"},
     "match": {"model_path": "proxies", "models": "proxies", "target_path": "output_dir"},
+    "check": {"target_path": "output_dir"},
 }
 """Stage -> flag of the scripts that this replaces -> ours."""
+BY_TOKENS: Final = "batches are filled by tokens (--micro-token-budget), and change no score"
 WITHOUT_EFFECT: Final[Mapping[str, Mapping[str, str]]] = {
-    "label": {"batch_size": "batches are filled by tokens (--micro-token-budget), and change no score"},
+    "label": {"batch_size": BY_TOKENS},
+    "match": {"batch_size": BY_TOKENS, "num_samples": "all rows are used"},
 }
 """Stage -> flag of those scripts that is accepted and does nothing -> why."""
 
