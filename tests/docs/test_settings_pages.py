@@ -14,6 +14,7 @@ import pytest
 import rewardlab
 from pages import DOCS, PAGES, ROOT, blocks, first_cells, module_at, read
 from rewardlab import flags
+from rewardlab.commands.gold import translated
 from rewardlab.commands.parsing import parse_command
 from rewardlab.commands.training import parse_train
 from rewardlab.core.run_folder import PROBE_FILES
@@ -106,14 +107,17 @@ def test_every_command_line_in_the_documentation_can_be_read(tmp_path: Path) -> 
     with chdir(tmp_path):
         for line, page in found.items():
             command, *words = shlex.split(line, comments=True)
-            if command in ("data", "rl"):
+            if command in ("data", "gold", "rl"):
                 command, *words = f"{command} {words[0]}", *words[1:]
             try:
-                _ = (
+                if command == "gold train":
+                    # It names a folder that `gold build` wrote, in place of the data.
+                    parse_train(["--dataset" if word == "--data" else word for word in words])
+                elif command == "train":
                     parse_train(words)
-                    if command == "train"
-                    else parse_command(SETTINGS_PAGE.COMMANDS[command], words, command)
-                )
+                else:
+                    words = translated(words, command.removeprefix("gold ")) if command.startswith("gold") else words
+                    parse_command(SETTINGS_PAGE.COMMANDS[command], words, command)
             except rewardlab.RewardlabError as error:
                 pytest.fail(f"{page}: rewardlab {line}: {error}")
 
