@@ -13,7 +13,9 @@ import os
 import pickle
 import signal
 import socket
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Generic, TypeVar
@@ -29,6 +31,8 @@ RETRIES: Final = 3
 PATIENCE_S: Final = 60.0
 """Seconds without a free place in the cluster after which a line says so."""
 LOST: Final = f"the worker's process ended each of the {RETRIES + 1} times that it was at it (was it out of memory?)"
+LOOPBACK: Final = "127.0.0.2"
+"""Where a cluster of this machine alone listens. For 127.0.0.1 Ray takes the address of the machine in its network."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Make = Callable[[], Sequence[Source[Any, Any]]]
@@ -144,7 +148,9 @@ class RayTeam(Generic[Item, Result]):
         context.enable_progress_bars = False
         context.print_on_execution_start = False
         context.max_errored_blocks = -1  # what is lost is found out by its number
-        with data.DataContext.current(context):
+        with data.DataContext.current(context), warnings.catch_warnings():
+            # Ray Data has no other name for how often a task is tried; pyproject.toml excludes versions without it.
+            warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
             rows = [{"part": number, "items": items} for number, items in enumerate(parts)]
             found = data.from_items(rows, override_num_blocks=len(rows)).map_batches(
                 Worker,
@@ -193,11 +199,16 @@ def cluster(make: Make, config: EngineConfig) -> Iterator[RayTeam[Any, Any]]:
 def _connect(ray: Any, address: str) -> None:
     """Connect to a cluster; `local` starts one, on the loopback interface. Raises EndpointError."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
-    own: dict[str, Any] = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"} if address == "local" else {}
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what matters is raised; the rest puzzles
+    import_optional("ray.data", "--engine ray", extra="ray")
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # after the import, which sets it
+    own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+    if own and sys.platform == "linux":
+        own["_node_ip_address"] = LOOPBACK
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **own)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise EndpointError(f"--ray-address {address}: the cluster cannot be used: {error}") from error
     finally:
