@@ -79,6 +79,7 @@ def _two(short: Path) -> Iterator[None]:
         patch.setenv("RAY_TMPDIR", str(short))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("PYTHONPATH", PATH)
+        patch.setenv("RAY_worker_niceness", "0")  # it gives way to whatever else runs
         ray.init(
             address="local",
             num_cpus=2,
@@ -131,7 +132,8 @@ def test_replies_are_those_of_one_process(tmp_path) -> None:
     folder = save_chat_model(tmp_path / "model")
     how = {"sampler": SamplerConfig(batch_size=5)}
     one = sample(asked(tmp_path, str(folder), workers=EngineConfig(), output=tmp_path / "one.jsonl", **how))
-    found = sample(asked(tmp_path, str(folder), **how))
+    # A worker of its own takes seconds to import torch; the tests with two have sources without it.
+    found = sample(asked(tmp_path, str(folder), workers=EngineConfig(engine="ray"), **how))
     assert content(found.place) == content(one.place)
     assert found.counts == one.counts
     assert sample(asked(tmp_path, str(folder), workers=EngineConfig(), **how)).was_complete, "whoever drew them"
@@ -245,7 +247,7 @@ def test_a_run_that_is_ended_leaves_no_processes_and_goes_on(tmp_path, short, no
     words = ["gold", "sample", "--prompts", config.prompts, "--model", config.model, "--output", str(config.output)]
     words += ["--num-responses", "2", "--max-tokens", "6", "--engine", "ray", "--ray-workers", "1"]
     mark = number.name
-    environment = {**os.environ, MARK: mark, "RAY_TMPDIR": str(short), "PYTHONPATH": PATH}
+    environment = {**os.environ, MARK: mark, "RAY_TMPDIR": str(short), "PYTHONPATH": PATH, "RAY_worker_niceness": "0"}
     environment.pop("RAY_ADDRESS", None)
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(int(number)), *words], env=environment, capture_output=True, text=True

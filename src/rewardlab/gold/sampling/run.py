@@ -125,9 +125,11 @@ def _asked(config: SampleConfig, shard: Shard | None) -> Asked:
 
 def _prompts(config: SampleConfig, shard: Shard | None) -> list[Prompt]:
     """Return the prompts that are replied to. Raises DataError as `read_prompts` does."""
-    found: Sequence[Prompt] = list(
-        read_prompts(config.prompts, split=config.hf_split, system=config.system, repeats=config.repeats)
-    )
+    read = partial(read_prompts, config.prompts, split=config.hf_split, system=config.system, repeats=config.repeats)
+    if shard is not None and config.limit is None:  # read twice, so that only this part is in memory
+        own = shard.rows(sum(1 for _ in read()))
+        return list(islice(read(), own.start, own.stop))
+    found: Sequence[Prompt] = list(read())
     if config.limit is not None and config.limit < len(found):
         order = seeded_generator(config.draw.seed, "prompts").permutation(len(found))[: config.limit]
         found = [found[place] for place in sorted(order.tolist())]
