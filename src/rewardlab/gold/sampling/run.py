@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from rewardlab.core.bars import bar
-from rewardlab.core.errors import DataError
-from rewardlab.core.files import sha256_file
+from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.curation.rewriting import files_of
 from rewardlab.data.finding import find_sources
 from rewardlab.data.judgements import seeded_generator
+from rewardlab.gold.files.inputs import digests_of
 from rewardlab.gold.files.layouts import write_responses, write_rows
 from rewardlab.gold.files.parts import Shard, shard_of
 from rewardlab.gold.files.prompts import Prompt, read_prompts
@@ -28,7 +28,17 @@ from rewardlab.gold.sampling.asks import Ask, asks_of
 from rewardlab.gold.sampling.config import SampleConfig
 from rewardlab.gold.sampling.servers import Reply, ServedSampler
 from rewardlab.gold.servers import open_all
-from rewardlab.gold.stage import Asked, Place, claimed, read_manifest, require_own, state_of, write_manifest
+from rewardlab.gold.stage import (
+    Asked,
+    Place,
+    State,
+    claimed,
+    earlier,
+    read_manifest,
+    require_own,
+    write_manifest,
+    writing,
+)
 
 logger = logging.getLogger("rewardlab")
 FACTS: Final = ("stop", "tokens", "prompt_tokens", "logprob")
@@ -88,8 +98,8 @@ def sample(config: SampleConfig) -> Sampled:
     shard = shard_of(config.shard)
     place = Place.of(config.output if shard is None else shard.path(config.output))
     asked = _asked(config, shard)
-    require_own(place, asked, overwrite=config.overwrite)
-    if not config.restart and state_of(place, asked) == "complete":
+    state = _state(config, place, asked)
+    if not config.restart and state == "complete":
         logger.info("%s: is complete", place.rows)
         return _before(place)
     prompts = _prompts(config, shard)
@@ -98,8 +108,9 @@ def sample(config: SampleConfig) -> Sampled:
         began = time.monotonic()
         identity = asyncio.run(_draw(work, prompts, place))
         spent = time.monotonic() - began
-        sampled = _write(work, prompts, place, work.tokens / spent if work.tokens else None)
-        write_manifest(place, asked, decided={"identity": identity}, counts=sampled.counts)
+        with writing(place, asked):
+            sampled = _write(work, prompts, place, work.tokens / spent if work.tokens else None)
+            write_manifest(place, asked, decided={"identity": identity}, counts=sampled.counts)
     _require_few_errors(sampled, config.max_error_fraction)
     return sampled
 
@@ -118,24 +129,46 @@ def _asked(config: SampleConfig, shard: Shard | None) -> Asked:
         "split": config.hf_split,
         "shard": None if shard is None else f"{shard.number + 1}/{shard.count}",
     }
-    path = Path(config.prompts).expanduser()
-    files = (
-        [path]
-        if path.is_file()
-        else [file for source in find_sources([config.prompts], config.hf_split) for file in files_of(source)]
+    return Asked(stage="sample", settings=settings, inputs=digests_of(_files(config)))
+
+
+def _state(config: SampleConfig, place: Place, asked: Asked) -> State:
+    """Return the state of the output. Raises as `require_own`, and ConfigError if the model's folder has changed."""
+    state = require_own(place, asked, read=_files(config), overwrite=config.overwrite)
+    folder = Path(config.model)
+    if state not in ("complete", "has errors") or not config.model or not folder.is_dir():
+        return state
+    from rewardlab.gold.sampling.local import digest_of
+
+    manifest = read_manifest(place)
+    assert manifest is not None
+    if manifest["decided"]["identity"].get("model") == digest_of(folder):
+        return state
+    if config.overwrite:
+        return "other"
+    raise ConfigError(
+        f"--model {folder}: is not the model that {place.rows} was drawn from; its files have changed. Name another "
+        f"--output, or draw again with --overwrite."
     )
-    return Asked(stage="sample", settings=settings, inputs={file.name: sha256_file(file) for file in files})
+
+
+def _files(config: SampleConfig) -> list[Path]:
+    """Return the files with the prompts; none for data of the hub."""
+    path = Path(config.prompts).expanduser()
+    if path.is_file():
+        return [path]
+    return [file for source in find_sources([config.prompts], config.hf_split) for file in files_of(source)]
 
 
 def _prompts(config: SampleConfig, shard: Shard | None) -> list[Prompt]:
-    """Return the prompts that are replied to. Raises DataError as `read_prompts` does."""
+    """Return the prompts that are replied to. Raises DataError as `read_prompts`, ConfigError for an empty part."""
     found: Sequence[Prompt] = list(
         read_prompts(config.prompts, split=config.hf_split, system=config.system, repeats=REPEATS[config.repeats])
     )
     if config.limit is not None and config.limit < len(found):
         order = seeded_generator(config.draw.seed, "prompts").permutation(len(found))[: config.limit]
         found = [found[place] for place in sorted(order.tolist())]
-    return [found[place] for place in (range(len(found)) if shard is None else shard.rows(len(found)))]
+    return [found[place] for place in (range(len(found)) if shard is None else shard.some_rows(len(found)))]
 
 
 def samplers_of(config: SampleConfig) -> list[Sampler]:
@@ -208,7 +241,7 @@ def _keep(work: _Work, finished: Finished[Ask, Reply]) -> None:
 
 def _take_over(work: _Work, place: Place) -> None:
     """Take over the replies of an earlier output that the same settings would draw."""
-    manifest = read_manifest(place) if place.rows.exists() else None
+    manifest = earlier(place)
     if manifest is None or manifest["decided"].get("identity") is None:
         return
     before = {name: manifest["asked"]["settings"].get(name) for name in work.config.draw.decides()}
