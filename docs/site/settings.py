@@ -29,6 +29,13 @@ from rewardlab.curation.mislabels.config import MislabelsConfig
 from rewardlab.curation.showing.config import ShowConfig
 from rewardlab.diagnosing.config import DiagnoseConfig
 from rewardlab.evaluation.config import CalibrateConfig, EvalConfig
+from rewardlab.gold.building.config import BuildConfig
+from rewardlab.gold.checking.config import CheckConfig
+from rewardlab.gold.curving.config import CurveConfig
+from rewardlab.gold.labelling.config import LabelConfig
+from rewardlab.gold.matching.config import MatchConfig
+from rewardlab.gold.pipeline.config import RunConfig as GoldRunConfig
+from rewardlab.gold.sampling.config import SampleConfig
 from rewardlab.probing.config import ProbeConfig
 from rewardlab.rl.audit.config import AuditConfig as RlAuditConfig
 from rewardlab.training.settings.config import RewardTrainerConfig
@@ -58,6 +65,13 @@ COMMANDS: dict[str, type] = {
     "data show": ShowConfig,
     "data inspect": InspectConfig,
     "data audit": AuditConfig,
+    "gold sample": SampleConfig,
+    "gold label": LabelConfig,
+    "gold build": BuildConfig,
+    "gold match": MatchConfig,
+    "gold curve": CurveConfig,
+    "gold check": CheckConfig,
+    "gold run": GoldRunConfig,
     "rl audit": RlAuditConfig,
 }
 TITLES = {

@@ -14,6 +14,7 @@ import pytest
 import rewardlab
 from pages import DOCS, PAGES, ROOT, blocks, first_cells, module_at, read
 from rewardlab import flags
+from rewardlab.commands.gold import THEIRS, WITHOUT_EFFECT, translated
 from rewardlab.commands.parsing import parse_command
 from rewardlab.commands.training import parse_train
 from rewardlab.core.run_folder import PROBE_FILES
@@ -34,7 +35,7 @@ OTHER_PROGRAMS = re.compile(
     re.MULTILINE,
 )
 """Lines of a shell with the lines that continue them."""
-FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9_-]*")
 
 
 OF_SCRIPTS = {"--nproc-per-node", "--before", "--soak", "--hinge-margin", "--pair-loss"}
@@ -48,7 +49,7 @@ OF_ENGINES = {
     *("--runner", "--convert", "--pooler-config", "--dtype", "--max-model-len", "--enforce-eager", "--enable-lora"),
     *("--reward", "--allow-auto-truncate", "--custom-rm-path", "--lora-modules", "--data", "--algo", "--group-rm"),
     *("--input-key", "--label-key", "--metadata-key", "--apply-chat-template", "--rollout-skip-special-tokens"),
-    *("--disable-grpo-std-normalization",),
+    *("--disable-grpo-std-normalization", "--logprobs-mode", "--max-num-batched-tokens"),
 }
 """Flags of vLLM, SGLang, OpenRLHF and slime that a page explains."""
 
@@ -62,13 +63,15 @@ def known_flags() -> set[str]:
     """Every flag of every command."""
     found = [setting for part in SETTINGS_PAGE.COMMANDS.values() for setting in SETTINGS_PAGE.settings_of(part)]
     switches = {f"--no-{setting.flag[2:]}" for setting in found if isinstance(setting.default, bool)}
-    return {setting.flag for setting in found} | switches | {*flags.SHORTHANDS, "--config", "--help", "--version"}
+    theirs = {flag(name) for names in (*THEIRS.values(), *WITHOUT_EFFECT.values()) for name in names}
+    return {one.flag for one in found} | switches | theirs | {*flags.SHORTHANDS, "--config", "--help", "--version"}
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_flag_that_a_page_names_exists(page: str) -> None:
     text = OTHER_PROGRAMS.sub("", (ROOT / page).read_text(encoding="utf-8"))
-    assert sorted(set(FLAG.findall(text)) - known_flags() - OF_SCRIPTS - OF_ENGINES - OF_EXAMPLES) == []
+    found = {name.replace("_", "-") for name in FLAG.findall(text)} | set(FLAG.findall(text)) & OF_EXAMPLES
+    assert sorted(found - known_flags() - OF_SCRIPTS - OF_ENGINES - OF_EXAMPLES) == []
 
 
 def test_a_flag_that_does_not_exist_would_be_noticed() -> None:
@@ -106,14 +109,17 @@ def test_every_command_line_in_the_documentation_can_be_read(tmp_path: Path) -> 
     with chdir(tmp_path):
         for line, page in found.items():
             command, *words = shlex.split(line, comments=True)
-            if command in ("data", "rl"):
+            if command in ("data", "gold", "rl"):
                 command, *words = f"{command} {words[0]}", *words[1:]
             try:
-                _ = (
+                if command == "gold train":
+                    # It names a folder that `gold build` wrote, in place of the data.
+                    parse_train(["--dataset" if word == "--data" else word for word in words])
+                elif command == "train":
                     parse_train(words)
-                    if command == "train"
-                    else parse_command(SETTINGS_PAGE.COMMANDS[command], words, command)
-                )
+                else:
+                    words = translated(words, command.removeprefix("gold ")) if command.startswith("gold") else words
+                    parse_command(SETTINGS_PAGE.COMMANDS[command], words, command)
             except rewardlab.RewardlabError as error:
                 pytest.fail(f"{page}: rewardlab {line}: {error}")
 

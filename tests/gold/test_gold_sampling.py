@@ -229,6 +229,18 @@ def test_parts_together_are_the_whole(prompts, url) -> None:
     assert [row.as_json() for row in read_gold_rows(divided)] == [row.as_json() for row in whole]
 
 
+def test_a_prompt_that_comes_again_in_another_part_has_other_seeds(tmp_path, url, server) -> None:
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text(json.dumps(["the same"] * 4 + ["another", "the same"]))
+    whole = sample(config(prompts, url, output="whole.jsonl"))
+    asked = sorted(body["seed"] for body in server.asked)
+    assert len(set(asked)) == len(asked) == 18
+    for number in (1, 2, 3):
+        sample(config(prompts, url, output="divided.jsonl", shard=f"{number}/3"))
+    parts = [path.read_bytes() for path in parts_of(tmp_path / "divided.jsonl")]
+    assert b"".join(parts) == whole.place.rows.read_bytes()
+
+
 def test_more_replies_keep_those_that_are_there(prompts, url, server) -> None:
     few = list(read_gold_rows(sample(config(prompts, url, num=2)).place.rows))
     before = len(server.asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -11,11 +12,13 @@ from typing import Any, Final
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, EndpointError
 from rewardlab.core.spec import REFUSING, read_spec
+from rewardlab.gold.engine import DEFAULT_ENGINE
 from rewardlab.gold.files.rows import HALF, GoldRow, is_encodable
 from rewardlab.gold.kept import Kept, key_of
-from rewardlab.gold.pool import Finished, PassingError, Pool
+from rewardlab.gold.pool import Finished, PassingError
 from rewardlab.gold.scoring import ScoringConfig
-from rewardlab.gold.servers import may_pass, open_all
+from rewardlab.gold.servers import may_pass
+from rewardlab.gold.teams import Team, team_of
 from rewardlab.serve.scoring.backends import Backend, LocalBackend, LocalModel, Scores
 from rewardlab.serve.scoring.rows import Asked
 
@@ -157,22 +160,33 @@ def score_all(
 
     Raises what a source raises; what was scored is kept.
     """
-    return asyncio.run(_score_all(rows, sources, kept, title))
+    return score_by(rows, team_of(lambda: sources, DEFAULT_ENGINE), kept, title=title)
 
 
-async def _score_all(
-    rows: Callable[[], Iterable[GoldRow]], sources: Sequence[RewardModel], kept: Kept, title: str
+def score_by(
+    rows: Callable[[], Iterable[GoldRow]],
+    team: AbstractAsyncContextManager[Team[Asked, Scores]],
+    kept: Kept,
+    *,
+    title: str,
 ) -> Scored:
-    try:
-        opened = await open_all(sources)
-        scored = Scored(identity=opened[0].identity, kept=kept)
+    """Score as `score_all`, by whoever `team` has at work."""
+    return asyncio.run(_score_by(rows, team, kept, title))
+
+
+async def _score_by(
+    rows: Callable[[], Iterable[GoldRow]],
+    team: AbstractAsyncContextManager[Team[Asked, Scores]],
+    kept: Kept,
+    title: str,
+) -> Scored:
+    async with team as workers:
+        scored = Scored(identity=workers.identity, kept=kept)
         total = sum(len(row.responses) for row in rows())
         with bar(title=title, unit=" replies", total=total) as shown:
             collector = _Collector(scored, shown.update)
-            await Pool(opened, collector.keep).run(_parts(rows(), scored, shown.update))
+            await workers.run(_parts(rows(), scored, shown.update), collector.keep)
         return scored
-    finally:
-        await asyncio.gather(*(source.close() for source in sources), return_exceptions=True)
 
 
 class _Collector:

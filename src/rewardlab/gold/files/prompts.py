@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +36,8 @@ class Prompt:
     prompt: Conversation
     extra: Mapping[str, Any] = field(default_factory=dict)
     """`source` and the like, which later files keep."""
+    occurrence: int = 0
+    """How often it came before."""
 
 
 def read_prompts(
@@ -53,6 +58,7 @@ def read_prompts(
     else:
         once = repeats is False
     seen: set[str] = set()
+    before: Counter[bytes] = Counter()
     count = 0
     for prompt in found:
         count += 1
@@ -60,7 +66,13 @@ def read_prompts(
             continue
         if once:
             seen.add(key)
-        yield Prompt(id=prompt.id, prompt=with_system(prompt.prompt, system), extra=prompt.extra)
+        turns = with_system(prompt.prompt, system)
+        occurrence = 0
+        if not once:
+            digest = hashlib.sha256(json.dumps([[turn.role, turn.content] for turn in turns]).encode()).digest()[:12]
+            occurrence = before[digest]
+            before[digest] += 1
+        yield Prompt(id=prompt.id, prompt=turns, extra=prompt.extra, occurrence=occurrence)
     if not count:
         raise DataError(f"{name}: it holds no prompts.")
     if once and len(seen) < count:

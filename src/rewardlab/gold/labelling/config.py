@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from rewardlab.core.config import require, require_between
+from rewardlab.gold.engine import EngineConfig
 from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.parts import Shard
 from rewardlab.gold.judging.config import JudgeConfig
@@ -33,11 +34,17 @@ class LabelConfig:
     rows: InputConfig = InputConfig()
     scoring: ScoringConfig = ScoringConfig()
     judge: JudgeConfig = JudgeConfig()
+    workers: EngineConfig = EngineConfig()
 
     def __post_init__(self) -> None:
         """Raises ConfigError for a value out of its range."""
         require_between(self, max_error_fraction=(0, 1))
         backend = self.scoring.backend
+        self.workers.require_local(self.scoring.backend)
+        require(
+            self.workers.engine == "process" or self.scoring.processes == 1,
+            "--processes: only with --engine process. --ray-workers says how many score on Ray.",
+        )
         require(
             bool(self.model) or backend in ("http", "chat"), "--model is missing; see `rewardlab gold label --help`."
         )

@@ -20,8 +20,9 @@ from rewardlab.gold.judging.tally import Summary
 from rewardlab.gold.kept import Kept
 from rewardlab.gold.labelling.config import LabelConfig
 from rewardlab.gold.labelling.judged import Judged, judge_all, judges_of
-from rewardlab.gold.reward_models import RewardModel, Scored, reply_key, reward_models, score_all
+from rewardlab.gold.reward_models import RewardModel, Scored, reply_key, reward_models, score_by
 from rewardlab.gold.stage import Asked, Place, claimed, earlier, read_manifest, require_own, write_manifest, writing
+from rewardlab.gold.teams import team_of
 
 logger = logging.getLogger("rewardlab")
 AT_A_TIME = 10_000
@@ -66,7 +67,11 @@ def label(config: LabelConfig) -> Labelled:
     with claimed(place, restart=config.restart) as kept:
         if not config.restart:
             _take_over(place, kept)
-        done = judge_all(rows, judges, kept) if by_judge else score_all(rows, sources, kept, title="labelling")
+        if by_judge:
+            done: Scored | Judged = judge_all(rows, judges, kept)
+        else:
+            team = team_of(partial(reward_models, config.model, config.scoring), config.workers)
+            done = score_by(rows, team, kept, title="labelling")
         with writing(place, asked):
             labelled = _write(place, rows, done)
             write_manifest(place, asked, decided={"identity": dict(done.identity)}, counts=labelled.counts)

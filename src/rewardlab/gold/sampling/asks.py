@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -47,15 +46,11 @@ def seed_of(base: int, prompt: Conversation, occurrence: int, index: int) -> int
 
 def asks_of(prompts: Iterable[Prompt], num_responses: int, seed: int) -> Iterator[tuple[Prompt, list[Ask]]]:
     """Yield each prompt with what is asked for it."""
-    before: Counter[bytes] = Counter()
     for one in prompts:
-        name = hashlib.sha256(json.dumps(turns_json(one.prompt)).encode()).digest()[:12]
-        occurrence = before[name]
-        before[name] += 1
         yield (
             one,
             [
-                Ask(prompt=one.prompt, index=index, seed=seed_of(seed, one.prompt, occurrence, index))
+                Ask(prompt=one.prompt, index=index, seed=seed_of(seed, one.prompt, one.occurrence, index))
                 for index in range(num_responses)
             ],
         )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rewardlab.core.config import require, require_between, require_seed
+from rewardlab.gold.engine import EngineConfig
 from rewardlab.gold.files.parts import Shard
 from rewardlab.gold.settings import require_unset
 
@@ -106,8 +107,10 @@ class SampleConfig:
     """Discard what an interrupted run left."""
     draw: DrawConfig = DrawConfig()
     sampler: SamplerConfig = SamplerConfig()
+    workers: EngineConfig = EngineConfig()
 
     def __post_init__(self) -> None:
+        self.workers.require_local(self.sampler.backend)
         require(bool(self.prompts), "--prompts is missing: name a file of prompts, or preference data.")
         require_between(self, max_error_fraction=(0, 1))
         if self.limit is not None:

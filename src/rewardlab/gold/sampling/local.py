@@ -48,6 +48,7 @@ class LocalSampler:
 
     def _open(self) -> None:
         from transformers import AutoModelForCausalLM, GenerationConfig
+        from transformers.utils import logging as transformers_logging
 
         from rewardlab.data.chat import load_tokenizer
         from rewardlab.model.builtin import resolve_model_name
@@ -58,7 +59,8 @@ class LocalSampler:
         if not getattr(self._tokenizer, "chat_template", None):
             raise ModelError(f"{self.name}: its tokenizer has no chat template. Name a chat model.")
         self._tokenizer.padding_side = "left"
-        with told(self.name, "loading the language model"):
+        transformers_logging.disable_progress_bar()
+        with told(self.name, "cannot be loaded as a language model"):
             self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=DTYPES[self._precision])
         self._model.eval().to(_device())
         given = self._model.generation_config.eos_token_id

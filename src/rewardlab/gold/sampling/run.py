@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -23,11 +24,10 @@ from rewardlab.gold.files.parts import Shard, shard_of
 from rewardlab.gold.files.prompts import Prompt, read_prompts
 from rewardlab.gold.files.rows import GoldRow, read_gold_rows
 from rewardlab.gold.kept import Kept
-from rewardlab.gold.pool import Finished, Pool, Source
+from rewardlab.gold.pool import Finished
 from rewardlab.gold.sampling.asks import Ask, asks_of
 from rewardlab.gold.sampling.config import SampleConfig
 from rewardlab.gold.sampling.servers import Reply, ServedSampler
-from rewardlab.gold.servers import open_all
 from rewardlab.gold.stage import (
     Asked,
     Place,
@@ -39,6 +39,7 @@ from rewardlab.gold.stage import (
     write_manifest,
     writing,
 )
+from rewardlab.gold.teams import Worker, team_of
 
 logger = logging.getLogger("rewardlab")
 FACTS: Final = ("stop", "tokens", "prompt_tokens", "logprob")
@@ -48,15 +49,11 @@ AT_A_TIME: Final = 1_000
 """Replies of an earlier output that are taken over together."""
 
 
-class Sampler(Source[Ask, Reply], Protocol):
+class Sampler(Worker[Ask, Reply], Protocol):
     """Whatever draws replies."""
 
     items_per_part: int
     """Replies that are asked for together."""
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """What draws, once it is open."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,9 +159,12 @@ def _files(config: SampleConfig) -> list[Path]:
 
 def _prompts(config: SampleConfig, shard: Shard | None) -> list[Prompt]:
     """Return the prompts that are replied to. Raises DataError as `read_prompts`, ConfigError for an empty part."""
-    found: Sequence[Prompt] = list(
-        read_prompts(config.prompts, split=config.hf_split, system=config.system, repeats=REPEATS[config.repeats])
-    )
+    how: dict[str, Any] = {"split": config.hf_split, "system": config.system, "repeats": REPEATS[config.repeats]}
+    read = partial(read_prompts, config.prompts, **how)
+    if shard is not None and config.limit is None:  # read twice, so that only this part is in memory
+        own = shard.some_rows(sum(1 for _ in read()))
+        return list(islice(read(), own.start, own.stop))
+    found: Sequence[Prompt] = list(read())
     if config.limit is not None and config.limit < len(found):
         order = seeded_generator(config.draw.seed, "prompts").permutation(len(found))[: config.limit]
         found = [found[place] for place in sorted(order.tolist())]
@@ -182,10 +182,10 @@ def samplers_of(config: SampleConfig) -> list[Sampler]:
 
 async def _draw(work: _Work, prompts: Sequence[Prompt], place: Place) -> Mapping[str, Any]:
     """Draw all replies that are not kept, and return what drew them."""
-    samplers = samplers_of(work.config)
-    try:
-        opened = await open_all(samplers)
-        identity = opened[0].identity
+    make = partial(samplers_of, work.config)
+    size = make()[0].items_per_part
+    async with team_of(make, work.config.workers) as team:
+        identity = team.identity
         work.decides = {**work.config.draw.decides(), **identity}
         if not work.config.restart:
             _take_over(work, place)
@@ -197,11 +197,8 @@ async def _draw(work: _Work, prompts: Sequence[Prompt], place: Place) -> Mapping
                 shown.update(sum(len(items) for items, _ in finished))
                 shown.set_postfix_str(f"{work.tokens:,} tokens", refresh=False)
 
-            parts = _parts(work, prompts, opened[0].items_per_part, shown.update)
-            await Pool(opened, keep).run(parts)
+            await team.run(_parts(work, prompts, size, shown.update), keep)
         return identity
-    finally:
-        await asyncio.gather(*(sampler.close() for sampler in samplers), return_exceptions=True)
 
 
 def _parts(work: _Work, prompts: Sequence[Prompt], size: int, update: Any) -> Iterator[list[Ask]]:

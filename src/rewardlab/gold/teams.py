@@ -1,0 +1,72 @@
+"""Who does the parts of a stage's work: sources in this process, or copies of one in the workers of a Ray cluster."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Generic, Protocol, TypeVar
+
+from rewardlab.gold.engine import EngineConfig
+from rewardlab.gold.pool import Finished, Pool, Source
+from rewardlab.gold.servers import open_all
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Item_contra = TypeVar("Item_contra", contravariant=True)
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Worker(Source[Item_contra, Result_co], Protocol):
+    """A source that says what decides its results."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What decides its results, once it is open."""
+
+
+class Team(Protocol[Item, Result]):
+    """Whoever does the parts."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What decides the results."""
+
+    async def run(self, parts: Iterator[Sequence[Item]], keep: Callable[[Finished[Item, Result]], None]) -> None:
+        """Do all parts; `keep` is handed what is finished, as soon as it is. Raises RewardlabError if nobody is left to
+        go on."""
+
+
+class InProcess(Generic[Item, Result]):
+    """Sources that this process opened."""
+
+    def __init__(self, opened: Sequence[Worker[Item, Result]]) -> None:
+        self.identity = opened[0].identity
+        self._opened = opened
+
+    async def run(self, parts: Iterator[Sequence[Item]], keep: Callable[[Finished[Item, Result]], None]) -> None:
+        """Do all parts. Raises as `Pool.run`."""
+        await Pool(self._opened, keep).run(parts)
+
+
+@asynccontextmanager
+async def team_of(
+    make: Callable[[], Sequence[Worker[Item, Result]]], config: EngineConfig
+) -> AsyncIterator[Team[Item, Result]]:
+    """Open what does the parts, and close it after the block.
+
+    `make` returns sources that are not open; for Ray, which sends it to the workers, it can be pickled and returns one.
+
+    Raises what opening them raises; DataError without Ray, EndpointError for a cluster that cannot be used.
+    """
+    if config.engine == "ray":
+        from rewardlab.gold.on_ray import cluster
+
+        with cluster(make, config) as workers:
+            yield workers
+        return
+    sources = make()
+    try:
+        yield InProcess(await open_all(sources))
+    finally:
+        await asyncio.gather(*(source.close() for source in sources), return_exceptions=True)
