@@ -91,7 +91,7 @@ def test_every_reply_and_pair_is_used_or_counted_by_cause(tmp_path):
 def test_prompts_that_cannot_be_trained_on_are_counted_and_kept_in_the_labels(tmp_path):
     rows = labelled.rows(20)
     rows[3]["prompt"] = [{"role": "user", "content": "half \ud83d"}]
-    rows[4]["prompt"] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " "}]
+    rows[4]["prompt"] = [{"role": "user", "content": " "}, {"role": "system", "content": "Be brief."}]
     built = run(tmp_path, rows, near=0.8)
     assert built.counts.replies_left_out == Counter(unusable_prompt=4)
     assert len(labelled.preferences(built.folder / "train.jsonl")) == 18

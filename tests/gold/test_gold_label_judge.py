@@ -126,8 +126,9 @@ def test_a_refused_question_is_asked_again_by_the_next_run(samples, judge) -> No
     server.refused = "question 5?"
     first = list(read_gold_rows(label(config(samples, url)).place.rows))
     assert first[5].gold[0] is None
-    server.refused = ""
+    server.refused, before = "", len(server.asked)
     assert list(read_gold_rows(label(config(samples, url)).place.rows))[5].gold == (0.0, 1.0, 0.5, 0.5)
+    assert len(server.asked) - before == 6, "what was answered is not paid for again"
 
 
 def test_another_prompt_of_the_judge_is_another_judge(samples, judge, tmp_path) -> None:

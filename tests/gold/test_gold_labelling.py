@@ -19,9 +19,10 @@ from rewardlab.core.errors import ConfigError, DataError, EndpointError
 from rewardlab.gold import reward_models as reward_models_module
 from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.rows import read_gold_rows
+from rewardlab.gold.judging.config import JudgeConfig
 from rewardlab.gold.labelling.config import LabelConfig
 from rewardlab.gold.labelling.run import Labelled, label
-from rewardlab.gold.proxies import proxy_scores
+from rewardlab.gold.proxies import model_in, proxy_scores
 from rewardlab.gold.scoring import ScoringConfig
 
 NUM = 20
@@ -291,6 +292,31 @@ def test_parts_together_are_the_whole(folder, samples, tmp_path, undisturbed) ->
     assert [row["gold"] for row in rows] == [pytest.approx(scores, abs=1e-4) for scores in wanted]
 
 
+def test_a_column_that_cannot_be_written_is_said_before_anything_is_scored(folder, tmp_path, monkeypatch) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text('{"prompt": "q", "responses": ["a", "b"], "weight": NaN}\n')
+    asked = _asked_for(monkeypatch)
+    with pytest.raises(DataError, match=r"samples\.jsonl:1: cannot be written as JSON"):
+        label(config(folder, path, tmp_path / "labels.jsonl"))
+    assert not asked
+
+
+def test_replies_that_cannot_be_encoded_cost_no_other(folder, tmp_path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text(
+        '{"prompt": "q", "responses": ["a", "b \\ud83d"]}\n{"prompt": "q \\ud83d", "responses": ["a", "b"]}\n'
+    )
+    found = label(config(folder, path, tmp_path / "labels.jsonl", max_error_fraction=1))
+    assert [[score is None for score in row] for row in numbers(found.place.twin)] == [[False, True], [True, True]]
+
+
+def test_flags_that_would_change_nothing_are_refused(folder, samples, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="--max-length: only with --backend local"):
+        ScoringConfig(backend="http", url=("http://x",), max_length=512)
+    with pytest.raises(ConfigError, match="--keep-answers: only with --backend chat"):
+        config(folder, samples, tmp_path / "labels.jsonl", judge=JudgeConfig(keep_answers=True))
+
+
 def test_files_and_flags_of_the_scripts_that_it_replaces(folder, tmp_path, capsys) -> None:
     (tmp_path / "rm_prompts.json").write_text(json.dumps(["one", "two"]))
     replies = [{"response_1": "a", "response_2": "b"}] * 2
@@ -313,6 +339,13 @@ def test_scores_of_proxies_are_computed_or_read(folder, another, samples, tmp_pa
     assert found["file"] == found["rows"] == gold
     assert found["same"] == gold
     assert found["other"] != gold
+
+
+def test_a_folder_of_a_run_may_hold_others_that_are_called_alike(tmp_path) -> None:
+    for name in ("step_2", "step_10", "step_final"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "reward_spec.json").write_text("{}")
+    assert model_in(tmp_path) == tmp_path / "step_10"
 
 
 def test_scores_of_other_rows_are_refused(folder, samples, tmp_path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,19 @@ def test_the_first_so_many_replies(tmp_path: Path) -> None:
     found = list(asked.rows(labelled=True))
     assert [row.responses for row in found] == [("a", "b"), ("d", "e")]
     assert found[0].prompt == (Message("system", "Be brief."), Message("user", "one"))
+
+
+def test_the_first_so_many_replies_have_the_first_so_many_scores(tmp_path: Path) -> None:
+    asked = layout(tmp_path, ["one", "two"], REPLIES, [[1, 2, 3], [4, 5]])
+    found = list(dataclasses.replace(asked, num_responses=1).rows(labelled=True))
+    assert [(row.responses, row.gold) for row in found] == [(("a",), (1.0,)), (("d",), (4.0,))]
+    with pytest.raises(DataError, match=r"responses\.json:2: has 2 responses, wanted 3"):
+        list(dataclasses.replace(asked, num_responses=3).rows())
+
+
+def test_numbers_of_replies_with_a_gap_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has response_3, but no response_2"):
+        list(layout(tmp_path, ["one"], [{"response_1": "a", "response_3": "c"}], [[1]]).rows())
 
 
 def test_half_a_layout_is_refused(tmp_path: Path) -> None:

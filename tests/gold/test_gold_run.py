@@ -190,7 +190,7 @@ def test_changed_inputs_are_refused_by_their_hash_and_reports_are_made_again(tmp
     (tmp_path / "out" / "proxy" / "best" / "reward_spec.json").write_text("another")
     assert go(path, tools)[0] == ["sample", "label", "train"], "the same proxy is as good as before"
     (tmp_path / "out" / "pairs" / "labels.test.jsonl").write_text("another")
-    assert go(path, tools)[0] == ["sample", "label", "match", "curve"]
+    assert go(path, tools)[0] == ["sample", "label", "match", "curve", "check"]
     (tmp_path / "out" / "pairs" / "test.jsonl").write_text("another")
     with pytest.raises(ConfigError, match=r"train: what it read has changed: pairs/test\.jsonl"):
         go(path, tools)
@@ -202,6 +202,78 @@ def test_until_a_stage_and_dry_runs(tmp_path, models, tools) -> None:
     assert done == []
     assert [line.split()[1] for line in said] == [f"{name}:" for name in ALL]
     assert go(path, tools, until="build")[0] == ["sample", "label", "build"]
+
+
+def test_preferences_that_were_written_before_a_kill_are_written_again(tmp_path, models, tools) -> None:
+    path = write_plan(tmp_path, models, "http://x")
+
+    class Ending(Tools):
+        def _do(self, name, arguments):
+            super()._do(name, arguments)
+            if name == "build":
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        go(path, Ending(tmp_path / "out"))
+    assert go(path, tools)[0] == ALL
+    assert "--overwrite" in dict(tools.called)["build"], "the folder is there, and its own"
+
+
+def test_preferences_of_somebody_else_are_never_overwritten(tmp_path, models, tools) -> None:
+    path = write_plan(tmp_path, models, "http://x")
+    (tmp_path / "out" / "pairs").mkdir(parents=True)
+
+    class Refusing(Tools):
+        def _do(self, name, arguments):
+            super()._do(name, arguments)
+            if name == "build":
+                raise ConfigError("--output-dir: holds preferences")
+
+    refusing = Refusing(tmp_path / "out")
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="holds preferences"):
+            go(path, refusing)
+        assert "--overwrite" not in dict(refusing.called)["build"]
+
+
+def test_preferences_that_were_changed_are_not_lost(tmp_path, models, tools) -> None:
+    path = write_plan(tmp_path, models, "http://x")
+    go(path, tools)
+    (tmp_path / "out" / "pairs" / "train.jsonl").write_text("mine")
+    with pytest.raises(ConfigError, match=r"build: what it wrote has changed: pairs/train\.jsonl\. `--redo build`"):
+        go(path, tools)
+    assert go(path, tools, redo="build")[0] == ALL
+
+
+def test_a_proxy_that_the_plan_names_is_an_input(tmp_path, models, tools) -> None:
+    other = tmp_path / "other proxy"
+    other.mkdir()
+    (other / "reward_spec.json").write_text("1")
+    path = write_plan(tmp_path, models, "http://x", match={"proxies": [f"other={other}"]})
+    go(path, tools)
+    assert "match" not in go(path, tools)[0]
+    (other / "reward_spec.json").write_text("2")
+    assert "match" in go(path, tools)[0]
+
+
+def test_a_stage_that_fails_is_not_complete(tmp_path, models, tools) -> None:
+    path = write_plan(tmp_path, models, "http://x")
+
+    class Failing(Tools):
+        def _do(self, name, arguments):
+            super()._do(name, arguments)
+            if name == "train":
+                raise SystemExit(1)
+
+    failing = Failing(tmp_path / "out")
+    assert go(path, failing)[0] == ["sample", "label", "build", "train"], "a verdict ends with 1, this is an error"
+    assert "train" in go(path, tools)[0]
+
+
+def test_a_stage_behind_the_last_one_cannot_be_redone(tmp_path, models, tools) -> None:
+    path = write_plan(tmp_path, models, "http://x")
+    with pytest.raises(ConfigError, match="--redo train is behind --until build"):
+        go(path, tools, until="build", redo="train")
 
 
 def test_a_stage_that_is_killed_is_done_again(tmp_path, models, tools) -> None:
@@ -226,6 +298,7 @@ def test_a_stage_that_is_killed_is_done_again(tmp_path, models, tools) -> None:
         ("folder: x\nlable: {}\n", "unknown stage 'lable'. Did you mean 'label'"),
         ("folder: x\nlabel: [1]\n", "label: wanted settings by name"),
         ("folder: x\nlabel: {output: y}\n", "label: output is set by the plan"),
+        ("folder: x\nlabel: {target-path: y}\n", "label: target_path is set by the plan"),
     ],
 )
 def test_plans_that_cannot_be_used(tmp_path, content, message) -> None:

@@ -279,6 +279,41 @@ def test_a_prompt_that_comes_twice_has_other_seeds_and_replies(prompts, url) -> 
     assert {facts["seed"] for facts in first.samples}.isdisjoint(facts["seed"] for facts in second.samples)
 
 
+def test_a_part_without_prompts_is_refused(prompts, url) -> None:
+    with pytest.raises(ConfigError, match="this part has no rows, since there are 12"):
+        sample(config(prompts, url, shard="1/13"))
+
+
+def test_prompts_of_preferences_that_end_with_the_assistant_are_left_out_and_counted(prompts, url, log) -> None:
+    begun = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "Well,"}]
+    rows = [{"prompt": begun, "chosen": "a", "rejected": "b"}, {"prompt": "hi", "chosen": "a", "rejected": "b"}]
+    path = prompts.with_name("preferences.jsonl")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert sample(config(path, url)).counts["prompts"] == 1
+    assert "1 prompts end with a turn of the assistant and are left out" in log.text
+
+
+def test_a_prompt_with_half_a_surrogate_pair_costs_no_other(prompts, url) -> None:
+    prompts.write_text(json.dumps(["whole", "half \ud83d"]))
+    whole, half = read_gold_rows(sample(config(prompts, url, max_error_fraction=1)).place.rows)
+    assert None not in whole.responses
+    assert half.responses == (None, None, None)
+    assert "half of a surrogate pair" in half.samples[0]["error"]
+
+
+def test_a_reply_that_the_server_broke_off_is_no_reply(prompts, url, server, undisturbed) -> None:
+    server.faults = ["abort", "abort"]
+    assert content(sample(config(prompts, url))) == undisturbed
+    assert not server.faults
+
+
+def test_flags_that_would_change_nothing_are_refused(prompts, url) -> None:
+    with pytest.raises(ConfigError, match="--precision: only with --backend local"):
+        config(prompts, url, sampler={"precision": "bf16"})
+    with pytest.raises(ConfigError, match="--served-model-name: only with --backend http"):
+        SamplerConfig(served_model_name="x")
+
+
 def test_a_system_turn_goes_to_the_server_and_into_the_rows(prompts, url, server) -> None:
     found = sample(config(prompts, url, num=1, system=""))
     assert all(body["messages"][0] == {"role": "system", "content": ""} for body in server.asked)

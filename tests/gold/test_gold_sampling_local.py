@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rewardlab.core.errors import ModelError
+from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.types import Message
 from rewardlab.gold.files.rows import read_gold_rows
 from rewardlab.gold.sampling.asks import Ask
@@ -196,3 +197,47 @@ def test_replies_to_one_prompt_share_its_computation_and_are_the_same(folder, mo
     assert [reply["logprob"] for reply in together] == pytest.approx([one["logprob"] for one in alone], abs=1e-3)
     longest = max(len(rendered(folder)), len(rendered(folder, OTHER)))
     assert widths[:2] == [(3, longest - 1), (9, 1)], "each prompt once, then a token of each reply at a time"
+
+
+def test_a_prompt_that_the_template_refuses_costs_no_other(folder, tmp_path) -> None:
+    picky = tmp_path / "picky"
+    shutil.copytree(folder, picky)
+    tokenizer = AutoTokenizer.from_pretrained(picky)
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turns') }}{% endif %}"
+    tokenizer.chat_template = refusal + tokenizer.chat_template
+    tokenizer.save_pretrained(picky)
+    system, half = (Message("system", "Be brief."), *PROMPT), (Message("user", "half \ud83d"),)
+    refused, broken, answered = draw(picky, [*asks(1, system), *asks(1, half), *asks(1)])
+    assert "refuses a prompt with roles [system, user]: no system turns" in refused["error"]
+    assert "half of a surrogate pair" in broken["error"]
+    assert answered["text"] == draw(folder, asks(1))[0]["text"]
+
+
+def test_a_model_that_computes_no_numbers_gives_no_replies(folder, tmp_path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    torch.nn.init.constant_(model.lm_head.weight, float("nan"))
+    model.save_pretrained(tmp_path / "nan")
+    AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "nan")
+    (reply,) = draw(tmp_path / "nan", asks(1))
+    assert "no finite log-probabilities" in reply["error"]
+
+
+def test_another_model_in_the_same_folder_is_noticed(folder, tmp_path) -> None:
+    changing = tmp_path / "model"
+    shutil.copytree(folder, changing)
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text('["question"]')
+
+    def run(**more):
+        draws = DrawConfig(num_responses=2, max_tokens=6)
+        output = tmp_path / "samples.jsonl"
+        return sample(SampleConfig(prompts=str(prompts), model=str(changing), output=output, draw=draws, **more))
+
+    first = run().place.rows.read_text()
+    model = AutoModelForCausalLM.from_pretrained(changing)
+    torch.nn.init.normal_(model.lm_head.weight)
+    model.save_pretrained(changing)
+    with pytest.raises(ConfigError, match="is not the model that .* was drawn from"):
+        run()
+    assert run(overwrite=True).place.rows.read_text() != first
+    assert run().was_complete

@@ -27,7 +27,8 @@ class ChatServer:
     """What was asked, and what becomes of the next requests: one entry each, None for an honest answer."""
 
     faults: list[Any] = field(default_factory=list)
-    """`429`, `500`, `503`, `400` as numbers; `drop`, `none`, `two`, `nan`, `null`, `garbage`; a float waits before."""
+    """`429`, `500`, `503`, `400` as numbers; `drop`, `none`, `two`, `nan`, `null`, `garbage`, `abort`; a float
+    waits before."""
     asked: list[dict[str, Any]] = field(default_factory=list)
     poisoned: str = ""
     """A prompt with this text always gets 500."""
@@ -87,6 +88,8 @@ def _answer(body: dict[str, Any], fault: Any, says: Callable[[str], str] | None)
         "finish_reason": "length" if num > 6 else "stop",
         "logprobs": {"content": [{"token": word, "logprob": -0.5} for word in text.split()]},
     }
+    if fault == "abort":
+        choice["finish_reason"] = "abort"
     if fault == "nan":
         choice["logprobs"]["content"][0]["logprob"] = float("nan")  # type: ignore[index]
     choices = {"none": [], "two": [choice, choice]}.get(fault, [choice]) if not isinstance(fault, float) else [choice]

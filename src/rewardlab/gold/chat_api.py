@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rewardlab.core.errors import ConfigError, EndpointError
 from rewardlab.core.types import Conversation
+from rewardlab.gold.files.rows import HALF, is_encodable
 from rewardlab.gold.pool import PassingError
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ CHAT: Final = "/v1/chat/completions"
 MODELS: Final = "/v1/models"
 OF_THE_REQUEST: Final = (400, 413, 422)
 """Refusals that concern one request; others, such as a wrong token, concern all."""
+BROKEN_OFF: Final = ("abort", "error", "cancelled")
+"""Why a reply ended, in the words of servers, where it is a part that the model would have gone on with."""
 NEEDED: Final = ("httpx2", "stamina")
 
 
@@ -86,6 +89,8 @@ class ChatApi:
         from rewardlab.client.failures import BadAnswerError, RefusedError, UnavailableError
 
         turns = [turn if isinstance(turn, Mapping) else turn.as_dict() for turn in messages]
+        if not all(is_encodable(turn["content"]) for turn in turns):
+            raise RequestRefusedError(f"the prompt {HALF}.")
         body = {"model": self.model, "messages": turns, "n": 1, "stream": False, **parameters}
         try:
             answer = await self._http.post(CHAT, body)
@@ -108,6 +113,8 @@ def _completion(values: Any, where: str) -> Completion:
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         got = f"{len(choices)} choices" if isinstance(choices, list) else "no choices"
         raise PassingError(f"{where}: the answer has {got}, wanted 1.")
+    if choices[0].get("finish_reason") in BROKEN_OFF:
+        raise PassingError(f"{where}: the server broke the reply off ({choices[0]['finish_reason']}).")
     message, usage = choices[0].get("message"), values.get("usage")
     text = message.get("content") if isinstance(message, dict) else None
     if not isinstance(text, str):

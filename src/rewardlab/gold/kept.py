@@ -32,6 +32,8 @@ class Kept:
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
         self.path.touch()
+        self.is_done = True
+        """Whether nothing of it is of use once the output is written."""
         self._places: dict[str, tuple[int, int]] = {}
         self._open()
 

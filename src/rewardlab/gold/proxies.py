@@ -78,7 +78,8 @@ def folder_of(what: str) -> Path:
 
 def model_in(folder: Path) -> Path | None:
     """Return a folder that is a reward model, else the model that a run chose, else its last; None if there is none."""
-    steps = sorted(folder.glob("step_*"), key=lambda one: int(f"0{one.name.removeprefix('step_')}"), reverse=True)
+    numbered = [one for one in folder.glob("step_*") if re.fullmatch(r"step_\d+", one.name)]
+    steps = sorted(numbered, key=lambda one: int(one.name.removeprefix("step_")), reverse=True)
     return next((one for one in (folder, folder / BEST, *steps) if (one / SPEC_FILE).is_file()), None)
 
 

@@ -13,7 +13,7 @@ from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, EndpointError
 from rewardlab.core.spec import REFUSING, read_spec
 from rewardlab.gold.engine import DEFAULT_ENGINE
-from rewardlab.gold.files.rows import GoldRow
+from rewardlab.gold.files.rows import HALF, GoldRow, is_encodable
 from rewardlab.gold.kept import Kept, key_of
 from rewardlab.gold.pool import Finished, PassingError
 from rewardlab.gold.scoring import ScoringConfig
@@ -214,6 +214,16 @@ class _Collector:
             self._scored.kept.add(results)
 
 
+def _is_missing(row: GoldRow, text: str, scored: Scored) -> bool:
+    """Whether a reply is to be scored; one that no model can read has its cause at once."""
+    key = reply_key(row, text, scored.identity)
+    for what, several in (("prompt", [turn.content for turn in row.prompt]), ("reply", [text])):
+        if not all(map(is_encodable, several)):
+            scored.errors[key] = f"the {what} {HALF}"
+            return False
+    return key not in scored.kept
+
+
 def _turns(asked: Asked) -> Any:
     assert not isinstance(asked.prompt, str), "rows hold their prompts as turns"
     return asked.prompt
@@ -225,7 +235,7 @@ def _parts(rows: Iterable[GoldRow], scored: Scored, update: Callable[[int], obje
     replies = characters = 0
     for row in rows:
         texts = dict.fromkeys(text for text in row.responses if text is not None)
-        missing = tuple(text for text in texts if reply_key(row, text, scored.identity) not in scored.kept)
+        missing = tuple(text for text in texts if _is_missing(row, text, scored))
         update(len(row.responses) - len(missing))
         if not missing:
             continue

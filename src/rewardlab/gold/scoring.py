@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from rewardlab.core.config import require, require_between
+from rewardlab.gold.settings import require_unset
 from rewardlab.model.config import BUDGETS, ComputeConfig, ScoringPrecision
 
 
@@ -42,6 +43,11 @@ class ScoringConfig:
         require_between(self, max_length=(8, 1 << 24))
         local = self.backend == "local"
         require(local or bool(self.url), f"--backend {self.backend}: --url is missing: name the server's address.")
+        if local:
+            require_unset(self, "served_model_name", "token_env", only="--backend http, vllm or chat")
+        else:
+            # A server computes as it was started.
+            require_unset(self, "max_length", "precision", "processes", only="--backend local")
         require(not local or not self.url, "--url: only with --backend http, vllm or chat.")
         require(len(set(self.url)) == len(self.url), "--url: an address is named twice.")
 

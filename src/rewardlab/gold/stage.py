@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,20 +19,25 @@ from typing import Any, Final, Literal
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import (
     provenance,
+    read_json,
     read_summed_json,
     remove,
     require_writable_folder,
     sha256_file,
     to_json,
+    write_json,
     write_summed_json,
 )
 from rewardlab.core.lock import only_process
 from rewardlab.core.terminal import short
+from rewardlab.gold.kept import FILE as KEPT_FILE
 from rewardlab.gold.kept import Kept
 
 logger = logging.getLogger("rewardlab")
 FORMAT: Final = 1
-State = Literal["new", "complete", "has errors", "other"]
+WRITING: Final = "writing.json"
+"""Says in the folder of finished work for what the output is being written, until its manifest is."""
+State = Literal["new", "complete", "has errors", "half written", "other", "changed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,31 +96,78 @@ def read_manifest(place: Place) -> dict[str, Any] | None:
 def state_of(place: Place, asked: Asked) -> State:
     """Return whether the output is there, whole, and what was asked for.
 
-    Raises DataError if the output is not the one that its manifest describes.
+    `half written` is one whose run ended between its files, with everything still kept; `changed` is one that is not
+    what its manifest describes. Raises DataError for a manifest that was changed.
     """
+    if _is_being_written(place, asked):
+        return "half written"
     if not place.rows.exists():
-        return "new"
+        # A file that merely has the name of the twin is somebody else's, unless a manifest says that it is ours.
+        return "other" if place.twin.exists() and not place.manifest.exists() else "new"
     manifest = read_manifest(place)
     if manifest is None or manifest["asked"] != asked.as_dict():
         return "other"
-    if manifest["rows_sha256"] != sha256_file(place.rows):
-        raise DataError(
-            f"{place.rows}: it was changed after it was written. Restore it, or make it again with --overwrite."
-        )
+    if changed_file(place, manifest) is not None:
+        return "changed"
     return "has errors" if manifest["counts"].get("errors") or not place.twin.exists() else "complete"
 
 
-def require_own(place: Place, asked: Asked, *, overwrite: bool) -> None:
-    """Raise ConfigError if the output is there and was made of something else, and is not to be overwritten."""
-    if overwrite or state_of(place, asked) != "other":
-        return
+def changed_file(place: Place, manifest: Mapping[str, Any]) -> Path | None:
+    """Return the file of an output that is not as its manifest describes it; None if all that are there are."""
+    told = ((place.rows, manifest["rows_sha256"]), (place.twin, manifest["twin_sha256"]))
+    return next((path for path, digest in told if path.exists() and sha256_file(path) != digest), None)
+
+
+def earlier(place: Place) -> dict[str, Any] | None:
+    """Return the manifest of an output that is there and as it was written, so that its rows can be taken over."""
+    manifest = read_manifest(place) if place.rows.exists() else None
+    return None if manifest is None or changed_file(place, manifest) is not None else manifest
+
+
+def require_own(place: Place, asked: Asked, *, read: Iterable[Path] = (), overwrite: bool) -> State:
+    """Return the state of the output, which may be written.
+
+    Raises ConfigError if it would replace what is `read`, or is of something else and not to be overwritten; DataError
+    if it was changed after it was written, and is not to be overwritten.
+    """
+    inputs = {path.resolve() for path in read}
+    for path in (place.rows, place.twin):
+        if path.resolve() in inputs:
+            raise ConfigError(f"--output {path}: is read. Name another file; both {_names(place)} are written.")
+        if path.is_dir():
+            raise ConfigError(f"--output {path}: is a folder. Name a file.")
+    state = state_of(place, asked)
+    if overwrite or state not in ("changed", "other"):
+        return state
+    if state == "changed":
+        raise DataError(
+            f"{changed_file(place, read_manifest(place) or {})}: it was changed after it was written. Restore it, or "
+            f"make it again with --overwrite."
+        )
     manifest = read_manifest(place)
     if manifest is None:
-        raise ConfigError(f"--output {place.rows}: exists. Name another file, or replace it with --overwrite.")
+        there = place.rows if place.rows.exists() else place.twin
+        raise ConfigError(
+            f"--output {there}: exists. Name another file, or replace it with --overwrite; both {_names(place)} are "
+            f"written."
+        )
     raise ConfigError(
         f"--output {place.rows}: was made of something else: {differences(manifest['asked'], asked.as_dict())}. Name "
         f"another file, or make it again with --overwrite, which keeps what is still of use."
     )
+
+
+def _names(place: Place) -> str:
+    return f"{place.rows.name} and {place.twin.name}"
+
+
+def _is_being_written(place: Place, asked: Asked) -> bool:
+    """Whether a run for the same ended after it had begun to write the output, and before its manifest."""
+    mark = place.partial / WRITING
+    try:
+        return mark.is_file() and read_json(mark) == asked.as_dict()
+    except DataError:
+        return False
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
@@ -140,28 +192,37 @@ def _short(value: object) -> str:
 def claimed(place: Place, *, restart: bool = False) -> Iterator[Kept]:
     """Yield what is finished of an output, and keep other processes away from it in the block.
 
-    The folder of finished work goes when the block ends without an error, or has nothing in it.
+    The folder of finished work goes when the block ends without an error and the work `is_done`, or has nothing in it.
 
     Raises ConfigError if another process is at work there.
     """
     require_writable_folder(place.rows.parent, "--output")
     place.partial.mkdir(exist_ok=True)
-    kept: Kept | None = None
+    file = place.partial / KEPT_FILE
     with only_process(place.partial, "--output"):
         try:
             if restart:
-                (place.partial / "kept.jsonl").unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
             kept = Kept(place.partial)
             yield kept
         except BaseException:
-            if kept is not None and len(kept):
-                logger.warning(
-                    "%d results are kept in %s; the same command goes on from there", len(kept), place.partial
-                )
+            # By the file, since an interrupt while it is opened must not cost what is in it.
+            if (place.partial / WRITING).exists() or (file.exists() and file.stat().st_size):
+                logger.warning("results are kept in %s; the same command goes on from there", place.partial)
             else:
                 remove(place.partial)
             raise
-        remove(place.partial)
+        if kept.is_done:
+            remove(place.partial)
+
+
+@contextmanager
+def writing(place: Place, asked: Asked) -> Iterator[None]:
+    """Mark an output as half written in the block, which writes its files and then its manifest."""
+    mark = place.partial / WRITING
+    write_json(mark, asked.as_dict())
+    yield
+    mark.unlink()
 
 
 def write_manifest(place: Place, asked: Asked, *, decided: Mapping[str, Any], counts: Mapping[str, Any]) -> None:

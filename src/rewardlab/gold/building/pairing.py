@@ -17,7 +17,7 @@ from rewardlab.core.types import Comparison, Conversation, Message, Preference
 from rewardlab.data.judgements import seeded_generator
 from rewardlab.data.rows import MAX_REPLIES
 from rewardlab.gold.building.config import BuildConfig
-from rewardlab.gold.files.rows import GoldRow
+from rewardlab.gold.files.rows import GoldRow, is_encodable
 
 REPLY_CAUSES: Final = {
     "unusable_prompt": "answer a prompt without text, or with half a surrogate pair in it",
@@ -255,8 +255,3 @@ def reply_of(row: GoldRow, number: int) -> Conversation:
     """Return a reply of a row as turns."""
     text: Any = row.responses[number]
     return (Message("assistant", text),)
-
-
-def is_encodable(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it has no half of a surrogate pair."""
-    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)

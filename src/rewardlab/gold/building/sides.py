@@ -14,8 +14,8 @@ from rewardlab.core.types import Preference
 from rewardlab.curation.files.grouping import assign, find_groups, look, take
 from rewardlab.curation.files.reading import Numbers
 from rewardlab.data.roots import count_shared
-from rewardlab.gold.building.pairing import is_encodable, reply_of
-from rewardlab.gold.files.rows import GoldRow
+from rewardlab.gold.building.pairing import reply_of
+from rewardlab.gold.files.rows import GoldRow, is_encodable
 
 TRAIN: Final = "train"
 TEST: Final = "test"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -76,9 +76,13 @@ class InputConfig:
 
     def digests(self) -> dict[str, str]:
         """Return the SHA-256 of every file that is read, by its name without folders where that tells it apart."""
-        files = self.files()
-        names = [path.name for path in files]
-        return {path.name if names.count(path.name) == 1 else str(path): sha256_file(path) for path in files}
+        return digests_of(self.files())
+
+
+def digests_of(files: Sequence[Path]) -> dict[str, str]:
+    """Return the SHA-256 of every file, by its name without folders where that tells it apart."""
+    names = [path.name for path in files]
+    return {path.name if names.count(path.name) == 1 else str(path): sha256_file(path) for path in files}
 
 
 NO_INPUT: Final = InputConfig()

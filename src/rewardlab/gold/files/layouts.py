@@ -6,15 +6,19 @@ Rows belong together by their place. It is read in place of our own files, and w
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json, to_json
-from rewardlab.curation.rewriting import replacing_lines
+from rewardlab.curation.rewriting import as_line, replacing_lines
 from rewardlab.gold.files.prompts import read_prompts
 from rewardlab.gold.files.rows import GoldRow, scores_of
+
+NUMBERED: Final = re.compile(r"response_\d+")
+"""Names of replies in a row."""
 
 
 def read_layout(
@@ -25,7 +29,7 @@ def read_layout(
     Raises DataError if they differ in length, naming the files, and for a row that is not of this layout.
     """
     questions = list(read_prompts(str(prompts), repeats=True))
-    replies = [list(row) for row in read_responses(responses, num_responses)]
+    replies = [list(row) for row in read_responses(responses)]
     scores = None if rewards is None else list(read_rewards(rewards))
     for path, rows in ((responses, replies), (rewards, scores)):
         if rows is not None and len(rows) != len(questions):
@@ -35,11 +39,19 @@ def read_layout(
             )
     for number, (question, texts) in enumerate(zip(questions, replies, strict=True)):
         where = f"{responses}:{number + 1}"
+        if num_responses is not None and len(texts) < num_responses:
+            raise DataError(f"{where}: has {len(texts)} responses, wanted {num_responses} (--num-responses).")
+        gold = None
+        if scores is not None:
+            # There may be scores of all replies, or of those alone that are used.
+            few = num_responses is not None and len(scores[number]) == num_responses
+            num_scores = num_responses if few and num_responses is not None else len(texts)
+            gold = scores_of(scores[number], num_scores, f"{rewards}:{number + 1}")
         yield GoldRow(
             id=question.id,
             prompt=question.prompt,
-            responses=tuple(texts),
-            gold=None if scores is None else scores_of(scores[number], len(texts), f"{rewards}:{number + 1}"),
+            responses=tuple(texts[:num_responses]),
+            gold=None if gold is None else gold[:num_responses],
             extra=question.extra,
             where=where,
         )
@@ -55,6 +67,9 @@ def read_responses(path: Path, num_responses: int | None = None) -> Iterator[Seq
         if not names or (num_responses is not None and len(names) < num_responses):
             wanted = f"response_1 to response_{num_responses or 2}"
             raise DataError(f"{path}:{number}: wanted an object with {wanted}, got {str(row)!r:.80}.")
+        beyond = [name for name in row if NUMBERED.fullmatch(str(name)) and name not in names]
+        if beyond:
+            raise DataError(f"{path}:{number}: has {beyond[0]}, but no response_{len(names) + 1}. Number them from 1.")
         texts = [row[name] for name in names[:num_responses]]
         if not all(text is None or isinstance(text, str) for text in texts):
             raise DataError(f"{path}:{number}: a response is no text.")
@@ -108,11 +123,11 @@ def write_list(path: Path, values: Iterable[object]) -> None:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write JSON Lines in one step and return how many there are."""
+    """Write JSON Lines in one step and return how many there are. Raises DataError for a value that JSON has not."""
     count = 0
     with replacing_lines(path) as sink:
         for row in rows:
-            sink.write(_line(row) + b"\n")
+            sink.write(as_line(row, f"{path}:{count + 1}").encode())
             count += 1
     return count
 

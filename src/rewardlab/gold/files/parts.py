@@ -31,6 +31,16 @@ class Shard:
         """Return the rows of this part: neighbours, so that the parts in order are the whole."""
         return range(num_rows * self.number // self.count, num_rows * (self.number + 1) // self.count)
 
+    def some_rows(self, num_rows: int) -> range:
+        """Return the rows of this part. Raises ConfigError if it has none, since a file without rows says nothing."""
+        rows = self.rows(num_rows)
+        if not rows:
+            raise ConfigError(
+                f"--shard {self.number + 1}/{self.count}: this part has no rows, since there are {num_rows}. Divide "
+                f"them into at most {num_rows} parts."
+            )
+        return rows
+
     def path(self, whole: Path) -> Path:
         """Return the name of this part of a file."""
         stem, _, ending = whole.name.partition(".")

@@ -19,7 +19,7 @@ from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import find_sources, is_lone
 from rewardlab.data.judgements import Rules
 from rewardlab.data.readers import read_each_row, read_source
-from rewardlab.gold.files.rows import turns_of, with_system
+from rewardlab.gold.files.rows import is_open, turns_of, with_system
 
 logger = logging.getLogger("rewardlab")
 COLUMNS: Final = ("prompt", "messages", "instruction", "question", "query", "prompts")
@@ -140,12 +140,17 @@ def _column(row: Mapping[str, Any]) -> str | None:
 def _of_preferences(name: str, split: str) -> Iterator[Prompt]:
     for source in find_sources([name], split):
         rules = Rules(source=source.name, reading=ReadingConfig(), seed=0)
-        dropped = 0
+        dropped = begun = 0
         for row in walk(source, rules):
             if row.preference is None:
                 dropped += 1
                 continue
             one = row.preference
+            if not is_open(one.prompt):
+                begun += 1
+                continue
             yield Prompt(id=one.id, prompt=one.prompt, extra={"source": one.source})
         if dropped:
             logger.warning("%s: %d rows cannot be read as preferences and give no prompt", source.label, dropped)
+        if begun:
+            logger.warning("%s: %d prompts end with a turn of the assistant and are left out", source.label, begun)

@@ -24,6 +24,8 @@ from rewardlab.gold.files.parts import parts_of
 
 OWN: Final = ("id", "prompt", "responses", "samples", "gold", "gold_errors")
 """Columns that the stages write; every other column of a row is kept as it is."""
+HALF: Final = "has half of a surrogate pair in it, which no tokenizer can read"
+"""What is wrong with a text that is not `is_encodable`."""
 WANTED: Final = (
     'A row looks like {"prompt": [messages], "responses": ["…", "…"], "gold": [0.1, 0.7]}; `rewardlab gold sample` '
     "writes the replies, `rewardlab gold label` the scores."
@@ -135,6 +137,16 @@ def turns_of(prompt: Any, where: str) -> Conversation:
         last = "is missing or empty" if not turns else "ends with a turn of the assistant"
         raise DataError(f"{where}: the prompt {last}, so there is nothing to reply to. {WANTED}")
     return turns
+
+
+def is_open(turns: Conversation) -> bool:
+    """Whether there is something to reply to: the last turn has text, and is not the assistant's."""
+    return bool(turns) and bool(turns[-1].content.strip()) and turns[-1].role != "assistant"
+
+
+def is_encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8: it has no half of a surrogate pair."""
+    return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def with_system(prompt: Conversation, system: str | None) -> Conversation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from rewardlab.core.config import require, require_between
@@ -11,6 +11,7 @@ from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.parts import Shard
 from rewardlab.gold.judging.config import JudgeConfig
 from rewardlab.gold.scoring import ScoringConfig
+from rewardlab.gold.settings import require_unset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,5 +52,7 @@ class LabelConfig:
             not (self.model and backend == "chat"),
             "--model: a judge is named by its server (--served-model-name). Leave it out.",
         )
+        if backend != "chat":
+            require_unset(self.judge, *(field.name for field in fields(self.judge)), only="--backend chat")
         if self.shard not in (None, "slurm"):
             Shard.parse(str(self.shard))

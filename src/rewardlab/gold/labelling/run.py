@@ -12,6 +12,7 @@ from typing import Any
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import sha256_file
+from rewardlab.curation.rewriting import as_line
 from rewardlab.gold.files.layouts import write_rewards, write_rows
 from rewardlab.gold.files.parts import Shard, shard_of
 from rewardlab.gold.files.rows import GoldRow, read_gold_rows
@@ -20,7 +21,7 @@ from rewardlab.gold.kept import Kept
 from rewardlab.gold.labelling.config import LabelConfig
 from rewardlab.gold.labelling.judged import Judged, judge_all, judges_of
 from rewardlab.gold.reward_models import RewardModel, Scored, reply_key, reward_models, score_by
-from rewardlab.gold.stage import Asked, Place, claimed, read_manifest, require_own, state_of, write_manifest
+from rewardlab.gold.stage import Asked, Place, claimed, earlier, read_manifest, require_own, write_manifest, writing
 from rewardlab.gold.teams import team_of
 
 logger = logging.getLogger("rewardlab")
@@ -58,8 +59,8 @@ def label(config: LabelConfig) -> Labelled:
     sources = [] if by_judge else reward_models(config.model, config.scoring)
     judges = judges_of(config.scoring, config.judge) if by_judge else []
     asked = _asked(config, shard, sources)
-    require_own(place, asked, overwrite=config.overwrite)
-    if not config.restart and state_of(place, asked) == "complete":
+    state = require_own(place, asked, read=config.rows.files(), overwrite=config.overwrite)
+    if not config.restart and state == "complete":
         logger.info("%s: is complete", place.rows)
         return _before(place)
     rows = partial(_rows, config, shard)
@@ -71,16 +72,27 @@ def label(config: LabelConfig) -> Labelled:
         else:
             team = team_of(partial(reward_models, config.model, config.scoring), config.workers)
             done = score_by(rows, team, kept, title="labelling")
-        labelled = _write(place, rows, done)
-        write_manifest(place, asked, decided={"identity": dict(done.identity)}, counts=labelled.counts)
+        with writing(place, asked):
+            labelled = _write(place, rows, done)
+            write_manifest(place, asked, decided={"identity": dict(done.identity)}, counts=labelled.counts)
+        # Rows tell neither what was said of a pair by a judge in full, nor what was cut for a score.
+        kept.is_done = not labelled.counts["errors"]
     _require_few_errors(labelled, config.max_error_fraction)
     return labelled
 
 
 def _rows(config: LabelConfig, shard: Shard | None) -> Iterator[GoldRow]:
+    """Yield the rows. Raises DataError for a column that could not be written again, before anything is scored."""
+    for row in _part(config, shard):
+        if row.extra:
+            as_line(row.extra, row.where)
+        yield row
+
+
+def _part(config: LabelConfig, shard: Shard | None) -> Iterator[GoldRow]:
     if shard is None:
         return config.rows.rows()
-    wanted = shard.rows(sum(1 for _ in config.rows.rows()))
+    wanted = shard.some_rows(sum(1 for _ in config.rows.rows()))
     return islice(config.rows.rows(), wanted.start, wanted.stop)
 
 
@@ -107,7 +119,7 @@ def _judge(config: LabelConfig) -> dict[str, Any]:
 
 def _take_over(place: Place, kept: Kept) -> None:
     """Take over the scores of an earlier output, by what decided them."""
-    manifest = read_manifest(place) if place.rows.exists() else None
+    manifest = earlier(place)
     if manifest is None:
         return
     identity = manifest["decided"].get("identity", {})

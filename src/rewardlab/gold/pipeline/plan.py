@@ -18,7 +18,7 @@ from rewardlab.core.errors import ConfigError
 
 STAGES: Final = ("sample", "label", "build", "train", "match", "curve", "check")
 """In the order of work."""
-SET_HERE: Final = ("output", "output_dir", "resume", "overwrite", "restart", "folder", "plan")
+SET_HERE: Final = ("output", "output_dir", "target_path", "resume", "overwrite", "restart", "folder", "plan")
 """Settings that the plan decides for every stage."""
 
 

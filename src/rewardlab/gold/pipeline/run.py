@@ -27,6 +27,9 @@ BY_ROW: Final = ("sample", "label")
 """Stages that know themselves what is missing."""
 REPORTS: Final = ("match", "curve", "check")
 """Stages that are done again whenever what they read has changed."""
+BUILD: Final = "build"
+WRITTEN: Final = ("--output", "--output-dir", "--folder")
+"""Flags of what is written."""
 Tool = Callable[[Sequence[str]], None]
 
 
@@ -39,6 +42,8 @@ def run(plan: Plan, config: RunConfig, tools: Mapping[str, Tool], *, say: Callab
     for name in (config.until, config.redo):
         if name is not None and name not in plan.stages:
             raise ConfigError(f"{plan.path}: it has no stage {name!r}. There are: {', '.join(plan.stages)}.")
+    if config.until and config.redo and STAGES.index(config.redo) > STAGES.index(config.until):
+        raise ConfigError(f"--redo {config.redo} is behind --until {config.until}, so nothing would be done again.")
     require_writable_folder(plan.folder, "folder")
     with only_process(plan.folder, "folder"):
         status = 0
@@ -63,33 +68,48 @@ class _Stage:
         inputs = self._hashes(self._inputs())
         if before is not None and not self._again and self._name not in BY_ROW:
             same = before["arguments"] == self._arguments and before["inputs"] == inputs
-            if same and before["outputs"] == self._hashes(self._outputs()):
+            if same and before["status"] is not None and before["outputs"] == self._hashes(self._outputs()):
                 self._say(f"== {self._name}: complete")
                 return int(before["status"])
             if not same and self._name not in REPORTS:
                 raise ConfigError(f"{self._name}: {self._changes(before, inputs)} `--redo {self._name}` does it again.")
-        self._say(f"== {self._name}: rewardlab gold {shlex.join([self._name, *self._arguments, *self._how()])}")
+            self._require_unchanged(before)
+        words = [*self._arguments, *self._how(has_begun=before is not None)]
+        self._say(f"== {self._name}: rewardlab gold {shlex.join([self._name, *words])}")
         if self._config.dry_run:
             return 0
-        status = self._call(tool)
-        self._write({"arguments": self._arguments, "inputs": inputs, "status": status})
+        done = {"arguments": self._arguments, "inputs": inputs}
+        if self._name == BUILD and (before is not None or not (self._plan.folder / "pairs").exists()):
+            # The folder appears in one step. A run that ends between that and the record is to find its own work.
+            self._write({**done, "status": None, "outputs": {}})
+        status = self._call(tool, words)
+        self._write({**done, "status": status, "outputs": self._hashes(self._outputs())})
         return status
 
-    def _how(self) -> list[str]:
+    def _how(self, *, has_begun: bool) -> list[str]:
         """Return what is said besides, to go on or to begin again."""
         if self._name == "train":
             return ["--overwrite"] if self._again else ["--resume", "auto"]
-        return ["--overwrite"] if self._again or self._name in REPORTS else []
+        again = self._again or self._name in REPORTS or (self._name == BUILD and has_begun)
+        return ["--overwrite"] if again else []
 
-    def _call(self, tool: Tool) -> int:
+    def _call(self, tool: Tool, words: Sequence[str]) -> int:
         try:
-            tool([*self._arguments, *self._how()])
+            tool(words)
         except SystemExit as ended:
             # A verdict that fails ends a command with 1, and the stages after it are done all the same.
-            if ended.code not in (0, 1, None):
+            if ended.code not in ((0, 1, None) if self._name in REPORTS else (0, None)):
                 raise
             return int(ended.code or 0)
         return 0
+
+    def _require_unchanged(self, before: Mapping[str, Any]) -> None:
+        """Raise ConfigError if preferences that were written are other ones now, so that they are not lost."""
+        now = self._hashes(self._outputs()) if self._name == BUILD else {}
+        if changed := [name for name, digest in before["outputs"].items() if now.get(name, digest) != digest]:
+            raise ConfigError(
+                f"{self._name}: what it wrote has changed: {', '.join(changed)}. `--redo {self._name}` does it again."
+            )
 
     def _changes(self, before: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
         if before["arguments"] != self._arguments:
@@ -110,11 +130,15 @@ class _Stage:
             "train": built,
             "match": [*labels, proxy],
             "curve": [labels[0], proxy],
-            "check": [self._plan.folder / "samples.jsonl", self._plan.folder / "labels.jsonl", *built],
+            "check": [
+                *sorted(self._plan.folder.glob("samples*.json*")),
+                *sorted(self._plan.folder.glob("labels*.json*")),
+                *sorted(pairs.glob("*.json*")),
+            ],
         }
-        given = [Path(word.partition("=")[2]) for word in self._arguments if word.startswith("--") and "=" in word]
-        named = [Path(word.partition("=")[2] or word) for word in self._arguments if not word.startswith("--")]
-        return [*ours.get(self._name, []), *(path for path in (*given, *named) if path.is_file())]
+        words = [word for word in self._arguments if word.partition("=")[0] not in WRITTEN]
+        named = [Path(one) for word in words for one in (word, word.partition("=")[2]) if one]
+        return [*ours.get(self._name, []), *(file for path in named if (file := _file_of(path)) is not None)]
 
     def _proxy(self) -> Path:
         run = self._plan.folder / "proxy"
@@ -150,8 +174,16 @@ class _Stage:
 
     def _write(self, done: Mapping[str, Any]) -> None:
         record = self._read()
-        record[self._name] = {**done, "outputs": self._hashes(self._outputs())}
+        record[self._name] = dict(done)
         write_summed_json(self._path, record)
+
+
+def _file_of(path: Path) -> Path | None:
+    """Return a file, or what names the weights of a reward model or a run; None for anything else."""
+    if path.is_file():
+        return path
+    model = model_in(path) if path.is_dir() else None
+    return None if model is None else model / SPEC_FILE
 
 
 def _parts(path: Path) -> list[Path]:

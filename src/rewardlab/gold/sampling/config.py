@@ -9,6 +9,7 @@ from typing import Any, Literal
 from rewardlab.core.config import require, require_between, require_seed
 from rewardlab.gold.engine import EngineConfig
 from rewardlab.gold.files.parts import Shard
+from rewardlab.gold.settings import require_unset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +68,10 @@ class SamplerConfig:
         require_between(self, batch_size=(1, 100_000))
         local = self.backend == "local"
         require(local or bool(self.url), "--backend http: --url is missing: name the server's address.")
+        if local:
+            require_unset(self, "served_model_name", "token_env", only="--backend http")
+        else:
+            require_unset(self, "precision", only="--backend local")
         require(not local or not self.url, "--url: only with --backend http.")
         require(len(set(self.url)) == len(self.url), "--url: an address is named twice.")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Final
 from rewardlab.core.errors import ModelError
 from rewardlab.core.files import sha256_file, sha256_json
 from rewardlab.core.types import Conversation
+from rewardlab.gold.files.rows import HALF, is_encodable
 from rewardlab.gold.sampling.asks import Ask
 from rewardlab.gold.sampling.config import DrawConfig, SamplerConfig
 from rewardlab.gold.sampling.servers import Reply
@@ -83,23 +85,10 @@ class LocalSampler:
     def _ask(self, items: list[Ask]) -> list[Reply]:
         import torch
 
-        texts = [
-            self._tokenizer.apply_chat_template(
-                [turn.as_dict() for turn in item.prompt], tokenize=False, add_generation_prompt=True
-            )
-            for item in items
-        ]
-        encoded = [self._tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-        limit = getattr(self._model.config, "max_position_embeddings", None) or 1 << 40
-        fits = [len(ids) + self._draw.max_tokens <= limit for ids in encoded]
-        replies: list[Reply] = [
-            {
-                "error": f"the prompt takes {len(ids)} tokens, and with {self._draw.max_tokens} for the reply "
-                f"(--max-tokens) that is above the {limit} of the model."
-            }
-            for ids in encoded
-        ]
-        chosen = [place for place, fit in enumerate(fits) if fit]
+        several = {item.prompt: self._encoded(item.prompt) for item in items}
+        encoded = [several[item.prompt] for item in items]
+        replies: list[Reply] = [{"error": ids if isinstance(ids, str) else ""} for ids in encoded]
+        chosen = [place for place, ids in enumerate(encoded) if not isinstance(ids, str)]
         if chosen:
             batch = self._tokenizer.pad(
                 {"input_ids": [encoded[place] for place in chosen]}, return_tensors="pt", padding=True
@@ -118,6 +107,27 @@ class LocalSampler:
                 logprobs = [float(step[row]) for step in drawing.logprobs]
                 replies[place] = self._reply(found[row, start:].tolist(), len(encoded[place]), logprobs)
         return replies
+
+    def _encoded(self, prompt: Conversation) -> list[int] | str:
+        """Return the tokens of a prompt, or why there can be no reply to it."""
+        if not all(is_encodable(turn.content) for turn in prompt):
+            return f"the prompt {HALF}."
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [turn.as_dict() for turn in prompt], tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:
+            # A template is a program by somebody else and may raise anything.
+            roles = ", ".join(turn.role for turn in prompt)
+            return f"the chat template refuses a prompt with roles [{roles}]: {error}"
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        limit, room = getattr(self._model.config, "max_position_embeddings", None) or 1 << 40, self._draw.max_tokens
+        if len(ids) + room <= limit:
+            return ids
+        return (
+            f"the prompt takes {len(ids)} tokens, and with {room} for the reply (--max-tokens) that is above the "
+            f"{limit} of the model."
+        )
 
     def _shared(self, batch: Any, prompts: list[Conversation]) -> Any:
         """Return keys and values of all tokens of the prompts but the last, of which each prompt is computed once.
@@ -149,12 +159,14 @@ class LocalSampler:
         """Return a reply from its tokens, which go on with padding after the end."""
         end = next((place for place, token in enumerate(tokens) if token in self._ends), None)
         num = len(tokens) if end is None else end + 1
+        if not math.isfinite(logprob := sum(logprobs[:num])):
+            return {"error": f"the model gives no finite log-probabilities in {self._precision}. See --precision."}
         return {
             "text": self._tokenizer.decode(tokens[:num], skip_special_tokens=True),
             "stop": "length" if end is None else "stop",
             "tokens": num,
             "prompt_tokens": prompt_tokens,
-            "logprob": sum(logprobs[:num]),
+            "logprob": logprob,
         }
 
     async def close(self) -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from rewardlab.core.bars import bar
-from rewardlab.core.errors import DataError
-from rewardlab.core.files import sha256_file
+from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.curation.rewriting import files_of
 from rewardlab.data.finding import find_sources
 from rewardlab.data.judgements import seeded_generator
+from rewardlab.gold.files.inputs import digests_of
 from rewardlab.gold.files.layouts import write_responses, write_rows
 from rewardlab.gold.files.parts import Shard, shard_of
 from rewardlab.gold.files.prompts import Prompt, read_prompts
@@ -28,7 +28,17 @@ from rewardlab.gold.pool import Finished
 from rewardlab.gold.sampling.asks import Ask, asks_of
 from rewardlab.gold.sampling.config import SampleConfig
 from rewardlab.gold.sampling.servers import Reply, ServedSampler
-from rewardlab.gold.stage import Asked, Place, claimed, read_manifest, require_own, state_of, write_manifest
+from rewardlab.gold.stage import (
+    Asked,
+    Place,
+    State,
+    claimed,
+    earlier,
+    read_manifest,
+    require_own,
+    write_manifest,
+    writing,
+)
 from rewardlab.gold.teams import Worker, team_of
 
 logger = logging.getLogger("rewardlab")
@@ -85,8 +95,8 @@ def sample(config: SampleConfig) -> Sampled:
     shard = shard_of(config.shard)
     place = Place.of(config.output if shard is None else shard.path(config.output))
     asked = _asked(config, shard)
-    require_own(place, asked, overwrite=config.overwrite)
-    if not config.restart and state_of(place, asked) == "complete":
+    state = _state(config, place, asked)
+    if not config.restart and state == "complete":
         logger.info("%s: is complete", place.rows)
         return _before(place)
     prompts = _prompts(config, shard)
@@ -95,8 +105,9 @@ def sample(config: SampleConfig) -> Sampled:
         began = time.monotonic()
         identity = asyncio.run(_draw(work, prompts, place))
         spent = time.monotonic() - began
-        sampled = _write(work, prompts, place, work.tokens / spent if work.tokens else None)
-        write_manifest(place, asked, decided={"identity": identity}, counts=sampled.counts)
+        with writing(place, asked):
+            sampled = _write(work, prompts, place, work.tokens / spent if work.tokens else None)
+            write_manifest(place, asked, decided={"identity": identity}, counts=sampled.counts)
     _require_few_errors(sampled, config.max_error_fraction)
     return sampled
 
@@ -115,27 +126,49 @@ def _asked(config: SampleConfig, shard: Shard | None) -> Asked:
         "split": config.hf_split,
         "shard": None if shard is None else f"{shard.number + 1}/{shard.count}",
     }
-    path = Path(config.prompts).expanduser()
-    files = (
-        [path]
-        if path.is_file()
-        else [file for source in find_sources([config.prompts], config.hf_split) for file in files_of(source)]
+    return Asked(stage="sample", settings=settings, inputs=digests_of(_files(config)))
+
+
+def _state(config: SampleConfig, place: Place, asked: Asked) -> State:
+    """Return the state of the output. Raises as `require_own`, and ConfigError if the model's folder has changed."""
+    state = require_own(place, asked, read=_files(config), overwrite=config.overwrite)
+    folder = Path(config.model)
+    if state not in ("complete", "has errors") or not config.model or not folder.is_dir():
+        return state
+    from rewardlab.gold.sampling.local import digest_of
+
+    manifest = read_manifest(place)
+    assert manifest is not None
+    if manifest["decided"]["identity"].get("model") == digest_of(folder):
+        return state
+    if config.overwrite:
+        return "other"
+    raise ConfigError(
+        f"--model {folder}: is not the model that {place.rows} was drawn from; its files have changed. Name another "
+        f"--output, or draw again with --overwrite."
     )
-    return Asked(stage="sample", settings=settings, inputs={file.name: sha256_file(file) for file in files})
+
+
+def _files(config: SampleConfig) -> list[Path]:
+    """Return the files with the prompts; none for data of the hub."""
+    path = Path(config.prompts).expanduser()
+    if path.is_file():
+        return [path]
+    return [file for source in find_sources([config.prompts], config.hf_split) for file in files_of(source)]
 
 
 def _prompts(config: SampleConfig, shard: Shard | None) -> list[Prompt]:
-    """Return the prompts that are replied to. Raises DataError as `read_prompts` does."""
+    """Return the prompts that are replied to. Raises DataError as `read_prompts`, ConfigError for an empty part."""
     how: dict[str, Any] = {"split": config.hf_split, "system": config.system, "repeats": REPEATS[config.repeats]}
     read = partial(read_prompts, config.prompts, **how)
     if shard is not None and config.limit is None:  # read twice, so that only this part is in memory
-        own = shard.rows(sum(1 for _ in read()))
+        own = shard.some_rows(sum(1 for _ in read()))
         return list(islice(read(), own.start, own.stop))
     found: Sequence[Prompt] = list(read())
     if config.limit is not None and config.limit < len(found):
         order = seeded_generator(config.draw.seed, "prompts").permutation(len(found))[: config.limit]
         found = [found[place] for place in sorted(order.tolist())]
-    return [found[place] for place in (range(len(found)) if shard is None else shard.rows(len(found)))]
+    return [found[place] for place in (range(len(found)) if shard is None else shard.some_rows(len(found)))]
 
 
 def samplers_of(config: SampleConfig) -> list[Sampler]:
@@ -205,7 +238,7 @@ def _keep(work: _Work, finished: Finished[Ask, Reply]) -> None:
 
 def _take_over(work: _Work, place: Place) -> None:
     """Take over the replies of an earlier output that the same settings would draw."""
-    manifest = read_manifest(place) if place.rows.exists() else None
+    manifest = earlier(place)
     if manifest is None or manifest["decided"].get("identity") is None:
         return
     before = {name: manifest["asked"]["settings"].get(name) for name in work.config.draw.decides()}
