@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import uuid
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -148,22 +149,42 @@ class RayTeam(Generic[Item, Result]):
         context.enable_progress_bars = False
         context.print_on_execution_start = False
         context.max_errored_blocks = -1  # what is lost is found out by its number
+        rows = [{"part": number, "items": items} for number, items in enumerate(parts)]
+        names: list[str] = []
+
+        def named() -> dict[str, str]:
+            names.append(f"rewardlab-{uuid.uuid4().hex}")
+            return {"name": names[-1]}
+
         with data.DataContext.current(context), warnings.catch_warnings():
-            # Ray Data has no other name for how often a task is tried; pyproject.toml excludes versions without it.
-            warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
-            rows = [{"part": number, "items": items} for number, items in enumerate(parts)]
+            # Ray Data has no other way to say these; pyproject.toml excludes versions without it.
+            warnings.filterwarnings("ignore", message="`ray_remote_args")
             found = data.from_items(rows, override_num_blocks=len(rows)).map_batches(
                 Worker,
                 fn_constructor_args=(self._make, self.identity),
-                compute=data.ActorPoolStrategy(size=min(self._workers, len(rows))),
+                # A part that waits at a worker which ends would count as one over which it ended.
+                compute=data.ActorPoolStrategy(size=min(self._workers, len(rows)), max_tasks_in_flight_per_actor=1),
                 batch_size=1,
                 batch_format="pyarrow",
                 max_restarts=-1,
                 max_task_retries=RETRIES,
+                ray_remote_args_fn=named,
                 **self._takes,
             )
             del rows
-            yield from found.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+            try:
+                yield from found.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+            finally:
+                self._end(names)
+
+    def _end(self, names: Sequence[str]) -> None:
+        """End workers that are still there. One that is being started again when Ray Data drops it would stay, with its
+        GPU, until the connection ends."""
+        for name in names:
+            try:
+                self._ray.kill(self._ray.get_actor(name))
+            except ValueError:  # there is none of that name any more
+                continue
 
 
 def _finished(items: Sequence[Item], found: list[tuple[int, list[Result] | str]] | str) -> Finished[Item, Result]:
