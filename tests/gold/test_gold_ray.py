@@ -141,7 +141,7 @@ def test_replies_are_those_of_one_process(tmp_path) -> None:
 
 @pytest.mark.usefixtures("_two")
 def test_scores_are_those_of_one_process_and_a_reply_that_cannot_be_scored_is_told(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(reward_models_module, "ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr(reward_models_module, "REPLIES_AT_A_TIME", 2)
     folder = save_tiny(tmp_path / "model")
     rows = [
         {"id": f"row {k}", "prompt": f"question {k}", "responses": [f"answer {k}", "basil " * (200 if k == 3 else 1)]}

@@ -62,6 +62,8 @@ def read_prompts(
     count = 0
     for prompt in found:
         count += 1
+        if not prompt.prompt[-1].content.strip():
+            raise DataError(f"{name}: prompt {prompt.id} is empty, so there is nothing to reply to. Take it out.")
         if once and (key := prompt_key(prompt.prompt)) in seen:
             continue
         if once:

@@ -133,9 +133,8 @@ def turns_of(prompt: Any, where: str) -> Conversation:
         turns, _ = prompt_turns(prompt, bare=False) if isinstance(prompt, str | list) else ((), False)
     except (RenderError, UnusableRowError, TypeError, AttributeError) as error:
         raise DataError(f"{where}: the prompt cannot be read ({error}). {WANTED}") from error
-    if not is_open(turns):
-        is_empty = not turns or not turns[-1].content.strip()
-        last = "is missing or empty" if is_empty else "ends with a turn of the assistant"
+    if not turns or turns[-1].role == "assistant":
+        last = "is missing or empty" if not turns else "ends with a turn of the assistant"
         raise DataError(f"{where}: the prompt {last}, so there is nothing to reply to. {WANTED}")
     return turns
 
