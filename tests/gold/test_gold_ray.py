@@ -36,7 +36,10 @@ from tiny_chat import save_chat_model
 
 ray = pytest.importorskip("ray", reason='Ray is not installed: pip install "rewardlab[ray]"')
 # Ray leaves files and sockets of its own to the garbage collector, and deprecates what it calls itself.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.soak,  # each cluster is a dozen processes, too many beside the other tests on two cores
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
+]
 NUM = 10
 ON_RAY = EngineConfig(engine="ray", ray_workers=2)
 MARK = "REWARDLAB_TEST_RAY"
