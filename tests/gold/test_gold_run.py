@@ -16,7 +16,7 @@ from reward_models import save_tiny
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError
 from rewardlab.gold.pipeline.config import RunConfig
-from rewardlab.gold.pipeline.plan import flags_of, read_plan
+from rewardlab.gold.pipeline.plan import flags_of, read_plan, require_makers
 from rewardlab.gold.pipeline.run import run
 from tiny_chat import save_chat_model
 
@@ -310,3 +310,31 @@ def test_plans_that_cannot_be_used(tmp_path, content, message) -> None:
 def test_settings_as_they_are_written() -> None:
     given = {"a_b": True, "c": False, "d": [1, "x y"], "e": -0.5, "f": None, "g": ""}
     assert flags_of(given) == ["--a-b", "--no-c", "--d", "1", "x y", "--e=-0.5", "--f=None", "--g="]
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "message"),
+    [
+        ("sample", {"max_token": 3}, "sample: unknown flag '--max-token"),
+        ("train", {"lrr": 3}, "train: unknown flag '--lrr"),
+        ("curve", {"mosst": 3}, "curve: unknown flag '--mosst"),
+        ("match", {"good_match": 7}, "match: --good-match"),
+    ],
+)
+def test_a_flag_of_a_late_stage_is_read_before_any_begins(tmp_path, models, capsys, stage, change, message) -> None:
+    path = write_plan(tmp_path, models, "http://127.0.0.1:9", **{stage: change})
+    assert run_cli(words(path, "--dry-run")) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_stage_whose_files_nobody_writes_is_told_before_any_begins(tmp_path, models) -> None:
+    plan = yaml.safe_load(write_plan(tmp_path, models, "http://x").read_text())
+    del plan["label"]
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
+    with pytest.raises(
+        ConfigError, match=r"build reads .*labels\.jsonl, which is not there, and the plan has no label"
+    ):
+        require_makers(read_plan(tmp_path / "plan.yaml"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "labels.jsonl").touch()
+    require_makers(read_plan(tmp_path / "plan.yaml"))

@@ -212,7 +212,7 @@ def test_several_servers_share_the_work_and_one_may_die(prompts, url, server, un
     with chatting(other) as dying:
         assert content(sample(config(prompts, url, dying))) == undisturbed
     assert len(server.asked) - before >= 20
-    assert len(other.asked) > 4
+    assert other.asked
 
 
 def test_servers_of_different_models_are_refused(prompts, url) -> None:

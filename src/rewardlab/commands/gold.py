@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rewardlab.commands.parsing import parse_command, run_tool
 from rewardlab.console import print_report, say
-from rewardlab.core.errors import RunInterrupted
+from rewardlab.core.errors import ConfigError, RunInterrupted
 
 THEIRS: Final[Mapping[str, Mapping[str, str]]] = {
     "sample": {"prompts_path": "prompts", "target_path": "output", "model_path": "model"},
@@ -161,12 +161,43 @@ def run(arguments: Sequence[str]) -> None:
     from rewardlab.gold.pipeline.config import RunConfig
 
     config = settings_for(RunConfig, arguments, "run")
-    from rewardlab.gold.pipeline.plan import read_plan
+    from rewardlab.gold.pipeline.plan import read_plan, require_makers
     from rewardlab.gold.pipeline.run import run
 
     plan = read_plan(config.plan)
+    for stage in plan.stages:
+        _require_settings(plan.arguments(stage), stage)
+    require_makers(plan)
     with going_on_later():
         run(plan, config, TOOLS, say=say)
+
+
+def _require_settings(arguments: Sequence[str], stage: str) -> None:
+    """Raise ConfigError for settings of a stage that cannot be used, before any stage begins."""
+    from rewardlab.commands.training import parse_train
+    from rewardlab.gold.building.config import BuildConfig
+    from rewardlab.gold.checking.config import CheckConfig
+    from rewardlab.gold.curving.config import CurveConfig
+    from rewardlab.gold.labelling.config import LabelConfig
+    from rewardlab.gold.matching.config import MatchConfig
+    from rewardlab.gold.sampling.config import SampleConfig
+
+    configs: Mapping[str, type[Any]] = {
+        "sample": SampleConfig,
+        "label": LabelConfig,
+        "build": BuildConfig,
+        "match": MatchConfig,
+        "curve": CurveConfig,
+        "check": CheckConfig,
+    }
+    try:
+        if stage == "train":
+            # The folder that `build` will write stands for data.
+            parse_train([word.replace("--data=", "--dataset=") for word in arguments])
+        else:
+            settings_for(configs[stage], arguments, stage)
+    except ConfigError as error:
+        raise ConfigError(f"{stage}: {error}") from error
 
 
 TOOLS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {

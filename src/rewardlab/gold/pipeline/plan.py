@@ -18,6 +18,14 @@ from rewardlab.core.errors import ConfigError
 
 STAGES: Final = ("sample", "label", "build", "train", "match", "curve", "check")
 """In the order of work."""
+READS: Final = {
+    "label": ("sample", "samples.jsonl"),
+    "build": ("label", "labels.jsonl"),
+    "train": ("build", "pairs"),
+    "match": ("build", "pairs"),
+    "curve": ("build", "pairs"),
+}
+"""Stage -> the stage that writes what it reads, and where."""
 SET_HERE: Final = ("output", "output_dir", "target_path", "resume", "overwrite", "restart", "folder", "plan")
 """Settings that the plan decides for every stage."""
 
@@ -99,6 +107,19 @@ def read_plan(path: Path) -> Plan:
             raise ConfigError(f"{path}: {stage}: {taken[0]} is set by the plan, in `folder`. Leave it out.")
         settings[stage] = named
     return Plan(path=path, folder=Path(folder).expanduser(), settings=settings)
+
+
+def require_makers(plan: Plan) -> None:
+    """Raise ConfigError for a stage that reads what no stage of the plan writes, and what is not there."""
+    for stage, (maker, name) in READS.items():
+        given = plan.settings.get(stage, {})
+        if stage not in plan.stages or maker in plan.stages or {"input", "data", "prompts_path"} & given.keys():
+            continue
+        if not (plan.folder / name).exists() and not list(plan.folder.glob(f"{Path(name).stem}-*")):
+            raise ConfigError(
+                f"{plan.path}: {stage} reads {plan.folder / name}, which is not there, and the plan has no {maker}. "
+                f"Add a section {maker}, or give {stage} a file."
+            )
 
 
 def flags_of(values: Mapping[str, Any]) -> list[str]:
