@@ -23,7 +23,7 @@ PURPOSES: Final[Mapping[str, str]] = {
     "compare": "compare models on the same rows: paired tests, who is not worse, which may be the best",
     "diagnose": "run control experiments that tell what a model really learned, with a verdict on each",
     "data": "look at preference data, audit, clean, convert, divide and mix it",
-    "gold": "make preference data: sample replies, label them with a gold model, train a proxy, measure the match",
+    "gold": "make preferences with a gold model, and a proxy; measure the match and where it breaks",
     "rl": "reinforcement learning with a reward model: is the policy exploiting it?",
     "report": "write what run folders hold as one HTML page and Markdown, and a model card",
     "watch": "watch a run while it goes on, in the terminal or as a page",
@@ -52,7 +52,7 @@ RL_PURPOSES: Final[Mapping[str, str]] = {
 """Tool of `rewardlab rl` -> what it does."""
 GOLD_PURPOSES: Final[Mapping[str, str]] = {
     "sample": "replies of a language model to prompts, each with its own seed",
-    "label": "gold scores of sampled replies: by a reward model, here or on servers, or by an LLM as judge",
+    "label": "gold scores of the replies: by a reward model, here or on servers, or by an LLM as judge",
     "build": "preference data from gold scores, for rewardlab and for TRL, with a test part",
     "train": "a proxy reward model from them: `rewardlab train` with the preset for it",
     "match": "how well proxies agree with the gold model, and what is wrong if they do not",
@@ -98,7 +98,7 @@ def run_tool(
     """
     asked = bool(arguments) and arguments[0] in ("-h", "--help")
     if asked or not arguments:
-        say(f"usage: rewardlab {group} [-h] TOOL {usage} [flags]", "", PURPOSES[group], "")
+        say(f"usage: rewardlab {group} [-h] TOOL {f'{usage} ' if usage else ''}[flags]", "", PURPOSES[group], "")
         say(*listed(TOOL_PURPOSES[group]), "", f"rewardlab {group} TOOL --help lists the flags of a tool.")
         if asked:
             # As the help of every other command, which argparse ends.
