@@ -47,7 +47,7 @@ def findings(matched: Matched) -> dict[str, Finding]:
 
 
 def judged(rows: list[GoldRow], scores: np.ndarray, **more: object) -> dict[str, Finding]:
-    return findings(match_parts(part(rows, scores), **more))  # type: ignore[arg-type]  # named where they are used
+    return findings(match_parts(part(rows, scores), **more))
 
 
 def facts(**changed: object) -> RunFacts:
@@ -64,7 +64,7 @@ def facts(**changed: object) -> RunFacts:
         num_epochs=1.0,
         problems=(),
     )
-    return dataclasses.replace(base, **changed)  # type: ignore[arg-type]  # fields by name
+    return dataclasses.replace(base, **changed)
 
 
 def sure(value: float, reach: float = 0.02) -> Estimate:

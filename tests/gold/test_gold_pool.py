@@ -16,6 +16,7 @@ class Squaring:
 
     def __init__(self, fails: Callable[[Sequence[int], int], Exception | None], *, name: str = "one", places: int = 2):
         self.name, self.places, self.fails, self.asked = name, places, fails, 0
+        self.identity: dict[str, str] = {}
 
     async def open(self) -> None: ...
 
@@ -53,13 +54,12 @@ def test_everything_is_done_once() -> None:
 
 
 def test_what_fails_now_and_then_is_done_later() -> None:
-    fails = lambda items, asked: PassingError("busy") if asked % 3 == 0 else None  # noqa: E731  # three in one line
-    assert done_by([Squaring(fails)]) == {item: item**2 for item in range(40)}
+    source = Squaring(lambda items, asked: PassingError("busy") if asked % 3 == 0 else None)
+    assert done_by([source]) == {item: item**2 for item in range(40)}
 
 
 def test_an_item_at_fault_is_found_and_costs_no_other() -> None:
-    fails = lambda items, asked: PassingError("it breaks") if {7, 30} & set(items) else None  # noqa: E731
-    found = done_by([Squaring(fails)])
+    found = done_by([Squaring(lambda items, asked: PassingError("it breaks") if {7, 30} & set(items) else None)])
     assert {item: why for item, why in found.items() if isinstance(why, str)} == {7: "it breaks", 30: "it breaks"}
     assert len(found) == 40
 

@@ -111,7 +111,12 @@ def asked(folder: Path, model: str, *, workers: EngineConfig = ON_RAY, num: int 
     prompts = folder / "prompts.json"
     prompts.write_text(json.dumps([f"question {number}" for number in range(NUM)]))
     return SampleConfig(
-        **{"output": folder / "ray.jsonl", "draw": DrawConfig(num_responses=num, max_tokens=6), **more},
+        **{
+            "output": folder / "ray.jsonl",
+            "draw": DrawConfig(num_responses=num, max_tokens=6),
+            "sampler": SamplerConfig(batch_size=4),
+            **more,
+        },
         prompts=str(prompts),
         model=model,
         workers=workers,

@@ -91,6 +91,6 @@ def _answer(body: dict[str, Any], fault: Any, says: Callable[[str], str] | None)
     if fault == "abort":
         choice["finish_reason"] = "abort"
     if fault == "nan":
-        choice["logprobs"]["content"][0]["logprob"] = float("nan")  # type: ignore[index]
+        choice["logprobs"]["content"][0]["logprob"] = float("nan")
     choices = {"none": [], "two": [choice, choice]}.get(fault, [choice]) if not isinstance(fault, float) else [choice]
     return {"choices": choices, "usage": {"completion_tokens": num, "prompt_tokens": 5}}

@@ -18,7 +18,6 @@ class Formula:
     """Replies by their seeds. `model` is FOLDER:WHAT, where the workers leave notes and what happens on the way."""
 
     places = 1
-    items_per_part = 4
 
     def __init__(self, model: str) -> None:
         folder, _, self.name = model.partition(":")

@@ -51,7 +51,7 @@ class Worker:
         try:
             (self._source,) = make()
             self._runner.run(self._source.open())
-            self.identity = dict(self._source.identity)  # type: ignore[attr-defined]  # all that are sent have one
+            self.identity = dict(self._source.identity)
         except RewardlabError as error:
             self.refusal = str(error)
         except Exception as error:  # what a library raises is not known

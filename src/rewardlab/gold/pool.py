@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 from rewardlab.core.errors import EndpointError, RewardlabError
 
@@ -39,6 +39,10 @@ class Source(Protocol[Item_contra, Result_co]):
     """What messages call it."""
     places: int
     """Parts that it may have under way at a time."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """What decides its results, once it is open."""
 
     async def open(self) -> None:
         """Load or connect. Raises RewardlabError."""

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from rewardlab.core.errors import ConfigError, EndpointError
+from rewardlab.gold.pool import Source
 
 logger = logging.getLogger("rewardlab")
 
 
-class Opened(Protocol):
-    """What can be opened, and then says what it is."""
-
-    name: str
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """What decides its results, once it is open."""
-
-    async def open(self) -> None:
-        """Load or connect. Raises RewardlabError."""
-
-
-Kind = TypeVar("Kind", bound=Opened)
+Kind = TypeVar("Kind", bound=Source[Any, Any])
 
 
 async def open_all(sources: Sequence[Kind]) -> list[Kind]:

@@ -13,16 +13,6 @@ from rewardlab.gold.servers import open_all
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Item_contra = TypeVar("Item_contra", contravariant=True)
-Result_co = TypeVar("Result_co", covariant=True)
-
-
-class Worker(Source[Item_contra, Result_co], Protocol):
-    """A source that says what decides its results."""
-
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """What decides its results, once it is open."""
 
 
 class Team(Protocol[Item, Result]):
@@ -40,7 +30,7 @@ class Team(Protocol[Item, Result]):
 class InProcess(Generic[Item, Result]):
     """Sources that this process opened."""
 
-    def __init__(self, opened: Sequence[Worker[Item, Result]]) -> None:
+    def __init__(self, opened: Sequence[Source[Item, Result]]) -> None:
         self.identity = opened[0].identity
         self._opened = opened
 
@@ -51,7 +41,7 @@ class InProcess(Generic[Item, Result]):
 
 @asynccontextmanager
 async def team_of(
-    make: Callable[[], Sequence[Worker[Item, Result]]], config: EngineConfig
+    make: Callable[[], Sequence[Source[Item, Result]]], config: EngineConfig
 ) -> AsyncIterator[Team[Item, Result]]:
     """Open what does the parts, and close it after the block.
 

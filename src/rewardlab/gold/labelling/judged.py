@@ -9,15 +9,16 @@ from typing import Any, Final
 
 from rewardlab.core.bars import bar
 from rewardlab.gold.chat_api import ChatApi, RequestRefusedError
+from rewardlab.gold.engine import DEFAULT_ENGINE
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.judging.config import JudgeConfig
 from rewardlab.gold.judging.judge import EQUAL, Judge, Opinion, Question, Verdict, questions
 from rewardlab.gold.judging.labelling import pairs_of, settled
 from rewardlab.gold.judging.tally import Tally
 from rewardlab.gold.kept import Kept, key_of
-from rewardlab.gold.pool import Finished, Pool
+from rewardlab.gold.pool import Finished
 from rewardlab.gold.scoring import ScoringConfig
-from rewardlab.gold.servers import open_all
+from rewardlab.gold.teams import team_of
 
 TIMEOUT_S: Final = 600.0
 ATTEMPTS: Final = 5
@@ -110,9 +111,8 @@ def judge_all(rows: Callable[[], Iterable[GoldRow]], judges: Sequence[ServedJudg
 
 
 async def _judge_all(rows: Callable[[], Iterable[GoldRow]], judges: Sequence[ServedJudge], kept: Kept) -> Judged:
-    try:
-        opened = await open_all(judges)
-        judged = Judged(identity=opened[0].identity, kept=kept)
+    async with team_of(lambda: judges, DEFAULT_ENGINE) as team:
+        judged = Judged(identity=team.identity, kept=kept)
         total = sum(2 * len(pairs_of(row)) for row in rows())
         with bar(title="judging", unit=" questions", total=total) as shown:
 
@@ -120,10 +120,8 @@ async def _judge_all(rows: Callable[[], Iterable[GoldRow]], judges: Sequence[Ser
                 _keep(judged, finished)
                 shown.update(len(finished))
 
-            await Pool(opened, keep).run(_missing(rows(), judged, shown.update))
+            await team.run(_missing(rows(), judged, shown.update), keep)
         return judged
-    finally:
-        await asyncio.gather(*(judge.close() for judge in judges), return_exceptions=True)
 
 
 def _keep(judged: Judged, finished: Finished[Question, Opinion]) -> None:

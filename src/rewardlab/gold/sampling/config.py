@@ -120,3 +120,9 @@ class SampleConfig:
         require(not self.model or local, "--model: only with --backend local; a server has its own.")
         if self.shard not in (None, "slurm"):
             Shard.parse(str(self.shard))
+
+    @property
+    def items_per_part(self) -> int:
+        """Replies that are asked for together: one of a server; in this process whole prompts, as fill a batch."""
+        num = self.draw.num_responses
+        return 1 if self.sampler.backend == "http" else max(self.sampler.batch_size // num, 1) * num

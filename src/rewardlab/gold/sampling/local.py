@@ -33,7 +33,6 @@ class LocalSampler:
 
     def __init__(self, model: str, draw: DrawConfig, config: SamplerConfig) -> None:
         self.name = model
-        self.items_per_part = max(config.batch_size // draw.num_responses, 1) * draw.num_responses
         self.identity: dict[str, Any] = {}
         self._draw = draw
         self._precision = config.precision
@@ -93,7 +92,7 @@ class LocalSampler:
             batch = self._tokenizer.pad(
                 {"input_ids": [encoded[place] for place in chosen]}, return_tensors="pt", padding=True
             ).to(self._model.device)
-            drawing = _drawing([items[place].seed for place in chosen], self._draw)
+            drawing = _Drawing([items[place].seed for place in chosen], self._draw)
             with torch.inference_mode():
                 found = self._model.generate(
                     **batch,
@@ -180,39 +179,38 @@ def _device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _drawing(seeds: Sequence[int], draw: DrawConfig) -> Any:
-    """Return what leaves, of the scores of the next token, the one that is drawn, for every row by its own seed.
+class _Drawing:
+    """Leaves, of the scores of the next token, the one that is drawn, for every row by its own seed.
 
     A token is drawn by inverting the distribution function at a number from the row's generator, so that a row needs
-    one number a token whatever its neighbours do. `logprobs` holds the model's log-probability [rows] of each step.
+    one number a token whatever its neighbours do. transformers calls it as it calls its own logits processors.
     """
-    import torch
-    from transformers import LogitsProcessor
 
-    numbers = torch.stack(
-        [
+    def __init__(self, seeds: Sequence[int], draw: DrawConfig) -> None:
+        import torch
+
+        self.logprobs: list[Any] = []
+        """The model's log-probability [rows] of what was drawn, for each step."""
+        self._draw = draw
+        drawn = [
             torch.rand(draw.max_tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
             for seed in seeds
         ]
-    )
+        self._numbers = torch.stack(drawn)
 
-    class Drawing(LogitsProcessor):  # type: ignore[misc]  # transformers has no types
-        def __init__(self) -> None:
-            self.logprobs: list[Any] = []
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        """Return scores [rows, tokens] of −∞ for all but the drawn token of each row, which has 0."""
+        import torch
 
-        def __call__(self, input_ids: Any, scores: Any) -> Any:
-            log_p = torch.log_softmax(scores.float(), -1)
-            if draw.temperature == 0:
-                pick = scores.argmax(-1, keepdim=True)
-            else:
-                p = _nucleus(torch.softmax(scores.double() / draw.temperature, -1), draw.top_p)
-                total = p.cumsum(-1)
-                at = numbers[:, len(self.logprobs)].to(scores.device)[:, None] * total[:, -1:]
-                pick = torch.searchsorted(total, at, right=True).clamp(max=scores.shape[-1] - 1)
-            self.logprobs.append(log_p.gather(-1, pick)[:, 0].cpu())
-            return torch.full_like(scores, float("-inf")).scatter(-1, pick, 0.0)
-
-    return Drawing()
+        if self._draw.temperature == 0:
+            pick = scores.argmax(-1, keepdim=True)
+        else:
+            p = _nucleus(torch.softmax(scores.double() / self._draw.temperature, -1), self._draw.top_p)
+            total = p.cumsum(-1)
+            at = self._numbers[:, len(self.logprobs)].to(scores.device)[:, None] * total[:, -1:]
+            pick = torch.searchsorted(total, at, right=True).clamp(max=scores.shape[-1] - 1)
+        self.logprobs.append(torch.log_softmax(scores.float(), -1).gather(-1, pick)[:, 0].cpu())
+        return torch.full_like(scores, float("-inf")).scatter(-1, pick, 0.0)
 
 
 def _nucleus(p: Any, top_p: float) -> Any:

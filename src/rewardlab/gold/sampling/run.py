@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, DataError
@@ -24,7 +24,7 @@ from rewardlab.gold.files.parts import Shard, shard_of
 from rewardlab.gold.files.prompts import Prompt, read_prompts
 from rewardlab.gold.files.rows import GoldRow, read_gold_rows
 from rewardlab.gold.kept import Kept
-from rewardlab.gold.pool import Finished
+from rewardlab.gold.pool import Finished, Source
 from rewardlab.gold.sampling.asks import Ask, asks_of
 from rewardlab.gold.sampling.config import SampleConfig
 from rewardlab.gold.sampling.servers import Reply, ServedSampler
@@ -39,7 +39,7 @@ from rewardlab.gold.stage import (
     write_manifest,
     writing,
 )
-from rewardlab.gold.teams import Worker, team_of
+from rewardlab.gold.teams import team_of
 
 logger = logging.getLogger("rewardlab")
 FACTS: Final = ("stop", "tokens", "prompt_tokens", "logprob")
@@ -49,11 +49,8 @@ AT_A_TIME: Final = 1_000
 """Replies of an earlier output that are taken over together."""
 
 
-class Sampler(Worker[Ask, Reply], Protocol):
-    """Whatever draws replies."""
-
-    items_per_part: int
-    """Replies that are asked for together."""
+Sampler = Source[Ask, Reply]
+"""Whatever draws replies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +180,6 @@ def samplers_of(config: SampleConfig) -> list[Sampler]:
 async def _draw(work: _Work, prompts: Sequence[Prompt], place: Place) -> Mapping[str, Any]:
     """Draw all replies that are not kept, and return what drew them."""
     make = partial(samplers_of, work.config)
-    size = make()[0].items_per_part
     async with team_of(make, work.config.workers) as team:
         identity = team.identity
         work.decides = {**work.config.draw.decides(), **identity}
@@ -197,7 +193,7 @@ async def _draw(work: _Work, prompts: Sequence[Prompt], place: Place) -> Mapping
                 shown.update(sum(len(items) for items, _ in finished))
                 shown.set_postfix_str(f"{work.tokens:,} tokens", refresh=False)
 
-            await team.run(_parts(work, prompts, size, shown.update), keep)
+            await team.run(_parts(work, prompts, work.config.items_per_part, shown.update), keep)
         return identity
 
 

@@ -16,8 +16,6 @@ Reply = dict[str, Any]
 class ServedSampler:
     """One server as a source of replies; a part is one reply."""
 
-    items_per_part = 1
-
     def __init__(self, url: str, draw: DrawConfig, config: SamplerConfig) -> None:
         """Raises ConfigError for an address or a token that is unusable."""
         from rewardlab.client.config import token_in
