@@ -107,9 +107,9 @@ Track = tuple[list[float], list[float], dict[str, Tensor]]
 """(loss, gradient norm) of every step, and the weights afterwards by their names on the disk."""
 
 
-def five_steps(family: str, dtype: torch.dtype, folder: Path) -> tuple[Track, Track, dict[str, Tensor]]:
+def five_steps(family: str, dtype: torch.dtype, folder: Path, seed: int = 0) -> tuple[Track, Track, dict[str, Tensor]]:
     """(ours, the plain loop's, the weights before) over the same uneven K-wise groups."""
-    groups = make_groups(18, replies=4)
+    groups = make_groups(18, replies=4, seed=seed)
     model = make_model(family, dtype=dtype).train()
     config = CONFIGS[family]()
     config.num_labels = 1
@@ -154,17 +154,24 @@ def test_five_steps_over_uneven_kwise_groups_equal_a_plain_padded_loop(family, t
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_in_float32_they_are_no_further_from_the_exact_ones_than_the_plain_loop(family, tmp_path):
     """AdamW divides gradients by their own size, those of rounding too, so how far two orders of summation get apart
-    depends on the processor. How far each gets from float64 says which of them is wrong.
+    depends on the processor, and of one problem by chance: ours is up to 14 times as far as the plain loop, or as
+    near. Over several problems the typical ratio says which of them is wrong; it is measured as 0.7 to 1.25.
     """
-    _, exact, _ = five_steps(family, torch.float64, tmp_path / "exact")
-    ours, plain, before = five_steps(family, torch.float32, tmp_path)
-    for found, wanted, truth in zip(ours[:2], plain[:2], exact[:2], strict=True):
-        allowed = 3 * np.abs(np.subtract(wanted, truth)).max() + 1e-6
-        assert np.abs(np.subtract(found, truth)).max() <= allowed
-    for name, truth in exact[2].items():
-        moved = (truth - before[name]).norm()
-        error, rounding = ((track[2][name] - truth).norm() / moved for track in (ours, plain))
-        assert error <= 3 * rounding + 1e-5, name
+    ratios = []
+    for seed in range(12):
+        _, exact, _ = five_steps(family, torch.float64, tmp_path / f"{seed}/exact", seed)
+        ours, plain, _ = five_steps(family, torch.float32, tmp_path / f"{seed}", seed)
+        tracks = zip(ours, plain, exact, strict=True)
+        ratios.append([distance(found, truth) / distance(wanted, truth) for found, wanted, truth in tracks])
+    typical = np.exp(np.log(ratios).mean(axis=0))
+    assert (typical <= 3).all(), f"losses, gradient norms, weights: {typical}"
+
+
+def distance(track: Any, truth: Any) -> float:
+    """Root mean square of the distances of numbers, or geometric mean over the tensors."""
+    if isinstance(truth, dict):
+        return float(np.exp(np.mean([np.log(float((track[name] - truth[name]).norm())) for name in truth])))
+    return float(np.sqrt(np.mean(np.square(np.subtract(track, truth)))))
 
 
 @pytest.mark.usefixtures("verified_here")
