@@ -19,7 +19,7 @@ from conftest import make_groups, make_tokenizer
 from rewardlab.artifact import canaries
 from rewardlab.artifact import weights as weights_module
 from rewardlab.artifact.load import Where, assemble
-from rewardlab.artifact.save import save_reward_model
+from rewardlab.artifact.save import Trained, save_reward_model
 from rewardlab.core.config import from_mapping
 from rewardlab.core.spec import read_spec
 from rewardlab.data.config import RenderingConfig
@@ -69,7 +69,7 @@ def save_it(folder: Path, model: RewardModel, how: Mapping[str, Any], parts: Par
         beta=1.0,
         save_dtype=getattr(torch, how.get("save_dtype", "float32")),
         provenance={},
-        adapter=(config, config.model) if config.lora else None,
+        source=Trained(adapter=(config, config.model) if config.lora else None),
         division=parts,
     )
 

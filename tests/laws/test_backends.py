@@ -325,6 +325,12 @@ def choose(config=None, *, text_config=None, dtype=torch.float32, train=True):
     return chosen, lines
 
 
+def test_a_kernel_is_judged_by_all_rows_together_unless_it_loses_on_one():
+    assert compute.overall_speed([2.0, 2.0, 2.0]) == pytest.approx(2.0)
+    assert compute.overall_speed([2.3, 1.96, 1.18]) == pytest.approx(1.746, abs=1e-3)
+    assert compute.overall_speed([3.0, 3.0, 0.8]) == 0.8
+
+
 @pytest.mark.parametrize(("speed", "expected"), [(2.0, "onednn"), (1.1, "torch"), (0.5, "torch")])
 def test_the_faster_linear_layer_is_taken_and_said(monkeypatch, speed, expected):
     monkeypatch.setattr(compute, "onednn_speed", lambda *_: speed)

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from conftest import CONFIGS, make_tokenizer
-from rewardlab.artifact.save import save_reward_model
+from rewardlab.artifact.save import Trained, save_reward_model
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
 from rewardlab.model.config import ModelConfig
@@ -64,6 +64,6 @@ def save(folder: Path, model: RewardModel, config: ModelConfig) -> Path:
         beta=1.0,
         save_dtype=torch.float32,
         provenance={},
-        adapter=(config, config.model),
+        source=Trained(adapter=(config, config.model)),
     )
     return folder

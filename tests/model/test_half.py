@@ -16,7 +16,7 @@ from rewardlab.batch import pack
 from rewardlab.model import linear
 from rewardlab.model.compute import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
-from rewardlab.model.half import AS_SAVED, HalfLinear, HalfWeights, line_about_others
+from rewardlab.model.half import AS_SAVED, HalfLinear, HalfWeights, _Cast, line_about_others
 from rewardlab.model.layers import cut_off
 from rewardlab.model.linear import use_onednn
 from rewardlab.model.lora import add_adapters
@@ -88,6 +88,40 @@ def test_copies_are_made_once_a_step_and_again_when_a_weight_has_changed(monkeyp
         next(p for name, p in model.named_parameters() if name.endswith("q_proj.weight")).mul_(2.0)
     step_of(model)
     assert len(made) == 2 * count + 1, "only what has changed"
+
+
+def test_layers_that_take_one_tensor_share_its_cast_until_it_is_written_to_or_gone():
+    cast, given = _Cast(), torch.randn(3, 4)
+    first = cast.of(given, torch.bfloat16)
+    assert torch.equal(first, given.bfloat16())
+    assert cast.of(given, torch.bfloat16) is first
+    assert cast.of(given, torch.float16).dtype is torch.float16
+    first = cast.of(given, torch.bfloat16)
+    assert cast.of(given.clone(), torch.bfloat16) is not first
+    first = cast.of(given, torch.bfloat16)
+    given.mul_(2)
+    assert torch.equal(cast.of(given, torch.bfloat16), given.bfloat16())
+    narrow = weakref.ref(cast.of(given, torch.bfloat16))
+    del given
+    assert narrow() is None, "the cast outlives its input"
+    with torch.inference_mode():
+        given = torch.randn(3, 4)
+        cast.of(given, torch.bfloat16)
+        given.mul_(2)
+        assert torch.equal(cast.of(given, torch.bfloat16), given.bfloat16())
+
+
+def test_query_key_and_value_keep_one_cast_between_them_for_the_backward_pass(monkeypatch):
+    model = half_model().train()
+    apply_compute(model, PLAIN)
+    made, cast = [], _Cast.of
+    monkeypatch.setattr(_Cast, "of", lambda self, input, dtype: made.append(cast(self, input, dtype)) or made[-1])
+    step_of(model)
+    passes, rest = divmod(len(made), 7)
+    assert passes > 0
+    assert rest == 0
+    # Of a layer: one for query, key and value, one for gate and up, and those of the two output projections.
+    assert len({id(narrow) for narrow in made}) == 4 * passes
 
 
 def test_another_step_draws_other_copies_and_a_judged_model_has_those_it_is_saved_with():

@@ -86,6 +86,17 @@ def test_the_bits_depend_on_the_seed_alone():
     assert not torch.equal(round_weights(values, torch.bfloat16, "a"), round_weights(values, torch.bfloat16, "b"))
 
 
+def test_the_draws_are_those_of_splitmix64_by_its_definition():
+    key, start, everything = 0x0123456789ABCDEF, 4 * 70_001 + 3, (1 << 64) - 1
+    drawn = _draws(start, 9, key, CPU).tolist()
+    for place, draw in enumerate(drawn, start):
+        state = (key + place // 4) * 0x9E3779B97F4A7C15 & everything
+        state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & everything
+        state = (state ^ state >> 27) * 0x94D049BB133111EB & everything
+        state ^= state >> 31
+        assert draw == state >> 16 * (place % 4) & 0xFFFF
+
+
 @pytest.mark.parametrize("dtype", HALVES)
 def test_parts_of_a_tensor_are_rounded_as_the_whole(dtype):
     values = torch.randn(2 * AT_A_TIME + 1001, generator=torch.Generator().manual_seed(1))

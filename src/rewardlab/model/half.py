@@ -8,6 +8,8 @@ made anew when its weight has changed. The gradient with respect to the copy is 
 
 from __future__ import annotations
 
+import threading
+import weakref
 from typing import Any, Final
 
 import torch
@@ -28,13 +30,43 @@ LINEAR: Final = (nn.Linear, OneDnnLinear)
 """Layer classes that can compute with a copy; other subclasses of nn.Linear may have a forward method of their own."""
 
 
+class _Cast(threading.local):
+    """The half-precision cast of the latest input, for the other layers that take it: query, key and value, or both
+    halves of a gated layer. Layers that keep their input for the backward pass then keep one tensor between them.
+    """
+
+    _input: weakref.ref[Tensor] | None = None
+    _version: int = -1
+    _narrow: Tensor | None = None
+
+    def of(self, input: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the input in `dtype`: the earlier cast if it is the same tensor and was not written to since."""
+        if input.dtype is dtype or torch.compiler.is_compiling() or input.is_inference():
+            # A compiler joins equal casts by itself, and inference tensors do not count their changes.
+            return input.to(dtype)
+        narrow = self._narrow
+        known = self._input is not None and self._input() is input and self._version == input._version
+        if not known or narrow is None or narrow.dtype is not dtype:
+            narrow = input.to(dtype)
+            # The cast is dropped with the input.
+            self._input, self._version, self._narrow = weakref.ref(input, self._drop), input._version, narrow
+        return narrow
+
+    def _drop(self, input: weakref.ref[Tensor]) -> None:
+        if self._input is input:
+            self._input = self._narrow = None
+
+
+_CAST: Final = _Cast()
+
+
 class _Product(torch.autograd.Function):
     """`F.linear` with a half-precision copy of the weight; the weight is an input only to receive the gradient."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, half: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: Any, input: Tensor, weight: Tensor, half: Tensor, bias: Tensor | None, cast: _Cast) -> Tensor:
         # Flattened to two dimensions: PyTorch would compute a batch of one with unusual strides as a batched product.
-        narrow = input.to(half.dtype).reshape(-1, input.shape[-1])
+        narrow = cast.of(input, half.dtype).reshape(-1, input.shape[-1])
         needs_input, needs_weight = ctx.needs_input_grad[:2]
         # The input is only needed for the weight's gradient, and the copy only for the input's. Not keeping what nobody
         # needs saves the activations of frozen layers.
@@ -49,13 +81,14 @@ class _Product(torch.autograd.Function):
         (gradient,) = gradients
         input, half = ctx.saved_tensors
         input_dtype, weight_dtype, bias_dtype = ctx.dtypes
-        needs_input, needs_weight, _, needs_bias = ctx.needs_input_grad
+        needs_input, needs_weight, _, needs_bias, _ = ctx.needs_input_grad
         flat = gradient.reshape(-1, gradient.shape[-1])
         return (
             (flat @ half).view(*gradient.shape[:-1], half.shape[1]).to(input_dtype) if needs_input else None,
             (flat.t() @ input).to(weight_dtype) if needs_weight else None,
             None,
             flat.sum(0).to(bias_dtype) if needs_bias else None,
+            None,
         )
 
 
@@ -72,7 +105,7 @@ class HalfLinear(nn.Linear):
         if self.half_weight is None:
             return F.linear(input, self.weight, self.bias)
         product: Any = _Product
-        output: Tensor = product.apply(input, self.weight, self.half_weight, self.bias)
+        output: Tensor = product.apply(input, self.weight, self.half_weight, self.bias, _CAST)
         return output
 
     def _apply(self, fn: Any, recurse: bool = True) -> HalfLinear:

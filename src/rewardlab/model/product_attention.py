@@ -37,7 +37,7 @@ LEAST_QUERIES: Final = 32
 """Tasks are not cut into fewer queries than this, because products of a few rows are slow."""
 KEPT_KEYS: Final = 512
 """Tasks with no more keys keep their attention weights for the backward pass. That costs 2 bytes a query, head and key,
-so at most 1 KiB a query and head; the rest of a layer keeps about 3.5 KiB (heads of width 64; docs/scaling.md)."""
+so at most 1 KiB a query and head; the rest of a layer keeps about 3 KiB (heads of width 64; docs/scaling.md)."""
 Stretch = tuple[int, int]
 """A range [start, stop) of row indices."""
 

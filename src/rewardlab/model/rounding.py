@@ -17,14 +17,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-AT_A_TIME: Final = 1 << 17
-"""Weights rounded at a time on the CPU, so that intermediate results stay in the processor's caches."""
+AT_A_TIME: Final = 1 << 18
+"""Weights rounded at a time on the CPU: few enough for the processor's caches, and enough for all of its cores."""
 PLACES: Final = 4
 """How many draws of 16 bits one 64-bit number of the generator holds."""
 GOLDEN: Final = 0x9E3779B97F4A7C15
 """The increment of SplitMix64's counter: 2^64 divided by the golden ratio."""
 MIX: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 """The mixing rounds of SplitMix64: (shift, factor)."""
+LAST_SHIFT: Final = 31
+"""The shift that ends SplitMix64, with no multiplication after it."""
 BITS_DROPPED: Final = {torch.bfloat16: 16, torch.float16: 13}
 """How many low bits of a float32 mantissa each format has no room for."""
 SMALLEST_NORMAL: Final = 2.0**-14
@@ -62,7 +64,7 @@ def round_stochastically(
     for place in range(0, len(source), at_a_time):
         part = source[place : place + at_a_time].to(torch.float32)
         noise = _draws(start + place, len(part), key, tensor.device)
-        target[place : place + at_a_time] = _round(part, noise, dtype)
+        _round_into(target[place : place + at_a_time], part, noise, dtype)
     return out
 
 
@@ -75,10 +77,14 @@ def _draws(start: int, count: int, key: int, device: torch.device) -> Tensor:
     first, skipped = divmod(start, PLACES)
     bits = torch.arange(first, first - (-(skipped + count) // PLACES), device=device)
     bits.add_(signed(key)).mul_(signed(GOLDEN))
-    for shift, factor in (*MIX, (31, 1)):
+    shifted = torch.empty_like(bits)
+    for shift, factor in (*MIX, (LAST_SHIFT, None)):
         # PyTorch shifts int64 with the sign. The mask clears its copies, which makes this the unsigned shift of
         # SplitMix64.
-        bits.bitwise_xor_(bits.bitwise_right_shift(shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(signed(factor))
+        torch.bitwise_right_shift(bits, shift, out=shifted)
+        bits.bitwise_xor_(shifted.bitwise_and_((1 << (64 - shift)) - 1))
+        if factor is not None:
+            bits.mul_(signed(factor))
     return bits.view(torch.int16)[skipped : skipped + count].to(torch.int32).bitwise_and_(0xFFFF)
 
 
@@ -87,26 +93,31 @@ def signed(number: int) -> int:
     return (number & (1 << 64) - 1) - (1 << 64 if number & 1 << 63 else 0)
 
 
-def _round(values: Tensor, noise: Tensor, dtype: torch.dtype) -> Tensor:
-    """Round float32 values by 16 random bits each; the memory of `noise` is overwritten.
+def _round_into(target: Tensor, values: Tensor, noise: Tensor, dtype: torch.dtype) -> None:
+    """Round float32 values to `dtype` by 16 random bits each, into `target`; the memory of `noise` is overwritten.
 
     The noise is added to the bits that will be dropped. If the sum carries, the magnitude goes up by one step, which
     happens with a probability equal to the dropped fraction.
     """
     if dtype is torch.bfloat16:
         # bfloat16 is the upper half of a float32, so adding integers and dropping 16 bits does it all.
-        rounded = noise.add_(values.view(torch.int32)).bitwise_right_shift_(16).to(torch.int16).view(dtype)
+        bits = noise.add_(values.view(torch.int32)).bitwise_right_shift_(16)
         # An infinity has no bits that could carry, but a NaN may: CUDA's (0x7FFFFFFF) carries into the sign. One sum
         # shows whether any value is not finite, which saves the CPU the slower `where` in most cases.
         if values.device.type == "cpu" and values.sum().isfinite():
-            return rounded
-        return torch.where(values.isfinite(), rounded, values.to(dtype))
+            if target.dtype is dtype:
+                target.view(torch.int16).copy_(bits)
+            else:
+                target.copy_(bits.to(torch.int16).view(dtype))
+            return
+        target.copy_(torch.where(values.isfinite(), bits.to(torch.int16).view(dtype), values.to(dtype)))
+        return
     dropped = BITS_DROPPED[dtype]
     bits = (values.view(torch.int32) + (noise >> (16 - dropped))) & -(1 << dropped)
     rounded = torch.where(values.isfinite(), bits.view(torch.float32), values)
     # Below SMALLEST_NORMAL float16 has a fixed step, so more than 13 bits are dropped; the same rule, by arithmetic.
     small = ((values.abs() / FLOAT16_STEP + noise / 65536).floor() * FLOAT16_STEP).copysign(values)
-    return torch.where(values.abs() < SMALLEST_NORMAL, small, rounded).to(dtype)
+    target.copy_(torch.where(values.abs() < SMALLEST_NORMAL, small, rounded).to(dtype))
 
 
 def round_weights(tensor: Tensor, dtype: torch.dtype, name: str, *, start: int = 0) -> Tensor:

@@ -17,7 +17,7 @@ from rewardlab.model.config import ModelConfig
 from rewardlab.model.lora import add_adapters
 from rewardlab.model.trainable import choose_trainable
 from rewardlab.training.cost import peak_flops as peak_module
-from rewardlab.training.cost.flops import idle_layers, linear_shapes, shape_of, work_of
+from rewardlab.training.cost.flops import idle_layers, linear_shapes, shape_of, work_of, work_of_head
 from rewardlab.training.cost.peak_flops import measure, peak_of
 from rewardlab.training.cost.throughput import (
     ModelShape,
@@ -183,6 +183,22 @@ def test_rates_are_quotients_of_sums():
     )
     assert "MFU" not in closing_line(total, None, 0)
     assert closing_line(Throughput(), peak, 0) == "Speed: no step was trained."
+
+
+def test_a_step_whose_states_are_known_computes_no_token_and_the_head_alone():
+    batch = pack(make_groups(3, replies=3))
+    shape = shape_of(make_model())
+    work = work_of_head(batch, shape)
+    assert work == Work(model_flops=6 * batch.num_replies * 32)
+    total = Throughput(work=work, comparisons=40, seconds=2.0, steps=4)
+    values = total.values(Peak(flops=2e9, source="x"), 2**30)
+    assert (values["tokens"], values["tokens_per_second"]) == (0, 0)
+    assert math.isnan(values["padding_share"])
+    assert math.isnan(values["sharing_ratio"])
+    assert speed_line(values) == "20.0 pairs/s  states looked up, no tokens computed  1.0 GiB"
+    assert closing_line(total, None, 2**30) == (
+        "Speed: 20.0 pairs/s over 4 steps of 0.500 s, states looked up, no tokens computed, peak memory 1.00 GiB."
+    )
 
 
 def test_the_speed_line_of_a_long_run_on_a_large_machine_fits_the_log():

@@ -72,6 +72,11 @@ def linear_shapes(model: RewardModel) -> list[tuple[int, int]]:
     return [(outputs, inputs) for outputs, inputs in shapes or [tuple(model.head.weight.shape)]]
 
 
+def work_of_head(batch: PackedBatch, shape: ModelShape) -> Work:
+    """Return the work of a micro-batch whose states are known: no tokens, and the FLOPs of the head alone."""
+    return Work(model_flops=6 * batch.num_replies * shape.head_weights)
+
+
 def _multiplied(backbone: nn.Module, expert_share: float) -> Iterator[tuple[nn.Parameter, float]]:
     """Yield every matrix that tokens are multiplied with, and the share of the tokens for which that holds."""
     # Embeddings are looked up by index, which takes no FLOPs.

@@ -214,8 +214,14 @@ class Throughput:
         }
 
 
+LOOKED_UP: Final = "states looked up, no tokens computed"
+"""What stands in place of rates of tokens where no step computed any."""
+
+
 def speed_line(values: Mapping[str, float]) -> str:
     """Return the rates of `Throughput.values` in at most 74 columns."""
+    if not values["tokens"]:
+        return f"{short(values['pairs_per_second'])} pairs/s  {LOOKED_UP}  {short(values['peak_memory_gib'])} GiB"
     share = "" if math.isnan(values["mfu"]) else f"  MFU {100 * values['mfu']:.0f} %"
     ratio = values["sharing_ratio"]
     return (
@@ -240,6 +246,11 @@ def closing_line(total: Throughput, peak: Peak | None, peak_memory: int) -> str:
     if not total.steps:
         return "Speed: no step was trained."
     values = total.values(peak, peak_memory)
+    if not values["tokens"]:
+        return (
+            f"Speed: {short(values['pairs_per_second'])} pairs/s over {total.steps} steps of "
+            f"{values['seconds'] / total.steps:.3f} s, {LOOKED_UP}, peak memory {values['peak_memory_gib']:.2f} GiB."
+        )
     of = f" of {peak.line()}" if peak else ""
     share = "" if math.isnan(values["mfu"]) else f" MFU {100 * values['mfu']:.1f} %{of},"
     padding = f"padding {100 * values['padding_share']:.1f} %, sharing {values['sharing_ratio']:.2f}x"
