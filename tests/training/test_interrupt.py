@@ -41,7 +41,9 @@ def test_a_limit_in_hours_ends_a_run_with_a_status_of_its_own(base_model, pairs_
     assert ended.value.code == 75
 
 
-@pytest.mark.parametrize(("how", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("how", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75), (signal.SIGINT, 130)]
+)
 def test_signals_end_a_run_between_two_steps(how, status, base_model, pairs_file, tmp_path, monkeypatch, capsys):
     words = runs.words_of(config_for(base_model, pairs_file, tmp_path / "run"))
     before = signal.getsignal(how)
@@ -62,6 +64,16 @@ def test_a_second_signal_ends_the_process_as_ever():
         signal.raise_signal(signal.SIGTERM)
         assert stops.reason == "SIGTERM"
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_usr2_may_come_twice_and_term_after_it_ends_the_process_as_ever():
+    before = signal.getsignal(signal.SIGUSR2)
+    with StopRequests() as stops:
+        signal.raise_signal(signal.SIGUSR2)
+        signal.raise_signal(signal.SIGUSR2)
+        assert (stops.reason, stops.exit_status) == ("SIGUSR2", 75)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGUSR2) is before
 
 
 class Ended(BaseException):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from functools import partial
 
 import pytest
@@ -103,7 +104,15 @@ def test_a_full_disk_during_a_save_loses_nothing_of_the_previous_checkpoint(
             raise OSError(28, "No space left on device")
         return real(path, *arguments, **more)
 
+    def full_for_copies_too(source, target):
+        if "step_4" in str(target):
+            target.write_bytes(b"half a file")
+            raise OSError(28, "No space left on device")
+        return copy(source, target)
+
+    copy = shutil.copy
     monkeypatch.setattr(save_module, "write_weights", full_on_the_second_step)
+    monkeypatch.setattr(shutil, "copy", full_for_copies_too)
     with pytest.raises(OSError, match="No space left"):
         train(config)
     folder = tmp_path / "run"
@@ -117,9 +126,7 @@ def test_replacing_best_keeps_the_old_one_until_the_new_one_is_whole(base_model,
     result = train(config_for(base_model, pairs_file, tmp_path / "run", steps=1))
     scorer = load(result.last)
     digest = (result.last / "model.safetensors").read_bytes()
-    monkeypatch.setattr(
-        save_module, "make_canaries", lambda model, renderer: (_ for _ in ()).throw(OSError(28, "full"))
-    )
+    monkeypatch.setattr(save_module, "make_canaries", lambda *_given: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="full"):
         save_module.save_reward_model(
             result.last, scorer.model, scorer.renderer, beta=1.0, save_dtype=torch.float32, provenance={}

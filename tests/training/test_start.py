@@ -6,7 +6,8 @@ import pytest
 from transformers import AutoConfig
 
 from rewardlab.core.errors import ModelError
-from rewardlab.model.load import looks_local, read_config
+from rewardlab.model.config import looks_local
+from rewardlab.model.load import read_config
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.start import configuration_block
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import norm
 
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.stats import (
@@ -41,6 +42,8 @@ PRIOR_COMPARISONS = 1.0
 a bin of one comparison would have no noise."""
 # Bisection steps for a limit of the interval: each halves the range in which the limit lies.
 _HALVINGS = 20
+# Lowest divisor, in place of 0.
+_TINY = 1e-300
 # Labels are redrawn in chunks of so many values, which limits their memory to some tens of megabytes.
 _CHUNK_VALUES = 1 << 22
 
@@ -140,16 +143,46 @@ def ece_estimate(
         few = too_few(n) if repeated and n < MIN_CLUSTERS else too_few(len(table), "comparisons")
         return Estimate(value=value, low=np.nan, high=np.nan, n=n, method=few, level=level)
     gap_H = table[:, :-1].mean(axis=0)
-    noise_H = _noise(folded, table, gap_H)
-    if repeated:
-        # Rows of one prompt may be right or wrong together. As for shares, the larger of the two variances is used.
-        residuals_CH = totals[:, :-1] - gap_H * totals[:, -1:]
-        noise_H = np.maximum(noise_H, np.square(residuals_CH).sum(axis=0) * n / (n - 1) / len(table) ** 2)
+    noise_H = _noise_by_prompt(folded, table, gap_H, clusters)
     low, high = _ece_limits(np.abs(gap_H), noise_H, tail=(1 - level) / 2, seed=seed)
     unit = ", by prompt" if repeated else ""
     return Estimate(
         value=value, low=min(low, value), high=max(high, value), n=n, method=f"test inversion{unit}", level=level
     )
+
+
+def ece_influence(
+    p: Numbers, y: Numbers, clusters: Sequence[str] | None = None, *, bins: int = NUM_BINS
+) -> tuple[float, FloatArray, float]:
+    """Return ECE, the influence [N] of every comparison on it, and by how much it may exceed the truth on average.
+
+    The influence is how the gap of the comparison's bin moves, with the sign of the gap. A gap of g with noise of
+    standard deviation σ is seen as E|g + σz| > |g|. The excess is the sum of these over the bins, at gaps that are
+    nearer to 0 than those seen by σ: at the gaps themselves it would be too small, for noise has made them larger.
+    """
+    folded = _fold(p, y, bins)
+    table = _bin_table(folded)
+    gap_H = table[:, :-1].mean(axis=0)
+    value = float(np.abs(gap_H).sum())
+    deviation_H = np.sqrt(_noise_by_prompt(folded, table, gap_H, clusters))
+    standard_H = np.maximum(np.abs(gap_H) / np.maximum(deviation_H, _TINY) - 1, 0.0)
+    excess_H = 2 * deviation_H * (norm.pdf(standard_H) - standard_H * norm.sf(standard_H))
+    return value, table[:, :-1] @ np.sign(gap_H) - value, float(excess_H.sum())
+
+
+def _noise_by_prompt(
+    folded: _Folded, table: FloatArray, gap_H: FloatArray, clusters: Sequence[str] | None
+) -> FloatArray:
+    """Return [H] variances of the bins' mean gaps, over prompts where the keys in `clusters` [N] repeat."""
+    noise_H = _noise(folded, table, gap_H)
+    if clusters is None or not has_repeats(clusters):
+        return noise_H
+    totals = cluster_totals(table, clusters)
+    n = len(totals)
+    # Rows of one prompt may be right or wrong together. As for shares, the larger of the two variances is used.
+    residuals_CH = totals[:, :-1] - gap_H * totals[:, -1:]
+    found: FloatArray = np.maximum(noise_H, np.square(residuals_CH).sum(axis=0) * n / max(n - 1, 1) / len(table) ** 2)
+    return found
 
 
 def _noise(folded: _Folded, table: FloatArray, gap_H: FloatArray) -> FloatArray:

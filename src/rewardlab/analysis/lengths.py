@@ -18,6 +18,7 @@ from rewardlab.analysis.influence import (
     share_by_influence,
     without_interval,
 )
+from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.reliability import logistic
 from rewardlab.analysis.score_table import BoolArray, Pairs, Replies
 from rewardlab.core.types import Estimate
@@ -71,20 +72,31 @@ def length_controlled_accuracy(decided: Pairs) -> Estimate:
     sees length alone gets ½. Strata count by their comparisons. Comparisons of equal length, and strata with fewer than
     `FEWEST_A_SIDE` comparisons on a side, are left out.
     """
-    used = _used_strata(decided)
-    if not used:
+    value, influence = length_controlled_influence(decided)
+    if math.isnan(value):
         return without_interval(math.nan, len(np.unique(decided.prompt)), method="no strata with both sides")
+    kept = length_controlled(decided)
+    return share_by_influence(value, influence[kept] * kept.mean(), decided.prompt[kept])
+
+
+def length_controlled_influence(decided: Pairs) -> tuple[float, FloatArray]:
+    """Return accuracy with length taken away, and the influence [N] of every comparison on it, 0 of those left out.
+
+    NaN where no stratum has enough comparisons on both sides.
+    """
+    used = _used_strata(decided)
+    influence, value = np.zeros(decided.label.size), 0.0
+    if not used:
+        return math.nan, influence
     outcome = decided.outcome
     total = sum(int(side.sum()) for stratum in used for side in stratum)
-    influence, value = np.zeros(outcome.size), 0.0
     for stratum in used:
         weight = sum(int(side.sum()) for side in stratum) / total
         for side in stratum:
             share = float(outcome[side].mean())
             value += weight * share / 2
-            influence[side] = weight / 2 * (outcome[side] - share) * total / side.sum()
-    kept = length_controlled(decided)
-    return share_by_influence(value, influence[kept], decided.prompt[kept])
+            influence[side] = weight / 2 * (outcome[side] - share) * outcome.size / side.sum()
+    return value, influence
 
 
 def length_controlled(decided: Pairs) -> BoolArray:

@@ -86,6 +86,8 @@ class RunFacts:
     warmup_steps: int = 0
     beta: float = 1.0
     """σ(β · score difference) is the probability of the preferred reply."""
+    head_alone: bool = False
+    """Whether nothing but the head is meant to train."""
 
 
 class History:
@@ -315,6 +317,8 @@ def _frozen_head(history: History) -> str | None:
 def _frozen_backbone(history: History) -> str | None:
     """The whole gradient has been that of the head for `FROZEN_ROWS` rows, so nothing else trains."""
     rows = history.trained[-FROZEN_ROWS:]
+    if history.facts.head_alone:
+        return None
     if len(rows) < FROZEN_ROWS or not all("grad_norm" in row and "head_grad_norm" in row for row in rows):
         return None
     if not all(0 < row["grad_norm"] <= row["head_grad_norm"] * (1 + ROUNDING) for row in rows):

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 from rewardlab.analysis.faults import SPECIAL_TOKENS
-from rewardlab.batch import pack
+from rewardlab.artifact.canary_states import SAVED, CanaryStates, alone
 from rewardlab.core.errors import ConfigError, RenderError
 from rewardlab.core.spec import Canary
-from rewardlab.core.types import Conversation, IntArray, Message, TokenGroup
+from rewardlab.core.types import Conversation, IntArray, Message
 from rewardlab.data.chat import Renderer
 from rewardlab.model.reward import RewardModel
 
@@ -75,29 +75,25 @@ def score_tokens(model: RewardModel, sequences: Sequence[IntArray], *, before_en
     scores = []
     with torch.no_grad():
         for token_ids in sequences:
-            group = TokenGroup(
-                preference_id="",
-                source="",
-                prompt_key="",
-                shared=np.zeros(0, np.int32),
-                suffixes=(token_ids[: len(token_ids) - before_end],),
-                prompt_tokens=(0,),
-                truncated_tokens=(0,),
-                comparisons=(),
-            )
-            scores.append(float(model(pack([group]).to(model.device))[0]))
+            batch = alone(token_ids[: len(token_ids) - before_end])
+            scores.append(float(model(batch.to(model.device))[0]))
     return scores
 
 
-def make_canaries(model: RewardModel, renderer: Renderer) -> list[Canary]:
+def make_canaries(model: RewardModel, renderer: Renderer, states: CanaryStates | None = None) -> list[Canary]:
     """Return the canaries of a model in float32, with their decoys; those that the renderer refuses are left out.
 
-    Raises ConfigError if the renderer refuses all of them.
+    What `states` know of this backbone is looked up, and what they do not is kept there. Raises ConfigError if the
+    renderer refuses all canaries.
     """
+    states = CanaryStates() if states is None else states
+    states.confirm(model, SAVED)
     kept = render_canaries(renderer)
     sequences = [token_ids for _, _, token_ids in kept]
-    scores = score_tokens(model, sequences)
-    decoys = _decoys(model, renderer, [messages for _, messages, _ in kept], sequences, scores)
+    with states.of(model, SAVED):
+        scores = score_tokens(model, sequences)
+        decoys = _decoys(model, renderer, [messages for _, messages, _ in kept], sequences, scores)
+    decoys |= _rope_decoys(model, sequences, states)
     return [
         Canary(
             name=name,
@@ -167,7 +163,7 @@ def _decoys(
     sequences: Sequence[IntArray],
     scores: Sequence[float],
 ) -> dict[str, list[float]]:
-    """Return for each fault the scores that the canaries get under it; NaN where it cannot show."""
+    """Return for each fault that leaves the model as it is the scores of the canaries; NaN where it cannot show."""
     bos = renderer.spec.bos_token_id
     decoys: dict[str, list[float]] = {
         "shifted_position": score_tokens(model, sequences, before_end=1),
@@ -186,9 +182,16 @@ def _decoys(
             score_tokens(model, [reading.token_ids(messages)])[0] if renderer.num_typed(messages) else math.nan
             for messages in conversations
         ]
+    return decoys
+
+
+def _rope_decoys(model: RewardModel, sequences: Sequence[IntArray], states: CanaryStates) -> dict[str, list[float]]:
+    """Return for each fault of the position settings the scores that the canaries get under it."""
+    decoys = {}
     for fault, parameters in rope_faults(model.config).items():
         if (other := _with_rope(model, parameters)) is not None:
-            decoys[fault] = score_tokens(other, sequences)
+            with states.of(other, fault):
+                decoys[fault] = score_tokens(other, sequences)
     return decoys
 
 

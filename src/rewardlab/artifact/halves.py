@@ -16,11 +16,12 @@ from typing import Final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from rewardlab.analysis.faults import PRECISION_MISMATCH
 from rewardlab.artifact.canaries import score_tokens
+from rewardlab.artifact.canary_states import CanaryStates
 from rewardlab.core.errors import ArtifactError
 from rewardlab.core.spec import Canary
 from rewardlab.core.types import IntArray
@@ -66,10 +67,13 @@ def _require_float16_range(tensor: Tensor, name: str) -> None:
         )
 
 
-def with_half_precision(canaries: Sequence[Canary], model: RewardModel, save_dtype: str) -> list[Canary]:
+def with_half_precision(
+    canaries: Sequence[Canary], model: RewardModel, save_dtype: str, states: CanaryStates | None = None
+) -> list[Canary]:
     """Return the canaries with references in half precision and the decoy of weights rounded to the nearest.
 
     `model` is the saved one in float32. Its weights are rounded in place at the end, so it must not be used afterwards.
+    `states` are as in `make_canaries`, which confirmed them.
     References in float16 are computed only on CUDA and for folders in float16: a CPU takes several times as long for
     them as for bfloat16, and float16 is so near to float32 that the canonical scores serve for both.
 
@@ -78,9 +82,10 @@ def with_half_precision(canaries: Sequence[Canary], model: RewardModel, save_dty
     """
     if not all(math.isfinite(canary.score) for canary in canaries):
         raise ArtifactError("scores of the canaries are not finite in float32: the model has diverged.")
+    states = CanaryStates() if states is None else states
     sequences = [np.asarray(canary.token_ids, np.int32) for canary in canaries]
     wanted = [name for name in HALVES if name in ("bfloat16", save_dtype) or model.device.type == "cuda"]
-    references = {name: _half_scores(model, sequences, HALVES[name]) for name in wanted}
+    references = {name: _half_scores(model, sequences, HALVES[name], states) for name in wanted}
     overflown = [name for name, scores in references.items() if not all(map(math.isfinite, scores))]
     if save_dtype in overflown:
         way_out = TAKE_BFLOAT16 if save_dtype == "float16" else "Take float32."
@@ -91,8 +96,11 @@ def with_half_precision(canaries: Sequence[Canary], model: RewardModel, save_dty
     decoys: dict[str, list[float]] = {}
     # Weights that are bfloat16 already are not changed by rounding them to it, so there is nothing to tell apart.
     if save_dtype != "bfloat16":
-        round_to_nearest(model, torch.bfloat16)
-        decoys[PRECISION_MISMATCH] = score_tokens(model, sequences)
+        # The head is applied to states that are known, and it is a weight as well.
+        known = states.hold(model, PRECISION_MISMATCH, sequences)
+        round_to_nearest(model.head if known else model, torch.bfloat16)
+        with states.of(model, PRECISION_MISMATCH):
+            decoys[PRECISION_MISMATCH] = score_tokens(model, sequences)
     return [
         replace(
             canary,
@@ -103,9 +111,11 @@ def with_half_precision(canaries: Sequence[Canary], model: RewardModel, save_dty
     ]
 
 
-def _half_scores(model: RewardModel, sequences: Sequence[IntArray], dtype: torch.dtype) -> list[float]:
+def _half_scores(
+    model: RewardModel, sequences: Sequence[IntArray], dtype: torch.dtype, states: CanaryStates
+) -> list[float]:
     """Score token sequences with a float32 model as it would compute when loaded in half precision."""
-    with computing_in(model, dtype):
+    with computing_in(model, dtype), states.of(model, str(dtype)):
         return score_tokens(model, sequences)
 
 
@@ -126,10 +136,11 @@ def computing_in(model: RewardModel, dtype: torch.dtype) -> Iterator[None]:
         model.half_weights, model.compute_dtype = None, own
 
 
-def round_to_nearest(model: RewardModel, dtype: torch.dtype) -> None:
+def round_to_nearest(model: nn.Module, dtype: torch.dtype) -> None:
     """Round every weight, in place, to the nearest value of a half precision, as engines do with a float32 folder.
 
-    The arithmetic stays float32: that of engines differs from one to the next, and it moves scores far less.
+    `model` may also be a part of one that is not sharded. The arithmetic stays float32: that of engines differs from
+    one to the next, and it moves scores far less.
     """
     drop_gathered(model)
     with torch.no_grad():

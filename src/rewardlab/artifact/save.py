@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from rewardlab.analysis.faults import separated
 from rewardlab.artifact.canaries import make_canaries, render_canaries, score_tokens
+from rewardlab.artifact.canary_states import LIVE, CanaryStates, backbone_digest
 from rewardlab.artifact.config import ACTIVATIONS, OLDER_ROPE, older_rope
 from rewardlab.artifact.halves import HALVES, stored, with_half_precision
 from rewardlab.artifact.load import Where, assemble, require_head
@@ -70,6 +71,17 @@ class Exported:
         return {"folder": str(self.folder), "save_dtype": self.save_dtype, "spec_sha256": digest}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """The run in which a model is saved."""
+
+    adapter: tuple[ModelConfig, str] | None = None
+    """Settings and the base model's name; with them the adapters are also written unmerged."""
+    states: CanaryStates | None = None
+    """The states of canaries that the run keeps from one folder to the next; None if the backbone trains, and for a
+    sharded model."""
+
+
 def save_reward_model(
     folder: Path,
     model: RewardModel,
@@ -78,14 +90,14 @@ def save_reward_model(
     beta: float,
     save_dtype: torch.dtype,
     provenance: Mapping[str, Any],
-    adapter: tuple[ModelConfig, str] | Exported | None = None,
+    source: Trained | Exported | None = None,
     division: Division | None = None,
 ) -> RewardSpec:
     """Write the model, adapters merged, as `folder`; an existing folder is replaced only at the very end.
 
-    `adapter` = (settings, base model's name) also writes the unmerged adapters to `folder/adapter`; with an Exported
-    source its adapters are copied. If the model is sharded, all ranks of the `division` call this: the first writes,
-    and all read the folder back in parts.
+    Adapters are written unmerged to `folder/adapter` for a Trained source that names them, and copied from an Exported
+    one. If the model is sharded, all ranks of the `division` call this: the first writes, and all read the folder back
+    in parts.
 
     Raises ArtifactError if the folder would not give the model's own scores, if the weights do not fit float16's range,
     or if no pad token can be found; ModelError if the base model's files changed during training; OSError if the disk
@@ -99,15 +111,16 @@ def save_reward_model(
         _write_config(temporary, model, pad, dtype_name)
         _write_tokenizer(temporary, renderer, pad)
 
-    exported = adapter if isinstance(adapter, Exported) else None
+    exported = source if isinstance(source, Exported) else None
+    run = source if isinstance(source, Trained) else Trained()
     with ExitStack() as stack:
         temporary: Path = ranks.by_first(lambda: stack.enter_context(replacing_folder(folder)))
         written = _write_merged(temporary, model, save_dtype, ranks, ONE if exported is None else exported.form)
         ranks.by_first(write_others)
         if exported is not None and (exported.folder / "adapter").is_dir():
             shutil.copytree(exported.folder / "adapter", temporary / "adapter")
-        elif isinstance(adapter, tuple):
-            _write_adapter(temporary / "adapter", model, *adapter, ranks)
+        if run.adapter is not None:
+            _write_adapter(temporary / "adapter", model, *run.adapter, ranks)
         draft = RewardSpec(
             renderer=renderer.spec,
             beta=beta,
@@ -124,7 +137,9 @@ def save_reward_model(
         ranks.by_first(lambda: require_head(temporary))
         # Scored before the folder is read back, so that the weights that FSDP gathers for it can be freed first and are
         # not in memory beside the copy that is read.
-        scores = live_scores(model, renderer)
+        if run.states is not None:
+            run.states.begin(backbone_digest(written, temporary))
+        scores = live_scores(model, renderer, run.states)
         drop_gathered(model)
         # The scores that other people will get are those of the files, so canaries are made by a model read from them,
         # in the padded layout, which is the reference.
@@ -140,7 +155,8 @@ def save_reward_model(
         # If the live model holds weights rounded or quantised, or computes in half precision, its scores differ from
         # those of the folder, and the difference is recorded and not an error.
         same = saved.model.compute_dtype == model.compute_dtype and model.read_originals is None
-        canaries = with_half_precision(make_canaries(saved.model, saved.renderer), saved.model, draft.save_dtype)
+        canaries = make_canaries(saved.model, saved.renderer, run.states)
+        canaries = with_half_precision(canaries, saved.model, draft.save_dtype, run.states)
         spec: RewardSpec = ranks.by_first(lambda: _complete(draft, canaries, scores, same, temporary))
         ranks.by_first(stack.close)
     return spec
@@ -187,10 +203,12 @@ def choose_pad(renderer: Renderer, num_embeddings: int) -> int:
     Raises ArtifactError if there is none.
     """
     tokenizer, final = renderer.tokenizer, renderer.spec.final_token_id
+    # Looked up once: the tokenizer makes the list anew whenever it is asked, and the vocabulary is long.
+    marked = set(tokenizer.all_special_tokens)
     special = sorted(
         (token_id, token)
         for token, token_id in tokenizer.get_vocab().items()
-        if token in set(tokenizer.all_special_tokens)
+        if token in marked
         or any(mark in token.lower() for mark in ("<pad", "[pad", "|pad", "_pad", "reserved", "unused"))
     )
     named = [token_id for token_id, token in special if "pad" in token.lower()]
@@ -229,11 +247,17 @@ def saved_dtype(wanted: str) -> torch.dtype:
     return dtype
 
 
-def live_scores(model: RewardModel, renderer: Renderer) -> list[float]:
-    """Score the canaries, in their order, with the kernels and the precision of the model in training."""
+def live_scores(model: RewardModel, renderer: Renderer, states: CanaryStates | None = None) -> list[float]:
+    """Score the canaries, in their order, with the kernels and the precision of the model in training.
+
+    `states` are as in `make_canaries`.
+    """
+    states = CanaryStates() if states is None else states
     was_training = model.training
     model.eval()
-    scores = score_tokens(model, [token_ids for _, _, token_ids in render_canaries(renderer)])
+    states.confirm(model, LIVE)
+    with states.of(model, LIVE):
+        scores = score_tokens(model, [token_ids for _, _, token_ids in render_canaries(renderer)])
     model.train(was_training)
     return scores
 

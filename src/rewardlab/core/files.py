@@ -88,7 +88,7 @@ def jsonable(values: Mapping[str, object]) -> dict[str, object]:
 
 def write_json(path: Path, value: object) -> None:
     """Replace the content of `path` by `value` as JSON, in one step. Raises ValueError as `to_json` does."""
-    write_text(path, _encodable(to_json(value)) + "\n")
+    write_text(path, encodable(to_json(value)) + "\n")
 
 
 def read_json(path: Path) -> object:
@@ -167,10 +167,10 @@ def read_summed_json(path: Path) -> dict[str, object]:
 
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
     """Replace the content of `path` by one JSON object a line, in one step. Raises ValueError as `to_json` does."""
-    write_text(path, "".join(_encodable(to_json(row, indent=None)) + "\n" for row in rows))
+    write_text(path, "".join(encodable(to_json(row, indent=None)) + "\n" for row in rows))
 
 
-def _encodable(text: str) -> str:
+def encodable(text: str) -> str:
     """Return JSON text in which lone surrogates are escaped, so that it can be written as UTF-8.
 
     Python represents the bytes of a file name that is not UTF-8 as lone surrogates, which UTF-8 cannot encode.

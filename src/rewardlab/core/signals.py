@@ -1,7 +1,7 @@
 """Requests to end a run early: signals, as Slurm and users send them, and a limit in hours.
 
 The trainer looks for them between two steps, so that what is on the disk is whole. A second signal ends the process
-immediately, as it would without this module.
+immediately, as it would without this module, but for `REPEATED`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,17 @@ INTERRUPTED: Final = 130
 """Exit status after Ctrl-C, by the convention of shells (128 + SIGINT)."""
 STUCK: Final = 1
 """Exit status of a run whose limit in hours ended before its first step. Queueing it again would not help."""
-ENDING: Final = ("SIGTERM", "SIGUSR1")
+ENDING: Final = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 """Signals that by default end a process without a message."""
+REPEATED: Final = "SIGUSR2"
+"""The signal that may come twice for one request: Slurm sends it to every process of a task, and what runs a container
+passes on to those inside what it got itself. Nobody sends it out of impatience, so it never ends a run at once."""
 SIGNALS: Final = (*ENDING, "SIGINT")
 
 
 @contextmanager
 def ending_with_status() -> Iterator[None]:
-    """Let SIGTERM and SIGUSR1 end the process immediately, as by default, but with exit status RESUME_LATER.
+    """Let SIGTERM, SIGUSR1 and SIGUSR2 end the process immediately, as by default, but with exit status RESUME_LATER.
 
     For a program around `train`. While it trains, `StopRequests` replaces these handlers. The disk holds what a kill
     leaves.
@@ -80,7 +83,7 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def raised_at_once() -> Iterator[None]:
-    """Let SIGTERM and SIGUSR1 raise `Terminated`, and SIGINT KeyboardInterrupt, in the block, wherever it is.
+    """Let SIGTERM, SIGUSR1 and SIGUSR2 raise `Terminated`, and SIGINT KeyboardInterrupt, wherever the block is.
 
     For work that can be interrupted anywhere, since what is on the disk is always whole.
     """
@@ -125,7 +128,8 @@ class StopRequests:
         self._received = signal.Signals(number).name
         # From now on a second signal has its previous effect: a user who presses Ctrl-C again wants out at once.
         for listened in list(self._before):
-            self._restore(listened)
+            if signal.Signals(listened).name != REPEATED:
+                self._restore(listened)
 
     def _restore(self, number: int) -> None:
         if number in self._before:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
 from rewardlab.core.config import require, require_between
@@ -59,6 +60,11 @@ LIBRARY_COMPUTE: Final = ComputeConfig(allocator="system")
 whole process, which belongs to the caller, and cannot be undone."""
 
 
+def looks_local(name: str) -> bool:
+    """Whether a name can only be that of a folder; names on a hub have the form `owner/name` or `name`."""
+    return name.startswith((".", "~")) or Path(name).is_absolute() or len(Path(name).parts) > 2 or name.endswith("/")
+
+
 @dataclass(frozen=True, kw_only=True)
 class BackboneConfig:
     """Which model and how it computes."""
@@ -106,6 +112,9 @@ class ModelConfig(BackboneConfig):
     """Hold the frozen weights in 4 or 8 bits (QLoRA; CUDA and the package `bitsandbytes`)."""
     train_head_only: bool = False
     """Train the head alone, on a frozen backbone: a linear probe by gradient descent."""
+    cache_states: bool = False
+    """With `--train-head-only`, compute each conversation once and keep its state ($REWARDLAB_CACHE/states): later
+    epochs, evaluations and other runs of the same model look it up."""
     freeze_layers: int = 0
     """Leave the embeddings and so many of the first layers as they are."""
 
@@ -128,6 +137,11 @@ class ModelConfig(BackboneConfig):
         require(
             not (self.train_head_only and self.lora),
             "--train-head-only: with --lora adapters train too. Leave one of the two out.",
+        )
+        require(
+            self.train_head_only or not self.cache_states,
+            "--cache-states: the states stay the same only if the backbone does. Add --train-head-only, or leave it "
+            "out.",
         )
         require(
             not (self.train_head_only and self.freeze_layers),

@@ -22,7 +22,7 @@ from rewardlab.core.schema import read_object
 from rewardlab.model import attention
 from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import apply_compute, choose_compute
-from rewardlab.model.config import DEFAULT_COMPUTE, BackboneConfig, ComputeConfig, ModelConfig
+from rewardlab.model.config import DEFAULT_COMPUTE, BackboneConfig, ComputeConfig, ModelConfig, looks_local
 from rewardlab.model.files import CONFIG, DAMAGED_BASE, require_counts, told
 from rewardlab.model.half import line_about_others
 from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
@@ -61,11 +61,6 @@ def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
             return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         except (OSError, ValueError) as error:
             raise ModelError(f"no model at {name!r}: {str(error).splitlines()[0]} {_WANTED}") from error
-
-
-def looks_local(name: str) -> bool:
-    """Whether a name can only be that of a folder; names on a hub have the form `owner/name` or `name`."""
-    return name.startswith((".", "~")) or Path(name).is_absolute() or len(Path(name).parts) > 2 or name.endswith("/")
 
 
 def disk_class_of(config: Any) -> Any:

@@ -8,7 +8,7 @@ Legend: T packed tokens, R replies, W hidden width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
 import torch
@@ -64,6 +64,9 @@ class RewardModel(nn.Module):
         """The numbers by which the dropout of adapters is drawn; None without dropout."""
         self.read_originals: Callable[[], Mapping[str, Tensor]] | None = None
         """Reads the float32 originals of frozen weights that are held rounded or quantised; None if there are none."""
+        self.known_states: Callable[[PackedBatch], Tensor] | None = None
+        """Returns the [R, W] final states of a batch from where they are kept, in place of computing them; for a frozen
+        backbone (probing/cached.py). None to compute them."""
 
     @property
     def config(self) -> Any:
@@ -105,9 +108,11 @@ class RewardModel(nn.Module):
     def final_states(self, batch: PackedBatch, past: Past | None = None) -> Float[Tensor, "R W"]:
         """Return what the head reads: the backbone's output at the last token of each reply. `past` is as in `forward`.
 
-        Raises ModelError if the backbone did not use the attention function of packed rows.
+        Raises ModelError if the backbone did not use the attention function of packed rows, and as `known_states` does.
         """
         assert past is None or self.layout != "padded"
+        if self.known_states is not None and past is None:
+            return self.known_states(batch)
         if self.half_weights is not None:
             self.half_weights.refresh(self.step_draw if self.training else AS_SAVED)
         if self.draws is not None and self.training:
@@ -116,6 +121,15 @@ class RewardModel(nn.Module):
         with self._arithmetic():
             hidden = self._run_padded(batch) if self.layout == "padded" else self._run_packed(batch, past)
         return self.read(hidden, batch)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Compute all states inside this context, those that are kept somewhere too."""
+        known, self.known_states = self.known_states, None
+        try:
+            yield
+        finally:
+            self.known_states = known
 
     def read(self, hidden: Tensor, batch: PackedBatch) -> Float[Tensor, "R W"]:
         """Select from hidden states ([1, T, W] packed, [R, L, W] padded) those at the last token of each reply."""

@@ -84,6 +84,11 @@ def count_parameters(model: nn.Module) -> tuple[int, int]:
     return sum(count for count, trains in counts if trains), sum(count for count, _ in counts)
 
 
+def parameter_counts(model: nn.Module) -> dict[str, int]:
+    """Return the numbers of `trainable` and of all weights (`total`), by these names."""
+    return dict(zip(("trainable", "total"), count_parameters(model), strict=True))
+
+
 def parameters_line(model: RewardModel) -> str:
     """Return the line of the log that says how many weights train, and with adapters how many of which kind."""
     trainable, total = count_parameters(model)

@@ -4,6 +4,9 @@ The states of a reply depend on its tokens, on the weights of the backbone and o
 folder is a hash of these: another model, template or limit gets another folder, and states cannot be mistaken for those
 of another model. Each file has its checksum beside it; one that does not match is computed again.
 
+For each model there are also lists of the conversations whose last states each folder holds, so that other data with
+some of the same conversations can find them (probing/cached.py).
+
 Legend: R replies, W hidden width.
 """
 
@@ -24,7 +27,7 @@ import torch
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import read_summed_json, remove, sha256_file, write_summed_json
-from rewardlab.core.types import TokenGroup
+from rewardlab.core.types import IntArray, TokenGroup
 from rewardlab.data.groups import num_replies
 from rewardlab.model.layers import layer_states
 from rewardlab.model.reward import RewardModel
@@ -34,9 +37,26 @@ logger = logging.getLogger("rewardlab")
 FloatArray = npt.NDArray[np.float32]
 CHUNK = 2048
 """Preferences computed between two writes to disk."""
+DIGITS = 16
+"""Hex digits of the hash of a model, and of one of a model and data."""
 FORMAT = 1
 """Increased whenever what is stored changes."""
-SAYS_NOTHING = frozenset({"transformers_version", "_name_or_path"})
+SAYS_NOTHING = frozenset(
+    {
+        "transformers_version",
+        "_name_or_path",
+        # What a reward-model folder says otherwise than the model that it was trained from; the backbone is the same.
+        "architectures",
+        "dtype",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "pad_token_id",
+        "problem_type",
+        "rewardlab_spec_sha256",
+        "use_cache",
+    }
+)
 """Entries of a model's configuration that do not affect the states."""
 
 
@@ -48,23 +68,27 @@ def states_of(
     budget: int,
     cache: Path | None,
     name: str,
+    of_model: str | None = None,
 ) -> dict[int, FloatArray]:
     """Return layer -> [R, W] float32 states of every reply, in order, read from `cache` where they are there.
 
-    Arrays are memory-mapped if a cache is given. `name` names the data in the progress bar and in messages. Raises
-    DataError for a state that is not finite.
+    Arrays are memory-mapped if a cache is given. `name` names the data in the progress bar and in messages. `of_model`
+    is the model's `hash_of`, if it is known already. Raises DataError for a state that is not finite.
     """
     shape = (int(num_replies(groups).sum()), model.head.in_features)
     if cache is None:
         with tempfile.TemporaryDirectory() as scratch:
             _compute(model, groups, layers, Path(scratch), budget, name, shape)
-            return {layer: np.load(_file(Path(scratch), layer)) for layer in layers}
-    folder = cache / "states" / fingerprint(model, groups)
-    missing = [layer for layer in layers if not _is_whole(_file(folder, layer), shape)]
+            return {layer: np.load(state_file(Path(scratch), layer)) for layer in layers}
+    of_model = of_model or hash_of(model)
+    folder = cache / "states" / fingerprint(model, groups, of_model)
+    missing = [layer for layer in layers if not is_whole(state_file(folder, layer), shape)]
     if missing:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_left_over(folder)
         _compute(model, groups, missing, folder, budget, name, shape)
+    if model.config.num_hidden_layers in layers:
+        _list_conversations(lists_of(cache, of_model) / f"{folder.name}.json", groups)
     logger.info(
         "states: %s: layers %s %s %s",
         name,
@@ -72,11 +96,11 @@ def states_of(
         "read from" if not missing else "computed and kept in",
         folder,
     )
-    return {layer: np.load(_file(folder, layer), mmap_mode="r") for layer in layers}
+    return {layer: np.load(state_file(folder, layer), mmap_mode="r") for layer in layers}
 
 
-def fingerprint(model: RewardModel, groups: Sequence[TokenGroup]) -> str:
-    """Return sixteen hex digits that change with the weights, the configuration, the arithmetic or any token."""
+def hash_of(model: RewardModel) -> str:
+    """Return sixteen hex digits that change with the backbone's weights, its configuration and the arithmetic."""
     digest = hashlib.sha256()
     backbone: Any = model.backbone  # nn.Module says that `config` is a Tensor
     config = backbone.config.to_dict()
@@ -85,13 +109,50 @@ def fingerprint(model: RewardModel, groups: Sequence[TokenGroup]) -> str:
     for name, tensor in sorted(model.backbone.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:DIGITS]
+
+
+def fingerprint(model: RewardModel, groups: Sequence[TokenGroup], of_model: str | None = None) -> str:
+    """Return sixteen hex digits that change with the weights, the configuration, the arithmetic or any token.
+
+    `of_model` is the model's `hash_of`, if it is known already.
+    """
+    digest = hashlib.sha256((of_model or hash_of(model)).encode())
     for group in groups:
         digest.update(group.num_replies.to_bytes(4, "little"))
         for part in (group.shared, *group.suffixes):
             # Lengths are hashed too, so that tokens cannot move from one part to the next unnoticed.
             digest.update(len(part).to_bytes(4, "little"))
             digest.update(part.astype(np.int32).tobytes())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:DIGITS]
+
+
+def lists_of(cache: Path, of_model: str) -> Path:
+    """Return the folder with a list for each folder of last states of a model, by its `hash_of`.
+
+    A list is called `<name of the folder of states>.json` and holds `conversations`, the keys of its rows in order.
+    """
+    return cache / "states" / "conversations" / of_model
+
+
+def conversation_keys(shared: IntArray, suffixes: Sequence[IntArray]) -> list[str]:
+    """Return 32 hex digits for each conversation `shared` + suffix that change with any of its tokens, wherever it is
+    divided."""
+    of_shared = hashlib.blake2b(shared.astype("<i4").tobytes(), digest_size=16)
+    keys = []
+    for suffix in suffixes:
+        digest = of_shared.copy()
+        digest.update(suffix.astype("<i4").tobytes())
+        keys.append(digest.hexdigest())
+    return keys
+
+
+def _list_conversations(path: Path, groups: Sequence[TokenGroup]) -> None:
+    """Write the list of a folder's conversations, unless it is there."""
+    if not path.exists():
+        keys = [key for group in groups for key in conversation_keys(group.shared, group.suffixes)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_summed_json(path, {"conversations": keys})
 
 
 def _compute(
@@ -130,7 +191,7 @@ def _compute(
             row += len(states)
         for layer in layers:
             arrays[layer].flush()
-            target = _file(folder, layer)
+            target = state_file(folder, layer)
             for path in (target, _sum_of(target)):
                 if path.is_dir():
                     remove(path)  # a file cannot replace a folder
@@ -154,7 +215,7 @@ def _new_array(path: Path, shape: tuple[int, int]) -> np.memmap:
     return array
 
 
-def _is_whole(path: Path, shape: tuple[int, int]) -> bool:
+def is_whole(path: Path, shape: tuple[int, int]) -> bool:
     """Whether the file holds the states that were written, in this shape; if it is damaged, a warning says so."""
     if not os.path.lexists(path):
         return False
@@ -184,7 +245,8 @@ def _remove_left_over(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _file(folder: Path, layer: int) -> Path:
+def state_file(folder: Path, layer: int) -> Path:
+    """Return the file with the states of a layer in a folder of states."""
     return folder / f"layer_{layer}.npy"
 
 

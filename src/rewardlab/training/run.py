@@ -18,7 +18,7 @@ from rewardlab.artifact.load import Where, assemble
 from rewardlab.artifact.save import verify_in_clean_process
 from rewardlab.core.signals import StopRequests
 from rewardlab.core.spec import read_spec
-from rewardlab.core.types import Preference
+from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.groups import Datasets
 from rewardlab.data.named import Given, given_rows
 from rewardlab.data.pack import largest_cost
@@ -28,8 +28,9 @@ from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, read_eval
 from rewardlab.evaluation.precision import LIVE_FILE, judge_live, judge_precisions, require_range, write_card
 from rewardlab.model.load import load_reward_model
 from rewardlab.model.reward import RewardModel
+from rewardlab.model.trainable import parameter_counts
 from rewardlab.score import Scorer
-from rewardlab.training.budget import choose_budget
+from rewardlab.training.budget import DEFAULT, choose_budget
 from rewardlab.training.checkpoints.resume import frozen_fingerprint
 from rewardlab.training.checkpoints.saving import Saver
 from rewardlab.training.cost.flops import linear_shapes
@@ -41,6 +42,7 @@ from rewardlab.training.monitoring.records import Records
 from rewardlab.training.publishing import publisher_of
 from rewardlab.training.settings.config import RewardTrainerConfig
 from rewardlab.training.start import Ready, make_ready, write_run_start
+from rewardlab.training.states import LookedUp
 
 logger = logging.getLogger("rewardlab")
 Rows = Iterable[Mapping[str, Any] | Preference]
@@ -170,11 +172,13 @@ def _train(
     # step.
     require_range(model, ready.base.renderer)
     config = _settle_budget(config, model, ready.data)
+    looked_up = LookedUp(config, model, ready.data, ready.test) if config.model.cache_states else None
     peak = peak_of(ready.device, model.compute_dtype, linear_shapes(model), count=ranks.size)
     logger.info("peak: %s", peak.line())
     # Checkpoints hold only weights that train, so resuming compares the frozen ones by this.
     fingerprint = frozen_fingerprint(model)
-    ranks.by_first(lambda: write_run_start(replace(ready, config=config), fingerprint, peak))
+    ready = replace(ready, config=config, facts={**ready.facts, "parameters": parameter_counts(model)})
+    ranks.by_first(lambda: write_run_start(ready, fingerprint, peak))
     saver = Saver(config, ready.base, model, ranks, division)
 
     def save(folder: Path, step: int) -> None:
@@ -209,7 +213,7 @@ def _train(
     seconds, speed = time.perf_counter() - started, trainer.speed()
     # The chosen model is loaded again below, and may not fit beside the one that trained.
     trainer.release()
-    result = _finish(config, trainer, ready, seconds, ranks, division)
+    result = _finish(config, trainer, ready, seconds, ranks, division, looked_up)
     if result.live is not None:
         watch.judge_live(result.live)
     if result.card is not None:
@@ -249,6 +253,9 @@ def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datase
     if config.run.micro_token_budget != "auto":
         return config
     largest = largest_cost([data.train], model.layout)
+    if config.model.cache_states:
+        # Nothing is computed backward through the model, so a trial would measure what never happens.
+        return config.replace(micro_token_budget=max(DEFAULT, largest))
     choice = choose_budget(
         model,
         data.train,
@@ -268,6 +275,7 @@ def _finish(
     seconds: float,
     ranks: Ranks,
     parts: Parts | None,
+    looked_up: LookedUp | None,
 ) -> TrainResult:
     """Verify the chosen model in a clean process, and evaluate it on the test data, once."""
     last = config.run.output_dir / f"step_{trainer.step}"
@@ -281,44 +289,7 @@ def _finish(
     # A process of its own proves that the folder alone gives the scores, with nothing left over from training.
     ranks.by_first(lambda: verify_in_clean_process(chosen))
     logger.info("verified %s in a clean process", chosen)
-    saved_as = read_spec(chosen).save_dtype
-    selected = test_result = card = live = None
-    test = ready.test
-    if trainer.judge.data.eval or test:
-        scorer = _reload(chosen, ready.device, parts)
-        for name, groups in (("selection", trainer.judge.data.eval), ("test", test)):
-            if groups:
-                result = evaluate_groups(
-                    scorer.model,
-                    groups,
-                    beta=config.loss.beta,
-                    budget=config.run.token_budget,
-                    progress=f"judging on {name} data",
-                    ranks=ranks,
-                )
-                if ranks.is_first:
-                    write_evaluation(config.run.output_dir / "evals", name, result)
-                selected, test_result = (result, test_result) if name == "selection" else (selected, result)
-        live = _live_card(config, trainer, selected, saved_as)
-        if ranks.is_first:
-            # Resuming may have chosen another model than the shorter run before, whose card would no longer be true.
-            (config.run.output_dir / "evals" / LIVE_FILE).unlink(missing_ok=True)
-        if live is not None and ranks.is_first:
-            write_card(config.run.output_dir / "evals", live, LIVE_FILE)
-        # `result` is of the data judged last: the test data if there are any.
-        if config.model.precision != "fp32":
-            card = judge_precisions(
-                scorer,
-                test or trainer.judge.data.eval,
-                exact=result.rows,
-                save_dtype=saved_as,
-                precision=config.model.precision,
-                budget=config.run.token_budget,
-                seed=config.run.seed,
-                ranks=ranks,
-            )
-            if ranks.is_first:
-                write_card(config.run.output_dir / "evals", card)
+    judged = _judge_chosen(config, trainer, ready, chosen, ranks, parts, looked_up)
     return TrainResult(
         output_dir=config.run.output_dir,
         best=best,
@@ -326,17 +297,96 @@ def _finish(
         last=last,
         last_step=trainer.step,
         baseline=trainer.judge.baseline,
-        selected=selected,
+        selected=judged.selected,
         test_baseline=None,
-        test=test_result,
+        test=judged.test,
         baselines={},
-        computed_in=_computed_in(config, saved_as),
-        card=card,
-        live=live,
+        computed_in=_computed_in(config, read_spec(chosen).save_dtype),
+        card=judged.card,
+        live=judged.live,
         train_seconds=seconds,
         speed="",
         warnings=(),
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Judged:
+    """The chosen model, reloaded from its folder, on the data that there are; see `TrainResult`."""
+
+    selected: EvalResult | None = None
+    test: EvalResult | None = None
+    live: PrecisionCard | None = None
+    card: PrecisionCard | None = None
+
+
+def _judge_chosen(
+    config: RewardTrainerConfig,
+    trainer: RewardTrainer,
+    ready: Ready,
+    chosen: Path,
+    ranks: Ranks,
+    parts: Parts | None,
+    looked_up: LookedUp | None,
+) -> _Judged:
+    """Reload the chosen model, judge it on evaluation and test data, and write the results."""
+    if not (trainer.judge.data.eval or ready.test or looked_up is not None):
+        return _Judged()
+    evals, saved_as = config.run.output_dir / "evals", read_spec(chosen).save_dtype
+    scorer = _reload(chosen, ready.device, parts)
+    if looked_up is not None:
+        looked_up.attach_saved(scorer.model)
+    results: dict[str, EvalResult] = {}
+    for name, groups in (("selection", trainer.judge.data.eval), ("test", ready.test)):
+        if groups:
+            results[name] = evaluate_groups(
+                scorer.model,
+                groups,
+                beta=config.loss.beta,
+                budget=config.run.token_budget,
+                progress=f"judging on {name} data",
+                ranks=ranks,
+            )
+            if ranks.is_first:
+                write_evaluation(evals, name, results[name])
+    if looked_up is not None:
+        looked_up.check_saved(scorer.model, chosen)
+    selected, test = results.get("selection"), results.get("test")
+    live = _live_card(config, trainer, selected, saved_as)
+    if ranks.is_first:
+        # Resuming may have chosen another model than the shorter run before, whose card would no longer be true.
+        (evals / LIVE_FILE).unlink(missing_ok=True)
+        if live is not None:
+            write_card(evals, live, LIVE_FILE)
+    card = _card(config, scorer, ready.test or trainer.judge.data.eval, test or selected, saved_as, ranks)
+    return _Judged(selected=selected, test=test, live=live, card=card)
+
+
+def _card(
+    config: RewardTrainerConfig,
+    scorer: Scorer,
+    groups: Sequence[TokenGroup],
+    result: EvalResult | None,
+    saved_as: str,
+    ranks: Ranks,
+) -> PrecisionCard | None:
+    """Write and return the precision card of a model, whose `result` on the groups is known; None after a run in
+    float32. The model cannot be used afterwards."""
+    if config.model.precision == "fp32" or result is None:
+        return None
+    card = judge_precisions(
+        scorer,
+        groups,
+        exact=result.rows,
+        save_dtype=saved_as,
+        precision=config.model.precision,
+        budget=config.run.token_budget,
+        seed=config.run.seed,
+        ranks=ranks,
+    )
+    if ranks.is_first:
+        write_card(config.run.output_dir / "evals", card)
+    return card
 
 
 def _live_card(

@@ -204,6 +204,11 @@ def require_sharding(config: RewardTrainerConfig, ranks: Ranks, *, goes_on: bool
     """
     if ranks.size == 1:
         return
+    if config.model.cache_states:
+        raise ConfigError(
+            "--cache-states is for one process: with the states at hand a step has nothing to divide. Start the run "
+            "without torchrun, or leave it out."
+        )
     if config.run.micro_token_budget == "auto" and not goes_on:
         raise ConfigError(
             "--micro-token-budget auto is for one device. Give a number: what auto finds on one of these devices, or "

@@ -305,9 +305,9 @@ def test_a_copy_of_a_configuration_is_the_configuration():
         assert vars(other) == vars(config)
 
 
-def test_the_bounds_of_a_difference_under_score_regularisation_are_those_of_the_guidelines():
+def test_the_bounds_of_a_difference_under_score_regularisation_are_those_of_the_study():
     """With scores ±d/2 and λ the minimum is where σ(−d) = λd."""
-    page = (Path(__file__).resolve().parents[3] / "docs/guidelines.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[3] / "docs/study.md").read_text(encoding="utf-8")
     for strength, difference in ((0.1, 1.63), (0.01, 3.36)):
         slopes = [1 / (1 + math.exp(d)) - strength * d for d in (difference - 0.005, difference + 0.005)]
         assert slopes[0] > 0 > slopes[1]

@@ -53,7 +53,7 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False, f
             beta=before.beta,
             save_dtype=saved_dtype(dtype),
             provenance=before.provenance | {"export": provenance()},
-            adapter=Exported(folder=source, save_dtype=before.save_dtype, rounding=before.rounding, form=form),
+            source=Exported(folder=source, save_dtype=before.save_dtype, rounding=before.rounding, form=form),
         )
         # Free this model first: the other process loads one as well, and memory may not be enough for both.
         del scorer

@@ -97,6 +97,7 @@ ROUNDING: Final = (
     "liger",
     "sharding",
     "defer_gradient_sync",
+    "cache_states",
 )
 """Settings that change numbers by rounding alone."""
 LENGTH: Final = ("steps", "epochs", "warmup_steps", "warmup_ratio", "lr_scheduler", "min_lr_ratio")

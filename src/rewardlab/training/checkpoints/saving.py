@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 from rewardlab.artifact.base import Base
-from rewardlab.artifact.save import NOTABLE_ROUNDING, save_reward_model, saved_dtype
+from rewardlab.artifact.canary_states import CanaryStates
+from rewardlab.artifact.copies import copy_reward_model
+from rewardlab.artifact.save import NOTABLE_ROUNDING, Trained, save_reward_model, saved_dtype
 from rewardlab.core.config import config_hash, to_mapping
+from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import provenance
-from rewardlab.core.spec import SCORE_TOLERANCE
+from rewardlab.core.spec import SCORE_TOLERANCE, RewardSpec
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import Parts
 from rewardlab.model.load import PRECISION
@@ -22,18 +26,26 @@ logger = logging.getLogger("rewardlab")
 class Saver:
     """Writes the model as reward-model folders. The first rank writes; of a sharded model, every rank takes part in
     gathering one weight after another.
+
+    A second folder of one step is a copy of the first. Canaries are computed anew for each step, but for a backbone
+    that does not train: then most of their states are those of the first folder.
     """
 
     def __init__(
         self, config: RewardTrainerConfig, base: Base, model: RewardModel, ranks: Ranks, parts: Parts | None
     ) -> None:
         self._config, self._base, self._model, self._ranks, self._parts = config, base, model, ranks, parts
+        frozen = not any(parameter.requires_grad for parameter in model.backbone.parameters())
+        self._states = CanaryStates() if frozen and parts is None else None
+        self._last: _Saved | None = None
 
     def save(self, folder: Path, step: int) -> None:
         """Write the model after `step` to `folder`. Every rank calls it.
 
         Raises as `save_reward_model` does, on all ranks.
         """
+        if self._ranks.by_first(lambda: self._copies(folder, step)):
+            return
         if self._parts is None:
             self._ranks.by_first(lambda: self._write(folder, step))
         else:
@@ -54,9 +66,29 @@ class Saver:
                 **provenance(),
                 "step": step,
             },
-            adapter=(config.model, self._base.path) if config.model.lora else None,
+            source=Trained(adapter=(config.model, self._base.path) if config.model.lora else None, states=self._states),
             division=self._parts,
         )
+        self._last = _Saved(folder=folder, step=step, spec=spec)
+        self._tell(folder, spec)
+
+    def _copies(self, folder: Path, step: int) -> bool:
+        """Copy the folder that was saved last if it holds the model of this step; return whether it was copied."""
+        last = self._last
+        if last is None or last.step != step or last.folder == folder:
+            return False
+        try:
+            copy_reward_model(last.folder, last.spec, folder)
+        except (ArtifactError, OSError) as error:
+            # Writing the model needs nothing of that folder; if the disk is full, it says so itself.
+            logger.warning("%s cannot be copied, so %s is written from the model: %s", last.folder, folder, error)
+            return False
+        self._tell(folder, last.spec)
+        return True
+
+    def _tell(self, folder: Path, spec: RewardSpec) -> None:
+        """Log that a folder was saved, and a warning if its scores are far from those of the model in training."""
+        config = self._config
         logger.info("saved %s (%s)", folder, spec.save_dtype)
         # The usual rounding of the run's precision is expected; a warning about it in each run would hide the others.
         if spec.max_rounding_error > _usual(config):
@@ -68,6 +100,15 @@ class Saver:
                 config.model.precision,
                 _what_to_do(spec.save_dtype, config),
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Saved:
+    """The folder that was written last."""
+
+    folder: Path
+    step: int
+    spec: RewardSpec
 
 
 def _usual(config: RewardTrainerConfig) -> float:

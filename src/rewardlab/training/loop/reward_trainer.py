@@ -33,7 +33,7 @@ from rewardlab.evaluation.evaluate import (
 from rewardlab.model.lora import require_adapter_gradients
 from rewardlab.model.reward import RewardModel
 from rewardlab.report.tables import format_estimate
-from rewardlab.training.cost.flops import shape_of, work_of
+from rewardlab.training.cost.flops import shape_of, work_of, work_of_head
 from rewardlab.training.cost.throughput import Throughput, Work
 from rewardlab.training.loop import losses
 from rewardlab.training.loop.optimizer import build_optimizer
@@ -130,6 +130,8 @@ class RewardSteps:
     def work(self, batch: PackedBatch) -> Work:
         """Return the tokens and FLOPs of a micro-batch."""
         model = self.model
+        if model.known_states is not None:
+            return work_of_head(batch, self._shape)
         return work_of(batch, self._shape, layout=model.layout, row_tokens=model.row_length(batch.num_tokens))
 
     def describe(self, batch: PackedBatch) -> str:

@@ -137,7 +137,12 @@ def watch_run(
         )
     # `auto` is not replaced in the configuration, so that the run has the same hash on machines without TensorBoard.
     observers += open_sinks(choose_viewers(config.monitor.report_to), folder, to_mapping(config), resumed_at=resumed_at)
-    facts = RunFacts(num_steps=config.run.steps, warmup_steps=config.schedule.warmup_steps or 0, beta=config.loss.beta)
+    facts = RunFacts(
+        num_steps=config.run.steps,
+        warmup_steps=config.schedule.warmup_steps or 0,
+        beta=config.loss.beta,
+        head_alone=config.model.train_head_only,
+    )
     health = HealthWatch(folder, Health(facts), cadence)
     health.start(
         {name: (report.truncated_replies, report.replies) for name, report in tokens.items()},

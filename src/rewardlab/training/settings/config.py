@@ -35,6 +35,11 @@ Trained = TypeVar("Trained", bound="RewardTrainerConfig")
 OptimizerName = Literal["adamw", "sgd", "adafactor", "adamw8bit"]
 
 
+def interval_of(eval_every: int | None, num_steps: int) -> int:
+    """Return the steps between evaluations: a tenth of the run, unless they are given."""
+    return eval_every or max(SHORTEST_INTERVAL, num_steps // 10)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
     """The loss that is minimised (formulas: docs/design/formulas.md)."""
@@ -271,7 +276,7 @@ class RunConfig:
 
     def interval(self, num_steps: int) -> int:
         """Return the steps between evaluations for a run of `num_steps`."""
-        return self.eval_every or max(SHORTEST_INTERVAL, num_steps // 10)
+        return interval_of(self.eval_every, num_steps)
 
 
 @dataclass(frozen=True, kw_only=True)

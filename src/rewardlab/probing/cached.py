@@ -1,0 +1,130 @@
+"""Looks up the last states of conversations in place of computing them, for a head that trains on a frozen model.
+
+A conversation is found by its tokens, so it does not matter which data it belongs to, what it is computed beside and
+how a batch is laid out: another seed that holds out other rows, a limit, or a mix of the same rows finds what is there,
+and only conversations that no run has computed yet are computed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rewardlab.batch import PackedBatch
+from rewardlab.core.errors import DataError, ModelError
+from rewardlab.core.files import read_summed_json, remove
+from rewardlab.core.types import TokenGroup
+from rewardlab.model.reward import RewardModel
+from rewardlab.probing.states import (
+    CHUNK,
+    FloatArray,
+    conversation_keys,
+    hash_of,
+    is_whole,
+    lists_of,
+    state_file,
+    states_of,
+)
+
+logger = logging.getLogger("rewardlab")
+
+
+class CachedStates:
+    """The last states of conversations, found by their tokens; `RewardModel.known_states` takes it."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, tuple[FloatArray, int]] = {}
+        self.num_computed = 0
+        """Replies whose states were computed for this run."""
+        self.num_read = 0
+        """Replies whose states had been kept by another run, or by a probe."""
+
+    def add(self, keys: Sequence[str], states_RW: FloatArray) -> None:
+        """Add conversations by their `conversation_keys`; those that are known already stay as they are."""
+        for number, key in enumerate(keys):
+            self._rows.setdefault(key, (states_RW, number))
+
+    def holds(self, group: TokenGroup) -> bool:
+        """Whether the states of all replies of a group are known."""
+        return all(key in self._rows for key in conversation_keys(group.shared, group.suffixes))
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        """Return the [R, W] float32 states of a batch, on its device. Raises ModelError for one that is not known."""
+        found = [self._rows.get(key) for key in _keys_of(batch)]
+        rows = [array[number] for array, number in filter(None, found)]
+        if len(rows) < len(found):
+            raise ModelError(
+                f"the states of {len(found) - len(rows)} of {len(found)} replies were never computed, so they cannot "
+                f"be looked up. Leave --cache-states out, and please report this."
+            )
+        return torch.from_numpy(np.stack(rows)).to(batch.token_ids_T.device)
+
+
+def cached_states(
+    model: RewardModel, parts: Mapping[str, Sequence[TokenGroup]], *, budget: int, cache: Path
+) -> CachedStates:
+    """Return the last states of every reply of the `parts` (by their names in the log); compute those that are missing.
+
+    They are kept in `cache`, a part of the data at a time, so that a computation that was interrupted goes on where it
+    ended. Raises DataError for a state that is not finite.
+    """
+    of_model = hash_of(model)
+    states = _read(cache, of_model, model)
+    layer: int = model.config.num_hidden_layers
+    for name, groups in parts.items():
+        missing = [number for number, group in enumerate(groups) if not states.holds(group)]
+        computed = 0
+        for start in range(0, len(missing), CHUNK):
+            some = [groups[number] for number in missing[start : start + CHUNK]]
+            found = states_of(model, some, [layer], budget=budget, cache=cache, name=name, of_model=of_model)
+            keys = [key for group in some for key in conversation_keys(group.shared, group.suffixes)]
+            states.add(keys, found[layer])
+            computed += len(keys)
+        total = sum(group.num_replies for group in groups)
+        states.num_computed += computed
+        states.num_read += total - computed
+        logger.info("states: %s: %d of %d replies looked up, %d computed", name, total - computed, total, computed)
+    return states
+
+
+def _read(cache: Path, of_model: str, model: RewardModel) -> CachedStates:
+    """Return all states of a model that are kept and whole; a warning names a list or a file that is damaged."""
+    states = CachedStates()
+    layer, width = model.config.num_hidden_layers, model.head.in_features
+    for path in sorted(lists_of(cache, of_model).glob("*.json")):
+        keys = _listed(path)
+        file = state_file(cache / "states" / path.stem, layer)
+        if keys and is_whole(file, (len(keys), width)):
+            states.add(keys, np.load(file, mmap_mode="r"))
+        else:
+            # Whoever computes the states again lists them again.
+            remove(path)
+    return states
+
+
+def _listed(path: Path) -> list[str]:
+    """Return the keys in a list of conversations; none, with a warning, if it is damaged."""
+    try:
+        if not path.is_file():
+            raise DataError(f"{path} is not a file")
+        keys = read_summed_json(path).get("conversations")
+    except (DataError, OSError) as error:
+        logger.warning("%s; the states that it lists are computed again", error)
+        return []
+    return [str(key) for key in keys] if isinstance(keys, list) else []
+
+
+def _keys_of(batch: PackedBatch) -> Iterator[str]:
+    """Yield the `conversation_keys` of a batch's replies, in order."""
+    tokens_T = batch.token_ids_T.cpu().numpy().astype(np.int32)
+    offset = 0
+    for num_shared, lengths in batch.groups:
+        ends = offset + num_shared + np.cumsum(lengths)
+        shared, *suffixes = np.split(tokens_T[offset : ends[-1]], [num_shared, *(ends[:-1] - offset)])
+        yield from conversation_keys(shared, suffixes)
+        offset = int(ends[-1])
