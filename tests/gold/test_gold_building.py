@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 import labelled
 from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.lock import only_process
 from rewardlab.core.types import Preference
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.report import text_report
@@ -322,3 +324,26 @@ def test_settings_that_mean_nothing_are_refused(tmp_path, settings, told):
 def test_without_input_it_says_what_to_name(tmp_path):
     with pytest.raises(ConfigError, match=r"--input is missing.*gold label"):
         build(BuildConfig(output_dir=tmp_path / "out"))
+
+
+def test_rows_of_two_files_with_one_id_are_all_used_and_told(tmp_path):
+    rows = labelled.rows(30)
+    files = [labelled.write(tmp_path / name, part) for name, part in (("a.jsonl", rows[:20]), ("b.jsonl", rows[20:]))]
+    again = [{**row, "id": f"q{number}"} for number, row in enumerate(rows[20:])]
+    files[1] = labelled.write(files[1], again)
+    config = BuildConfig(
+        inputs=InputConfig(input=tuple(files)), output_dir=tmp_path / "out", test_fraction=0.0, near="none"
+    )
+    built = build(config)
+    assert (built.counts.rows_used, built.counts.rows_of_one_id) == (30, 10)
+    assert "10 rows have the id of an earlier row" in text_report(built, config)
+    assert build(replace(config, inputs=InputConfig(input=(files[0],)), overwrite=True)).counts.rows_of_one_id == 0
+
+
+def test_two_builds_of_one_folder_do_not_meet(tmp_path):
+    held = tmp_path / ".out.partial"
+    held.mkdir()
+    with only_process(held, "--output-dir"), pytest.raises(ConfigError, match="--output-dir"):
+        run(tmp_path, labelled.rows(10))
+    assert run(tmp_path, labelled.rows(10)).counts.rows == 10
+    assert not held.exists()

@@ -17,12 +17,13 @@ from rewardlab.core.files import sha256_file
 from rewardlab.core.types import Comparison, Message, Preference
 from rewardlab.curation.files.forms import as_own_row
 from rewardlab.gold.checking.config import CheckConfig
-from rewardlab.gold.checking.report import claim, json_report, text_report, write
+from rewardlab.gold.checking.report import claim, json_report, page, text_report, write
 from rewardlab.gold.checking.run import Checked, check
 from rewardlab.gold.files.layouts import write_responses, write_rewards, write_rows
 from rewardlab.gold.files.rows import GoldRow, with_system
 from rewardlab.gold.findings import Finding, exit_status
 from rewardlab.gold.stage import Asked, Place, write_manifest
+from rewardlab.report.page import html_page
 
 Rows = list[GoldRow]
 
@@ -375,3 +376,21 @@ def test_what_cannot_be_checked_is_refused(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"question": "?"}\n', encoding="utf-8")
     with pytest.raises(DataError, match="wanted `chosen` and `rejected`"):
         check(CheckConfig(data_path=tmp_path / "bad.jsonl"))
+
+
+def test_what_passed_is_a_line_on_the_terminal_and_whole_on_the_page() -> None:
+    good = [Finding(name=f"thing {n}", status="pass", evidence="fine") for n in range(3)]
+    bad = Finding(name="number of rows", status="fail", evidence="3 and 4")
+    checked = Checked(files=("a.jsonl: 3 rows",), findings=(*good, bad), shown=())
+    text = text_report(checked)
+    assert "3 passed. All of them are on the page that --output-dir writes." in text
+    assert "FAIL      number of rows" in text
+    assert "thing" not in text
+    assert "thing 2" in html_page(page(checked))
+
+
+def test_what_a_killed_build_left_is_not_taken_for_its_folder(tmp_path: Path) -> None:
+    (tmp_path / ".pairs.tmp-1").mkdir()
+    (tmp_path / ".pairs.tmp-1" / "train.jsonl").write_text("half")
+    with pytest.raises(ConfigError, match=r"neither samples\.jsonl nor labels\.jsonl nor train\.jsonl lies in it"):
+        check(CheckConfig(folder=tmp_path))

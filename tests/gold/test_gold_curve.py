@@ -20,7 +20,7 @@ from rewardlab.gold.curving.files import FILES, claim, write
 from rewardlab.gold.curving.pools import largest_size, pool_of, used, with_ensemble
 from rewardlab.gold.curving.report import COLUMNS, csv_report, text_report
 from rewardlab.gold.curving.run import IN, OUT, Result, curve, curve_of
-from rewardlab.gold.curving.words import interval
+from rewardlab.gold.curving.words import headline, interval
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.proxies import Proxy
 
@@ -258,3 +258,21 @@ def test_numbers_have_the_digits_that_their_limits_bear() -> None:
     assert interval(replace(told, value=123.456, low=100.0, high=180.0)) == "123 [100, 180]"
     assert interval(replace(told, value=0.0004, low=0.0001, high=0.0009)) == "0.00040 [0.00010, 0.00090]"
     assert interval(replace(told, low=math.nan, high=math.nan)) == "−0.123 [—]"
+
+
+def test_a_fall_that_could_not_be_seen_is_undecided() -> None:
+    generator = np.random.default_rng(3)
+    gold = generator.normal(size=(12, 8))
+    scores = {"blind": generator.normal(size=gold.shape), "sees": gold + 0.1 * generator.normal(size=gold.shape)}
+    proxies = [Proxy(name=name, scores=tuple(map(tuple, own.tolist()))) for name, own in scores.items()]
+    result = curve_of([pool_of(IN, rows_of(gold.tolist()), proxies)], CurveConfig.of(input=("x",), proxies=("a", "b")))
+    blind, sees = result.curves
+    assert (blind.verdict, sees.verdict) == ("undecided", "no turn-over")
+    assert blind.turn.fall.high >= blind.gain.value
+    text = " ".join(text_report(result).split())
+    assert "any fall is ruled out at 95%. Undecided: blind (in distribution)." in text
+    assert "is not ruled out at 95%, and the most that it gained is" in text
+    alone = replace(result, curves=(blind,))
+    assert headline(alone) == (
+        "UNDECIDED within n ≤ 8: no fall of gold is shown, and one of all that it gained could hide."
+    )

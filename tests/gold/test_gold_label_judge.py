@@ -34,7 +34,6 @@ def prefers_larger(text: str) -> str:
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rewardlab.client.http.MAX_WAIT_S", 0.01)
-    monkeypatch.setattr("rewardlab.gold.labelling.judged.ATTEMPTS", 2)
 
 
 @pytest.fixture
@@ -57,7 +56,7 @@ def judge() -> Iterator[tuple[ChatServer, str]]:
 
 def config(samples: Path, *urls: str, output: str = "labels.jsonl", **more: Any) -> LabelConfig:
     judged = JudgeConfig(**more.pop("judge", {}))
-    scoring = ScoringConfig(backend="chat", url=urls, concurrency=4)
+    scoring = ScoringConfig(backend="chat", url=urls, concurrency=4, attempts=2)
     rows = InputConfig(input=(samples,))
     return LabelConfig(output=samples.parent / output, rows=rows, scoring=scoring, judge=judged, **more)
 

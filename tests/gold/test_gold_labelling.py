@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from faulty_proxy import Faults, spoiling
+from killing import run_program
 from reward_models import save_tiny, served
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError, DataError, EndpointError
@@ -104,19 +103,12 @@ def test_all_digits_of_a_score_are_kept(undisturbed) -> None:
 
 
 PROGRAM = """
-import os, signal, sys
-from rewardlab.gold import kept, reward_models
+import sys
+from killing import end_while_appending
 from rewardlab.cli import main
+from rewardlab.gold import kept, reward_models
 reward_models.REPLIES_AT_A_TIME = 8
-append, count = kept.append_text, 0
-def ending(path, text):
-    global count
-    count += 1
-    if count == 2:
-        append(path, text[: len(text) // 2])
-        os.kill(os.getpid(), signal.SIGKILL)
-    append(path, text)
-kept.append_text = ending
+end_while_appending(kept, at=2)
 main(sys.argv[1:])
 """
 
@@ -127,7 +119,7 @@ def test_killed_again_and_again_it_writes_what_a_run_in_one_piece_writes(
     output = tmp_path / "labels.jsonl"
     words = ["gold", "label", "--model", str(folder), "--input", str(samples), "--output", str(output)]
     for _ in range(3):
-        killed = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True)
+        killed = run_program(PROGRAM, words)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert not output.exists()
     kept = (tmp_path / ".labels.jsonl.partial" / "kept.jsonl").read_text().splitlines()
@@ -359,3 +351,14 @@ def test_scores_of_other_rows_are_refused(folder, samples, tmp_path) -> None:
         proxy_scores([str(labelled.place.rows), str(labelled.place.twin)], rows, tmp_path)
     with pytest.raises(ConfigError, match="no reward-model folder"):
         proxy_scores([str(tmp_path)], rows, tmp_path)
+
+
+def test_a_language_model_is_no_gold(tmp_path, samples, capsys) -> None:
+    (tmp_path / "chat").mkdir()
+    (tmp_path / "chat" / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    for model in (tmp_path / "chat", "smollm2-135m-instruct"):
+        with pytest.raises(ConfigError, match="is a language model, and gives no scores"):
+            label(LabelConfig(model=str(model), output=tmp_path / "x.jsonl", rows=InputConfig(input=(samples,))))
+    with pytest.raises(SystemExit):
+        main(["gold", "label", "--output", str(tmp_path / "x.jsonl")])
+    assert "--model is missing: name the folder of the gold reward model" in capsys.readouterr().err

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ import pytest
 
 import ray_workers
 import rewardlab
+from killing import run_program
 from ray_workers import formula
 from reward_models import save_tiny
 from rewardlab.core.errors import ConfigError, DataError, EndpointError
@@ -232,21 +232,14 @@ def test_an_item_that_fails_in_a_worker_has_the_cause_in_its_place(tmp_path, not
 
 
 PROGRAM = """
-import os, signal, sys
+import sys
+from killing import end_while_appending
 from rewardlab.cli import main
 from rewardlab.gold import kept
 from rewardlab.gold.sampling import run
 from ray_workers import formula
 run.samplers_of = formula
-append, count = kept.append_text, 0
-def ending(path, text):
-    global count
-    count += 1
-    if count == 3:
-        append(path, text[: len(text) // 2])
-        os.kill(os.getpid(), int(sys.argv[1]))
-    append(path, text)
-kept.append_text = ending
+end_while_appending(kept, at=3, number=int(sys.argv[1]))
 main(sys.argv[2:])
 """
 
@@ -256,13 +249,11 @@ main(sys.argv[2:])
 def test_a_run_that_is_ended_leaves_no_processes_and_goes_on(tmp_path, short, notes, number, status) -> None:
     config = asked(tmp_path, f"{notes}:")
     words = ["gold", "sample", "--prompts", config.prompts, "--model", config.model, "--output", str(config.output)]
-    words += ["--num-responses", "2", "--max-tokens", "6", "--engine", "ray", "--ray-workers", "1"]
+    words += ["--num-responses", "2", "--max-tokens", "6", "--batch-size", "4", "--engine", "ray", "--ray-workers", "1"]
     mark = f"{os.getpid()} {number.name}"
     environment = {**os.environ, MARK: mark, "RAY_TMPDIR": str(short), "PYTHONPATH": PATH, "RAY_worker_niceness": "0"}
     environment.pop("RAY_ADDRESS", None)
-    ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(int(number)), *words], env=environment, capture_output=True, text=True
-    )
+    ended = run_program(PROGRAM, [str(int(number)), *words], environment)
     assert ended.returncode == status, ended.stderr
     assert not alive(mark)
     assert not config.output.exists()

@@ -264,3 +264,32 @@ def test_what_holds_no_prompts_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(DataError, match=r"x\.json"):
         list(read_prompts(str(tmp_path / "x.json")))
+
+
+# --- what does not fit --------------------------------------------------------------------------------------------
+
+
+def test_a_row_with_fewer_replies_than_are_asked_for_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"prompt": "why?", "responses": ["a", "b"]}) + "\n")
+    with pytest.raises(DataError, match=r"rows\.jsonl:1: has 2 responses, wanted 3 \(--num-responses\)"):
+        list(InputConfig(input=(path,), num_responses=3).rows())
+
+
+def test_a_whole_file_beside_parts_of_its_name_is_refused(tmp_path: Path) -> None:
+    whole = tmp_path / "x.jsonl"
+    whole.touch()
+    assert parts_of(whole) == [whole]
+    Shard(0, 2).path(whole).touch()
+    with pytest.raises(ConfigError, match=r"x\.jsonl: x-00001-of-00002\.jsonl is there too"):
+        parts_of(whole)
+
+
+def test_a_prompt_with_images_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.json"
+    path.write_text(json.dumps([[{"role": "user", "content": "What is this?", "images": ["a.png"]}]]))
+    with pytest.raises(DataError, match=r"prompts\.json:1: .*has images beside its text"):
+        list(read_prompts(str(path)))
+    write(rows := tmp_path / "rows.jsonl", {"prompt": "Who?", "images": []}, {"prompt": "What?", "images": ["a.png"]})
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: has images beside its prompt"):
+        list(read_prompts(str(rows)))

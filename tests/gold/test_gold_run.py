@@ -338,3 +338,32 @@ def test_a_stage_whose_files_nobody_writes_is_told_before_any_begins(tmp_path, m
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "labels.jsonl").touch()
     require_makers(read_plan(tmp_path / "plan.yaml"))
+
+
+def test_labels_go_on_where_failed_replies_came_later(tmp_path, models, server, capsys) -> None:
+    chat, url = server
+    chat.refused = "basil"
+    lenient = {"max_error_fraction": 1}
+    path = write_plan(tmp_path, models, url, sample=lenient, label=lenient)
+    assert run_cli(words(path, "--until", "label")) == 0
+    labels = tmp_path / "out" / "labels.jsonl"
+    assert labels.read_text().count("no reply was sampled") == 4 * len(PROMPTS) // 5
+    chat.refused = ""
+    assert run_cli(words(path, "--until", "label")) == 0, capsys.readouterr().err
+    assert "gold_errors" not in labels.read_text()
+
+    other = write_plan(tmp_path, models, url, sample=lenient, label={**lenient, "max_length": 64})
+    assert run_cli(words(other, "--until", "label")) == 2
+    assert "max_length was 2048, now 64" in (told := capsys.readouterr().err)
+    assert "Here that is `rewardlab gold run` with --redo label." in told
+    labels.write_text("mine\n")
+    with (tmp_path / "out" / "samples.jsonl.manifest.json").open() as file:
+        assert json.load(file)["counts"]["errors"] == 0
+    assert run_cli(words(path, "--until", "label")) == 2
+    assert "labels.jsonl: it was changed after it was written" in capsys.readouterr().err
+    assert labels.read_text() == "mine\n"
+
+
+def test_a_dry_run_writes_nothing(tmp_path, models, tools) -> None:
+    go(write_plan(tmp_path, models, "http://x"), tools, dry_run=True)
+    assert not (tmp_path / "out").exists()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +11,10 @@ from typing import Any
 import pytest
 
 from chat_server import ChatServer, chatting, reply_of
+from killing import run_program
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError, DataError, EndpointError
+from rewardlab.core.types import Message
 from rewardlab.gold.files.parts import parts_of
 from rewardlab.gold.files.rows import read_gold_rows
 from rewardlab.gold.sampling.config import DrawConfig, SampleConfig, SamplerConfig
@@ -135,18 +135,11 @@ def test_a_log_probability_that_is_no_number_is_left_out(prompts, url, server) -
 
 
 PROGRAM = """
-import os, signal, sys
+import sys
+from killing import end_while_appending
 from rewardlab.cli import main
 from rewardlab.gold import kept
-append, count = kept.append_text, 0
-def ending(path, text):
-    global count
-    count += 1
-    if count == 3:
-        append(path, text[: len(text) // 2])
-        os.kill(os.getpid(), signal.SIGKILL)
-    append(path, text)
-kept.append_text = ending
+end_while_appending(kept, at=3)
 main(sys.argv[1:])
 """
 
@@ -154,7 +147,7 @@ main(sys.argv[1:])
 def test_killed_ten_times_it_writes_what_a_run_in_one_piece_writes(prompts, url, server, undisturbed) -> None:
     asked = config(prompts, url)
     for _ in range(10):
-        killed = subprocess.run([sys.executable, "-c", PROGRAM, *words(asked)], capture_output=True, text=True)
+        killed = run_program(PROGRAM, words(asked))
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         assert not asked.output.exists()
     before = len(server.asked)
@@ -191,7 +184,7 @@ def words(asked: SampleConfig) -> list[str]:
 
 def test_too_many_errors_fail_after_the_file_is_written(prompts, url, server) -> None:
     server.refused = "question"
-    with pytest.raises(DataError, match="36 of 36 replies are missing, more than --max-error-fraction 0.1"):
+    with pytest.raises(DataError, match="36 of 36 replies failed, more than --max-error-fraction 0.1"):
         sample(config(prompts, url))
     assert len(list(read_gold_rows(prompts.parent / "samples.jsonl"))) == 12
 
@@ -332,3 +325,47 @@ def test_flags_of_the_scripts_that_it_replaces(prompts, url) -> None:
 def test_a_wrong_name_of_a_model_says_which_there_are(prompts, url) -> None:
     with pytest.raises(ConfigError, match="has no model 'big'; it serves tiny-chat"):
         sample(config(prompts, url, sampler={"served_model_name": "big"}))
+
+
+def test_a_server_that_is_away_is_told_once(prompts, capsys, log) -> None:
+    words = ["--prompts", str(prompts), "--output", str(prompts.parent / "x.jsonl"), "--attempts", "1"]
+    with pytest.raises(SystemExit):
+        main(["gold", "sample", "--backend", "http", "--url", "http://127.0.0.1:9", *words])
+    assert capsys.readouterr().err.count("http://127.0.0.1:9") == 1
+    assert "left out" not in log.text
+    words[1] = "nope.json"
+    with pytest.raises(SystemExit):
+        main(["gold", "sample", "--backend", "http", "--url", "http://127.0.0.1:9", *words])
+    assert "error: --prompts nope.json, split 'train': no such file." in capsys.readouterr().err
+
+
+def test_drawn_prompts_in_parts_are_those_of_the_whole(prompts, url) -> None:
+    whole = sample(config(prompts, url, limit=7)).place.rows.read_bytes()
+    assert whole.count(b"\n") == 7
+    parts = [sample(config(prompts, url, limit=7, output="divided.jsonl", shard=f"{k}/3")) for k in (1, 2, 3)]
+    assert b"".join(part.place.rows.read_bytes() for part in parts) == whole
+
+
+def test_another_model_of_the_same_name_does_not_complete_an_output(prompts, url, server) -> None:
+    server.refused = "question 3"
+    before = content(sample(config(prompts, url)))
+    server.refused, server.root = "", "other-weights"
+    with pytest.raises(ConfigError, match='by another model than the one that is there now: root was .*"?tiny-chat'):
+        sample(config(prompts, url))
+    assert content(sample(config(prompts, url, overwrite=True))) != before
+
+
+def test_the_commit_of_prompts_of_the_hub_is_in_the_manifest(tmp_path, url, monkeypatch) -> None:
+    from rewardlab.gold.files.prompts import Prompt
+    from rewardlab.gold.sampling import run
+
+    commit = "0" * 40
+    one = Prompt(id="0", prompt=(Message("user", "why?"),))
+    monkeypatch.setattr(run, "hub_facts", lambda name, split, **_: {"commit": commit})
+    monkeypatch.setattr(run, "read_prompts", lambda name, **_: iter([one]))
+    given = {"sampler": SamplerConfig(backend="http", url=(url,)), "output": tmp_path / "samples.jsonl"}
+    found = sample(SampleConfig(prompts="somebody/prompts", **given))
+    assert json.loads(found.place.manifest.read_text())["asked"]["inputs"] == {"somebody/prompts[train]": commit}
+    commit = "1" * 40
+    with pytest.raises(ConfigError, match=r"somebody/prompts\[train\] was 000"):
+        sample(SampleConfig(prompts="somebody/prompts", **given))

@@ -28,7 +28,13 @@ def submitted(folder: Path, words: list[str], *, status: int = 0, first: int = 1
     slurm = {f"SLURM_ARRAY_TASK_{name}": str(value) for name, value in array.items()}
     return subprocess.run(
         ["bash", str(SBATCH), *words],
-        env={**os.environ, **slurm, "SLURM_JOB_ID": "4711", "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"},
+        env={
+            **os.environ,
+            **slurm,
+            "SLURM_JOB_ID": "4711",
+            "SLURM_ARRAY_JOB_ID": "4711",
+            "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -50,7 +56,7 @@ def test_a_task_reads_and_writes_the_parts_of_its_number(tmp_path, first) -> Non
 def test_a_task_is_queued_again_if_work_is_left_and_only_then(tmp_path, status, queued) -> None:
     found = submitted(tmp_path, ["sample", "--shard", "slurm"], status=status)
     told = tmp_path / "queued"
-    assert (told.read_text().split() if told.exists() else None) == (["requeue", "4711"] if queued else None)
+    assert (told.read_text().split() if told.exists() else None) == (["requeue", "4711_3"] if queued else None)
     assert found.returncode == (0 if queued else status)
 
 

@@ -35,6 +35,8 @@ class ChatServer:
     refused: str = ""
     """A prompt with this text always gets 400."""
     models: tuple[str, ...] = ("tiny-chat",)
+    root: str | None = None
+    """Where the weights are from, if not the name of the model."""
     says: Callable[[str], str] | None = None
     """What the model answers to a text, in place of a reply by prompt and seed."""
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -59,7 +61,10 @@ def chatting(server: ChatServer) -> Iterator[str]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            self.answer(200, json.dumps({"data": [{"id": name, "root": name} for name in server.models]}).encode())
+            self.answer(
+                200,
+                json.dumps({"data": [{"id": name, "root": server.root or name} for name in server.models]}).encode(),
+            )
 
         def do_POST(self) -> None:
             body = json.loads(self.body())

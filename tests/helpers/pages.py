@@ -46,15 +46,35 @@ def blocks(page: str, language: str) -> Iterator[Block]:
         yield Block(page[: match.start(1)].count("\n") + 1, match[1])
 
 
-def promised_and_printed(name: str, **given: object) -> tuple[list[str], list[str]]:
-    """What the comments of a page's python examples say they print, and what they print, run in one namespace."""
+class Ran(NamedTuple):
+    """What came of a page's python examples, run in one namespace."""
+
+    promised: list[str]
+    """What their comments say they print."""
+    printed: list[str]
+    names: dict[str, object]
+    """The namespace afterwards."""
+
+
+def run_examples(name: str, **given: object) -> Ran:
+    """Run the python examples of a page."""
     printed: list[str] = []
-    names: dict[str, object] = {**given, "print": lambda *values: printed.append(" ".join(map(str, values)))}
+    names: dict[str, object] = {
+        "__name__": "page",
+        **given,
+        "print": lambda *values: printed.append(" ".join(map(str, values))),
+    }
     promised: list[str] = []
     for block in blocks(read(name), "python"):
         promised += re.findall(r"  # -> (.*)$", block.text, re.MULTILINE)
-        exec(compile(block.text, name, "exec"), names)
-    return promised, printed
+        exec(compile(block.text, name, "exec", dont_inherit=True), names)
+    return Ran(promised, printed, names)
+
+
+def promised_and_printed(name: str, **given: object) -> tuple[list[str], list[str]]:
+    """What the comments of a page's python examples say they print, and what they print."""
+    ran = run_examples(name, **given)
+    return ran.promised, ran.printed
 
 
 def first_cells(page: str, heading: str = "") -> list[str]:

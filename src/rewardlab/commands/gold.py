@@ -47,7 +47,10 @@ def translated(arguments: Sequence[str], stage: str) -> list[str]:
 
 def settings_for(config_type: type[Any], arguments: Sequence[str], stage: str) -> Any:
     """Return the settings of a stage from its arguments. Raises as `parse_command`."""
-    return parse_command(config_type, translated(arguments, stage), f"gold {stage}")
+    theirs = [*THEIRS.get(stage, {}), *WITHOUT_EFFECT.get(stage, {})]
+    earlier = f"; of earlier scripts also {', '.join(f'--{name}' for name in theirs)}" if theirs else ""
+    more = f"Flags may have underscores (--prompts_path){earlier}." if stage != "run" else ""
+    return parse_command(config_type, translated(arguments, stage), f"gold {stage}", more=more)
 
 
 @contextmanager

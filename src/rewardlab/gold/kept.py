@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rewardlab.core.files import append_text, sha256_json, to_json
+from rewardlab.core.files import append_text, encodable, sha256_json, to_json
 
 logger = logging.getLogger("rewardlab")
 FILE: Final = "kept.jsonl"
@@ -63,7 +63,7 @@ class Kept:
 
     def add(self, results: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         """Keep results. When this returns they are on the disk. Raises OSError if it is full."""
-        lines = [_line({"key": key, **result}) for key, result in results]
+        lines = [encodable(to_json({"key": key, **result}, indent=None)) + "\n" for key, result in results]
         start = self.path.stat().st_size
         append_text(self.path, "".join(lines))
         for (key, _), line in zip(results, lines, strict=True):
@@ -87,16 +87,6 @@ class Kept:
                 entry = _parsed(file.read(place[1]))
                 assert entry is not None, "it was whole when it was read or written"
                 yield {name: value for name, value in entry.items() if name != "key"}
-
-
-def _line(entry: Mapping[str, Any]) -> str:
-    """Return an entry as a line; lone surrogates are escaped, since UTF-8 has none."""
-    text = to_json(dict(entry), indent=None) + "\n"
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(dict(entry), allow_nan=False) + "\n"
-    return text
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from rewardlab.core.files import read_json
 from rewardlab.core.lock import only_process
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.data.readers import read_each_row
+from rewardlab.data.shards import extension_of
 from rewardlab.gold.files.layouts import read_rewards
 from rewardlab.gold.files.rows import GoldRow, scores_of
 from rewardlab.gold.kept import Kept
@@ -21,6 +22,8 @@ from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
 
 BEST: Final = "best"
 """Where a run keeps the model that it chose."""
+MOST_CAUSES: Final = 3
+"""Causes of missing scores that are told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +33,15 @@ class Proxy:
     name: str
     scores: tuple[tuple[float | None, ...], ...]
     """For each row one score for each reply; None where it has none."""
+    causes: tuple[str, ...] = ()
+    """Why replies that are there have no score: the first few causes that differ."""
+
+    @property
+    def note(self) -> str:
+        """The causes in a sentence; empty without any."""
+        if not self.causes:
+            return ""
+        return f"{self.name} gave no score to some replies. The first causes: {'; '.join(self.causes).rstrip('.')}."
 
 
 def proxy_scores(
@@ -45,7 +57,7 @@ def proxy_scores(
     belong to the rows.
     """
     named = named_sources(sources)
-    return [Proxy(name=name, scores=tuple(_scores(what, rows, folder, config))) for name, what in named.items()]
+    return [_proxy(name, what, rows, folder, config) for name, what in named.items()]
 
 
 def named_sources(sources: Sequence[str]) -> dict[str, str]:
@@ -86,20 +98,28 @@ def model_in(folder: Path) -> Path | None:
 def _short_name(source: str) -> str:
     path = Path(source)
     path = path.resolve() if path.name in ("", ".", "..") else path
-    return path.parent.name or BEST if path.name == BEST else path.name.partition(".")[0]
+    if path.name == BEST:
+        return path.parent.name or BEST
+    return path.name if path.is_dir() else path.name.removesuffix(extension_of(path) or "") or path.name
 
 
-def _scores(
-    what: str, rows: Sequence[GoldRow], folder: Path, config: ScoringConfig
-) -> Iterator[tuple[float | None, ...]]:
+def _proxy(name: str, what: str, rows: Sequence[GoldRow], folder: Path, config: ScoringConfig) -> Proxy:
     if Path(what).is_file():
-        yield from _read(Path(what), rows)
-        return
+        return Proxy(name=name, scores=tuple(_read(Path(what), rows)))
     folder.mkdir(parents=True, exist_ok=True)
     with only_process(folder, "--output-dir"):
         sources = reward_models(str(folder_of(what)), config)
         scored = score_all(lambda: rows, sources, Kept(folder), title=f"scoring with {Path(what).name}")
-        yield from [scored.of(row)[0] for row in rows]
+        found = [scored.of(row) for row in rows]
+    failed = [
+        why
+        for row, (_, errors) in zip(rows, found, strict=True)
+        for place, why in errors.items()
+        if row.responses[int(place)] is not None
+    ]
+    return Proxy(
+        name=name, scores=tuple(scores for scores, _ in found), causes=tuple(dict.fromkeys(failed))[:MOST_CAUSES]
+    )
 
 
 def _read(path: Path, rows: Sequence[GoldRow]) -> Iterator[tuple[float | None, ...]]:
@@ -110,6 +130,11 @@ def _read(path: Path, rows: Sequence[GoldRow]) -> Iterator[tuple[float | None, .
             f"{path}: has scores of {len(found)} rows, and {len(rows)} have gold scores. Is it of other data?"
         )
     for number, (scores, row) in enumerate(zip(found, rows, strict=True), start=1):
+        if len(scores) != len(row.responses):
+            raise DataError(
+                f"{path}:{number}: has {len(scores)} scores, and {row.where or f'row {number}'} has "
+                f"{len(row.responses)} replies. Is it of other data?"
+            )
         checked = scores_of(scores, len(row.responses), f"{path}:{number}")
         assert checked is not None
         yield checked

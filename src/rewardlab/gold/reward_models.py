@@ -11,19 +11,23 @@ from typing import Any, Final
 
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, EndpointError
-from rewardlab.core.spec import REFUSING, read_spec
+from rewardlab.core.files import read_json
+from rewardlab.core.spec import REFUSING, SPEC_FILE, read_spec
 from rewardlab.gold.engine import DEFAULT_ENGINE
 from rewardlab.gold.files.rows import HALF, GoldRow, is_encodable
 from rewardlab.gold.kept import Kept, key_of
 from rewardlab.gold.pool import Finished, PassingError
 from rewardlab.gold.scoring import ScoringConfig
 from rewardlab.gold.servers import may_pass
-from rewardlab.gold.teams import Team, team_of
+from rewardlab.gold.teams import Accept, Team, anyone, team_of
+from rewardlab.model.builtin import BUILTIN_NAMES
 from rewardlab.serve.scoring.backends import Backend, LocalBackend, LocalModel, Scores
 from rewardlab.serve.scoring.rows import Asked
 
 TRUNCATE: Final = {"auto": None, "cut": True, "refuse": False}
 """`--overlong` -> whether a client lets conversations be cut; None by the rule of the model."""
+LANGUAGE_MODELS: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Ends of the names of architectures that write text."""
 REPLIES_AT_A_TIME: Final = 256
 """Replies after which no further row joins a part: few, so that little is lost if it stops, but enough to fill
 micro-batches."""
@@ -77,7 +81,22 @@ def reward_models(model: str, config: ScoringConfig) -> list[RewardModel]:
     return [_remote(url, model, config) for url in config.url]
 
 
+def _require_reward_model(model: str) -> None:
+    """Raise ConfigError for a language model, which gives no scores."""
+    folder = Path(model)
+    if (folder / SPEC_FILE).is_file():
+        return
+    facts = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    kinds = [str(one) for one in facts.get("architectures") or ()] if isinstance(facts, dict) else []
+    if model.lower() in BUILTIN_NAMES or any(kind.endswith(LANGUAGE_MODELS) for kind in kinds):
+        raise ConfigError(
+            f"--model {model}: is a language model, and gives no scores. Name a reward model, as `rewardlab train` and "
+            f"`rewardlab import` write; a language model can be a judge behind a server (--backend chat)."
+        )
+
+
 def _local(model: str, config: ScoringConfig) -> Any:
+    _require_reward_model(model)
     overlong = config.overlong
     if overlong == "auto":
         overlong = "refuse" if read_spec(Path(model)).renderer.truncation in REFUSING else "cut"
@@ -107,6 +126,8 @@ def _remote(url: str, model: str, config: ScoringConfig) -> RewardModel:
         token=token_in(config.token_env, flag="--token-env"),
         artifact=model or None,
         max_concurrency=config.concurrency,
+        timeout_s=config.timeout_s,
+        attempts=config.attempts,
         truncate=TRUNCATE[config.overlong],
     )
     bare = read_spec(Path(model)).renderer.joins_texts if model else None
@@ -169,9 +190,13 @@ def score_by(
     kept: Kept,
     *,
     title: str,
+    accept: Accept = anyone,
 ) -> Scored:
-    """Score as `score_all`, by whoever `team` has at work."""
-    return asyncio.run(_score_by(rows, team, kept, title))
+    """Score as `score_all`, by whoever `team` has at work.
+
+    `accept` is handed what scores before anything is scored, and may raise.
+    """
+    return asyncio.run(_score_by(rows, team, kept, title, accept))
 
 
 async def _score_by(
@@ -179,8 +204,10 @@ async def _score_by(
     team: AbstractAsyncContextManager[Team[Asked, Scores]],
     kept: Kept,
     title: str,
+    accept: Accept,
 ) -> Scored:
     async with team as workers:
+        accept(workers.identity)
         scored = Scored(identity=workers.identity, kept=kept)
         total = sum(len(row.responses) for row in rows())
         with bar(title=title, unit=" replies", total=total) as shown:

@@ -25,6 +25,10 @@ class ScoringConfig:
     """Environment variable with the token that the server wants."""
     concurrency: int = 16
     """Most requests to a server that are under way at a time."""
+    timeout_s: float = 600.0
+    """Seconds for an answer of a server with all attempts; one that hangs is asked again after it."""
+    attempts: int = 5
+    """Most times that a request to a server is sent."""
     max_length: int = 2048
     """Most tokens of a conversation, where a folder is scored in this process and its own limit is not smaller."""
     overlong: Literal["auto", "cut", "refuse"] = "auto"
@@ -40,11 +44,12 @@ class ScoringConfig:
 
     def __post_init__(self) -> None:
         require_between(self, micro_token_budget=BUDGETS, concurrency=(1, 1024), processes=(1, 1024))
-        require_between(self, max_length=(8, 1 << 24))
+        require_between(self, max_length=(8, 1 << 24), timeout_s=(0.001, 86_400), attempts=(1, 100))
         local = self.backend == "local"
         require(local or bool(self.url), f"--backend {self.backend}: --url is missing: name the server's address.")
         if local:
-            require_unset(self, "served_model_name", "token_env", only="--backend http, vllm or chat")
+            only = "--backend http, vllm or chat"
+            require_unset(self, "served_model_name", "token_env", "timeout_s", "attempts", only=only)
         else:
             # A server computes as it was started.
             require_unset(self, "max_length", "precision", "processes", only="--backend local")

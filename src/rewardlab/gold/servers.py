@@ -21,20 +21,21 @@ async def open_all(sources: Sequence[Kind]) -> list[Kind]:
     Raises ConfigError if they are of different models, and what the last one raises if none can be opened.
     """
     opened: list[Kind] = []
-    last: EndpointError | None = None
+    away: list[tuple[Kind, EndpointError]] = []
     for source in sources:
         try:
             await source.open()
         except EndpointError as error:
             if not may_pass(error):
                 raise
-            last = error
-            logger.warning("%s: left out: %s", source.name, error)
+            away.append((source, error))
         else:
             opened.append(source)
+    # Where none is there, the last one is told by the error.
+    for source, why in away if opened else away[:-1]:
+        logger.warning("%s: left out: %s", source.name, why)
     if not opened:
-        assert last is not None
-        raise last
+        raise away[-1][1]
     for source in opened[1:]:
         if source.identity != opened[0].identity:
             raise ConfigError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,8 +124,10 @@ def earlier(place: Place) -> dict[str, Any] | None:
     return None if manifest is None or changed_file(place, manifest) is not None else manifest
 
 
-def require_own(place: Place, asked: Asked, *, read: Iterable[Path] = (), overwrite: bool) -> State:
-    """Return the state of the output, which may be written.
+def require_own(
+    place: Place, asked: Asked, *, read: Iterable[Path] = (), overwrite: bool, follow_input: bool = False
+) -> State:
+    """Return the state of the output, which may be written. With `follow_input` it may be of earlier inputs.
 
     Raises ConfigError if it would replace what is `read`, or is of something else and not to be overwritten; DataError
     if it was changed after it was written, and is not to be overwritten.
@@ -139,22 +141,41 @@ def require_own(place: Place, asked: Asked, *, read: Iterable[Path] = (), overwr
     state = state_of(place, asked)
     if overwrite or state not in ("changed", "other"):
         return state
-    if state == "changed":
-        raise DataError(
-            f"{changed_file(place, read_manifest(place) or {})}: it was changed after it was written. Restore it, or "
-            f"make it again with --overwrite."
-        )
     manifest = read_manifest(place)
+    changed = None if manifest is None else changed_file(place, manifest)
+    if state == "changed" or (follow_input and changed is not None):
+        raise DataError(
+            f"{changed}: it was changed after it was written. Restore it, or make it again with --overwrite."
+        )
     if manifest is None:
         there = place.rows if place.rows.exists() else place.twin
         raise ConfigError(
             f"--output {there}: exists. Name another file, or replace it with --overwrite; both {_names(place)} are "
             f"written."
         )
+    if follow_input and {**manifest["asked"], "inputs": {}} == {**asked.as_dict(), "inputs": {}}:
+        return state
     raise ConfigError(
         f"--output {place.rows}: was made of something else: {differences(manifest['asked'], asked.as_dict())}. Name "
         f"another file, or make it again with --overwrite, which keeps what is still of use."
     )
+
+
+def require_same_source(place: Place, identity: Mapping[str, Any], *, overwrite: bool) -> None:
+    """Raise ConfigError if an output that is to be completed was made by another model than the one that is at hand.
+
+    `identity` is what it says of itself: a hash of its files, a commit of the hub, or what a server tells.
+    """
+    manifest = None if overwrite else earlier(place)
+    if manifest is None:
+        return
+    before, now = manifest["decided"].get("identity") or {}, json.loads(to_json(dict(identity)))
+    if before and before != now:
+        told = differences({"settings": before}, {"settings": now})
+        raise ConfigError(
+            f"--output {place.rows}: was made by another model than the one that is there now: {told}. Serve the "
+            f"earlier one again, name another file, or make it again with --overwrite."
+        )
 
 
 def _names(place: Place) -> str:
@@ -223,6 +244,16 @@ def writing(place: Place, asked: Asked) -> Iterator[None]:
     write_json(mark, asked.as_dict())
     yield
     mark.unlink()
+
+
+def require_few_errors(place: Place, *, errors: int, replies: int, most: float, examples: Sequence[str]) -> None:
+    """Raise DataError if more than the fraction `most` of the replies failed. `examples` are causes."""
+    if errors > most * replies:
+        raise DataError(
+            f"{place.rows}: {errors} of {replies} replies failed, more than --max-error-fraction {most:g}. The first "
+            f"causes: {'; '.join(examples).rstrip('.')}. The file is written; the same command asks for the missing "
+            f"ones again."
+        )
 
 
 def write_manifest(place: Place, asked: Asked, *, decided: Mapping[str, Any], counts: Mapping[str, Any]) -> None:

@@ -15,6 +15,14 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+Accept = Callable[[Mapping[str, Any]], None]
+"""Is handed what decides the results of a team before it begins, and raises where that is not wanted."""
+
+
+def anyone(identity: Mapping[str, Any]) -> None:
+    """Accept whoever it is."""
+
+
 class Team(Protocol[Item, Result]):
     """Whoever does the parts."""
 

@@ -38,6 +38,8 @@ class Counts:
     """What became of rows, replies and pairs. Each is the sum of what is used and what is left out."""
 
     rows: int = 0
+    rows_of_one_id: int = 0
+    """Rows with the id of an earlier row."""
     rows_used: int = 0
     rows_without_two: int = 0
     """Rows with fewer than two replies that can be compared."""

@@ -59,6 +59,11 @@ def _sum(what: str, number: int, used: int, left_out: Mapping[str, int], causes:
 
 
 def _warnings(counts: Counts) -> Iterator[str]:
+    if counts.rows_of_one_id:
+        yield (
+            f"{format_count(counts.rows_of_one_id)} rows have the id of an earlier row, as files that were numbered "
+            f"alike do; all are used, but the ids of preferences do not tell them apart"
+        )
     if counts.largest_disagreement:
         yield (
             f"identical replies to a prompt have gold scores up to {counts.largest_disagreement:.3g} apart: that much "

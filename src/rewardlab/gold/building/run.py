@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+import glob
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,8 @@ from rewardlab.analysis.json_form import encode
 from rewardlab.core.bars import bar
 from rewardlab.core.config import require, to_mapping
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import provenance, replacing_folder, sha256_file, write_json
+from rewardlab.core.files import provenance, remove, replacing_folder, sha256_file, write_json
+from rewardlab.core.lock import only_process
 from rewardlab.curation.files.writing import MANIFEST, require_output_folder
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.building.facts import Facts, Watcher
@@ -45,12 +47,35 @@ def build(config: BuildConfig) -> Built:
     The rows are read twice: first for what belongs together, then to be written. The same rows and settings give the
     same bytes, but for the manifest.
 
-    Raises ConfigError for an output folder that may not be written; DataError for rows that cannot be read, that change
-    meanwhile, or of which a side has no pair.
+    Raises ConfigError for an output folder that may not be written, or that another process writes; DataError for rows
+    that cannot be read, that change meanwhile, or of which a side has no pair.
     """
     require(config.inputs.is_given, "--input is missing: name a file that `rewardlab gold label` wrote.")
     inputs = config.inputs.files()
     require_output_folder(config.output_dir, inputs, tool=TOOL, what="preferences", overwrite=config.overwrite)
+    with _alone(config.output_dir):
+        return _build(config, inputs)
+
+
+@contextmanager
+def _alone(target: Path) -> Iterator[None]:
+    """Keep other processes from a folder that is to be written, and remove what one left that was killed before.
+
+    Raises ConfigError if another one is at work.
+    """
+    # The folder itself is replaced as a whole, so the lock lies beside it.
+    work = target.with_name(f".{target.name}.partial")
+    work.mkdir(parents=True, exist_ok=True)
+    with only_process(work, "--output-dir"):
+        for left_over in target.parent.glob(f".{glob.escape(target.name)}.tmp-*"):
+            remove(left_over)
+        try:
+            yield
+        finally:
+            remove(work)
+
+
+def _build(config: BuildConfig, inputs: list[Path]) -> Built:
     stamps = _stamps(inputs)
     read = [{"file": path.name, "bytes": path.stat().st_size, "sha256": sha256_file(path)} for path in inputs]
     rows = config.inputs.rows(labelled=True)
@@ -88,7 +113,11 @@ def _write(folder: Path, config: BuildConfig, sides: Sides) -> tuple[Built, list
     with ExitStack() as stack:
         files = [SideFiles(folder, name, stack) for name in sides.names]
         rows = bar(config.inputs.rows(labelled=True), title="writing preferences", total=len(sides.side_R))
+        seen: set[int] = set()
         for row, side in zip(rows, sides.side_R.tolist(), strict=True):
+            name = hash(row.id)
+            counts.rows_of_one_id += name in seen
+            seen.add(name)
             judged = judge(row, config, counts)
             watcher.see(row.key, judged)
             files[side].write(row, judged)

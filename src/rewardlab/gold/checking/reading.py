@@ -116,7 +116,8 @@ def _places(config: CheckConfig) -> tuple[Path | None, Path | None, Path | None]
     """Return the files of samples and labels, and the folder of pairs. Raises ConfigError if a folder has none."""
     if config.folder is None:
         return config.samples, config.labels, config.pairs
-    rooms = [config.folder, *sorted(path for path in config.folder.glob("*") if path.is_dir())]
+    # Hidden ones are of commands that are at work, or were killed.
+    rooms = [config.folder, *sorted(path for path in config.folder.glob("[!.]*") if path.is_dir())]
     found = [_first(rooms, f"{name}.jsonl") for name in ("samples", "labels")]
     pairs = next((room for room in rooms if any((room / form.format("train")).is_file() for form in FORMS)), None)
     if not any((*found, pairs)):

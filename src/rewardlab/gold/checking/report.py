@@ -14,7 +14,7 @@ from rewardlab.gold import pages
 from rewardlab.gold.checking.config import CheckConfig
 from rewardlab.gold.checking.run import Checked, Shown
 from rewardlab.gold.findings import exit_status, worst
-from rewardlab.report import document
+from rewardlab.report import document, outputs
 from rewardlab.report.document import Block, Document, Paragraph, Section, Turn
 
 MADE_BY: Final = "rewardlab gold check"
@@ -31,7 +31,10 @@ def headline(checked: Checked) -> str:
 def text_report(checked: Checked) -> str:
     """Return the report for a terminal."""
     blocks = ["\n".join(checked.files), headline(checked)]
-    blocks += [pages.finding_text(one, with_about=True) for one in pages.graver_first(checked.findings)]
+    told = [one for one in pages.graver_first(checked.findings) if one.status != "pass"]
+    blocks += [pages.finding_text(one, with_about=True) for one in told]
+    if passed := len(checked.findings) - len(told):
+        blocks.append(f"{passed} passed. All of them are on the page that --output-dir writes.")
     blocks += [_row_text(one) for one in checked.shown]
     return "\n\n".join(["", *blocks])
 
@@ -93,13 +96,13 @@ def _turn(role: str, text: str) -> Turn:
 
 
 def claim(config: CheckConfig) -> None:
-    """Make the folder of the results ready, if one is named. Raises as `pages.claim`."""
+    """Make the folder of the results ready, if one is named. Raises as `outputs.claim`."""
     if config.output_dir is not None:
-        pages.claim(config.output_dir, NAME, MADE_BY, overwrite=config.overwrite)
+        outputs.claim(config.output_dir, NAME, MADE_BY, overwrite=config.overwrite)
 
 
 def write(checked: Checked, config: CheckConfig) -> list[Path]:
     """Write check.json, check.md and check.html, if a folder is named; return their paths."""
     if config.output_dir is None:
         return []
-    return pages.write(config.output_dir, NAME, page(checked), json_report(checked, config))
+    return outputs.write(config.output_dir, NAME, page(checked), json_report(checked, config))

@@ -6,23 +6,24 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.files import write_text
-from rewardlab.gold import pages
 from rewardlab.gold.curving.config import CurveConfig
 from rewardlab.gold.curving.report import MADE_BY, csv_report, json_report, page
 from rewardlab.gold.curving.run import Result
+from rewardlab.report import outputs
 
 NAME: Final = "curve"
 TABLE: Final = "curve.csv"
-FILES: Final = (*pages.files_of(NAME), TABLE)
+FILES: Final = (*outputs.files_of(NAME), TABLE)
 
 
 def claim(config: CurveConfig) -> None:
-    """Make the folder ready, before anything is computed. Raises as `pages.claim`."""
-    pages.claim(config.output_dir, NAME, MADE_BY, overwrite=config.curving.overwrite, also=(TABLE,))
+    """Make the folder ready, before anything is computed. Raises as `outputs.claim`."""
+    outputs.claim(config.output_dir, NAME, MADE_BY, overwrite=config.curving.overwrite, also=(TABLE,))
 
 
 def write(result: Result, config: CurveConfig) -> list[Path]:
     """Write curve.json, curve.md, curve.html and curve.csv; return their paths."""
+    written = outputs.write(config.output_dir, NAME, page(result), json_report(result, config))
     table = config.output_dir / TABLE
     write_text(table, csv_report(result))
-    return [*pages.write(config.output_dir, NAME, page(result), json_report(result, config)), table]
+    return [*written, table]

@@ -17,6 +17,10 @@ MOST_BANDS: Final = 3
 """Lines of a chart that have bands; more would hide each other."""
 GOLD: Final = "gain of gold over a single reply"
 PROXY: Final = "gain of the proxy, in its own SD"
+DOUBT: Final = (
+    " The upright one is at n = {enough}, half of the replies to a prompt: right of it each point hangs on the one or "
+    "two best of each."
+)
 Gain = Callable[[Overoptimisation, int], Estimate]
 """(curve, place) -> what is drawn there."""
 Place = Callable[[Point], float]
@@ -83,7 +87,8 @@ def _chart(
         words=" ".join(_words(name, row, most) for name, row in zip(names, estimates, strict=True))
         + f" {said}"
         + (" A marker is where gold is highest, of a curve that turns over." if any(dots) else "")
-        + (f" Right of the dotted line n is above {enough}, half of the replies." if rules else ""),
+        + " The level dotted line is no gain."
+        + (DOUBT.format(enough=enough) if rules else ""),
         x=_sizes(most) if by_size else axis(KL_LABEL, xs, include=(0.0,)),
         y=axis(label, _heights(estimates, with_limits=shown), include=(0.0,)),
         lines=tuple(

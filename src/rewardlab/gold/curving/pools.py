@@ -6,7 +6,7 @@ Legend: P prompts, K replies of one prompt, M members, R replies of all prompts.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -46,6 +46,8 @@ class Pool:
     """Replies with a gold score that some proxy did not score."""
     too_few: int = 0
     """Rows with fewer scored replies than the largest n, which are left out."""
+    causes: tuple[str, ...] = ()
+    """Why proxies gave no scores, a sentence each."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,6 +100,7 @@ def pool_of(name: str, rows: Sequence[GoldRow], proxies: Sequence[Proxy]) -> Poo
         num_rows=len(rows),
         without_gold=without_gold,
         without_proxy=without_proxy,
+        causes=tuple(proxy.note for proxy in proxies if proxy.note),
     )
 
 
@@ -128,14 +131,7 @@ def used(pool: Pool, most: int) -> Pool:
             f"{pool.name}: no prompt has {most} replies with the scores of gold and of every proxy; the most is "
             f"{longest}. Lower --most, or sample more replies."
         )
-    return Pool(
-        name=pool.name,
-        replies=kept,
-        num_rows=pool.num_rows,
-        without_gold=pool.without_gold,
-        without_proxy=pool.without_proxy,
-        too_few=len(pool.replies) - len(kept),
-    )
+    return replace(pool, replies=kept, too_few=len(pool.replies) - len(kept))
 
 
 def with_ensemble(pool: Pool, members: Sequence[str], *, penalty: float) -> Pool:
@@ -155,8 +151,8 @@ def with_ensemble(pool: Pool, members: Sequence[str], *, penalty: float) -> Pool
     prompts_R = [str(place) for place, one in enumerate(pool.replies) for _ in one.gold_K]
     combined = combinations(on_one_scale(scores_MR, prompts_R), penalty=penalty)
     ends = np.cumsum([0, *(len(one.gold_K) for one in pool.replies)]).tolist()
-    return Pool(
-        name=pool.name,
+    return replace(
+        pool,
         replies=tuple(
             Replies(
                 key=one.key,
@@ -166,8 +162,4 @@ def with_ensemble(pool: Pool, members: Sequence[str], *, penalty: float) -> Pool
             )
             for one, (start, end) in zip(pool.replies, pairwise(ends), strict=True)
         ),
-        num_rows=pool.num_rows,
-        without_gold=pool.without_gold,
-        without_proxy=pool.without_proxy,
-        too_few=pool.too_few,
     )

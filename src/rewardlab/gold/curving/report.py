@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
@@ -143,7 +144,7 @@ def _verdicts(result: Result) -> Table:
                 own.proxy,
                 own.prompts,
                 own.verdict,
-                f"{own.turn.peak.value:g} ({'—' if own.verdict == 'undecided' else sizes(own)})",
+                f"{own.turn.peak.value:g} ({'—' if math.isnan(own.adjusted_p) else sizes(own)})",
                 format_estimate(own.turn.fall),
             ]
             for own in result.curves

@@ -100,7 +100,7 @@ def curve_of(pools: Sequence[Pool], config: CurveConfig) -> Result:
         curves=tuple(found),
         contrasts=tuple(contrasts(every)),
         most=most,
-        notes=tuple(_notes(sets, most)),
+        notes=(*_notes(sets, most), *(f"{pool.name}: {why}" for pool in pools for why in pool.causes)),
     )
 
 

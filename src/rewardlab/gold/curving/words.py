@@ -17,10 +17,21 @@ FAR: Final = 100.0
 def headline(result: Result) -> str:
     """Return what is found of all curves, in a sentence."""
     turned = [one for one in result.curves if one.verdict == "turns over"]
-    if all(one.verdict == "undecided" for one in result.curves):
-        return "UNDECIDED: too few prompts for a verdict."
+    open_ = [one for one in result.curves if one.verdict == "undecided"]
+    if len(open_) == len(result.curves):
+        if all(math.isnan(one.adjusted_p) for one in open_):
+            return "UNDECIDED: too few prompts for a verdict."
+        return (
+            f"UNDECIDED within n ≤ {result.most}: no fall of gold is shown, and one of all that it gained could hide."
+        )
     if not turned:
-        return f"NO TURN-OVER within n ≤ {result.most}: in no curve is gold shown to fall after its maximum."
+        most = max(one.turn.fall.high for one in result.curves if one.verdict == "no turn-over")
+        ruled_out = f"a fall of more than {number(most)}" if most > 0 else "any fall"
+        which = f" Undecided: {', '.join(f'{one.proxy} ({one.prompts})' for one in open_)}." if open_ else ""
+        return (
+            f"NO TURN-OVER within n ≤ {result.most}: gold is not shown to fall after its maximum, and {ruled_out} is "
+            f"ruled out at 95%.{which}"
+        )
     names = ", ".join(f"{one.proxy} ({one.prompts})" for one in turned)
     return f"TURNS OVER: gold falls before n = {result.most} in {len(turned)} of {len(result.curves)} curves: {names}."
 
@@ -28,7 +39,7 @@ def headline(result: Result) -> str:
 def sentence(one: Overoptimisation) -> str:
     """Return what one curve says."""
     turn, most = one.turn, one.most
-    if one.verdict == "undecided":
+    if math.isnan(one.adjusted_p):
         return f"Gold is highest at n = {turn.peak.value:g} of {most}; {turn.peak.method}, so nothing is said of it."
     if one.verdict == "turns over":
         where = (
@@ -45,6 +56,12 @@ def sentence(one: Overoptimisation) -> str:
         if turn.p <= ALPHA
         else ""
     )
+    if one.verdict == "undecided":
+        return (
+            f"Undecided: gold at n = {most} is not shown to lie below that at a smaller n "
+            f"(p {p_value(one.adjusted_p)}), but a fall of up to {number(turn.fall.high)} is not ruled out at 95%, and "
+            f"the most that it gained is {interval(one.gain)}. Take more prompts.{alone}{_no_gain(one)}"
+        )
     if turn.may_be == (most,):
         return f"Gold still rises: at n = {most} it is shown to be higher than at any smaller n."
     return (

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.config import require, require_between
+from rewardlab.core.errors import DataError
 from rewardlab.core.files import sha256_file
 from rewardlab.gold.files.layouts import read_layout
 from rewardlab.gold.files.parts import parts_of
@@ -28,7 +29,7 @@ class InputConfig:
     rewards_path: Path | None = None
     """With --prompts-path: `[[r1, r2]]`, the gold scores of each row."""
     num_responses: int | None = None
-    """Replies of each row that are used, the first so many; by default all."""
+    """Replies of each row that are used, the first so many; by default all. A row that has fewer is refused."""
     system: str | None = None
     """System turn of prompts that have none; `--system ""` gives them an empty one. Give it to every stage, or to
     `sample` alone, whose file has it from then on."""
@@ -89,11 +90,16 @@ NO_INPUT: Final = InputConfig()
 
 
 def _settled(row: GoldRow, num_responses: int | None, system: str | None) -> GoldRow:
-    """Return a row with the first so many replies, and with a system turn."""
+    """Return a row with the first so many replies, and with a system turn. Raises DataError if it has fewer."""
     kept = slice(num_responses)
     row = replace(row, prompt=with_system(row.prompt, system))
-    if num_responses is None or num_responses >= len(row.responses):
+    if num_responses is None or num_responses == len(row.responses):
         return row
+    if num_responses > len(row.responses):
+        raise DataError(
+            f"{row.where}: has {len(row.responses)} responses, wanted {num_responses} (--num-responses). Sample more, "
+            f"or ask for fewer."
+        )
     return replace(
         row,
         responses=row.responses[kept],

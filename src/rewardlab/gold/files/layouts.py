@@ -5,14 +5,13 @@ Rows belong together by their place. It is read in place of our own files, and w
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import read_json, to_json
+from rewardlab.core.files import encodable, read_json, to_json
 from rewardlab.curation.rewriting import as_line, replacing_lines
 from rewardlab.gold.files.prompts import read_prompts
 from rewardlab.gold.files.rows import GoldRow, scores_of
@@ -134,8 +133,4 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
 
 def _line(value: object) -> bytes:
     """Return a value as JSON; lone surrogates are escaped, since UTF-8 has none."""
-    text = to_json(value, indent=None)
-    try:
-        return text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, allow_nan=False).encode()
+    return encodable(to_json(value, indent=None)).encode()

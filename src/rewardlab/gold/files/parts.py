@@ -66,16 +66,20 @@ def shard_of(text: str | None) -> Shard | None:
 def parts_of(whole: Path) -> list[Path]:
     """Return a file, or if it is not there its parts in order.
 
-    Raises DataError if there is neither, if a part is missing, or if there are parts of several divisions.
+    Raises DataError if there is neither, if a part is missing, or if there are parts of several divisions; ConfigError
+    if there are both, since nobody can tell which of them is meant.
     """
-    if whole.is_file():
-        return [whole]
     stem, _, ending = whole.name.partition(".")
     pattern = re.compile(rf"{re.escape(stem)}-(\d{{5}})-of-(\d{{5}})\.{re.escape(ending)}")
     there: dict[int, list[Path]] = {}
     for path in sorted(whole.parent.iterdir()) if whole.parent.is_dir() else []:
         if found := pattern.fullmatch(path.name):
             there.setdefault(int(found[2]), []).append(path)
+    if whole.is_file():
+        if there:
+            part = min(there.values())[0]
+            raise ConfigError(f"{whole}: {part.name} is there too, a part of a file of that name. Remove one of them.")
+        return [whole]
     if not there:
         raise DataError(f"{whole}: there is no such file.")
     if len(there) > 1:

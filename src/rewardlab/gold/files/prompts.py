@@ -19,6 +19,7 @@ from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import find_sources, is_lone
 from rewardlab.data.judgements import Rules
 from rewardlab.data.readers import read_each_row, read_source
+from rewardlab.data.rows import media_of
 from rewardlab.gold.files.rows import is_open, turns_of, with_system
 
 logger = logging.getLogger("rewardlab")
@@ -125,12 +126,19 @@ def _of_rows(name: str, split: str) -> Iterator[Prompt]:
         column = _column(row)
         if column is None:
             raise DataError(f"{where}: it has none of the columns {', '.join(COLUMNS)}.")
+        _require_text(row, where)
         value = row[column]
         if column == "instruction" and isinstance(value, str) and isinstance(row.get("input"), str) and row["input"]:
             value = f"{value}\n\n{row['input']}"
         given = row.get("id")
         kept = {key: row[key] for key in ("source", "subset", "dataset") if isinstance(row.get(key), str)}
         yield Prompt(id=str(place) if given is None else str(given), prompt=turns_of(value, where), extra=kept)
+
+
+def _require_text(row: Mapping[str, Any], where: str) -> None:
+    """Raise DataError for a row with images, sound or video beside its prompt."""
+    if media := media_of(row):
+        raise DataError(f"{where}: has {media} beside its prompt, which no model here reads. Take the row out.")
 
 
 def _column(row: Mapping[str, Any]) -> str | None:

@@ -29,6 +29,9 @@ class LabelConfig:
     """The command fails, after the output is written, if a larger share of the replies has no score."""
     overwrite: bool = False
     """Replace an output that was made of something else; scores that are still right are kept."""
+    follow_input: bool = False
+    """Go on where the rows have changed since, as after replies that failed were sampled: scores that are still
+    right are kept. Without it another input is refused."""
     restart: bool = False
     """Discard what an interrupted run left."""
     rows: InputConfig = InputConfig()
@@ -46,7 +49,8 @@ class LabelConfig:
             "--processes: only with --engine process. --ray-workers says how many score on Ray.",
         )
         require(
-            bool(self.model) or backend in ("http", "chat"), "--model is missing; see `rewardlab gold label --help`."
+            bool(self.model) or backend in ("http", "chat"),
+            "--model is missing: name the folder of the gold reward model; a server needs --backend and --url.",
         )
         require(
             not (self.model and backend == "chat"),

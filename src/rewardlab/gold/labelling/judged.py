@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from rewardlab.core.bars import bar
 from rewardlab.gold.chat_api import ChatApi, RequestRefusedError
@@ -18,10 +18,7 @@ from rewardlab.gold.judging.tally import Tally
 from rewardlab.gold.kept import Kept, key_of
 from rewardlab.gold.pool import Finished
 from rewardlab.gold.scoring import ScoringConfig
-from rewardlab.gold.teams import team_of
-
-TIMEOUT_S: Final = 600.0
-ATTEMPTS: Final = 5
+from rewardlab.gold.teams import Accept, anyone, team_of
 
 
 class ServedJudge:
@@ -38,8 +35,8 @@ class ServedJudge:
             model=scoring.served_model_name,
             token=token_in(scoring.token_env, flag="--token-env"),
             concurrency=scoring.concurrency,
-            timeout_s=TIMEOUT_S,
-            attempts=ATTEMPTS,
+            timeout_s=scoring.timeout_s,
+            attempts=scoring.attempts,
         )
         self._judge = Judge(self._api.complete, config, lost={RequestRefusedError: "refused"})
 
@@ -105,13 +102,21 @@ def question_key(question: Question, identity: Mapping[str, Any]) -> str:
     return key_of(prompt=prompt, first=question.first, second=question.second, judge=dict(identity))
 
 
-def judge_all(rows: Callable[[], Iterable[GoldRow]], judges: Sequence[ServedJudge], kept: Kept) -> Judged:
-    """Have every pair of replies judged that is not kept yet. Raises what a judge raises; what was said is kept."""
-    return asyncio.run(_judge_all(rows, judges, kept))
+def judge_all(
+    rows: Callable[[], Iterable[GoldRow]], judges: Sequence[ServedJudge], kept: Kept, *, accept: Accept = anyone
+) -> Judged:
+    """Have every pair of replies judged that is not kept yet. Raises what a judge raises; what was said is kept.
+
+    `accept` is handed what judges before anything is asked, and may raise.
+    """
+    return asyncio.run(_judge_all(rows, judges, kept, accept))
 
 
-async def _judge_all(rows: Callable[[], Iterable[GoldRow]], judges: Sequence[ServedJudge], kept: Kept) -> Judged:
+async def _judge_all(
+    rows: Callable[[], Iterable[GoldRow]], judges: Sequence[ServedJudge], kept: Kept, accept: Accept
+) -> Judged:
     async with team_of(lambda: judges, DEFAULT_ENGINE) as team:
+        accept(team.identity)
         judged = Judged(identity=team.identity, kept=kept)
         total = sum(2 * len(pairs_of(row)) for row in rows())
         with bar(title="judging", unit=" questions", total=total) as shown:

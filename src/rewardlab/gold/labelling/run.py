@@ -10,7 +10,6 @@ from itertools import islice
 from typing import Any
 
 from rewardlab.core.config import to_mapping
-from rewardlab.core.errors import DataError
 from rewardlab.core.files import sha256_file
 from rewardlab.curation.rewriting import as_line
 from rewardlab.gold.files.layouts import write_rewards, write_rows
@@ -21,7 +20,18 @@ from rewardlab.gold.kept import Kept
 from rewardlab.gold.labelling.config import LabelConfig
 from rewardlab.gold.labelling.judged import Judged, judge_all, judges_of
 from rewardlab.gold.reward_models import RewardModel, Scored, reply_key, reward_models, score_by
-from rewardlab.gold.stage import Asked, Place, claimed, earlier, read_manifest, require_own, write_manifest, writing
+from rewardlab.gold.stage import (
+    Asked,
+    Place,
+    claimed,
+    earlier,
+    read_manifest,
+    require_few_errors,
+    require_own,
+    require_same_source,
+    write_manifest,
+    writing,
+)
 from rewardlab.gold.teams import team_of
 
 logger = logging.getLogger("rewardlab")
@@ -59,25 +69,33 @@ def label(config: LabelConfig) -> Labelled:
     sources = [] if by_judge else reward_models(config.model, config.scoring)
     judges = judges_of(config.scoring, config.judge) if by_judge else []
     asked = _asked(config, shard, sources)
-    state = require_own(place, asked, read=config.rows.files(), overwrite=config.overwrite)
+    may = {"overwrite": config.overwrite, "follow_input": config.follow_input}
+    state = require_own(place, asked, read=config.rows.files(), **may)
     if not config.restart and state == "complete":
         logger.info("%s: is complete", place.rows)
         return _before(place)
     rows = partial(_rows, config, shard)
+    accept = partial(require_same_source, place, overwrite=config.overwrite or config.restart)
     with claimed(place, restart=config.restart) as kept:
         if not config.restart:
             _take_over(place, kept)
         if by_judge:
-            done: Scored | Judged = judge_all(rows, judges, kept)
+            done: Scored | Judged = judge_all(rows, judges, kept, accept=accept)
         else:
             team = team_of(partial(reward_models, config.model, config.scoring), config.workers)
-            done = score_by(rows, team, kept, title="labelling")
+            done = score_by(rows, team, kept, title="labelling", accept=accept)
         with writing(place, asked):
             labelled = _write(place, rows, done)
             write_manifest(place, asked, decided={"identity": dict(done.identity)}, counts=labelled.counts)
         # Rows tell neither what was said of a pair by a judge in full, nor what was cut for a score.
         kept.is_done = not labelled.counts["errors"]
-    _require_few_errors(labelled, config.max_error_fraction)
+    require_few_errors(
+        place,
+        errors=labelled.counts["errors"],
+        replies=labelled.counts["replies"],
+        most=config.max_error_fraction,
+        examples=labelled.examples,
+    )
     return labelled
 
 
@@ -164,13 +182,3 @@ def _before(place: Place) -> Labelled:
     manifest = read_manifest(place)
     assert manifest is not None
     return Labelled(place=place, counts=manifest["counts"], was_complete=True)
-
-
-def _require_few_errors(labelled: Labelled, most: float) -> None:
-    errors, replies = labelled.counts["errors"], labelled.counts["replies"]
-    if errors > most * replies:
-        raise DataError(
-            f"{labelled.place.rows}: {errors} of {replies} replies have no gold score, more than "
-            f"--max-error-fraction {most:g}. The first causes: {'; '.join(labelled.examples)}. The file is "
-            f"written; the same command asks for the missing ones again."
-        )

@@ -15,7 +15,7 @@ from rewardlab.core.files import provenance
 from rewardlab.core.types import Estimate
 from rewardlab.gold.findings import exit_status, number, percent, worst
 from rewardlab.gold.matching.config import MatchConfig
-from rewardlab.gold.matching.run import Matched, PartMatch
+from rewardlab.gold.matching.run import Beside, Matched, PartMatch
 from rewardlab.gold.pages import counted, finding_paragraph, finding_text, graver_first
 from rewardlab.report import document
 from rewardlab.report.document import Block, Document, Paragraph, Section, Table
@@ -48,11 +48,11 @@ def text_report(matched: Matched) -> str:
     blocks += [finding_text(one, with_about=several) for one in graver_first(matched.findings)]
     for part in _parts(matched):
         blocks += [text_table(*_as_texts(table)) for table in _tables(part)]
-        shown = [row for row in _slice_rows(part) if not row[-1].startswith("—")]
-        if part.name == "test" and shown:
-            blocks += [text_table(SLICE_HEADER, shown), textwrap.fill(SLICES, width=width)]
+        if part.name == "test":
+            blocks += [*_slice_texts(part, width)]
     if matched.beside:
-        blocks += [text_table(*_as_texts(_beside(matched))), textwrap.fill(SIDE, width=width)]
+        blocks += [textwrap.fill(_beside_text(one), width=width, subsequent_indent="  ") for one in matched.beside]
+        blocks.append(textwrap.fill(SIDE, width=width))
     if matched.standings:
         blocks.append(text_table(*_as_texts(_standings(matched))))
     return "\n\n".join(["", *blocks])
@@ -183,6 +183,20 @@ def _slice_rows(part: PartMatch) -> list[tuple[str, ...]]:
     return [_slice_row(name, one) for name, slices in part.slices.items() for one in slices]
 
 
+def _slice_texts(part: PartMatch, width: int) -> Iterator[str]:
+    """Yield a table for each proxy, narrow enough for a terminal, and a sentence on the slices that are not in it."""
+    left_out = 0
+    for name, slices in part.slices.items():
+        rows = [_slice_row(name, one) for one in slices]
+        shown = [(f"{column}: {value}", *cells) for _, column, value, *cells in rows if not cells[-1].startswith("—")]
+        left_out += len(rows) - len(shown)
+        if shown:
+            yield text_table((f"{name}, slice", *SLICE_HEADER[3:]), shown, max_width=width)
+    if any(part.slices.values()):
+        few = f" {left_out:,} slices with too few prompts for an interval are on the page alone." if left_out else ""
+        yield textwrap.fill(f"{SLICES}{few}", width=width)
+
+
 def _slice_row(name: str, one: SliceMatch) -> tuple[str, ...]:
     return (
         name,
@@ -226,6 +240,16 @@ def _beside(matched: Matched) -> Table:
     ]
     header = ("proxy", "against", "match", "its match", "difference", "p", "only it", "only the other", "smallest")
     return Table(caption="Match on test, paired", header=header, rows=tuple(rows))
+
+
+def _beside_text(one: Beside) -> str:
+    """Return a proxy beside the first as a sentence, since a table of it is wider than a terminal."""
+    smallest = "" if math.isnan(one.smallest.value) else f"; the smallest difference shown: {percent(one.smallest)}"
+    return (
+        f"{one.second} beside {one.first}: {percent(one.difference.second)} and {percent(one.difference.first)}, "
+        f"difference {percent(one.difference.difference)}, p {p_text(one.adjusted)}; right where the other is wrong: "
+        f"{format_count(one.verdicts.only_second)} and {format_count(one.verdicts.only_first)} pairs{smallest}."
+    )
 
 
 def _standings(matched: Matched) -> Table:

@@ -26,7 +26,7 @@ from rewardlab.gold.matching.columns import Part, part_of, slice_columns
 from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.order import order_of
 from rewardlab.gold.matching.runs import RunFacts, read_run, run_folder_of, spec_of, what_of
-from rewardlab.gold.matching.verdicts import Judged, Limits, judge
+from rewardlab.gold.matching.verdicts import Judged, Limits, judge, together
 from rewardlab.gold.proxies import Proxy, proxy_scores
 from rewardlab.gold.scoring import ScoringConfig
 
@@ -102,7 +102,7 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
     test = part_of("test", test_rows, proxies)
     train_rows, train_proxies = _train(config, proxies, folder, scores)
     train = part_of("train", train_rows, train_proxies) if train_proxies else None
-    notes = [] if train is None else list(_shared(test, train))
+    notes = [proxy.note for proxy in proxies if proxy.note] + ([] if train is None else _shared(test, train))
     if config.train.is_given and train is None:
         notes.append("No proxy has scores of the training rows: name them with --train-proxies NAME=FILE.")
     sources = dict(zip([proxy.name for proxy in proxies], own.proxies, strict=True))
@@ -156,7 +156,7 @@ def match_parts(
         train=trained,
         beside=_beside(test, seed),
         standings=_standings(test),
-        findings=tuple(findings),
+        findings=tuple(together(findings)),
         notes=tuple(notes),
     )
 

@@ -8,7 +8,7 @@ apart: a match of about 66 % with scores of 4 to 6.5 beside gold's 3 to 29, agai
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -32,6 +32,8 @@ EPOCH_LOSS: Final = 0.5
 """Loss above which a run that has had an epoch has learned little."""
 COLLAPSE: Final = 0.1
 """Difference between the accuracy that a run measured itself and the match on the same kind of rows that counts."""
+UNKNOWN: Final = "training"
+"""Name of the one finding on proxies of which neither training rows nor a run are known."""
 ORDERS: Final = ("order of scores", "order of scores, train rows")
 FIRST: Final = "First put the scores in order (see the order of scores), and match again: this may follow from it."
 MORE_TRAINING: Final = "Train it again with --lr 5e-5 and --epochs 2, and look at the loss from step to step."
@@ -64,21 +66,35 @@ class Limits:
 
 def judge(judged: Judged, limits: Limits) -> list[Finding]:
     """Return the verdicts on one proxy, those on its scores first, then those on its training."""
-    found = [
-        *_order(judged),
-        _test_match(judged, limits),
-        _spread(judged, limits),
-        _training_accuracy(judged, limits),
-        _generalisation(judged),
-        _near_66(judged, limits),
-        *_losses(judged),
-        _template(judged),
-    ]
+    found = [*_order(judged), _test_match(judged, limits), _spread(judged, limits)]
+    if judged.train is None and judged.run is None:
+        found += [_near_66(judged, limits), *([_template(judged)] if judged.template else []), _unknown(judged)]
+    else:
+        found += [_training_accuracy(judged, limits), _generalisation(judged), _near_66(judged, limits)]
+        found += [*_losses(judged), _template(judged)]
     if judged.order.named is None:
         return found
     # What follows from scores in the wrong place is no finding of its own, but it is not hidden either.
     grave = ("fail", "warn")
     return [one if one.name in ORDERS or one.status not in grave else replace(one, advice=FIRST) for one in found]
+
+
+def together(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings with those on proxies whose training nothing is known of as one, at the end."""
+    unknown = [one for one in findings if one.name == UNKNOWN]
+    rest = [one for one in findings if one.name != UNKNOWN]
+    return [*rest, *(replace(one, about=", ".join(own.about for own in unknown)) for one in unknown[:1])]
+
+
+def _unknown(judged: Judged) -> Finding:
+    return Finding(
+        name=UNKNOWN,
+        about=judged.name,
+        status="undecided",
+        evidence="No training rows were given, and no run was found, so what they would show is not judged: training "
+        "accuracy, generalisation, losses, and whether the texts are those that it was trained on.",
+        advice="Name the rows that it was trained on with --train-input, or its run with --runs NAME=FOLDER.",
+    )
 
 
 def _order(judged: Judged) -> Iterator[Finding]:

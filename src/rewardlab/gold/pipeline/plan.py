@@ -26,7 +26,9 @@ READS: Final = {
     "curve": ("build", "pairs"),
 }
 """Stage -> the stage that writes what it reads, and where."""
-SET_HERE: Final = ("output", "output_dir", "target_path", "resume", "overwrite", "restart", "folder", "plan")
+SET_HERE: Final = (
+    *("output", "output_dir", "target_path", "resume", "overwrite", "restart", "follow_input", "folder", "plan"),
+)
 """Settings that the plan decides for every stage."""
 
 
@@ -64,6 +66,11 @@ class Plan:
             "check": {"folder": at},
         }
         return read[stage] | self._written(stage)
+
+    @property
+    def labels_its_own_samples(self) -> bool:
+        """Whether `label` reads what `sample` of this plan wrote."""
+        return {"sample", "label"} <= set(self.stages) and not {"input", "prompts_path"} & set(self.settings["label"])
 
     def _reads_layout(self, stage: str) -> bool:
         """Whether a stage reads the layout with one JSON file a fact, so that it is given no file of ours."""

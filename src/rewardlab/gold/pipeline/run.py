@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,8 +45,7 @@ def run(plan: Plan, config: RunConfig, tools: Mapping[str, Tool], *, say: Callab
             raise ConfigError(f"{plan.path}: it has no stage {name!r}. There are: {', '.join(plan.stages)}.")
     if config.until and config.redo and STAGES.index(config.redo) > STAGES.index(config.until):
         raise ConfigError(f"--redo {config.redo} is behind --until {config.until}, so nothing would be done again.")
-    require_writable_folder(plan.folder, "folder")
-    with only_process(plan.folder, "folder"):
+    with nullcontext() if config.dry_run else _alone(plan.folder):
         status = 0
         for stage in plan.stages:
             status = max(status, _Stage(plan, config, stage, say).do(tools[stage]))
@@ -53,6 +53,14 @@ def run(plan: Plan, config: RunConfig, tools: Mapping[str, Tool], *, say: Callab
                 break
     if status:
         raise SystemExit(status)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Make the folder, and keep other processes away from it in the block."""
+    require_writable_folder(folder, "folder")
+    with only_process(folder, "folder"):
+        yield
 
 
 class _Stage:
@@ -90,8 +98,10 @@ class _Stage:
         """Return what is said besides, to go on or to begin again."""
         if self._name == "train":
             return ["--overwrite"] if self._again else ["--resume", "auto"]
-        again = self._again or self._name in REPORTS or (self._name == BUILD and has_begun)
-        return ["--overwrite"] if again else []
+        if self._again or self._name in REPORTS or (self._name == BUILD and has_begun):
+            return ["--overwrite"]
+        # Replies that failed and came now are new rows to label, which the plan itself has made.
+        return ["--follow-input"] if self._name == "label" and self._plan.labels_its_own_samples else []
 
     def _call(self, tool: Tool, words: Sequence[str]) -> int:
         try:
@@ -101,6 +111,11 @@ class _Stage:
             if ended.code not in ((0, 1, None) if self._name in REPORTS else (0, None)):
                 raise
             return int(ended.code or 0)
+        except (ConfigError, DataError) as error:
+            if self._name not in BY_ROW or "--overwrite" not in str(error):
+                raise
+            # A plan has no --overwrite.
+            raise type(error)(f"{error} Here that is `rewardlab gold run` with --redo {self._name}.") from error
         return 0
 
     def _require_unchanged(self, before: Mapping[str, Any]) -> None:

@@ -76,6 +76,8 @@ class LocalSampler:
             "model": digest_of(Path(folder)) if Path(folder).is_dir() else folder,
             "dtype": str(self._model.dtype).removeprefix("torch."),
         }
+        if not Path(folder).is_dir() and (commit := getattr(self._model.config, "_commit_hash", None)):
+            self.identity["commit"] = commit
 
     async def ask(self, items: Sequence[Ask]) -> Sequence[Reply]:
         """Return the replies, drawn together."""

@@ -16,7 +16,9 @@ from typing import Any, Final
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.curation.rewriting import files_of
+from rewardlab.data.finding import Source as DataSource
 from rewardlab.data.finding import find_sources
+from rewardlab.data.hub import hub_facts
 from rewardlab.data.judgements import seeded_generator
 from rewardlab.gold.files.inputs import digests_of
 from rewardlab.gold.files.layouts import write_responses, write_rows
@@ -35,7 +37,9 @@ from rewardlab.gold.stage import (
     claimed,
     earlier,
     read_manifest,
+    require_few_errors,
     require_own,
+    require_same_source,
     write_manifest,
     writing,
 )
@@ -105,7 +109,14 @@ def sample(config: SampleConfig) -> Sampled:
         with writing(place, asked):
             sampled = _write(work, prompts, place, work.tokens / spent if work.tokens else None)
             write_manifest(place, asked, decided={"identity": identity}, counts=sampled.counts)
-    _require_few_errors(sampled, config.max_error_fraction)
+    errors = sampled.counts["errors"]
+    require_few_errors(
+        place,
+        errors=errors,
+        replies=errors + sampled.counts["replies"],
+        most=config.max_error_fraction,
+        examples=sampled.examples,
+    )
     return sampled
 
 
@@ -123,7 +134,16 @@ def _asked(config: SampleConfig, shard: Shard | None) -> Asked:
         "split": config.hf_split,
         "shard": None if shard is None else f"{shard.number + 1}/{shard.count}",
     }
-    return Asked(stage="sample", settings=settings, inputs=digests_of(_files(config)))
+    return Asked(stage="sample", settings=settings, inputs={**digests_of(_files(config)), **_commits(config)})
+
+
+def _commits(config: SampleConfig) -> dict[str, str]:
+    """Return the commits of prompts of the hub, by their names, as far as they are known."""
+    if Path(config.prompts).expanduser().is_file():
+        return {}
+    on_hub = [one for one in _sources(config) if one.is_on_hub]
+    facts = {one.label: hub_facts(one.name, one.split, streaming=False, shuffle_buffer=None) for one in on_hub}
+    return {name: str(told["commit"]) for name, told in facts.items() if told["commit"]}
 
 
 def _state(config: SampleConfig, place: Place, asked: Asked) -> State:
@@ -151,21 +171,38 @@ def _files(config: SampleConfig) -> list[Path]:
     path = Path(config.prompts).expanduser()
     if path.is_file():
         return [path]
-    return [file for source in find_sources([config.prompts], config.hf_split) for file in files_of(source)]
+    return [file for source in _sources(config) for file in files_of(source)]
+
+
+def _sources(config: SampleConfig) -> Sequence[DataSource]:
+    """Return where the prompts are. Raises DataError as `find_sources`, in the words of --prompts."""
+    try:
+        return find_sources([config.prompts], config.hf_split)
+    except DataError as error:
+        raise DataError(str(error).replace(f"dataset {config.prompts!r}", f"--prompts {config.prompts}", 1)) from error
 
 
 def _prompts(config: SampleConfig, shard: Shard | None) -> list[Prompt]:
     """Return the prompts that are replied to. Raises DataError as `read_prompts`, ConfigError for an empty part."""
     how: dict[str, Any] = {"split": config.hf_split, "system": config.system, "repeats": REPEATS[config.repeats]}
     read = partial(read_prompts, config.prompts, **how)
-    if shard is not None and config.limit is None:  # read twice, so that only this part is in memory
-        own = shard.some_rows(sum(1 for _ in read()))
-        return list(islice(read(), own.start, own.stop))
-    found: Sequence[Prompt] = list(read())
-    if config.limit is not None and config.limit < len(found):
-        order = seeded_generator(config.draw.seed, "prompts").permutation(len(found))[: config.limit]
-        found = [found[place] for place in sorted(order.tolist())]
-    return [found[place] for place in (range(len(found)) if shard is None else shard.some_rows(len(found)))]
+    if shard is None:
+        found = list(read())
+        return [found[place] for place in _drawn(config, len(found))]
+    # Read twice, so that only this part is in memory.
+    drawn = _drawn(config, sum(1 for _ in read()))
+    own = shard.some_rows(len(drawn))
+    wanted = set(drawn[own.start : own.stop])
+    return [prompt for place, prompt in enumerate(read()) if place in wanted]
+
+
+def _drawn(config: SampleConfig, count: int) -> Sequence[int]:
+    """Return the places of the prompts that are drawn, of all parts together, in order."""
+    if config.limit is None or config.limit >= count:
+        return range(count)
+    order = seeded_generator(config.draw.seed, "prompts").permutation(count)[: config.limit]
+    drawn: list[int] = sorted(order.tolist())
+    return drawn
 
 
 def samplers_of(config: SampleConfig) -> list[Sampler]:
@@ -183,6 +220,7 @@ async def _draw(work: _Work, prompts: Sequence[Prompt], place: Place) -> Mapping
     async with team_of(make, work.config.workers) as team:
         identity = team.identity
         work.decides = {**work.config.draw.decides(), **identity}
+        require_same_source(place, identity, overwrite=work.config.overwrite or work.config.restart)
         if not work.config.restart:
             _take_over(work, place)
         total = len(prompts) * work.config.draw.num_responses
@@ -293,13 +331,3 @@ def _before(place: Place) -> Sampled:
     manifest = read_manifest(place)
     assert manifest is not None
     return Sampled(place=place, counts=manifest["counts"], was_complete=True)
-
-
-def _require_few_errors(sampled: Sampled, most: float) -> None:
-    errors, replies = sampled.counts["errors"], sampled.counts["replies"]
-    if errors > most * (errors + replies):
-        raise DataError(
-            f"{sampled.place.rows}: {errors} of {errors + replies} replies are missing, more than --max-error-fraction "
-            f"{most:g}. The first causes: {'; '.join(sampled.examples)}. The file is written; the same command asks "
-            f"for the missing ones again."
-        )
