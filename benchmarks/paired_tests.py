@@ -21,7 +21,7 @@ from scipy.special import ndtri
 
 from harness import results, simulated
 from harness.simulated import IntArray
-from harness.simulation import Simulation, outside, parser_of, rounded, summary
+from harness.simulation import Rate, Simulation, outside, parser_of, rounded, summary
 from rewardlab.analysis.agreement import CORRELATIONS, correlation
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.multiple import standings
@@ -34,24 +34,7 @@ SLOW = 500
 """Most draws of a kind whose draws take long."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cell:
-    """What one kind of data showed."""
-
-    case: str
-    rate: float
-    """Share of draws in which the test found something, or the interval held the truth."""
-    low: float
-    high: float
-    """Between which the rate is to lie."""
-
-    @property
-    def wanted(self) -> bool:
-        """Whether it does."""
-        return self.low <= self.rate <= self.high
-
-
-Cells = Iterator[Cell]
+Cells = Iterator[Rate]
 Kind = Callable[[int, np.random.Generator], Cells]
 
 
@@ -94,7 +77,7 @@ def size_of_accuracy(draws: int, generator: np.random.Generator) -> Cells:
         index = prompts_of(shape, prompts, generator)
         for disagreeing in (0.1, 0.3):
             found = [rejected(draw(index, disagreeing, 0.0, generator, alike=alike)) for _ in range(draws)]
-            yield Cell(case=_name(shape, prompts, alike, disagreeing), rate=float(np.mean(found)), low=0.03, high=0.07)
+            yield Rate(case=_name(shape, prompts, alike, disagreeing), rate=float(np.mean(found)), low=0.03, high=0.07)
 
 
 def size_of_means(draws: int, generator: np.random.Generator) -> Cells:
@@ -108,7 +91,7 @@ def size_of_means(draws: int, generator: np.random.Generator) -> Cells:
         for prompts in (15, 40, 200):
             keys = tuple(str(number // 2) for number in range(2 * prompts))
             found = [significance_of(values(2 * prompts), keys).p <= ALPHA for _ in range(min(draws, SLOW * 2))]
-            yield Cell(case=f"{prompts} prompts, 2 each, {name}", rate=float(np.mean(found)), low=0.03, high=0.07)
+            yield Rate(case=f"{prompts} prompts, 2 each, {name}", rate=float(np.mean(found)), low=0.03, high=0.07)
 
 
 def power(draws: int, generator: np.random.Generator) -> Cells:
@@ -124,7 +107,7 @@ def power(draws: int, generator: np.random.Generator) -> Cells:
             if len(known) < len(named) / 2 or (difference := float(np.median(known))) >= disagreeing:
                 continue
             found = [rejected(draw(index, disagreeing, difference, generator, alike=alike)) for _ in range(draws)]
-            yield Cell(
+            yield Rate(
                 case=f"{_name(shape, prompts, alike, disagreeing)}, difference {difference:.3f}",
                 rate=float(np.mean(found)),
                 low=0.9 * POWER,
@@ -140,7 +123,7 @@ def error_of_not_worse(draws: int, generator: np.random.Generator) -> Cells:
         for _ in range(min(draws, SLOW)):
             data = draw(index, 0.2, -margin, generator, alike=alike)
             found.append(equivalence("accuracy", data.changes, data.keys, margin=margin).is_not_worse)
-        yield Cell(
+        yield Rate(
             case=f"{_name(shape, prompts, alike, 0.2)}, margin {margin:g}", rate=float(np.mean(found)), low=0, high=0.07
         )
 
@@ -152,7 +135,7 @@ def error_of_tost(draws: int, generator: np.random.Generator) -> Cells:
         for _ in range(min(draws, SLOW)):
             data = draw(np.arange(prompts), disagreeing, margin, generator)
             found.append(equivalence("accuracy", data.changes, data.keys, margin=margin).is_equivalent)
-        yield Cell(
+        yield Rate(
             case=f"{_name(1, prompts, 0.0, disagreeing)}, margin {margin:g}",
             rate=float(np.mean(found)),
             low=0,
@@ -166,7 +149,7 @@ def holds_the_best(draws: int, generator: np.random.Generator) -> Cells:
         for models in (3, 8):
             for ahead in (0.0, 0.03):
                 held = [_holds_best(shape, prompts, models, ahead, generator) for _ in range(min(draws, SLOW))]
-                yield Cell(
+                yield Rate(
                     case=f"{_name(shape, prompts, 0.3, None)}, {models} models, the best {ahead:g} ahead",
                     rate=float(np.mean(held)),
                     low=0.93,
@@ -206,7 +189,7 @@ def correlations(draws: int, generator: np.random.Generator) -> Cells:
                     estimate = correlation(ours, gold, keys, measure=measure)
                     limits[name].append(estimate.low <= truths[name] <= estimate.high)
             for name, held in limits.items():
-                yield Cell(
+                yield Rate(
                     case=f"{name} of {truth:g}, {prompts} prompts", rate=float(np.mean(held)), low=0.93, high=0.97
                 )
 
@@ -241,13 +224,13 @@ KINDS: dict[str, tuple[str, Kind]] = {
 }
 
 
-def summary_row(title: str, cells: Sequence[Cell]) -> list[str]:
+def summary_row(title: str, cells: Sequence[Rate]) -> list[str]:
     """One line of the page for a kind."""
     wanted = [cell.low for cell in cells], [cell.high for cell in cells]
     return [title, *summary([cell.rate for cell in cells], *wanted)]
 
 
-def page_of(found: Mapping[str, Sequence[Cell]], run: Simulation) -> list[str]:
+def page_of(found: Mapping[str, Sequence[Rate]], run: Simulation) -> list[str]:
     """The lines of the page: a row a kind, then every cell outside what is wanted."""
     return [
         "# How often the tests of a comparison are wrong",
@@ -267,7 +250,7 @@ def page_of(found: Mapping[str, Sequence[Cell]], run: Simulation) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Every kind, the page and the data."""
     run = Simulation("paired_tests", parser_of(__doc__, list(KINDS), draws=2000), arguments)
-    found: dict[str, list[Cell]] = {}
+    found: dict[str, list[Rate]] = {}
     for number, (kind, (title, draw)) in enumerate(KINDS.items()):
         if kind in run.options.kinds:
             found[kind] = list(draw(run.options.draws, run.generator(number)))
@@ -279,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
 
-def as_dict(cell: Cell) -> dict[str, Any]:
+def as_dict(cell: Rate) -> dict[str, Any]:
     """For the record, to four digits."""
     return {"case": cell.case, **rounded({"rate": cell.rate}), "low": cell.low, "high": cell.high}
 

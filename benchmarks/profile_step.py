@@ -28,12 +28,15 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "attention, products": ("bmm", "baddbmm"),
     "attention, softmax and masks": ("softmax", "masked_fill", "where", "triu", "exp", "exp2"),
     "products": ("mm", "addmm", "linear", "mkldnn"),
-    "norms, rotary, activations": ("mul", "pow", "add", "neg", "rsqrt", "mean", "silu", "sum", "div", "sub", "sigmoid"),
+    "norms, rotary, activations": (
+        *("mul", "pow", "add", "neg", "rsqrt", "mean", "silu", "sum", "div", "sub", "sigmoid"),
+        *("layer_norm", "rms_norm"),
+    ),
     "casts and copies": ("copy", "clone", "contiguous"),
     "cat, split, index": ("cat", "split", "index", "gather", "slice_backward", "select_backward", "embedding"),
     "fills": ("zero", "fill", "zeros", "new_zeros"),
     "rounding of copies": ("bitwise", "remainder", "arange"),
-    "optimiser and norms of gradients": ("adamw", "foreach"),
+    "optimiser and norms of gradients": ("adamw", "foreach", "vector_norm"),
 }
 """Kind of work -> words in the names of operations; the first kind with a match has it, whole words before parts."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +29,25 @@ class Judged(Protocol):
     @property
     def wanted(self) -> bool:
         """Whether it is as it should be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """How often something was found in one kind of data."""
+
+    case: str
+    rate: float
+    """Share of draws in which the test found something, or the interval held the truth."""
+    low: float
+    high: float
+    """Between which the rate is to lie."""
+    beside: Mapping[str, float] | None = None
+    """The same by other rules, for comparison."""
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it does."""
+        return self.low <= self.rate <= self.high
 
 
 class Simulation:

@@ -7,14 +7,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config
 
 from rewardlab.artifact.canaries import render_canaries
-from rewardlab.batch import pack
-from rewardlab.core.types import TokenGroup
+from rewardlab.artifact.canary_states import alone
 from rewardlab.data.chat import Renderer
 from rewardlab.data.synthetic import generate
 from rewardlab.model.reward import RewardModel
@@ -119,17 +117,7 @@ def learn_slightly(model: RewardModel, renderer: Renderer, *, directions: Sequen
         for parameter in model.parameters():
             parameter.copy_(parameter.bfloat16())
     for (_, _, token_ids), direction in zip(render_canaries(renderer), cycle(directions), strict=False):
-        group = TokenGroup(
-            preference_id="",
-            source="",
-            prompt_key="",
-            shared=np.zeros(0, np.int32),
-            suffixes=(token_ids,),
-            prompt_tokens=(0,),
-            truncated_tokens=(0,),
-            comparisons=(),
-        )
-        (direction * model(pack([group])).sum()).backward()
+        (direction * model(alone(token_ids)).sum()).backward()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.grad is not None:

@@ -14,6 +14,7 @@ from rewardlab.commands.data.tools import data
 from rewardlab.commands.diagnosing import diagnose
 from rewardlab.commands.gold import gold
 from rewardlab.commands.parsing import PURPOSES, listed
+from rewardlab.commands.plan import plan
 from rewardlab.commands.rl import rl
 from rewardlab.console import complain, discard_output, is_first_process, log_on_stdout
 from rewardlab.core.config import did_you_mean
@@ -34,6 +35,7 @@ COMMANDS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
     "diagnose": diagnose,
     "data": data,
     "gold": gold,
+    "plan": plan,
     "rl": rl,
     "report": judging.report,
     "watch": judging.watch,

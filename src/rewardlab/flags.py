@@ -194,6 +194,8 @@ def _metavar(hint: Any) -> str:
     if hint is bool:
         return ""
     kind, *words = _kinds(hint)
+    if get_origin(kind) is Literal:
+        return _metavar(kind)
     return "|".join([str(kind.__name__).upper(), *(word for choice in words for word in get_args(choice))])
 
 

@@ -78,10 +78,21 @@ class Overoptimisation:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether gold falls after its maximum, within the sizes that were tried."""
+        """Whether gold falls after its maximum, within the sizes that were tried.
+
+        A fall that is not shown is no finding where one of all that gold had gained could not be seen either.
+        """
         if math.isnan(self.adjusted_p):
             return "undecided"
-        return "turns over" if self.adjusted_p <= ALPHA else "no turn-over"
+        if self.adjusted_p <= ALPHA:
+            return "turns over"
+        return "undecided" if self.turn.fall.high >= self.gain.value else "no turn-over"
+
+    @property
+    def gain(self) -> Estimate:
+        """What gold gains over a single reply where it gains most; the place was chosen by the data."""
+        gains = [point.gold_gain for point in self.points if point.gold_gain is not None]
+        return max(gains, key=lambda one: one.value)
 
     @property
     def most(self) -> int:

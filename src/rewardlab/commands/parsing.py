@@ -24,6 +24,7 @@ PURPOSES: Final[Mapping[str, str]] = {
     "diagnose": "run control experiments that tell what a model really learned, with a verdict on each",
     "data": "look at preference data, audit, clean, convert, divide and mix it",
     "gold": "make preferences with a gold model, and a proxy; measure the match and where it breaks",
+    "plan": "experiments: plans frozen before their runs, done here or on Slurm, with verdicts",
     "rl": "reinforcement learning with a reward model: is the policy exploiting it?",
     "report": "write what run folders hold as one HTML page and Markdown, and a model card",
     "watch": "watch a run while it goes on, in the terminal or as a page",
@@ -61,7 +62,20 @@ GOLD_PURPOSES: Final[Mapping[str, str]] = {
     "run": "all stages from one file, done where they are not complete",
 }
 """Stage of `rewardlab gold` -> what it does, in the order of work."""
-TOOL_PURPOSES: Final = {"data": DATA_PURPOSES, "gold": GOLD_PURPOSES, "rl": RL_PURPOSES}
+PLAN_PURPOSES: Final[Mapping[str, str]] = {
+    "check": "what a plan would do, cost and show; exit status 1 if it cannot be frozen",
+    "freeze": "make a plan the one that holds, before any run",
+    "amend": "change a frozen plan, with a reason that the report shows",
+    "run": "do the runs of a study on this machine; the same command goes on where it ended",
+    "submit": "hand the runs of a study to Slurm, and return",
+    "status": "how far a study is; exit status 0: complete, 1: something failed, 2: it goes on",
+    "report": "verdicts, tables, charts; exit status 0: all supported, 1: any refuted, else 2",
+    "archive": "one file of a study with the checksums of everything in it",
+    "gate": "whether the next phase may begin; exit status 0: it may, 1: not, 2: undecided",
+    "task": "one run of a study, as `run` and Slurm call it",
+}
+"""Tool of `rewardlab plan` -> what it does, in the order of work."""
+TOOL_PURPOSES: Final = {"data": DATA_PURPOSES, "gold": GOLD_PURPOSES, "plan": PLAN_PURPOSES, "rl": RL_PURPOSES}
 MODELS_FIRST: Final = {"eval": "--models", "calibrate": "--model"}
 """Command that takes models as its first words -> the flag of several."""
 
@@ -71,8 +85,12 @@ def parse_command(
     arguments: Sequence[str],
     command: str,
     conventions: Conventions | None = None,
+    *,
+    more: str = "",
 ) -> Settings:
     """Return the settings of a command from its arguments, with its purpose over its help. Raises as `parse`.
+
+    `more` is what the help says besides the purpose.
 
     A tool of `rewardlab data` is called `data TOOL`, and those of `gold` and `rl` likewise.
     """
@@ -80,7 +98,7 @@ def parse_command(
         arguments = _models_behind_a_flag(arguments, MODELS_FIRST[command])
     group, _, tool = command.partition(" ")
     purpose = TOOL_PURPOSES[group][tool] if tool else PURPOSES[group]
-    return parse(settings_type, arguments, command, purpose, conventions)
+    return parse(settings_type, arguments, command, f"{purpose}\n\n{more}" if more else purpose, conventions)
 
 
 def listed(purposes: Mapping[str, str]) -> list[str]:

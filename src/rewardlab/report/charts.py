@@ -34,6 +34,8 @@ class Axis:
     ticks: tuple[float, ...]
     names: tuple[str, ...] = ()
     """What stands at the ticks in place of numbers, such as the names of slices."""
+    staggered: bool = False
+    """Whether every second name stands in a second row, where one row is too narrow; the label then gives way."""
 
     def text(self, tick: float) -> str:
         """Return a tick as it is printed, with as many decimals as the ticks of the axis need."""

@@ -117,6 +117,16 @@ class Shown:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lines:
+    """A text whose lines stay as they are, such as a file; folded away where it is long."""
+
+    caption: str
+    text: str
+    folded: bool = False
+    kind: str = "lines"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Check:
     """A question of the checklist, its answer, and the numbers behind it."""
 
@@ -133,7 +143,7 @@ class Checklist:
     kind: str = "checklist"
 
 
-Block = Paragraph | Table | Charts | Beside | Facts | Mistake | Shown | Checklist
+Block = Paragraph | Table | Charts | Beside | Facts | Mistake | Shown | Lines | Checklist
 
 
 @dataclass(frozen=True, kw_only=True)

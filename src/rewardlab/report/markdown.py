@@ -18,6 +18,7 @@ from rewardlab.report.document import (
     Checklist,
     Document,
     Facts,
+    Lines,
     Mistake,
     Paragraph,
     Shown,
@@ -75,6 +76,8 @@ def _block(block: Block, level: str) -> list[str]:
     if isinstance(block, Facts):
         pairs = "\n".join(f"- {escaped(name)}: {escaped(value)}" for name, value in block.pairs)
         return [f"**{escaped(block.caption)}**", pairs]
+    if isinstance(block, Lines):
+        return [f"**{escaped(block.caption)}**", fenced(block.text)]
     if isinstance(block, Checklist):
         rows = [(check.question, check.answer, check.numbers) for check in block.checks]
         return [_rows(("question", "answer", "numbers"), rows, frozenset())]

@@ -47,6 +47,11 @@ def format_count(count: int) -> str:
     return f"{count:,}"
 
 
+def format_counted(count: int, what: str) -> str:
+    """Return a count with its noun: ``1 arm``, ``1,024 arms``."""
+    return f"{format_count(count)} {what}{'' if count == 1 else 's'}"
+
+
 def interval_note(estimates: Iterable[Estimate]) -> str:
     """Return a note with level and method of each kind of interval in a table, in order of appearance."""
     kinds = dict.fromkeys((f"{100 * estimate.level:g}%", estimate.method) for estimate in estimates)

@@ -1,0 +1,376 @@
+"""A number over several seeds, each judged on the same prompts, and how uncertain expressions of such numbers are.
+
+Two things are sampled: seeds and prompts. They are crossed: every seed meets every prompt. The mean over k seeds of a
+number judged on C prompts has the variance σ²_S/k + σ²_P/C + σ²_SP/(kC). Two parts of it can be estimated apart from
+each other, and nothing is counted twice:
+
+    A, what seeds do not share    σ²_S/k + σ²_SP/(kC): the variance of the k values over k, k − 1 degrees of freedom
+    B, what they share            σ²_P/C: the mean covariance of two seeds through the prompts that both met
+
+The interval has the half-width √(t²_{k−1}·A + t²_{C−1}·B), whose level is never below what it says, however large A is
+against B (Banerjee 1961, Sankhyā A 23, 85-108). Satterthwaite's degrees of freedom, which the variance by A + B would
+also allow, let two or three seeds find too much; docs/design/verdicts.md has both simulated.
+
+Numbers that are no means are linearised: the influence ψ_sc of a prompt c on the value of seed s says how the value
+moves with the weight of the prompt (see influence.py). An expression of several numbers moves with its gradient.
+Numbers that lie above the truth on average, as ECE does, are believed to be above a limit only by what is left when
+that is taken off.
+
+Legend: S seeds, C prompts (clusters).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import stdtr, stdtrit
+
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.stats import MIN_CLUSTERS
+from rewardlab.core.types import Estimate
+
+Varies = Literal["always", "steps", "never"]
+_LEAST_P: Final = 1e-12
+"""p-values are not told apart below this."""
+_ROUNDING: Final = 1e-12
+_ENDLESS: Final = 1_000_000
+"""In place of a number of rows that is not known."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Observed:
+    """One number of one arm, for each of its seeds."""
+
+    by_seed_S: FloatArray
+    """[S] the value of each seed."""
+    seeds: tuple[int, ...]
+    """[S] their names; arms with the same name are paired."""
+    influence_SC: FloatArray | None = None
+    """[S, C] what each prompt moves the value of each seed by, 0 where the seed did not judge it; None where the value
+    comes from no prompts."""
+    clusters: tuple[str, ...] = ()
+    """[C] prompts; the same name in every arm."""
+    row_error: float | None = None
+    """Of a value from rows without influences, as curves have: the standard error of one seed from these rows, NaN if
+    it is not known; None where the value comes from no rows, or has influences."""
+    num_rows: int = 0
+    """Rows that `row_error` is of; 0 if that is not known."""
+    excess: float = 0.0
+    """By how much the values may lie above the truth on average, as those of ECE do; at least 0."""
+    varies: Varies = "always"
+    """``never``: settings decide the value. ``steps``: whole numbers, so that few equal values show little."""
+
+    def __post_init__(self) -> None:
+        assert len(self.seeds) == len(set(self.seeds)) == len(self.by_seed_S) > 0
+        assert np.isfinite(self.by_seed_S).all(), "without the value of a seed there is none of the arm"
+        assert self.influence_SC is None or self.influence_SC.shape == (len(self.seeds), len(self.clusters))
+
+    @property
+    def mean(self) -> float:
+        """The mean over seeds."""
+        return float(self.by_seed_S.mean())
+
+    @property
+    def has_row_error(self) -> bool:
+        """Whether its value comes from rows without influences, whose noise is known."""
+        return self.row_error is not None and not math.isnan(self.row_error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A part of a variance, estimated with so many degrees of freedom."""
+
+    variance: float
+    freedom: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crossed:
+    """An expression of numbers over seeds and prompts, and how uncertain it is."""
+
+    value: float
+    seeds: tuple[Part, ...]
+    """A: a part for every set of arms whose seeds are linked; empty if no arm has two seeds."""
+    prompts: Part | None
+    """B; None where no number comes from prompts."""
+    within: float
+    """The part of A that more prompts make smaller: σ²_SP/(kC)."""
+    num_seeds: int
+    """Of the arm with the fewest."""
+    num_prompts: int
+    """Of all arms together; 0 where no number comes from prompts."""
+    unit: str = "prompts"
+    """What `num_prompts` counts: ``rows`` where only their number is known."""
+    too_high: float = 0.0
+    """By how much the value may lie above the truth on average."""
+    too_low: float = 0.0
+    """By how much it may lie below it."""
+    single_seeds: bool = False
+    """Whether some arm that varies has one seed, so that its noise over seeds is not in any interval."""
+    is_blind: bool = False
+    """Whether some arm that varies has one seed and no prompts, so that nothing tells its noise."""
+    is_pooled: bool = False
+    """Whether the noise over seeds is that of more arms than the expression names."""
+    rows_unknown: bool = False
+    """Whether some number comes from rows whose noise is not known, so that it is in no interval."""
+    reach: float = math.inf
+    """How far the value moves at most if every prompt comes out in the other way: Σ |slope| · range."""
+
+    @property
+    def variance(self) -> float:
+        """A + B."""
+        return sum(part.variance for part in self.parts)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Every part of the variance."""
+        return (*self.seeds, *(() if self.prompts is None else (self.prompts,)))
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether nothing varied, over seeds or prompts, of what could."""
+        return bool(self.parts) and not self.variance > 0
+
+    @property
+    def p_of_constant(self) -> float:
+        """The chance that nothing varied though the truth lies on the other side of 0; NaN if it is not known.
+
+        A prompt that differs moves the value by at most `reach` over the number of prompts. So the truth differs by the
+        distance d from 0 only if a share of at least d / `reach` of all prompts differ, and n drawn prompts miss them
+        with a chance of at most (1 − share)ⁿ. Of k seeds alone, all are on one side as often as k coins are: ½ᵏ.
+        """
+        if not self.parts:
+            return 0.0
+        if not self.num_prompts:
+            return 0.5**self.num_seeds
+        if not 0 < self.reach < math.inf:
+            return math.nan
+        return float(max(0.0, 1 - abs(self.value) / self.reach) ** self.num_prompts)
+
+    @property
+    def is_testable(self) -> bool:
+        """Whether anything is known about how uncertain the value is."""
+        if math.isnan(self.value) or 0 < self.num_prompts < MIN_CLUSTERS:
+            return False
+        return not self.is_blind
+
+    def p_above(self, limit: float = 0.0) -> float:
+        """Return the p-value of the value being at most `limit`; NaN if nothing is known about its noise."""
+        return self._p(self.value - self.too_high - limit)
+
+    def p_below(self, limit: float = 0.0) -> float:
+        """Return the p-value of the value being at least `limit`; NaN if nothing is known about its noise."""
+        return self._p(limit - self.value - self.too_low)
+
+    def interval(self, level: float) -> Estimate:
+        """Return the value with its two-sided interval; without limits where nothing is known about its noise."""
+        half = self.half_width((1 - level) / 2) if self.is_testable else math.nan
+        return Estimate(
+            value=self.value,
+            low=self.value - self.too_high - half,
+            high=self.value + self.too_low + half,
+            n=self.num_prompts or self.num_seeds,
+            method=self.method,
+            level=level,
+        )
+
+    @property
+    def method(self) -> str:
+        """How the interval was found, for the foot of a table."""
+        if math.isnan(self.value):
+            return "not defined"
+        if 0 < self.num_prompts < MIN_CLUSTERS:
+            return f"too few {self.unit} ({self.num_prompts})"
+        if self.is_constant and not self.is_blind:
+            same = f"the same in {self.num_seeds} seed{'s' * (self.num_seeds > 1)}"
+            return f"no prompt of {self.num_prompts} differs" if self.num_prompts else same
+        seeds = f"{self.num_seeds} seed{'s' * (self.num_seeds > 1)}"
+        over = [f"{seeds}{', noise of all arms' * self.is_pooled}"] if self.seeds else []
+        over += [f"{self.num_prompts} {self.unit}"] if self.num_prompts else []
+        if self.is_blind:
+            return "one seed: nothing to tell its noise by"
+        if not over:
+            return "exact"
+        left_out = ", noise over seeds not known" * self.single_seeds + ", over rows not known" * self.rows_unknown
+        return f"t interval over {' and '.join(over)}{left_out}"
+
+    def half_width(self, tail: float) -> float:
+        """Return the half-width of the interval that leaves `tail` on each side.
+
+        Where nothing varied it is the distance whose `p_of_constant` is `tail`; NaN if that is not known.
+        """
+        if not self.is_constant:
+            return half_width(self.parts, tail)
+        if not self.num_prompts or not 0 < self.reach < math.inf:
+            return math.nan
+        return float(self.reach * (1 - tail ** (1 / self.num_prompts)))
+
+    def _p(self, ahead: float) -> float:
+        if not self.is_testable:
+            return math.nan
+        if not self.variance > 0:
+            return self.p_of_constant if ahead > 0 else 1.0
+        return p_value(self.parts, ahead)
+
+
+def half_width(parts: Sequence[Part], tail: float) -> float:
+    """Return √Σ t²·variance with t the quantiles of the parts' degrees of freedom that leave `tail` above them."""
+    return math.sqrt(sum(float(stdtrit(part.freedom, tail)) ** 2 * part.variance for part in parts))
+
+
+def p_value(parts: Sequence[Part], ahead: float) -> float:
+    """Return the least tail whose half-width does not reach `ahead`: the one-sided p-value of a value at most 0."""
+    known = [part for part in parts if part.variance > 0]
+    if not known:
+        return 0.0 if ahead > 0 else 1.0
+    if ahead <= 0:
+        return 1 - p_value(parts, -ahead) if ahead < 0 else 0.5
+    if len(known) == 1:
+        return float(stdtr(known[0].freedom, -ahead / math.sqrt(known[0].variance)))
+    if half_width(known, _LEAST_P) <= ahead:
+        return _LEAST_P
+    found = brentq(lambda logarithm: half_width(known, math.exp(logarithm)) - ahead, math.log(_LEAST_P), math.log(0.5))
+    return float(math.exp(found))
+
+
+def combined(parts: Sequence[tuple[Observed, float]], value: float, *, reach: float = math.inf) -> Crossed:
+    """Return `value`, an expression of the means of several numbers with these derivatives, and its variance.
+
+    `reach` is as `Crossed` has it. Where seeds show no variance at all, which few discrete values may do by chance, B
+    is the variance over prompts of the mean over seeds.
+
+    Numbers of the same seeds are paired by seed, all numbers by prompt. Arms that share some of their seeds are paired
+    in these, with the degrees of freedom of the one with the fewest.
+    """
+    moving = [(one, weight) for one, weight in parts if weight and one.varies != "never"]
+    groups = _linked([one.seeds for one, _ in moving])
+    seeds = tuple(part for group in groups if (part := _over_seeds([moving[number] for number in group])) is not None)
+    of_prompts = [(one, weight) for one, weight in moving if one.influence_SC is not None]
+    shared, together, num_prompts = _over_prompts(of_prompts)
+    if not sum(part.variance for part in seeds) > 0:
+        shared = together
+    of_rows = [(one, weight) for one, weight in moving if one.has_row_error]
+    rows = min((one.num_rows or _ENDLESS for one, _ in of_rows), default=0)
+    num_prompts = min(num_prompts or rows, rows) if rows else num_prompts
+    known = bool(of_prompts or of_rows)
+    return Crossed(
+        value=value,
+        seeds=seeds,
+        prompts=Part(variance=shared + _over_rows(of_rows), freedom=max(num_prompts - 1, 1)) if known else None,
+        within=max(together - shared, 0.0) if seeds else 0.0,
+        num_seeds=min((len(one.seeds) for one, _ in parts), default=0),
+        num_prompts=num_prompts,
+        unit="prompts" if of_prompts or not of_rows else "rows",
+        too_high=sum(max(weight, 0.0) * one.excess for one, weight in parts),
+        too_low=sum(max(-weight, 0.0) * one.excess for one, weight in parts),
+        single_seeds=any(len(one.seeds) == 1 for one, _ in moving),
+        is_blind=any(len(one.seeds) == 1 and one.influence_SC is None and not one.has_row_error for one, _ in moving),
+        rows_unknown=any(one.row_error is not None and math.isnan(one.row_error) for one, _ in moving),
+        reach=reach,
+    )
+
+
+def _over_rows(parts: Sequence[tuple[Observed, float]]) -> float:
+    """Return the variance from rows whose influences are not known.
+
+    Two numbers may have the same rows. Errors that add up are taken to be wholly correlated, those that would cancel
+    each other to be independent.
+    """
+    errors = [(weight, one.row_error or 0.0) for one, weight in parts]
+    rising, falling = (sum(max(sign * weight, 0.0) * error for weight, error in errors) for sign in (1, -1))
+    return rising**2 + falling**2
+
+
+def pooled_over(arms: Sequence[Observed]) -> Part | None:
+    """Return the variance over seeds of one number of one seed, pooled over arms; None if no arm has two seeds."""
+    several = [one for one in arms if len(one.seeds) > 1]
+    freedom = sum(len(one.seeds) - 1 for one in several)
+    squares = sum(float(np.square(one.by_seed_S - one.mean).sum()) for one in several)
+    return Part(variance=squares / freedom, freedom=freedom) if freedom else None
+
+
+def with_pooled(found: Crossed, terms: Sequence[tuple[Observed, float, Part]]) -> Crossed:
+    """Return an expression with its noise over seeds taken from many arms, given with each number and its derivative.
+
+    A is then the larger one of its own estimate and of the pooled one, with the degrees of freedom of the pool. It
+    assumes that the arms vary alike over seeds. If one of the two that are compared varies more than the others do, too
+    much is found, less so than by the pooled estimate alone.
+    """
+    own = sum(part.variance for part in found.seeds)
+    pooled = sum(weight**2 * part.variance / len(one.seeds) for one, weight, part in terms)
+    freedom = min((part.freedom for _, _, part in terms), default=0.0)
+    if found.single_seeds or not found.seeds or freedom <= sum(part.freedom for part in found.seeds):
+        return found
+    return replace(found, seeds=(Part(variance=max(own, pooled), freedom=freedom),), is_pooled=True)
+
+
+def _linked(seeds: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """Return the numbers of the arms, together where one shares a seed with another."""
+    groups: list[tuple[set[int], list[int]]] = []
+    for number, own in enumerate(seeds):
+        touched = [group for group in groups if group[0] & set(own)]
+        merged = (set(own).union(*(names for names, _ in touched)), [n for _, members in touched for n in members])
+        groups = [group for group in groups if group not in touched]
+        groups.append((merged[0], [*merged[1], number]))
+    return [members for _, members in groups]
+
+
+def _over_seeds(parts: Sequence[tuple[Observed, float]]) -> Part | None:
+    """Return A of arms with linked seeds; None if none has two."""
+    moved: dict[int, float] = {}
+    several = [(one, weight) for one, weight in parts if len(one.seeds) > 1]
+    if not several:
+        return None
+    for one, weight in several:
+        for seed, away in zip(one.seeds, (one.by_seed_S - one.mean).tolist(), strict=True):
+            moved[seed] = moved.get(seed, 0.0) + weight * away / len(one.seeds)
+    fewest = min(len(one.seeds) for one, _ in several)
+    largest = max(abs(weight) * float(np.abs(one.by_seed_S).max()) for one, weight in several)
+    squares = sum(away * away for away in moved.values())
+    # What rounding leaves of equal values is no noise.
+    squares = 0.0 if squares <= (_ROUNDING * largest) ** 2 else squares
+    return Part(variance=squares * fewest / (fewest - 1), freedom=fewest - 1)
+
+
+def _over_prompts(parts: Sequence[tuple[Observed, float]]) -> tuple[float, float, int]:
+    """Return B, the variance over prompts of the mean over seeds (B + σ²_SP/(kC)), and the number of prompts.
+
+    Of two numbers with k and l seeds, of which b are the same, B holds the mean over the kl − b pairs of different
+    seeds. Where the only pair is of the same seed, it holds that.
+    """
+    alike = all(one.clusters == parts[0][0].clusters for one, _ in parts)
+    every = parts[0][0].clusters if parts and alike else dict.fromkeys(n for one, _ in parts for n in one.clusters)
+    count = len(every)
+    if count < 2:
+        return 0.0, 0.0, count
+    place = {} if alike else {name: number for number, name in enumerate(every)}
+    placed = []
+    for one, weight in parts:
+        assert one.influence_SC is not None
+        whole_SC = one.influence_SC
+        if not alike:
+            whole_SC = np.zeros((len(one.seeds), count))
+            whole_SC[:, [place[name] for name in one.clusters]] = one.influence_SC
+        placed.append((dict(zip(one.seeds, weight * whole_SC, strict=True)), weight * whole_SC.sum(axis=0)))
+    mean_C = sum((whole_C / len(own) for own, whole_C in placed), np.zeros(count))
+    largest = sum(float(np.abs(whole_C).max(initial=0.0)) / len(own) for own, whole_C in placed)
+    if float(np.abs(mean_C).max()) <= _ROUNDING * largest:
+        # What rounding leaves of influences that cancel each other is no noise.
+        return 0.0, 0.0, count
+    shared, together = 0.0, float(mean_C @ mean_C)
+    for number, (first, first_C) in enumerate(placed):
+        for other_number, (second, second_C) in enumerate(placed[: number + 1]):
+            times = 1 if number == other_number else 2
+            same = first.keys() & second.keys()
+            all_pairs, pairs = float(first_C @ second_C), len(first) * len(second)
+            of_same = float(sum(first[seed] @ second[seed] for seed in same))
+            different = pairs - len(same)
+            shared += times * ((all_pairs - of_same) / different if different else all_pairs / pairs)
+    scale = count / (count - 1)
+    # Both are sums over all pairs; each mean over seeds divides them by k·l, which `pairs` did.
+    return max(shared, 0.0) * scale, max(together, 0.0) * scale, count

@@ -1,0 +1,234 @@
+"""Numbers of score rows with the influence of every prompt on them: what `crossed` needs of one arm.
+
+Legend: N comparisons or replies, S seeds, C prompts. Influences are those of influence.py: T ≈ t + (1/N) Σ ψ_n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from rewardlab.analysis import calibration, influence
+from rewardlab.analysis.crossed import Observed
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.lengths import length_controlled_influence
+from rewardlab.analysis.reliability import logistic
+from rewardlab.analysis.score_table import IntArray, Pairs, Replies, ScoreTable, score_table
+from rewardlab.core.errors import DataError
+from rewardlab.core.types import ScoreRow
+
+Linearised = tuple[float, FloatArray, IntArray]
+"""A value, the influences [N] on it, and the prompts [N] that they belong to."""
+Measure = Callable[[ScoreTable, float], Linearised]
+
+
+def observed_of(quantity: str, rows_by_seed: Mapping[int, Sequence[ScoreRow]], *, beta: float = 1.0) -> Observed:
+    """Return one quantity of an arm from the score rows of its seeds, with probabilities σ(β d).
+
+    `quantity` is a name of `QUANTITIES`. Raises KeyError for another, DataError if the rows of a seed do not give it.
+    """
+    return observed_all([quantity], rows_by_seed, beta=beta)[quantity]
+
+
+def observed_all(
+    quantities: Iterable[str], rows_by_seed: Mapping[int, Sequence[ScoreRow]], *, beta: float = 1.0
+) -> dict[str, Observed]:
+    """Return several quantities as `observed_of` does, reading the rows once."""
+    tables = {seed: score_table(rows) for seed, rows in rows_by_seed.items()}
+    return {name: observed_in(name, tables, beta=beta) for name in quantities}
+
+
+def observed_in(name: str, tables: Mapping[int, ScoreTable], *, beta: float = 1.0) -> Observed:
+    """Return one quantity as `observed_of` does, from tables of the rows."""
+    return _observed(name, tables, beta)
+
+
+def linearised(quantity: str, table: ScoreTable, *, beta: float = 1.0) -> Linearised:
+    """Return a quantity with the influences on it. The value is NaN where the rows do not give it."""
+    return QUANTITIES[quantity](table, beta)
+
+
+def _observed(name: str, tables: Mapping[int, ScoreTable], beta: float) -> Observed:
+    found = {}
+    for seed, table in tables.items():
+        found[seed] = linearised(name, table, beta=beta)
+        if not math.isfinite(found[seed][0]):
+            raise DataError(
+                f"seed {seed}: the score rows do not give {name} (none that is decided, or nothing that varies)."
+            )
+    clusters = sorted({str(key) for table in tables.values() for key in table.prompts})
+    place = {name: number for number, name in enumerate(clusters)}
+    moved_SC = np.zeros((len(tables), len(clusters)))
+    for row_C, (seed, table) in zip(moved_SC, tables.items(), strict=True):
+        _, psi_N, prompt_N = found[seed]
+        sums = np.bincount(prompt_N, psi_N - psi_N.mean(), minlength=len(table.prompts)) / max(psi_N.size, 1)
+        row_C[[place[str(key)] for key in table.prompts]] = sums
+    return Observed(
+        by_seed_S=np.array([value for value, _, _ in found.values()]),
+        seeds=tuple(found),
+        influence_SC=moved_SC,
+        clusters=tuple(clusters),
+        excess=float(np.mean([_excess(name, table, beta) for table in tables.values()])),
+    )
+
+
+# --- values and influences -------------------------------------------------------------------------------------
+
+
+def _mean(of: Callable[[Pairs, float], FloatArray], *, decided: bool = True) -> Measure:
+    def measure(table: ScoreTable, beta: float) -> Linearised:
+        pairs = table.pairs.decided if decided else table.pairs.finite
+        return _of_values(of(pairs, beta), pairs.prompt)
+
+    return measure
+
+
+def _of_values(values: FloatArray, prompts: IntArray) -> Linearised:
+    value = float(values.mean()) if values.size else math.nan
+    return value, values - value, prompts
+
+
+def _agreement(pairs: Pairs, beta: float) -> FloatArray:
+    return pairs.label * pairs.outcome + (1 - pairs.label) * (1 - pairs.outcome)
+
+
+def _by_prompt(table: ScoreTable, beta: float) -> Linearised:
+    pairs = table.pairs.decided
+    names, prompt, count = np.unique(pairs.prompt, return_inverse=True, return_counts=True)
+    return _of_values(np.bincount(prompt, pairs.outcome) / np.maximum(count, 1), names.astype(np.int64))
+
+
+def _deviation(values: FloatArray, prompts: IntArray) -> Linearised:
+    centred = values - values.mean() if values.size else values
+    mean = float(np.square(centred).mean()) if values.size > 1 else 0.0
+    if mean <= 0:
+        return math.nan, centred, prompts
+    deviation = math.sqrt(mean * values.size / (values.size - 1))
+    return deviation, deviation * (np.square(centred) / mean - 1) / 2, prompts
+
+
+def _quantile(share: float) -> Measure:
+    def measure(table: ScoreTable, beta: float) -> Linearised:
+        pairs = table.pairs.decided
+        values = pairs.difference
+        if not values.size:
+            return math.nan, values, pairs.prompt
+        value = float(np.quantile(values, share))
+        # The density as Woodruff's interval sees it: over the values within two standard errors of the share.
+        reach = 2 * math.sqrt(share * (1 - share) / max(len(np.unique(pairs.prompt)), 1))
+        low, high = max(share - reach, 0.0), min(share + reach, 1.0)
+        spread = float(np.quantile(values, high) - np.quantile(values, low))
+        below = (values < value) + (values == value) / 2.0
+        return value, spread / (high - low) * (share - below), pairs.prompt
+
+    return measure
+
+
+def _ece(table: ScoreTable, beta: float) -> Linearised:
+    pairs = table.pairs.finite
+    if not pairs.label.size:
+        return math.nan, pairs.label, pairs.prompt
+    value, moved, _ = calibration.ece_influence(pairs.probability(beta=beta), pairs.label)
+    return value, moved, pairs.prompt
+
+
+def _excess(name: str, table: ScoreTable, beta: float) -> float:
+    """Return by how much a quantity may exceed the truth on average; 0 but for ECE."""
+    if name != "ece":
+        return 0.0
+    pairs = table.pairs.finite
+    return calibration.ece_influence(pairs.probability(beta=beta), pairs.label, table.keys(pairs))[2]
+
+
+def _area(table: ScoreTable, beta: float) -> Linearised:
+    pairs = table.pairs.decided
+    if not pairs.label.size:
+        return math.nan, pairs.label, pairs.prompt
+    above = influence.shares_below(pairs.preferred, pairs.other)
+    below = 1 - influence.shares_below(pairs.other, pairs.preferred)
+    value = float(above.mean())
+    return value, above + below - 2 * value, pairs.prompt
+
+
+def _correlated(kind: str, of: str) -> Measure:
+    """A correlation with length: of scores over replies, or of margins over pairs in both orders."""
+
+    def measure(table: ScoreTable, beta: float) -> Linearised:
+        replies, pairs = table.replies.finite, table.pairs.finite
+        x, y = (replies.score, replies.length) if of == "score" else (pairs.difference, pairs.length_difference)
+        prompts = replies.prompt if of == "score" else pairs.prompt
+        if of == "margin" and kind == "spearman":
+            value, both = influence.rank_correlation(np.concatenate([x, -x]), np.concatenate([y, -y]))
+            return value, both.reshape(2, -1).mean(axis=0), prompts
+        if kind == "spearman":
+            return *influence.rank_correlation(x, y), prompts
+        centred = [values - values.mean() if of == "score" and values.size else values for values in (x, y)]
+        return *influence.product_moment(*centred), prompts
+
+    return measure
+
+
+def _slope(table: ScoreTable, beta: float) -> Linearised:
+    pairs = table.pairs.finite
+    return _fitted(logistic(pairs.logit(beta=beta)[:, None], pairs.label), pairs)
+
+
+def _intercept(table: ScoreTable, beta: float) -> Linearised:
+    pairs = table.pairs.finite
+    logit = pairs.logit(beta=beta)
+    turned = np.where(logit < 0, 1 - pairs.label, np.where(logit == 0, 0.5, pairs.label))
+    return _fitted(logistic(np.ones((logit.size, 1)), turned, offset=np.abs(logit)), pairs)
+
+
+def _fitted(found: tuple[FloatArray, FloatArray] | None, pairs: Pairs) -> Linearised:
+    if found is None:
+        return math.nan, np.zeros(pairs.label.size), pairs.prompt
+    return float(found[0][0]), found[1][:, 0], pairs.prompt
+
+
+def _length_controlled(table: ScoreTable, beta: float) -> Linearised:
+    decided = table.pairs.decided
+    value, moved = length_controlled_influence(decided)
+    return value, moved, decided.prompt
+
+
+def _scores(of: Callable[[Replies], FloatArray]) -> Measure:
+    def measure(table: ScoreTable, beta: float) -> Linearised:
+        replies = table.replies.finite
+        return _of_values(of(replies), replies.prompt)
+
+    return measure
+
+
+QUANTITIES: Final[Mapping[str, Measure]] = MappingProxyType(
+    {
+        "accuracy": _mean(lambda pairs, beta: pairs.outcome),
+        "negative_margin_rate": _mean(lambda pairs, beta: (pairs.outcome == 0).astype(np.float64)),
+        "agreement": _mean(_agreement, decided=False),
+        "accuracy_by_prompt": _by_prompt,
+        "accuracy_length_controlled": _length_controlled,
+        "loss": _mean(lambda pairs, beta: pairs.nll(beta=beta), decided=False),
+        "brier": _mean(lambda pairs, beta: np.square(pairs.probability(beta=beta) - pairs.label), decided=False),
+        "ece": _ece,
+        "roc_auc": _area,
+        "calibration_slope": _slope,
+        "calibration_intercept": _intercept,
+        "margin": _mean(lambda pairs, beta: pairs.difference),
+        "margin_std": lambda table, beta: _deviation(table.pairs.decided.difference, table.pairs.decided.prompt),
+        **{f"margin_p{percent}": _quantile(percent / 100) for percent in (5, 25, 50, 75, 95)},
+        "score_mean": _scores(lambda replies: replies.score),
+        "score_std": lambda table, beta: _deviation(table.replies.finite.score, table.replies.finite.prompt),
+        "chosen_mean": _mean(lambda pairs, beta: pairs.preferred),
+        "rejected_mean": _mean(lambda pairs, beta: pairs.other),
+        **{
+            f"{of}_length_{kind}": _correlated(kind, of)
+            for of in ("score", "margin")
+            for kind in ("pearson", "spearman")
+        },
+    }
+)
+"""Quantity -> its value and influences from score rows."""

@@ -1,0 +1,104 @@
+"""One file of a study, with the checksum of everything in it."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Final
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import require_writable_folder, sha256_file
+from rewardlab.experiments.study import Study
+
+SUMS: Final = "SHA256SUMS"
+"""In the archive, in the format of `sha256sum --check`."""
+WEIGHTS: Final = ("best", "checkpoints")
+"""Folders of a run that hold models; those of its steps besides."""
+NEVER: Final = (".lock", ".write-test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archived:
+    """What was written."""
+
+    path: Path
+    num_files: int
+    num_bytes: int
+    sha256: str
+    left_out: tuple[str, ...]
+    """Folders of models that are not in it."""
+
+
+def archive(study: Study, output: Path | None, *, weights: bool) -> Archived:
+    """Write the archive. The same study gives the same bytes.
+
+    Raises ConfigError if the file is there, or would lie in the study.
+    """
+    folder = study.folder.resolve()
+    path = folder.with_name(f"{folder.name}.tar.gz") if output is None else output
+    if path.exists():
+        raise ConfigError(f"--output {path}: exists. Name another file, or move it away.")
+    if path.resolve().is_relative_to(folder):
+        raise ConfigError(f"--output {path}: lies in the study that is archived. Name a place outside.")
+    require_writable_folder(path.parent, "--output")
+    files = sorted(_files(folder, weights=weights))
+    sums = "".join(f"{sha256_file(folder / name)}  {name}\n" for name in files)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with (
+            unfinished.open("wb") as raw,
+            gzip.GzipFile(fileobj=raw, filename="", mode="wb", mtime=0) as packed,
+            tarfile.open(fileobj=packed, mode="w") as tar,
+        ):
+            _add(tar, f"{folder.name}/{SUMS}", sums.encode())
+            for name in files:
+                tar.add(folder / name, f"{folder.name}/{name}", filter=_plain)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    left = () if weights else tuple(sorted({one for run in study.runs for one in _models(study.run_folder(run))}))
+    return Archived(
+        path=path, num_files=len(files), num_bytes=path.stat().st_size, sha256=sha256_file(path), left_out=left
+    )
+
+
+def _files(folder: Path, *, weights: bool) -> Iterator[str]:
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        if not path.is_file() or path.is_symlink() or path.name in NEVER:
+            continue
+        if weights or not _is_of_model(name):
+            yield str(name)
+
+
+def _is_of_model(name: Path) -> bool:
+    """Whether a file of a study lies in the folder of a model: runs/ARM/seed_S/best/…"""
+    return len(name.parts) > 4 and name.parts[0] == "runs" and _holds_model(name.parts[3])
+
+
+def _holds_model(part: str) -> bool:
+    return part in WEIGHTS or part.startswith("step_")
+
+
+def _models(folder: Path) -> Iterator[str]:
+    if folder.is_dir():
+        yield from (path.name for path in folder.iterdir() if path.is_dir() and _holds_model(path.name))
+
+
+def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+    """Take out who owns a file and when it was written."""
+    entry.uid = entry.gid = 0
+    entry.uname = entry.gname = ""
+    entry.mtime = 0
+    return entry
+
+
+def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+    entry = _plain(tarfile.TarInfo(name))
+    entry.size = len(content)
+    tar.addfile(entry, BytesIO(content))

@@ -1,0 +1,278 @@
+"""What a plan would do and could show, before anything is run: its runs, what they cost, and what can come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.experiments.bands import Bands
+from rewardlab.experiments.costs import Cost, cost_of, sizes_of_test
+from rewardlab.experiments.design import ClaimPower, Design, claim_power
+from rewardlab.experiments.earlier import noise_seen
+from rewardlab.experiments.expressions import Claim, Range, Term, parse
+from rewardlab.experiments.gates import gate_claim
+from rewardlab.experiments.pitfalls import (
+    Look,
+    Problem,
+    about_data,
+    about_models,
+    about_reach,
+    about_slurm,
+    about_test_rows,
+    about_values,
+    ranges_in,
+)
+from rewardlab.experiments.plan import WINNER, Plan, Run
+from rewardlab.experiments.power import Assumed, Reach, reach_of
+from rewardlab.experiments.quantities import quantity_named
+from rewardlab.experiments.resolving import runs_of
+from rewardlab.experiments.sweeps import with_stand_ins
+
+FEW_SEEDS: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """What can come of a hypothesis."""
+
+    reach: Reach
+    power: ClaimPower | None
+    """None where the size of the test data is not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What `check` found."""
+
+    plan: Plan
+    runs: Sequence[Run]
+    costs: Mapping[str, Cost]
+    """Arm -> what one run of it takes."""
+    tested: Mapping[str, Tested]
+    """Hypothesis -> what can come of it."""
+    problems: Sequence[Problem]
+    num_prompts: int
+    num_comparisons: int
+    sizes_are: str
+    """Where the numbers of test prompts and comparisons are from."""
+    noise_is: str
+    """Where the noise is from."""
+
+    @property
+    def errors(self) -> list[str]:
+        """What keeps the plan from being frozen."""
+        return [problem.text for problem in self.problems if problem.level == "error"]
+
+
+def check(plan: Plan, *, look: Look | None = None) -> Checked:
+    """Return what the plan would do. `look` looks at the models of its runs.
+
+    Raises ConfigError for settings that cannot be used.
+    """
+    runs = runs_of(with_stand_ins(plan), winner={"arm": "the best of the search", "settings": {}})
+    arms = list(dict.fromkeys(run.arm for run in runs if run.reads_test))
+    problems = [
+        *_about_metric("primary", plan.primary),
+        *_about_runs(plan, runs),
+        *_about_gates(plan, runs),
+        *_about_bands(plan, arms),
+        *about_slurm(plan, runs),
+        *about_data(runs),
+        *about_models(runs, look),
+        *about_test_rows(runs),
+    ]
+    claims: dict[str, Claim] = {}
+    for name, hypothesis in plan.hypotheses.items():
+        try:
+            claims[name] = parse(hypothesis.claim)
+            claims[name].require_arms([*arms, *plan.left_out])
+        except ConfigError as error:
+            problems.append(Problem(level="error", text=f"{name}: {error}"))
+            claims.pop(name, None)
+    prompts, comparisons, where = sizes_of_test(plan, runs)
+    assumed, noise_is = assumed_of(plan)
+    tested: dict[str, Tested] = {}
+    for name, claim in claims.items():
+        if left := sorted({term.arm for term in claim.terms if term.arm in plan.left_out}):
+            problems.append(Problem(level="warning", text=f"{name}: is not tested at this scale: no {', '.join(left)}"))
+            continue
+        problems += about_values(name, claim, runs)
+        design = Design(
+            seeds=min(len(_seeds(runs, term.arm)) for term in claim.terms),
+            prompts=prompts,
+            comparisons=comparisons,
+            hypotheses=len(claims),
+            pooled_arms=max(len(arms), 1) if plan.pooled else 1,
+        )
+        ranges = ranges_in(claim.terms, runs)
+        tested[name] = _tested(claim, design, ranges, assumed)
+        problems += [*about_reach(name, tested[name].reach, ranges, "it is no test"), *_about_power(name, tested[name])]
+    if plan.hypotheses and not tested:
+        what = "no hypothesis is left to be tested: nothing can turn out to be wrong"
+        problems.append(Problem(level="warning", text=what))
+    # Once for each arm: the data are read for it.
+    first = {run.arm: run for run in reversed(runs)}
+    costs = {arm: cost_of(run, tflops=plan.assume.tflops) for arm, run in first.items()}
+    problems += _about_budget(plan, runs, costs)
+    return Checked(
+        plan=plan,
+        runs=runs,
+        costs={run.arm: costs[run.arm] for run in runs},
+        tested=tested,
+        problems=problems,
+        num_prompts=prompts,
+        num_comparisons=comparisons,
+        sizes_are=where,
+        noise_is=noise_is,
+    )
+
+
+def assumed_of(plan: Plan) -> tuple[Assumed, str]:
+    """Return what is assumed of noise, and where it is from: the plan, the earlier study that it names, and defaults.
+
+    Raises ConfigError if the earlier study cannot be read.
+    """
+    given = plan.assume
+    default, source = Assumed(), "as assumed by default"
+    if given.study is not None:
+        asked = [term.quantity for one in plan.hypotheses.values() for term in parse(one.claim).terms]
+        default, source = noise_seen(Path(given.study), asked)
+    named = {"disagreeing", "disagreeing_seeds", "accuracy", "within_prompt"}
+    said = {name: value for name in named if (value := getattr(given, name)) is not None}
+    if given.seed_sd is not None:
+        said["over_seeds"] = {**default.over_seeds, "accuracy": given.seed_sd}
+    if "disagreeing" in said:
+        said.setdefault("disagreeing_seeds", min(default.disagreeing_seeds, said["disagreeing"]))
+    if {"disagreeing", "disagreeing_seeds"} & said.keys():
+        said["alike"] = {}
+    return replace(default, **said), f"{source}, but for what the plan states" if said else source
+
+
+# --- parts ---------------------------------------------------------------------------------------------------------
+
+
+def _about_runs(plan: Plan, runs: Sequence[Run]) -> Iterator[Problem]:
+    seen: dict[str, str] = {}
+    for run in runs:
+        if run.arm == WINNER:
+            continue
+        said = repr(sorted((name, value) for name, value in run.settings.items() if name != "seed")) + repr(run.program)
+        other = seen.setdefault(said, run.arm)
+        if other != run.arm and run.seed == next(one.seed for one in runs if one.arm == run.arm):
+            yield Problem(level="error", text=f"the arms {other} and {run.arm} are the same runs: their settings agree")
+        if run.reads_test and not run.program and not _names_test(run.settings):
+            yield Problem(level="error", text=f"{run.name}: names no test data (test_dataset), which verdicts need")
+            return
+    for phase in plan.phases:
+        if phase.search is not None:
+            yield from _about_metric(f"phase {phase.name}: search", phase.search.metric)
+        if len(phase.seeds) < FEW_SEEDS:
+            text = f"phase {phase.name}: {len(phase.seeds)} seeds; {FEW_SEEDS} are the fewest that show their noise"
+            yield Problem(level="warning", text=text)
+    if not plan.hypotheses:
+        yield Problem(level="warning", text="no hypotheses: nothing can turn out to be wrong")
+
+
+def _about_metric(where: str, name: str) -> Iterator[Problem]:
+    """Yield what is wrong with the name of a quantity."""
+    try:
+        quantity_named(name)
+    except ConfigError as error:
+        yield Problem(level="error", text=f"{where}: {error}")
+
+
+def _names_test(settings: Mapping[str, Any]) -> bool:
+    return bool(settings.get("test_dataset") or settings.get("test_split"))
+
+
+def _about_gates(plan: Plan, runs: Sequence[Run]) -> Iterator[Problem]:
+    before: set[str] = set()
+    for phase in plan.phases:
+        searched = () if phase.search is None else phase.search.arms
+        before |= {*phase.arms, *(arm.name for arm in searched)}
+        for name, text in phase.gate.items():
+            try:
+                claim = gate_claim(text)
+                _require_begun(claim, before, plan)
+                claim.require_arms([*before, *plan.left_out])
+            except ConfigError as error:
+                yield Problem(level="error", text=f"gate of {phase.name}: {name}: {error}")
+                continue
+            where = f"gate of {phase.name}: {name}"
+            yield from about_values(where, claim, runs)
+            ranges = ranges_in(claim.terms, runs)
+            yield from about_reach(where, reach_of(claim, ranges), ranges, "it decides nothing")
+
+
+def _require_begun(claim: Claim, before: Collection[str], plan: Plan) -> None:
+    """Raise ConfigError if a gate asks about an arm that is run only behind it."""
+    first = {arm: phase.name for phase in reversed(plan.phases) for arm in phase.arms}
+    for term in claim.terms:
+        if term.arm in first and term.arm not in before:
+            raise ConfigError(
+                f"{term}: {term.arm} is run only behind this gate, in {first[term.arm]}. Ask about arms of this phase "
+                f"or of those before it."
+            )
+
+
+def _about_bands(plan: Plan, arms: Sequence[str]) -> Iterator[Problem]:
+    for band in plan.bands:
+        try:
+            Bands(term=term_of(band.about, [*arms, *plan.left_out]), failure=band.failure, success=band.success)
+        except ConfigError as error:
+            yield Problem(level="error", text=f"bands: {error}")
+
+
+def term_of(text: str, arms: Sequence[str]) -> Term:
+    """Return the one quantity of an arm that a text names. Raises ConfigError for anything else."""
+    claim = parse(f"{text} > 0")
+    claim.require_arms(arms)
+    left = claim.parts[0].left
+    if len(claim.parts) != 1 or not isinstance(left, Term):
+        raise ConfigError(f"{text!r}: wanted one quantity of an arm, such as accuracy(full).")
+    return left
+
+
+def _tested(claim: Claim, design: Design, ranges: Mapping[Term, Range], assumed: Assumed) -> Tested:
+    """Return what can come of a hypothesis."""
+    if not design.prompts:
+        return Tested(reach=reach_of(claim, ranges), power=None)
+    power = claim_power(claim, design, ranges, assumed=assumed)
+    return Tested(reach=power.reach, power=power)
+
+
+def _about_power(name: str, tested: Tested) -> Iterator[Problem]:
+    """Yield a warning for what this design would hardly support or refute of a hypothesis, once for like parts."""
+    if tested.power is None:
+        return
+    parts: dict[str, list[str]] = {}
+    for text in tested.power.problems:
+        if text not in tested.reach.problems:
+            part = next((f"{one.text}: " for one in tested.power.parts if text.startswith(f"{one.text}: ")), "")
+            parts.setdefault(text.removeprefix(part), []).append(part.removesuffix(": "))
+    for text, about in parts.items():
+        of = f"{', '.join(about)}: " if any(about) else ""
+        yield Problem(level="warning", text=f"{name}: {of}{text}")
+
+
+def _seeds(runs: Sequence[Run], arm: str) -> list[int]:
+    return [run.seed for run in runs if run.arm == arm]
+
+
+def _about_budget(plan: Plan, runs: Sequence[Run], costs: Mapping[str, Cost]) -> Iterator[Problem]:
+    if plan.budget.runs is not None and len(runs) > plan.budget.runs:
+        text = f"budget: {len(runs)} runs, and {plan.budget.runs:g} are allowed. Take fewer arms or seeds."
+        yield Problem(level="error", text=text)
+    hours = [costs[run.arm].hours for run in runs]
+    if plan.budget.hours is not None and (unknown := [run.arm for run in runs if costs[run.arm].hours is None]):
+        why = "state assume.tflops" if plan.assume.tflops is None else costs[unknown[0]].note or "no estimate"
+        text = f"budget: the hours of {unknown[0]} cannot be estimated ({why}), so they are not held against it"
+        yield Problem(level="warning", text=text)
+    elif plan.budget.hours is not None and all(one is not None for one in hours):
+        whole = sum(one for one in hours if one is not None)
+        if whole > plan.budget.hours:
+            text = f"budget: about {whole:.3g} hours, and {plan.budget.hours:g} are allowed."
+            yield Problem(level="error", text=text)

@@ -1,0 +1,159 @@
+"""What one run takes: tokens, floating-point operations and memory, estimated from settings and a sample of the data.
+
+Rough by nature: characters stand for tokens, and the number of weights is read from the name of a model or its
+config.json. `status` tells what runs really take.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+from rewardlab.core.errors import DataError, RewardlabError
+from rewardlab.data.config import DataConfig
+from rewardlab.data.named import all_named
+from rewardlab.data.readers import read_source
+from rewardlab.data.weights import local_path
+from rewardlab.experiments.plan import Plan, Run
+
+CHARACTERS_A_TOKEN: Final = 4.0
+"""Of English text, about."""
+SAMPLE: Final = 200
+"""Rows that are looked at."""
+DEFAULT_PAIR: Final = 2 * 300
+"""Tokens of a comparison where no data can be looked at."""
+SIZE: Final = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([bm])(?![a-z])", re.IGNORECASE)
+"""`3B`, `135m` in the name of a model."""
+FULL_FLOPS: Final = 6.0
+"""Floating-point operations a weight and token: forward 2, backward 4."""
+ADAPTER_FLOPS: Final = 4.0
+"""The same where the weights are frozen: the backward pass computes no gradients of weights."""
+FORWARD_FLOPS: Final = 2.0
+FULL_BYTES: Final = 16.0
+"""Bytes a weight that trains: float32 weight, gradient and two moments."""
+FROZEN_BYTES: Final = 2.0
+"""Bytes a frozen weight in bf16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one run of an arm takes, about."""
+
+    steps: int | None
+    tokens: float | None
+    """Computed in training, each prompt once."""
+    weights: float | None
+    """Of the model."""
+    flops: float | None
+    gib: float | None
+    """Weights, gradients and optimiser; activations come on top."""
+    hours: float | None = None
+    """Of training alone, on devices whose speed the plan states; None without it."""
+    note: str = ""
+    """What could not be looked at."""
+
+
+def cost_of(run: Run, *, tflops: float | None = None) -> Cost:
+    """Return what a run takes, about; its hours on devices that reach `tflops`."""
+    if run.program:
+        return Cost(steps=None, tokens=None, weights=None, flops=None, gib=None, note="another program")
+    settings = run.settings
+    rows, pair, note = _looked_at(settings)
+    steps = settings.get("steps")
+    if steps is None and rows is not None:
+        steps = max(1, round(rows * float(settings["epochs"]) / int(settings["batch_size"])))
+    tokens = None if steps is None else steps * float(settings["batch_size"]) * pair
+    weights = weights_of(str(settings["model"]))
+    if settings.get("cache_states"):
+        # Each conversation is computed once, whatever the number of steps.
+        tokens = None if rows is None else rows * pair
+    each = FORWARD_FLOPS if settings.get("train_head_only") else ADAPTER_FLOPS if settings.get("lora") else FULL_FLOPS
+    frozen = settings.get("lora") or settings.get("train_head_only")
+    flops = None if tokens is None or weights is None else each * weights * tokens
+    return Cost(
+        steps=steps,
+        tokens=tokens,
+        weights=weights,
+        flops=flops,
+        hours=None if flops is None or not tflops else flops / (tflops * 1e12) / 3600,
+        gib=None if weights is None else weights * (FROZEN_BYTES if frozen else FULL_BYTES) / 2**30,
+        note=note,
+    )
+
+
+def weights_of(model: str) -> float | None:
+    """Return the number of weights that the name of a model, or the config.json in its folder, tells; else None."""
+    path = Path(model) / "config.json"
+    if path.is_file():
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+            width, layers = int(config["hidden_size"]), int(config["num_hidden_layers"])
+            inner, words = int(config["intermediate_size"]), int(config["vocab_size"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return float(layers * (4 * width * width + 3 * width * inner) + words * width)
+    found = SIZE.findall(model.rsplit("/", 1)[-1])
+    return float(found[-1][0]) * (1e9 if found[-1][1].lower() == "b" else 1e6) if found else None
+
+
+def sizes_of_test(plan: Plan, runs: Any) -> tuple[int, int, str]:
+    """Return (prompts, comparisons, where these numbers are from) of the test data; 0 where they are not known."""
+    if plan.assume.test_comparisons is not None:
+        count = int(plan.assume.test_comparisons)
+        return int(plan.assume.test_prompts or count), count, "as the plan says"
+    first = next((run for run in runs if run.reads_test and not run.program), None)
+    if first is None:
+        return 0, 0, "no run reads test data"
+    limit = first.settings.get("eval_limit")
+    try:
+        keys = [_prompt(row) for row in islice(_rows(first.settings, "test"), 100_000 if limit is None else int(limit))]
+    except (RewardlabError, OSError) as error:
+        return 0, 0, f"the test data cannot be looked at here ({str(error)[:120]})"
+    return len(set(keys)), len(keys), "counted, a row as one comparison"
+
+
+def _looked_at(settings: Mapping[str, Any]) -> tuple[int | None, float, str]:
+    """Return (rows of the training data, tokens of a comparison, what could not be looked at)."""
+    try:
+        lengths, count = [], 0
+        for row in islice(_rows(settings, "train"), 1_000_000):
+            count += 1
+            if count <= SAMPLE:
+                lengths.append(_characters(row))
+    except (RewardlabError, OSError) as error:
+        return None, float(DEFAULT_PAIR), f"its data cannot be looked at here ({str(error)[:80]})"
+    if settings.get("limit"):
+        count = min(count, int(settings["limit"]))
+    most = 2.0 * float(settings["max_seq_len"]) if isinstance(settings.get("max_seq_len"), int) else float("inf")
+    mean = sum(min(length / CHARACTERS_A_TOKEN, most) for length in lengths) / max(len(lengths), 1)
+    return count, mean, ""
+
+
+def _rows(settings: Mapping[str, Any], purpose: str) -> Iterator[Mapping[str, Any]]:
+    test, train = (settings.get(name) or () for name in ("test_dataset", "dataset"))
+    names = [str(name) for name in (test or train if purpose == "test" else train)]
+    if unseen := [name for name in names if local_path(name) is None]:
+        raise DataError(f"{unseen[0]} is not on this machine")
+    config = DataConfig(
+        dataset=tuple(settings.get("dataset") or ()),
+        test_dataset=tuple(settings.get("test_dataset") or ()),
+        test_split=settings.get("test_split"),
+        hf_split=settings.get("hf_split", "train"),
+    )
+    for named in all_named(config):
+        if named.purpose == purpose:
+            for source in named.sources():
+                yield from (row for _, row in read_source(source))
+
+
+def _prompt(row: Mapping[str, Any]) -> str:
+    return json.dumps(row.get("prompt", row.get("chosen", row)), default=str)[:2000]
+
+
+def _characters(row: Mapping[str, Any]) -> int:
+    return sum(len(json.dumps(value, default=str)) for value in row.values())

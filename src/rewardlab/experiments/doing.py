@@ -1,0 +1,185 @@
+"""Do one run of a study, in this process: the same for a run here, in a Slurm array, and on many ranks."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
+from rewardlab.core.files import sha256_file, write_json
+from rewardlab.core.lock import only_process
+from rewardlab.core.run_folder import MANIFEST
+from rewardlab.core.signals import RESUME_LATER, StopRequests
+from rewardlab.experiments.gates import require_gates_passed
+from rewardlab.experiments.many_ranks import Start, arguments_of_first, first_of, is_first
+from rewardlab.experiments.plan import Run
+from rewardlab.experiments.records import (
+    SELECTION_SCORES,
+    TEST_SCORES,
+    RunRecord,
+    State,
+    begin_record,
+    end_record,
+    reads_of,
+    record_of,
+)
+from rewardlab.experiments.study import Study, require_same_data
+
+logger = logging.getLogger("rewardlab")
+Train = Callable[[Sequence[str]], None]
+"""`rewardlab train` with its arguments."""
+
+
+def redo(study: Study, run: Run) -> None:
+    """Forget what a run did, so that it is done from the start. The log of the study keeps that it was.
+
+    Raises ConfigError if another process is at it.
+    """
+    with only_process(_lock_folder(study, run), "--redo"):
+        _forget(study, run)
+
+
+def _forget(study: Study, run: Run) -> None:
+    before = record_of(study, run)
+    if before.state != "waiting":
+        reads = reads_of(study, run)
+        study.note("redone", run=run.name, state=before.state, test_reads=reads)
+        end_record(study, run, "waiting", "is done again", test_reads=reads)
+
+
+def do(study: Study, run: Run, train: Train, *, again: bool = False) -> None:
+    """Do a run, or go on with one that was interrupted; a run that is done is left alone unless `again`.
+
+    Its record says how it went, also if this raises. Raises ConfigError for a run that was done with other settings,
+    whose record is damaged, or that stands behind a gate that is not passed; DataError if data have changed; and what
+    the run raises.
+    """
+    if not is_first():
+        # Records are written by the first rank; the others only train.
+        if (arguments := arguments_of_first(study, run)) is not None:
+            train(arguments)
+        return
+    (study.folder / "runs").mkdir(exist_ok=True)
+    with first_of(study, run) as start, only_process(_lock_folder(study, run), "--run"):
+        before = record_of(study, run)
+        if again:
+            _forget(study, run)
+        elif before.is_over:
+            logger.info("%s: is done", run.name)
+            return
+        _require_usable(run, before, again=again)
+        require_gates_passed(study, run)
+        require_same_data(study)
+        _settings_path(study, run).parent.mkdir(parents=True, exist_ok=True)
+        write_json(_settings_path(study, run), {**run.settings, "output_dir": str(study.run_folder(run))})
+        begin_record(study, run)
+        fresh = again or before.state in ("waiting", "outdated")
+        _recorded(study, run, lambda: _work(study, run, train, start, fresh=fresh))
+
+
+def _require_usable(run: Run, before: RunRecord, *, again: bool) -> None:
+    """Raise ConfigError if what a run did before forbids to go on with it."""
+    if again:
+        return
+    if before.state == "outdated":
+        raise ConfigError(f"{run.name}: {before.message}. Do it again with --redo; the report says so.")
+    if before.state == "damaged":
+        raise ConfigError(f"{run.name}: {before.message} Restore the file, or do the run again with --redo.")
+
+
+def _lock_folder(study: Study, run: Run) -> Path:
+    """Return the folder that the process of a run keeps others out of."""
+    lock = study.folder / "records" / run.arm / f".{run.seed}"
+    lock.mkdir(parents=True, exist_ok=True)
+    return lock
+
+
+def _recorded(study: Study, run: Run, work: Callable[[], None]) -> None:
+    """Do the work and write down how it ended."""
+    try:
+        work()
+        end_record(study, run, "done", **_left(study, run))
+    except RunInterrupted as error:
+        end_record(study, run, "interrupted", str(error))
+        raise
+    except KeyboardInterrupt:
+        end_record(study, run, "interrupted", "Ctrl-C")
+        raise
+    except SystemExit as error:
+        state: State = "interrupted" if error.code == RESUME_LATER else "failed"
+        end_record(study, run, state, f"exit status {error.code}")
+        raise
+    except BaseException as error:
+        end_record(study, run, "failed", f"{type(error).__name__}: {error}"[:2000])
+        raise
+
+
+def _work(study: Study, run: Run, train: Train, start: Start, *, fresh: bool) -> None:
+    folder = study.run_folder(run)
+    if not run.program:
+        arguments = _arguments(study, run, fresh=fresh and (folder / MANIFEST).exists())
+        start.tell(arguments)
+        train(arguments)
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    if fresh:
+        # A program that writes none must not be judged by those of the run before.
+        for scores in (TEST_SCORES, SELECTION_SCORES):
+            (folder / scores).unlink(missing_ok=True)
+    _run_program(program_words(study, run))
+
+
+def _run_program(words: Sequence[str]) -> None:
+    """Run a program to its end. A signal that asks for an end reaches it too, and is waited for as a shell does.
+
+    Raises RunInterrupted if it ended by such a signal, SystemExit if it failed.
+    """
+    with StopRequests() as asked, subprocess.Popen(words) as program:
+        status = program.wait()
+    if status and asked.signalled and status != RESUME_LATER:
+        raise RunInterrupted(f"{asked.reason}: the program ended with {status}", exit_status=asked.exit_status)
+    if status:
+        raise SystemExit(status if status > 0 else 128 - status)
+
+
+def program_words(study: Study, run: Run) -> list[str]:
+    """Return the words of another program, filled in.
+
+    Raises ConfigError for a name in braces that stands for nothing.
+    """
+    filled = {
+        "settings": str(_settings_path(study, run)),
+        "output_dir": str(study.run_folder(run)),
+        "seed": str(run.seed),
+        "python": sys.executable,
+        "plan_folder": str(study.frozen["plan_folder"]),
+    }
+    try:
+        return [word.format(**filled) for word in run.program]
+    except (KeyError, IndexError, ValueError) as error:
+        known = ", ".join(f"{{{name}}}" for name in filled)
+        raise ConfigError(f"arm {run.arm}: program: {error} stands for nothing; there are {known}.") from None
+
+
+def _arguments(study: Study, run: Run, *, fresh: bool = False) -> list[str]:
+    how = ["--overwrite"] if fresh else ["--resume", "auto"]
+    return ["--config", str(_settings_path(study, run)), *how]
+
+
+def _settings_path(study: Study, run: Run) -> Path:
+    return study.folder / "settings" / f"{run.name}.json"
+
+
+def _left(study: Study, run: Run) -> dict[str, Any]:
+    """Return what the record says of what a run left. Raises DataError if it did not leave what it has to."""
+    folder = study.run_folder(run)
+    wanted = TEST_SCORES if run.reads_test else SELECTION_SCORES
+    if not (folder / wanted).is_file():
+        raise DataError(f"{folder}: the run left no {wanted}, by which it would be judged.")
+    if not run.reads_test:
+        return {"selection": sha256_file(folder / SELECTION_SCORES)}
+    return {"test_reads": reads_of(study, run)}

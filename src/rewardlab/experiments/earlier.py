@@ -1,0 +1,146 @@
+"""What the finished runs of an earlier study show of noise, for the power of the next plan."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from rewardlab.analysis.crossed import Observed, combined
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.score_table import ScoreTable
+from rewardlab.core.errors import ConfigError, RewardlabError
+from rewardlab.experiments.expressions import Term
+from rewardlab.experiments.outcomes import Outcomes
+from rewardlab.experiments.power import Assumed, noise_of
+from rewardlab.experiments.quantities import quantity_named
+from rewardlab.experiments.study import open_study
+
+Tables = Mapping[str, Mapping[int, ScoreTable]]
+"""Arm -> seed -> its test scores."""
+
+
+def noise_seen(folder: Path, quantities: Iterable[str]) -> tuple[Assumed, str]:
+    """Return the noise of a study's arms, and a text that names it. What it does not show is as `Assumed` has it.
+
+    Every number is a mean over all arms: a plan has others. Raises ConfigError for a folder without a study, or a study
+    without two finished runs of one arm.
+    """
+    study = open_study(folder)
+    outcomes = Outcomes(study, may_read="test")
+    tables: dict[str, dict[int, ScoreTable]] = {}
+    for arm in dict.fromkeys(run.arm for run in study.runs if run.reads_test):
+        found = {}
+        for outcome in outcomes.done(arm):
+            try:
+                found[outcome.run.seed] = outcome.table("test")
+            except RewardlabError as error:
+                raise ConfigError(f"assume.study: {error}") from None
+        if len(found) > 1:
+            tables[arm] = found
+    if not tables:
+        raise ConfigError(f"assume.study: {folder}: no arm has two finished runs, so it shows no noise over seeds.")
+    default = _of_outcomes(tables)
+    wanted = dict.fromkeys([*default.over_seeds, *(quantity_named(name).name for name in quantities)])
+    terms = {name: {arm: _term(name, arm) for arm in tables} for name in wanted}
+    seen, _ = outcomes.observe(term for by_arm in terms.values() for term in by_arm.values())
+    over_seeds, over_prompts = dict(default.over_seeds), dict(default.over_prompts)
+    alike: dict[str, tuple[float, float]] = {}
+    over_rows: dict[str, float] = {}
+    for name, by_arm in terms.items():
+        observed = {arm: seen[term] for arm, term in by_arm.items() if term in seen}
+        if observed:
+            over_seeds[name] = math.sqrt(float(np.mean([_over_seeds(one) for one in observed.values()])))
+        if of_rows := [one.row_error for one in observed.values() if one.row_error is not None and one.has_row_error]:
+            over_rows[name] = math.sqrt(float(np.mean(np.square(of_rows))))
+        if of_prompts := [*_over_comparisons(observed, tables, default)]:
+            over_prompts[name] = math.sqrt(float(np.mean(of_prompts)))
+            alike[name] = _alike(list(observed.values()))
+    runs = sum(map(len, tables.values()))
+    return (
+        replace(default, over_seeds=over_seeds, over_prompts=over_prompts, over_rows=over_rows, alike=alike),
+        f"as in {folder} ({runs} runs of {len(tables)} arm{'s' * (len(tables) > 1)})",
+    )
+
+
+def _term(name: str, arm: str) -> Term:
+    return Term(name, arm, on="validation" if quantity_named(name).source == "curve" else "test")
+
+
+def _over_seeds(one: Observed) -> float:
+    """Return the variance over seeds on endlessly many prompts."""
+    return noise_of(combined([(one, 1.0)], one.mean)).seeds
+
+
+def _over_comparisons(observed: Mapping[str, Observed], tables: Tables, assumed: Assumed) -> Iterator[float]:
+    """Yield the variance over comparisons that gives the noise which the prompts of an arm make."""
+    for arm, one in observed.items():
+        if one.influence_SC is None:
+            continue
+        pairs = next(iter(tables[arm].values())).pairs
+        count, prompts = len(pairs.label), len(one.clusters)
+        together = 1 + (count / max(prompts, 1) - 1) * assumed.within_prompt
+        yield float(np.square(one.influence_SC).sum(axis=1).mean()) * count / together
+
+
+def _alike(observed: Sequence[Observed]) -> tuple[float, float]:
+    """Return the correlation over prompts of two seeds of one arm, and of two arms.
+
+    Each is a mean product over a mean square. Seeds are told apart by their number, since arms may share some.
+    """
+    runs: list[tuple[int, int, Mapping[str, float]]] = []
+    for number, one in enumerate(observed):
+        assert one.influence_SC is not None
+        for seed, moved_C in zip(one.seeds, one.influence_SC.tolist(), strict=True):
+            runs.append((number, seed, dict(zip(one.clusters, moved_C, strict=True))))
+    square = float(np.mean([sum(moved**2 for moved in by_prompt.values()) for _, _, by_prompt in runs]))
+    products: dict[bool, list[float]] = {True: [], False: []}
+    for (arm, seed, first), (other, another, second) in itertools.combinations(runs, 2):
+        if seed != another:
+            product = sum(first[prompt] * second[prompt] for prompt in first.keys() & second.keys())
+            products[arm == other].append(product / square if square else 1.0)
+    of_seeds = min(float(np.mean(products[True])), 1.0)
+    return of_seeds, min(float(np.mean(products[False])), 1.0) if products[False] else of_seeds
+
+
+def _of_outcomes(tables: Tables) -> Assumed:
+    """Return how right arms are, and how often they and their seeds disagree."""
+    default = Assumed()
+    right: dict[tuple[str, int], tuple[tuple[object, ...], FloatArray]] = {}
+    within: list[float] = []
+    for arm, by_seed in tables.items():
+        for seed, table in by_seed.items():
+            pairs = table.pairs.decided
+            rows = (table.preferences, pairs.preference.tobytes(), pairs.prompt.tobytes())
+            right[arm, seed] = rows, pairs.outcome
+            within += _within(pairs.outcome, pairs.prompt)
+    apart: dict[bool, list[float]] = {True: [], False: []}
+    for (one, other), (first, second) in zip(
+        itertools.combinations(right, 2), itertools.combinations(right.values(), 2), strict=True
+    ):
+        if one[1] != other[1] and first[0] == second[0]:
+            apart[one[0] == other[0]].append(float(np.mean(first[1] != second[1])))
+    of_seeds = float(np.mean(apart[True])) if apart[True] else default.disagreeing_seeds
+    of_arms = float(np.mean(apart[False])) if apart[False] else max(default.disagreeing, of_seeds)
+    return replace(
+        default,
+        accuracy=float(np.mean([outcome.mean() for _, outcome in right.values()])),
+        disagreeing=max(of_arms, of_seeds),
+        disagreeing_seeds=of_seeds,
+        within_prompt=float(np.mean(within)) if within else default.within_prompt,
+    )
+
+
+def _within(outcome_N: FloatArray, prompt_N: np.typing.NDArray[np.int64]) -> list[float]:
+    """Return the correlation of two comparisons of one prompt; nothing where every prompt has one comparison."""
+    away_N = outcome_N - outcome_N.mean()
+    counts, sums = np.bincount(prompt_N), np.bincount(prompt_N, away_N)
+    pairs, spread = float((counts * (counts - 1)).sum()), float(np.square(away_N).mean())
+    if not pairs or not spread:
+        return []
+    products = float(np.square(sums).sum() - np.square(away_N).sum()) / pairs
+    return [min(max(products / spread, 0.0), 1.0)]

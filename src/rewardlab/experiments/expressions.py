@@ -1,0 +1,481 @@
+"""Hypotheses as text: ``accuracy(lora_r8) >= accuracy(full) - 0.03``, read into a tree and never executed.
+
+A claim is one comparison, or several joined by ``and``. A term asks one quantity of one arm: ``gap(base, step=500)``,
+``accuracy("lora-r8", on="validation")``. Terms and numbers are joined by + - * /, parentheses, ``min``, ``max`` and
+``mean``. The signs ≥ ≤ − × are read as >= <= - *.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import itertools
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.experiments.quantities import quantity_named
+
+SPLITS: Final = ("test", "validation")
+LONGEST: Final = 2_000
+"""Characters of a claim; longer texts are refused before they are read."""
+MOST_CHOICES: Final = 200
+"""Combinations of arguments of `min` and `max` in one comparison."""
+_COMMENT: Final = re.compile(r"""^(?:[^#"']|"[^"]*"|'[^']*')*#""")
+_SIGNS: Final = str.maketrans({"≥": ">=", "≤": "<=", "−": "-", "×": "*", "–": "-", "“": '"', "”": '"'})
+_OPERATORS: Final[Mapping[type[ast.AST], str]] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_COMPARED: Final[Mapping[type[ast.AST], Literal[">", ">=", "<", "<="]]] = {
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+}
+_OVER_MANY: Final = ("min", "max", "mean")
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One quantity of one arm."""
+
+    quantity: str
+    """Our name of it (see `quantities.QUANTITIES`)."""
+    arm: str
+    step: int | None = None
+    """Optimiser step; None is the checkpoint that the run chose."""
+    on: str = "test"
+    """Of scores: ``test`` or ``validation``. What is read from a curve, or asked for at a step, is of validation."""
+
+    def __str__(self) -> str:
+        """Return the term as it is written in a claim."""
+        arm = self.arm if self.arm.isidentifier() else f'"{self.arm}"'
+        step = "" if self.step is None else f", step={self.step}"
+        natural = "validation" if self.step is not None or quantity_named(self.quantity).source == "curve" else "test"
+        on = "" if self.on == natural else f', on="{self.on}"'
+        return f"{self.quantity}({arm}{step}{on})"
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A number."""
+
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """Nodes joined by ``+ - * /``, ``min``, ``max`` or ``mean``."""
+
+    name: str
+    arguments: tuple[Node, ...]
+
+
+Node = Term | Constant | Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two sides, of which one is claimed to be the larger one."""
+
+    left: Node
+    right: Node
+    operator: Literal[">", ">=", "<", "<="]
+    text: str
+
+    def __str__(self) -> str:
+        """Return its text."""
+        return self.text
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether equal sides refute it."""
+        return self.operator in (">", "<")
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """Its terms, each once, in the order of the text."""
+        return tuple(dict.fromkeys(_terms(Operation("-", (self.left, self.right)))))
+
+    @property
+    def margin(self) -> Node:
+        """The larger side minus the smaller one, as it is claimed: above 0 where the claim holds."""
+        sides = (self.left, self.right) if self.operator in (">", ">=") else (self.right, self.left)
+        return Operation("-", sides)
+
+    @property
+    def choices(self) -> tuple[Literal["any", "all"], tuple[Comparison, ...]] | None:
+        """Whether the comparison holds where any, or where all, of other comparisons do, and these.
+
+        They are the arguments of its first `min` or `max`, in place of it. None without one that can be taken apart:
+        of a product with other terms, and below a fraction, it cannot.
+        """
+        found = _first_choice(self.margin, 1.0)
+        if found is None:
+            return None
+        name, sign, margins = found
+        alternatives = tuple(
+            Comparison(one, Constant(0.0), ">" if self.is_strict else ">=", self.text) for one in margins
+        )
+        return "any" if (name == "max") == (sign > 0) else "all", alternatives
+
+    @property
+    def takes_extremes(self) -> bool:
+        """Whether `min` or `max` of several numbers is in it."""
+        return _has_choice(self.margin)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether its value is a weighted sum of its terms and a number."""
+        return _linear(self.margin) is not None
+
+    def value(self, values: Mapping[Term, float]) -> float:
+        """Return by how much the comparison holds: above 0 it holds, below 0 it does not. NaN after a division by 0."""
+        return _value(self.margin, values)
+
+    def gradient(self, values: Mapping[Term, float]) -> dict[Term, float]:
+        """Return term -> derivative of `value` at these values. Of min and max, that of the first extreme argument.
+
+        A linear comparison has the same derivatives everywhere and needs no values.
+        """
+        if (weights := _linear(self.margin)) is not None:
+            return weights[1]
+        found: dict[Term, float] = {}
+        _push(self.margin, 1.0, values, found)
+        return found
+
+    def holds(self, value: float) -> bool:
+        """Whether the comparison holds where `value` is exactly this."""
+        return value > 0 or (value == 0 and not self.is_strict)
+
+    def bounds(self, ranges: Mapping[Term, Range]) -> Range:
+        """Return limits of `value` where each term lies in its range.
+
+        They are reached where the expression is linear; else interval arithmetic may make them too wide, never too
+        narrow.
+        """
+        weights = _linear(self.margin)
+        if weights is None:
+            return _bounds(self.margin, ranges)
+        constant, of_terms = weights
+        ends = [_scaled(ranges[term], weight) for term, weight in of_terms.items()]
+        return constant + sum(low for low, _ in ends), constant + sum(high for _, high in ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A hypothesis: it holds if all its parts do."""
+
+    parts: tuple[Comparison, ...]
+    text: str
+
+    def __str__(self) -> str:
+        """Return its text, with plain signs and spaces."""
+        return self.text
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """The terms of all parts, each once."""
+        return tuple(dict.fromkeys(term for part in self.parts for term in part.terms))
+
+    def judged_on(self, on: str) -> Claim:
+        """Return the claim with all its scores on `test` or `validation` data."""
+        return replace(
+            self, parts=tuple(replace(part, left=_on(part.left, on), right=_on(part.right, on)) for part in self.parts)
+        )
+
+    def require_arms(self, arms: Collection[str]) -> None:
+        """Raise ConfigError, with the nearest name, if the claim asks an arm that is not among `arms`."""
+        for term in self.terms:
+            if term.arm not in arms:
+                near = difflib.get_close_matches(term.arm, list(arms), n=1)
+                hint = f"Did you mean {near[0]}?" if near else f"The arms are {', '.join(sorted(arms)) or 'none'}."
+                raise ConfigError(f"{self.text!r} asks the arm {term.arm!r}, which the plan does not have. {hint}")
+
+
+def parse(text: str) -> Claim:
+    """Return the claim that a text makes.
+
+    Raises ConfigError, showing the place, for anything but comparisons of terms and numbers.
+    """
+    if len(text) > LONGEST:
+        raise ConfigError(f"a hypothesis of {len(text):,} characters; at most {LONGEST:,} are read. Make it several.")
+    plain = " ".join(text.translate(_SIGNS).split())
+    if _COMMENT.search(plain):
+        raise _refused(plain, plain.index("#"), "holds a comment (#); write it beside the hypothesis, as `expects`")
+    try:
+        tree = ast.parse(plain, mode="eval").body
+        parts = tuple(_parts(tree, plain))
+        written = ast.unparse(tree).replace("'", '"')
+    except SyntaxError as error:
+        raise _refused(plain, (error.offset or 1) - 1, f"is no expression ({error.msg})") from None
+    except (RecursionError, MemoryError, ValueError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{plain[:60]!r}… is nested too deeply, or holds a character that cannot be read.") from None
+    claim = Claim(parts=parts, text=written)
+    for part in parts:
+        if _num_choices(part) > MOST_CHOICES:
+            raise _refused(plain, 0, f"chooses among more than {MOST_CHOICES} combinations by min and max")
+        if not part.terms:
+            raise _refused(plain, 0, f"{part.text!r} asks nothing of any arm; name one, such as accuracy(base)")
+    return claim
+
+
+def _refused(text: str, column: int, why: str) -> ConfigError:
+    """Return an error that shows the place."""
+    return ConfigError(f"the hypothesis {why}:\n    {text}\n    {' ' * min(max(column, 0), len(text))}^")
+
+
+def _at(text: str, node: ast.AST, why: str) -> ConfigError:
+    # Offsets of the parser count bytes, and names of arms may hold any letter.
+    column = len(text.encode()[: getattr(node, "col_offset", 0)].decode(errors="ignore"))
+    return _refused(text, column, why)
+
+
+def _parts(tree: ast.expr, text: str) -> Iterator[Comparison]:
+    if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):
+        for value in tree.values:
+            yield from _parts(value, text)
+        return
+    if isinstance(tree, ast.BoolOp) or (isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)):
+        raise _at(
+            text, tree, "uses `or` or `not`; state what is claimed, and make alternatives hypotheses of their own"
+        )
+    if not isinstance(tree, ast.Compare):
+        raise _at(text, tree, "compares nothing; wanted such as accuracy(a) >= accuracy(b) - 0.03")
+    sides = [tree.left, *tree.comparators]
+    for (left, right), operator in zip(itertools.pairwise(sides), tree.ops, strict=True):
+        if type(operator) not in _COMPARED:
+            why = "compares by something else than > >= < <=; equality within a margin is two comparisons with `and`"
+            raise _at(text, right, why)
+        sign = _COMPARED[type(operator)]
+        written = f"{ast.unparse(left)} {sign} {ast.unparse(right)}".replace("'", '"')
+        yield Comparison(left=_node(left, text), right=_node(right, text), operator=sign, text=written)
+
+
+def _node(tree: ast.expr, text: str) -> Node:
+    if isinstance(tree, ast.Constant):
+        if isinstance(tree.value, bool) or not isinstance(tree.value, int | float):
+            raise _at(text, tree, "holds a text or a truth value where a number is wanted")
+        if not math.isfinite(tree.value):
+            raise _at(text, tree, "holds a number that is too large")
+        return Constant(float(tree.value))
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub | ast.UAdd):
+        inner = _node(tree.operand, text)
+        return Operation("-", (Constant(0.0), inner)) if isinstance(tree.op, ast.USub) else inner
+    if isinstance(tree, ast.BinOp) and type(tree.op) in _OPERATORS:
+        return Operation(_OPERATORS[type(tree.op)], (_node(tree.left, text), _node(tree.right, text)))
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
+        return _call(tree, tree.func.id, text)
+    if isinstance(tree, ast.Name):
+        raise _at(text, tree, f"holds {tree.id!r} alone; wanted a quantity of an arm, such as accuracy({tree.id})")
+    raise _at(text, tree, "holds something else than quantities of arms, numbers, + - * / and min, max, mean")
+
+
+def _call(tree: ast.Call, name: str, text: str) -> Node:
+    if name in _OVER_MANY:
+        if not tree.args or tree.keywords or any(isinstance(one, ast.Starred) for one in tree.args):
+            raise _at(text, tree, f"calls {name} without anything to choose from, or with names")
+        return Operation(name, tuple(_node(one, text) for one in tree.args))
+    try:
+        quantity = quantity_named(name)
+    except ConfigError as error:
+        raise _at(text, tree, f"cannot be read: {error}".rstrip(".")) from None
+    if len(tree.args) != 1 or (arm := _arm(tree.args[0])) is None:
+        raise _at(text, tree, f'asks {name} of no arm; wanted {name}(arm), or {name}("an-arm") for names with signs')
+    step, on = _keywords(tree, name, text)
+    if step is not None and not quantity.column:
+        raise _at(text, tree, f"asks {name} at a step, but it is not recorded by steps")
+    if on is not None and (quantity.source != "scores" or step is not None):
+        raise _at(text, tree, f"says `on` for {name}, which is not read from score rows here; leave it out")
+    from_curve = quantity.source == "curve" or step is not None
+    return Term(quantity=quantity.name, arm=arm, step=step, on=on or ("validation" if from_curve else "test"))
+
+
+def _arm(tree: ast.expr) -> str | None:
+    if isinstance(tree, ast.Name):
+        return tree.id
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, str) and tree.value.strip():
+        return tree.value
+    return None
+
+
+def _keywords(tree: ast.Call, name: str, text: str) -> tuple[int | None, str | None]:
+    step: int | None = None
+    on: str | None = None
+    if len({keyword.arg for keyword in tree.keywords}) < len(tree.keywords):
+        raise _at(text, tree, f"gives {name} the same name twice")
+    for keyword in tree.keywords:
+        value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+        if keyword.arg == "step" and isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            step = value
+        elif keyword.arg == "on" and isinstance(value, str) and value in SPLITS:
+            on = value
+        else:
+            raise _at(text, keyword, f'gives {name} something else than step=500 or on="validation" (or "test")')
+    return step, on
+
+
+# --- arithmetic ------------------------------------------------------------------------------------------------
+
+
+def _num_choices(part: Comparison) -> int:
+    """Return the comparisons that a comparison is taken apart into, as far as `MOST_CHOICES` and one more."""
+    if (found := part.choices) is None:
+        return 1
+    total = 0
+    for one in found[1]:
+        total += _num_choices(one)
+        if total > MOST_CHOICES:
+            break
+    return total
+
+
+def _has_choice(node: Node) -> bool:
+    if not isinstance(node, Operation):
+        return False
+    return (node.name in ("min", "max") and len(node.arguments) > 1) or any(map(_has_choice, node.arguments))
+
+
+def _first_choice(node: Node, sign: float) -> tuple[str, float, list[Node]] | None:
+    """Return (min or max, the sign of the slope by it, the node with each of its arguments in its place)."""
+    if not isinstance(node, Operation):
+        return None
+    if node.name in ("min", "max"):
+        return node.name, sign, list(node.arguments)
+    signs = [sign] * len(node.arguments)
+    if node.name == "-":
+        signs[1] = -sign
+    elif node.name in "*/":
+        numbers = [isinstance(_linear(one), tuple) and not any(True for _ in _terms(one)) for one in node.arguments]
+        values = [_value(one, {}) if number else 0.0 for one, number in zip(node.arguments, numbers, strict=True)]
+        # By a number alone; a fraction is no such slope of what is below it.
+        signs = [sign * values[1], 0.0 if node.name == "/" else sign * values[0]]
+    for number, (argument, own) in enumerate(zip(node.arguments, signs, strict=True)):
+        if own and (found := _first_choice(argument, own)) is not None:
+            before, after = node.arguments[:number], node.arguments[number + 1 :]
+            return found[0], found[1], [Operation(node.name, (*before, one, *after)) for one in found[2]]
+    return None
+
+
+def _on(node: Node, on: str) -> Node:
+    if isinstance(node, Term):
+        of_scores = node.step is None and quantity_named(node.quantity).source == "scores"
+        return replace(node, on=on) if of_scores else node
+    return (
+        replace(node, arguments=tuple(_on(one, on) for one in node.arguments)) if isinstance(node, Operation) else node
+    )
+
+
+def _terms(node: Node) -> Iterator[Term]:
+    if isinstance(node, Term):
+        yield node
+    elif isinstance(node, Operation):
+        for argument in node.arguments:
+            yield from _terms(argument)
+
+
+def _value(node: Node, values: Mapping[Term, float]) -> float:
+    if isinstance(node, Term):
+        return values[node]
+    if isinstance(node, Constant):
+        return node.value
+    return _joined(node.name, [_value(argument, values) for argument in node.arguments])
+
+
+def _joined(name: str, values: list[float]) -> float:
+    if name in _OVER_MANY:
+        return min(values) if name == "min" else max(values) if name == "max" else sum(values) / len(values)
+    first, second = values
+    if name == "/":
+        return first / second if second else math.nan
+    return first + second if name == "+" else first - second if name == "-" else first * second
+
+
+def _push(node: Node, weight: float, values: Mapping[Term, float], found: dict[Term, float]) -> None:
+    """Add `weight` times the derivatives of a node to `found`."""
+    if isinstance(node, Term):
+        found[node] = found.get(node, 0.0) + weight
+    elif isinstance(node, Operation):
+        at = [_value(argument, values) for argument in node.arguments]
+        for argument, slope in zip(node.arguments, _slopes(node.name, at), strict=True):
+            _push(argument, weight * slope, values, found)
+
+
+def _slopes(name: str, at: list[float]) -> list[float]:
+    """Return the derivative of an operation by each argument."""
+    if name == "mean":
+        return [1 / len(at)] * len(at)
+    if name in _OVER_MANY:
+        chosen = at.index(_joined(name, at))
+        return [float(number == chosen) for number in range(len(at))]
+    first, second = at
+    if name == "*":
+        return [second, first]
+    if name == "/":
+        return [1 / second, -first / second**2] if second else [math.nan, math.nan]
+    return [1.0, 1.0 if name == "+" else -1.0]
+
+
+def _linear(node: Node) -> tuple[float, dict[Term, float]] | None:
+    """Return a node as a constant and a weight for each term; None where it is not linear."""
+    if isinstance(node, Constant):
+        return node.value, {}
+    if isinstance(node, Term):
+        return 0.0, {node: 1.0}
+    sides = [_linear(argument) for argument in node.arguments]
+    known = [side for side in sides if side is not None]
+    if len(known) < len(sides) or node.name in ("min", "max"):
+        return None
+    if node.name == "mean":
+        return _weighted(known, [1 / len(known)] * len(known))
+    if node.name in "+-":
+        return _weighted(known, [1.0, 1.0 if node.name == "+" else -1.0])
+    (first, of_first), (second, of_second) = known
+    if node.name == "/":
+        return _weighted(known[:1], [1 / second]) if second and not of_second else None
+    if of_first and of_second:
+        return None
+    return _weighted(known[1:], [first]) if not of_first else _weighted(known[:1], [second])
+
+
+def _weighted(sides: list[tuple[float, dict[Term, float]]], weights: list[float]) -> tuple[float, dict[Term, float]]:
+    total, found = 0.0, dict[Term, float]()
+    for (constant, of_terms), weight in zip(sides, weights, strict=True):
+        total += weight * constant
+        for term, own in of_terms.items():
+            found[term] = found.get(term, 0.0) + weight * own
+    return total, found
+
+
+def _scaled(limits: Range, weight: float) -> Range:
+    """Return a range times a number; 0 times ∞ is 0."""
+    ends = [weight * end if weight else 0.0 for end in limits]
+    return min(ends), max(ends)
+
+
+def _bounds(node: Node, ranges: Mapping[Term, Range]) -> Range:
+    if isinstance(node, Term):
+        return ranges[node]
+    if isinstance(node, Constant):
+        return node.value, node.value
+    sides = [_bounds(argument, ranges) for argument in node.arguments]
+    if node.name in ("min", "max", "mean", "+"):
+        of_many = "mean" if node.name == "mean" else node.name
+        return _joined(of_many, [low for low, _ in sides]), _joined(of_many, [high for _, high in sides])
+    (low, high), (other_low, other_high) = sides
+    if node.name == "-":
+        return low - other_high, high - other_low
+    if node.name == "/":
+        if other_low <= 0 <= other_high:
+            return -math.inf, math.inf
+        other_low, other_high = 1 / other_high, 1 / other_low
+    ends = [_product(one, other) for one in (low, high) for other in (other_low, other_high)]
+    return min(ends), max(ends)
+
+
+def _product(one: float, other: float) -> float:
+    return one * other if one and other else 0.0

@@ -1,0 +1,147 @@
+"""Do the runs of a study on this machine: several at a time, each a process of its own, failures kept apart."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Final
+
+from rewardlab.core.signals import RESUME_LATER, Terminated, raised_at_once
+from rewardlab.experiments.plan import Run
+from rewardlab.experiments.records import end_record, record_of, undone
+from rewardlab.experiments.study import Study
+
+logger = logging.getLogger("rewardlab")
+POLL_S: Final = 0.5
+LAST_LINES: Final = 5
+"""Lines of the log of a run that failed which are shown."""
+Say = Callable[[str], None]
+
+
+def run_all(study: Study, runs: Sequence[Run], *, jobs: int, gpus: Sequence[str] = (), say: Say) -> list[Run]:
+    """Do runs, `jobs` at a time, and return those that are not done afterwards.
+
+    With `gpus` each slot has one of them. A run that fails ends no other. A signal to this process ends all runs with a
+    checkpoint, and is raised again.
+    """
+    slots: queue.Queue[str | None] = queue.Queue()
+    for number in range(jobs):
+        slots.put(gpus[number % len(gpus)] if gpus else None)
+    work = _Work(study, slots, jobs, say)
+    pool = ThreadPoolExecutor(max_workers=jobs)
+    try:
+        with raised_at_once():
+            for future in [pool.submit(work.do, run) for run in runs]:
+                future.result()
+    except (Terminated, KeyboardInterrupt):
+        work.end()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return undone(study, runs)
+
+
+class _Work:
+    def __init__(self, study: Study, slots: queue.Queue[str | None], jobs: int, say: Say) -> None:
+        self._study, self._slots, self._jobs, self._say = study, slots, jobs, say
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.Lock()
+        self._ending = False
+
+    def do(self, run: Run) -> None:
+        """Do one run in a process of its own, and say how it went."""
+        slot = self._slots.get()
+        try:
+            if not self._is_free(run):
+                return
+            log = self._study.folder / "logs" / f"{run.name}.log"
+            log.parent.mkdir(parents=True, exist_ok=True)
+            self._say(f"{run.name}: begins; its output is in {log}")
+            with log.open("ab") as out:
+                process = self._begin(run, out, slot)
+                if process is None:
+                    return
+                process.wait()
+            with self._lock:
+                self._processes.discard(process)
+            self._tell(run, log, process.returncode)
+        finally:
+            self._slots.put(slot)
+
+    def _is_free(self, run: Run) -> bool:
+        """Whether a run is to be begun: one that another process of this machine is at is waited for."""
+        record = record_of(self._study, run)
+        if record.state == "running" and record.host == platform.node():
+            self._say(f"{run.name}: process {record.process} is at it; waiting for its end")
+            while record.state == "running" and not self._ending:
+                time.sleep(POLL_S)
+                record = record_of(self._study, run)
+        if record.is_over:
+            self._say(f"{run.name}: done")
+        return not record.is_over
+
+    def end(self) -> None:
+        """Ask all runs to end with a checkpoint."""
+        with self._lock:
+            self._ending = True
+            for process in self._processes:
+                # A session of its own, so that programs which a run has begun are told too.
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGTERM)
+
+    def _begin(self, run: Run, out: IO[bytes], slot: str | None) -> subprocess.Popen[bytes] | None:
+        with self._lock:
+            if self._ending:
+                return None
+            process = subprocess.Popen(
+                command_of(self._study, run),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment(slot, self._jobs),
+                # A Ctrl-C in the terminal reaches this process alone, which ends the runs in order.
+                start_new_session=True,
+            )
+            self._processes.add(process)
+            return process
+
+    def _tell(self, run: Run, log: Path, status: int) -> None:
+        record = record_of(self._study, run)
+        if status == RESUME_LATER and record.values.get("state") == "running":
+            # It was told to end before it could write that down.
+            end_record(self._study, run, "interrupted", "stopped while it began, or between two steps")
+            record = record_of(self._study, run)
+        if record.is_over:
+            self._say(f"{run.name}: done")
+            return
+        why = record.message or f"exit status {status}"
+        self._say(f"{run.name}: {record.state}: {why}")
+        if not record.message:
+            for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]:
+                self._say(f"    {line}")
+
+
+def command_of(study: Study, run: Run) -> list[str]:
+    """Return the command that does one run."""
+    return [sys.executable, "-m", "rewardlab", "plan", "task", str(study.folder), "--run", run.name]
+
+
+def environment(gpu: str | None, jobs: int, given: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment of a run: its GPU, and its share of the processor where several run at a time."""
+    made = dict(given)
+    if gpu is not None:
+        made["CUDA_VISIBLE_DEVICES"] = gpu
+    if jobs > 1 and "OMP_NUM_THREADS" not in made:
+        made["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // jobs))
+    return made

@@ -1,0 +1,217 @@
+"""What the runs of a study came to: every quantity that is asked of an arm, a value for each seed.
+
+Selection reads validation data only. What may read test data says so (`may_read="test"`), and there is no other way to
+it in this room.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from rewardlab.analysis.crossed import Observed
+from rewardlab.analysis.linearised import observed_in
+from rewardlab.analysis.score_table import ScoreTable, score_table
+from rewardlab.core.errors import ConfigError, DataError, RewardlabError
+from rewardlab.core.files import sha256_file
+from rewardlab.core.types import ScoreRow
+from rewardlab.experiments.expressions import Term
+from rewardlab.experiments.log import LOG, hashes_of
+from rewardlab.experiments.plan import Kind, Run
+from rewardlab.experiments.quantities import Quantity, quantity_named
+from rewardlab.experiments.records import TEST_SCORES, record_of
+from rewardlab.experiments.study import Study
+from rewardlab.report.folder import Record, read_folder, read_scores
+
+EVALUATION: Final[Mapping[str, str]] = {"test": "test", "validation": "selection"}
+"""Data -> the evaluation of a run that has its scores."""
+NORMAL_95: Final = 1.96
+"""Standard errors in half a 95 % interval."""
+SPEEDS: Final = ("tokens_per_second", "pairs_per_second", "mfu")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Outcome:
+    """What one run left."""
+
+    run: Run
+    record: Record
+
+    @cached_property
+    def chosen_step(self) -> int | None:
+        """The step of the chosen checkpoint; None if that is not known."""
+        model = self.record.model
+        return None if model is None else _step_of(self.record)
+
+    def rows(self, on: str) -> list[ScoreRow]:
+        """Return score rows. Raises DataError if there are none, or they do not match their checksum."""
+        judged = self.record.evaluations.get(EVALUATION[on])
+        if judged is None or judged.scores is None:
+            raise DataError(f"{self.run.name}: has no scores on {on} data")
+        return read_scores(judged)
+
+    def table(self, on: str) -> ScoreTable:
+        """Return the score rows as columns, read once. Raises as `rows`."""
+        if on not in self._tables:
+            self._tables[on] = score_table(self.rows(on))
+        return self._tables[on]
+
+    @cached_property
+    def _tables(self) -> dict[str, ScoreTable]:
+        return {}
+
+    def at_step(self, column: str, step: int | None) -> float:
+        """Return a column of metrics.csv at a step, or at the chosen checkpoint; NaN where it is empty."""
+        wanted = self.chosen_step if step is None else step
+        found = [row[column] for row in self.record.rows if int(row["step"]) == wanted and column in row]
+        return found[-1] if found else math.nan
+
+    def of_record(self, name: str) -> float:
+        """Return one number of the run; NaN where it was not measured."""
+        rows = self.record.rows
+        if name == "stopped_at":
+            return float(self.record.step)
+        if name == "best_step":
+            return math.nan if self.chosen_step is None else float(self.chosen_step)
+        if name == "seconds":
+            return math.fsum(row.get("seconds", 0.0) for row in rows)
+        if name == "peak_memory":
+            return max((row["peak_memory_gib"] for row in rows if "peak_memory_gib" in row), default=math.nan)
+        if name in SPEEDS:
+            timed = [(row["seconds"], row[name]) for row in rows if name in row and row.get("seconds")]
+            whole = math.fsum(seconds for seconds, _ in timed)
+            return math.fsum(seconds * value for seconds, value in timed) / whole if whole else math.nan
+        counts = self.record.manifest.get("parameters")
+        if not isinstance(counts, Mapping):
+            return math.nan
+        trainable, total = float(counts["trainable"]), float(counts["total"])
+        return trainable if name == "trainable_parameters" else trainable / total
+
+
+class Outcomes:
+    """The outcomes of a study's runs that are done, read when they are asked for."""
+
+    def __init__(self, study: Study, *, may_read: Kind) -> None:
+        self.study = study
+        self._may_read = may_read
+        self._read: dict[str, Outcome] = {}
+        self._hashes = set(hashes_of(study.entries))
+
+    def done(self, arm: str) -> list[Outcome]:
+        """Return what the finished runs of an arm left, by seed."""
+        runs = [run for run in self.study.runs if run.arm == arm and record_of(self.study, run).is_over]
+        return [self._outcome(run) for run in sorted(runs, key=lambda run: run.seed)]
+
+    def observe(self, terms: Iterable[Term]) -> tuple[dict[Term, Observed], dict[Term, str]]:
+        """Return (what terms came to, why others have no value).
+
+        Raises ConfigError for a term on test data where those may not be read, DataError for test scores that are not
+        those of the record.
+        """
+        found: dict[Term, Observed] = {}
+        missing: dict[Term, str] = {}
+        for term in dict.fromkeys(terms):
+            if term.on == "test" and self._may_read != "test" and quantity_named(term.quantity).source == "scores":
+                raise ConfigError(f"{term}: a choice or a gate reads validation data only; leave the test data alone.")
+            try:
+                found[term] = self._observed(term)
+            except RewardlabError as error:
+                missing[term] = str(error).rstrip(".")
+        return found, missing
+
+    def _observed(self, term: Term) -> Observed:
+        if term.arm in self.study.plan.left_out:
+            raise DataError(f"{term.arm} is not run at this scale: {self.study.plan.left_out[term.arm]}")
+        outcomes = self.done(term.arm)
+        if not outcomes:
+            raise DataError(f"no run of {term.arm} is done")
+        quantity = quantity_named(term.quantity)
+        if quantity.source == "scores" and term.step is None:
+            for outcome in outcomes:
+                if term.on == "test":
+                    self._require_recorded(outcome)
+            tables = {outcome.run.seed: outcome.table(term.on) for outcome in outcomes}
+            return observed_in(quantity.name, tables, beta=outcomes[0].record.beta)
+        values = {outcome.run.seed: _value(outcome, quantity, term) for outcome in outcomes}
+        if without := [one for one in outcomes if not math.isfinite(values[one.run.seed])]:
+            raise DataError(_without(term, without, of=len(outcomes)))
+        error, rows = _of_rows(outcomes, quantity, term)
+        return Observed(
+            by_seed_S=np.array(list(values.values())),
+            seeds=tuple(values),
+            varies=quantity.varies,
+            row_error=error,
+            num_rows=rows,
+        )
+
+    def _outcome(self, run: Run) -> Outcome:
+        if run.name not in self._read:
+            self._require_same_log(run)
+            self._read[run.name] = Outcome(run=run, record=read_folder(self.study.run_folder(run)))
+        return self._read[run.name]
+
+    def _require_same_log(self, run: Run) -> None:
+        """Raise ConfigError unless the log still has the entry that was its last one when a run began."""
+        entry = record_of(self.study, run).values.get("log")
+        if entry is not None and entry not in self._hashes:
+            raise ConfigError(
+                f"{self.study.folder / LOG}: it was changed after {run.name} began: the entry that was the last one "
+                f"then is not in it. Restore it."
+            )
+
+    def _require_recorded(self, outcome: Outcome) -> None:
+        """Raise DataError unless the test scores are those that the record of the run names."""
+        path = self.study.run_folder(outcome.run) / TEST_SCORES
+        reads = record_of(self.study, outcome.run).test_reads
+        if not path.is_file() or not reads or reads[-1]["scores"] != sha256_file(path):
+            raise DataError(f"{path}: is not what the run left when it ended. Restore it, or do the run again")
+
+
+def _value(outcome: Outcome, quantity: Quantity, term: Term) -> float:
+    if _is_of_curve(quantity, term):
+        return outcome.at_step(quantity.column, term.step)
+    return outcome.of_record(quantity.name)
+
+
+def _is_of_curve(quantity: Quantity, term: Term) -> bool:
+    return bool(quantity.column) and (term.step is not None or quantity.source == "curve")
+
+
+def _of_rows(outcomes: Sequence[Outcome], quantity: Quantity, term: Term) -> tuple[float | None, int]:
+    """Return (the standard error that validation rows give a value of a curve, their number); NaN if not known.
+
+    Runs write the 95 % interval of such values beside them. No error for what comes from no rows.
+    """
+    if quantity.source == "record" or not _is_of_curve(quantity, term):
+        return None, 0
+    widths = [
+        outcome.at_step(f"{quantity.column}_high", term.step) - outcome.at_step(f"{quantity.column}_low", term.step)
+        for outcome in outcomes
+    ]
+    counts = [outcome.at_step("eval_pairs", term.step) for outcome in outcomes]
+    error = math.sqrt(float(np.mean(np.square(widths)))) / (2 * NORMAL_95)
+    return error, int(min(counts)) if all(map(math.isfinite, counts)) else 0
+
+
+def _without(term: Term, outcomes: Sequence[Outcome], *, of: int) -> str:
+    """Return why a term has no value: what the runs that have one come to says nothing about the others."""
+    at = "" if term.step is None else f" at step {term.step}"
+    if len(outcomes) == of:
+        return f"no run of {term.arm} has {term.quantity}{at}"
+    seeds = ", ".join(
+        f"seed {one.run.seed}{'' if term.step is None else f' (it ended at step {one.record.step})'}"
+        for one in outcomes
+    )
+    return f"{len(outcomes)} of {of} runs of {term.arm} have no {term.quantity}{at}: {seeds}"
+
+
+def _step_of(record: Record) -> int | None:
+    """Return the step at which the chosen checkpoint was saved."""
+    assert record.model is not None
+    step = record.model.provenance.get("step") if isinstance(record.model.provenance, Mapping) else None
+    return int(step) if isinstance(step, int) else None

@@ -1,0 +1,360 @@
+"""What a design can show: the smallest visible difference, chances to support and to refute, values that are possible.
+
+The noise of one comparison of a hypothesis has three parts: how its value differs from seed to seed, how one seed's
+value depends on the prompts that were drawn, and how the prompts move all seeds alike. More seeds make the first two
+smaller, more prompts the last two. The noise comes from earlier runs (`noise_of`) or from stated assumptions.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final, Literal
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.special import chdtri, ndtr, stdtrit
+
+from rewardlab.analysis.crossed import Crossed
+from rewardlab.analysis.intervals import FloatArray
+from rewardlab.experiments.expressions import Claim, Comparison, Range, Term
+from rewardlab.experiments.quantities import quantity_named
+
+POWER: Final = 0.80
+ALPHA: Final = 0.05
+MOST_TIMES: Final = 100
+"""More than this many times the prompts or seeds is nothing that anyone collects."""
+_NODES, _WEIGHTS = (one.tolist() for one in np.polynomial.legendre.leggauss(64))
+_HALVINGS: Final = 60
+_DRAWS: Final = 4_000
+_MOST_ARMS: Final = 40
+"""More arms than this know the variance no better for what is drawn here."""
+_TRIALS: Final = 2_000
+_FAR: Final = 1e6
+"""In place of ∞ where values are tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noise:
+    """The noise of one comparison, as variances of its value for one seed."""
+
+    seeds: float
+    """σ²_S, over seeds, on endlessly many prompts; NaN if it is not known."""
+    within: float
+    """σ²_SP/C: of one seed, from the prompts, apart from what these do to all seeds."""
+    prompts: float
+    """σ²_P/C: what the prompts do to all seeds."""
+    num_prompts: int
+    """C, to which the two belong; 0 where nothing comes from prompts."""
+
+    def error(self, seeds: int, prompts: int) -> float:
+        """Return the standard error of the value with so many seeds and prompts."""
+        own, shared = self._variances(seeds, prompts)
+        return math.sqrt(own + shared)
+
+    def _variances(self, seeds: int, prompts: int) -> tuple[float, float]:
+        share = self.num_prompts / prompts if self.num_prompts else 1.0
+        if seeds == 1:
+            # One seed shows nothing of the noise over seeds; the verdict is about this model.
+            return 0.0, (self.within + self.prompts) * share
+        return (self.seeds + self.within * share) / seeds, self.prompts * share
+
+
+def noise_of(found: Crossed) -> Noise:
+    """Return the noise that runs showed: of one seed, where there are several."""
+    seeds = sum(part.variance for part in found.seeds)
+    own = math.nan if found.single_seeds and not found.seeds else max(seeds - found.within, 0.0) * found.num_seeds
+    return Noise(
+        seeds=own,
+        within=found.within * found.num_seeds,
+        prompts=0.0 if found.prompts is None else found.prompts.variance,
+        num_prompts=found.num_prompts,
+    )
+
+
+def chance(ahead: float, noise: Noise, *, seeds: int, prompts: int, alpha: float = ALPHA, arms: int = 1) -> float:
+    """Return the chance that the one-sided test of `crossed` at level `alpha` finds a true value of `ahead` above 0.
+
+    The variance over seeds is drawn with its χ², the mean from a normal distribution; the variance over prompts, which
+    has many degrees of freedom, is taken as known. With noise pooled over several `arms` the variance is drawn as that
+    rule finds it.
+    """
+    own, shared = noise._variances(seeds, prompts)
+    error = math.sqrt(own + shared)
+    if not error > 0:
+        return float(ahead > 0) if error == 0 else math.nan
+    of_prompts = float(stdtrit(max(prompts - 1, 1), alpha)) ** 2 * shared if shared else 0.0
+    if not own:
+        return float(ndtr((ahead - math.sqrt(of_prompts)) / error))
+    ratio_R, weight_R = _variances_seen(seeds, arms)
+    of_seeds = float(stdtrit(arms * (seeds - 1), alpha)) ** 2 * own
+    reach_R = np.sqrt(of_seeds * ratio_R + of_prompts)
+    return float(weight_R @ ndtr((ahead - reach_R) / error))
+
+
+@functools.lru_cache(maxsize=1024)
+def _variances_seen(seeds: int, arms: int) -> tuple[FloatArray, FloatArray]:
+    """Return [R] estimates of a variance over seeds of 1, and [R] weights that sum to 1.
+
+    Of one arm, or two paired ones, by quadrature; pooled over `arms`, of a difference of two of them, drawn.
+    """
+    if arms == 1:
+        freedom = seeds - 1
+        return chdtri(freedom, (1 - np.array(_NODES)) / 2) / freedom, np.array(_WEIGHTS) / 2
+    drawn_RAS = np.random.default_rng(0).normal(size=(_DRAWS, min(arms, _MOST_ARMS), seeds))
+    own_R = np.var(drawn_RAS[:, 0] - drawn_RAS[:, 1], axis=1, ddof=1) / 2
+    return np.maximum(own_R, np.var(drawn_RAS, axis=2, ddof=1).mean(1)), np.full(_DRAWS, 1 / _DRAWS)
+
+
+def visible(
+    noise: Noise, *, seeds: int, prompts: int, alpha: float = ALPHA, power: float = POWER, arms: int = 1
+) -> float:
+    """Return the smallest true distance from 0 that is found with this chance; NaN if the noise is not known."""
+    error = noise.error(seeds, prompts)
+    if not error > 0:
+        return error
+    high = error
+    while chance(high, noise, seeds=seeds, prompts=prompts, alpha=alpha, arms=arms) < power:
+        high *= 2
+    low = 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        enough = chance(middle, noise, seeds=seeds, prompts=prompts, alpha=alpha, arms=arms) >= power
+        low, high = (low, middle) if enough else (middle, high)
+        if high - low < 1e-6 * high:
+            break
+    return high
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """How large a study would have to be to decide, if the truth is what was estimated; None where no number does."""
+
+    prompts: int | None
+    """With as many seeds."""
+    seeds: int | None
+    """With as many prompts."""
+    both: tuple[int, int] | None
+    """Seeds and prompts, made larger by the same factor."""
+
+
+def needed(
+    ahead: float,
+    noise: Noise,
+    *,
+    seeds: int,
+    prompts: int,
+    alpha: float = ALPHA,
+    power: float = POWER,
+    arms: int = 1,
+) -> Needed:
+    """Return how many prompts, or seeds, or both, find a true distance of `ahead` from 0 with this chance.
+
+    Nothing is looked for beyond `MOST_TIMES` times of what there is.
+    """
+
+    def enough(of_seeds: int, of_prompts: int) -> bool:
+        return chance(ahead, noise, seeds=of_seeds, prompts=of_prompts, alpha=alpha, arms=arms) >= power
+
+    if not ahead > 0:
+        return Needed(prompts=None, seeds=None, both=None)
+    more_prompts = _least(lambda count: enough(seeds, count), prompts) if prompts else None
+    if math.isnan(noise.seeds):
+        return Needed(prompts=more_prompts, seeds=None, both=None)
+    more_seeds = _least(lambda count: enough(count, prompts), max(seeds, 2))
+    times = _least(lambda tenths: enough(_times(seeds, tenths), _times(prompts, tenths)), 10) if prompts else None
+    both = None if times is None else (_times(seeds, times), _times(prompts, times))
+    return Needed(prompts=more_prompts, seeds=more_seeds, both=both)
+
+
+def _times(count: int, tenths: int) -> int:
+    return math.ceil(count * tenths / 10)
+
+
+def _least(enough: Callable[[int], bool], start: int) -> int | None:
+    """Return the least number from `start` on for which `enough` holds; None if none up to `MOST_TIMES` times does."""
+    most = MOST_TIMES * start
+    if not enough(most):
+        return None
+    low, high = start - 1, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+# --- before any run --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumed:
+    """What is assumed of noise before any run.
+
+    The defaults are about what `earlier.noise_seen` finds in four studies of three seeds, heads and LoRA adapters of
+    the first layers of a 135M model on a few hundred comparisons (docs/design/verdicts.md has them side by side).
+    Large models may well vary less: what earlier runs of one's own showed is better.
+    """
+
+    disagreeing: float = 0.17
+    """Share of comparisons that exactly one of two arms ranks as labelled."""
+    disagreeing_seeds: float = 0.15
+    """The same of two seeds of one arm, at most `disagreeing`."""
+    accuracy: float = 0.70
+    """About what the arms reach."""
+    within_prompt: float = 0.2
+    """Correlation of two comparisons of one prompt."""
+    over_seeds: Mapping[str, float] = field(
+        default_factory=lambda: MappingProxyType({"accuracy": 0.015, "ece": 0.01, "loss": 0.01, "brier": 0.005})
+    )
+    """Quantity -> standard deviation over seeds on endlessly many prompts."""
+    over_prompts: Mapping[str, float] = field(
+        default_factory=lambda: MappingProxyType({"ece": 0.45, "loss": 0.55, "brier": 0.25})
+    )
+    """Quantity -> standard deviation of its influence over comparisons; that of accuracy follows from `accuracy`."""
+    over_rows: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Quantity of a curve -> standard error of one seed from its validation rows; 0 for others."""
+    alike: Mapping[str, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
+    """Quantity -> correlation over prompts of two seeds of one arm, and of two arms; others as accuracies have it."""
+
+    def of_comparisons(self, quantity: str) -> float | None:
+        """Return the standard deviation over comparisons; None if nothing is assumed."""
+        if quantity in ("accuracy", "negative_margin_rate"):
+            return math.sqrt(self.accuracy * (1 - self.accuracy))
+        return self.over_prompts.get(quantity)
+
+    def correlations(self, quantity: str) -> tuple[float, float]:
+        """Return the correlation over prompts of two seeds of one arm, and of two arms.
+
+        Two that disagree on a share d of comparisons, whose outcomes have the variance v, have outcomes of covariance
+        v − d/2.
+        """
+        plain = self.accuracy * (1 - self.accuracy)
+        by_accuracy = (1 - self.disagreeing_seeds / 2 / plain, 1 - self.disagreeing / 2 / plain)
+        return self.alike.get(quantity, by_accuracy)
+
+
+def assumed_noise(
+    part: Comparison, assumed: Assumed, *, num_prompts: int, num_comparisons: int, values: Mapping[Term, float]
+) -> Noise | str:
+    """Return the noise of a comparison by assumption, or the reason why nothing can be said.
+
+    `values` are about what is expected; a linear comparison does not need them.
+    """
+    varying = {
+        term: slope for term, slope in part.gradient(values).items() if quantity_named(term.quantity).varies != "never"
+    }
+    shares = {}
+    for term in varying:
+        if term.quantity not in assumed.over_seeds and term.quantity != "negative_margin_rate":
+            return f"nothing is assumed of {term.quantity} over seeds; name an earlier study (assume.study)"
+        if quantity_named(term.quantity).source == "scores":
+            spread = assumed.of_comparisons(term.quantity)
+            if spread is None:
+                return f"nothing is assumed of {term.quantity} over prompts; name an earlier study (assume.study)"
+            shares[term] = varying[term] * spread
+    each = num_comparisons / max(num_prompts, 1)
+    scale = (1 + (each - 1) * assumed.within_prompt) / max(num_comparisons, 1)
+    total = 0.0
+    for one, other in itertools.product(shares, repeat=2):
+        of_seeds, of_arms = assumed.correlations(one.quantity) if one.quantity == other.quantity else (0.0, 0.0)
+        total += shares[one] * shares[other] * (of_seeds if one == other else of_arms)
+    # As `crossed` has it: errors that add up may be the same, those that cancel each other may not be.
+    errors = [
+        slope * assumed.over_rows.get(term.quantity, 0.0) for term, slope in varying.items() if term not in shares
+    ]
+    rows = sum(max(error, 0.0) for error in errors) ** 2 + sum(min(error, 0.0) for error in errors) ** 2
+    accuracy = assumed.over_seeds.get("accuracy", 0.0)
+    return Noise(
+        seeds=sum((slope * assumed.over_seeds.get(term.quantity, accuracy)) ** 2 for term, slope in varying.items()),
+        within=sum(share**2 * (1 - assumed.correlations(term.quantity)[0]) for term, share in shares.items()) * scale,
+        prompts=max(total, 0.0) * scale + rows,
+        num_prompts=num_prompts if shares else 0,
+    )
+
+
+# --- possible values -------------------------------------------------------------------------------------------
+
+Possible = Literal["yes", "no", "not shown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """Whether a claim can hold, and whether it can fail, for values within their ranges."""
+
+    can_hold: Possible
+    can_fail: Possible
+    holds_at: Mapping[str, float] | None
+    """Term -> a value of it, together an example for which the claim holds."""
+    fails_at: Mapping[str, float] | None
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why the claim is no test; empty if it is one, or that could not be decided."""
+        answers = ((self.can_hold, "support"), (self.can_fail, "refute"))
+        return tuple(f"no possible values {what} it" for answer, what in answers if answer == "no")
+
+
+def reach_of(claim: Claim, ranges: Mapping[Term, Range], *, seed: int = 0) -> Reach:
+    """Return whether a claim can hold and can fail, with an example of each.
+
+    For linear claims this is decided, by linear programming; for others by bounds and by examples, drawn with `seed`,
+    and may stay open.
+    """
+    holds = _feasible(claim.parts, ranges, seed=seed, holding=True)
+    failing = [_feasible([part], ranges, seed=seed, holding=False) for part in claim.parts]
+    answers = [answer for answer, _ in failing]
+    fails: Possible = "yes" if "yes" in answers else "not shown" if "not shown" in answers else "no"
+    example = next((at for answer, at in failing if answer == "yes"), None)
+    return Reach(can_hold=holds[0], can_fail=fails, holds_at=_named(holds[1]), fails_at=_named(example))
+
+
+def _named(example: Mapping[Term, float] | None) -> dict[str, float] | None:
+    return None if example is None else {str(term): value for term, value in example.items()}
+
+
+def _feasible(
+    parts: Sequence[Comparison], ranges: Mapping[Term, Range], *, seed: int, holding: bool
+) -> tuple[Possible, Mapping[Term, float] | None]:
+    """Return whether values exist for which all parts hold (or, of one part, it fails), with an example."""
+    terms = list(dict.fromkeys(term for part in parts for term in part.terms))
+
+    def as_wanted(values: Mapping[Term, float]) -> bool:
+        found = [part.value(values) for part in parts]
+        return all(not math.isnan(v) and part.holds(v) is holding for part, v in zip(parts, found, strict=True))
+
+    if all(part.is_linear for part in parts):
+        example = _by_program(parts, terms, ranges, sign=1.0 if holding else -1.0)
+        return ("yes", example) if example is not None and as_wanted(example) else ("no", None)
+    for part in parts:
+        low, high = part.bounds(ranges)
+        if not part.holds(high) if holding else part.holds(low):
+            return "no", None
+    generator = np.random.default_rng(seed)
+    limits = [(max(low, -_FAR), min(high, _FAR)) for low, high in (ranges[term] for term in terms)]
+    corners = itertools.islice(itertools.product(*limits), _TRIALS)
+    drawn = ([generator.uniform(low, high) for low, high in limits] for _ in range(_TRIALS))
+    for point in itertools.chain(corners, drawn):
+        values = dict(zip(terms, point, strict=True))
+        if as_wanted(values):
+            return "yes", values
+    return "not shown", None
+
+
+def _by_program(
+    parts: Sequence[Comparison], terms: Sequence[Term], ranges: Mapping[Term, Range], *, sign: float
+) -> Mapping[Term, float] | None:
+    """Return values at which the least of the parts' values, times `sign`, is largest."""
+    at_zero = dict.fromkeys(terms, 0.0)
+    rows, ends = [], []
+    for part in parts:
+        slopes = part.gradient(at_zero)
+        rows.append([*(-sign * slopes.get(term, 0.0) for term in terms), 1.0])
+        ends.append(sign * part.value(at_zero))
+    limits = [tuple(end if math.isfinite(end) else None for end in ranges[term]) for term in terms]
+    goal = [0.0] * len(terms) + [-1.0]
+    found = linprog(goal, A_ub=rows, b_ub=ends, bounds=[*limits, (None, 1.0)], method="highs")
+    return dict(zip(terms, found.x[:-1].tolist(), strict=True)) if found.status == 0 else None

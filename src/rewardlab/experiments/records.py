@@ -1,0 +1,184 @@
+"""How each run went: a file a run, written by the process that does it, read by everybody else."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from rewardlab.core.errors import DataError
+from rewardlab.core.files import read_summed_json, sha256_file, sha256_json, write_summed_json
+from rewardlab.core.spec import SPEC_FILE
+from rewardlab.experiments.log import hashes_of, now, time_of
+from rewardlab.experiments.plan import Run
+from rewardlab.experiments.study import Study
+
+State = Literal["waiting", "running", "interrupted", "failed", "done", "outdated", "damaged"]
+FORMAT: Final = 1
+"""Of the file."""
+TEST_SCORES: Final = Path("evals/test.scores.jsonl")
+"""What a run leaves of its test data, in its folder."""
+SELECTION_SCORES: Final = Path("evals/selection.scores.jsonl")
+"""What it leaves of the data by which its checkpoint was chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What is known of a run."""
+
+    state: State
+    """`waiting`: never begun. `interrupted`: it goes on from its checkpoint. `outdated`: it was done with other
+    settings or data than the plan now has. `damaged`: the file cannot be read, so what the run did is not known."""
+    message: str = ""
+    """Why it failed, or was interrupted."""
+    attempts: int = 0
+    host: str = ""
+    process: int = 0
+    started: str = ""
+    ended: str = ""
+    test_reads: tuple[Mapping[str, Any], ...] = ()
+    """When test data were read, by which model: `time`, `scores` (SHA-256), `model` (SHA-256)."""
+    slurm_job: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The file, as it is written."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do for it."""
+        return self.state == "done"
+
+
+def record_of(study: Study, run: Run) -> RunRecord:
+    """Return how a run went, as far as its file can be read."""
+    path = _path(study, run)
+    if not path.is_file():
+        return RunRecord(state="waiting")
+    try:
+        return _record(read_summed_json(path), run, study.data)
+    except (DataError, KeyError, ValueError) as error:
+        why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        return RunRecord(state="damaged", message=f"its record cannot be read: {why}")
+
+
+def undone(study: Study, runs: Iterable[Run]) -> list[Run]:
+    """Return the runs that are not done."""
+    return [run for run in runs if not record_of(study, run).is_over]
+
+
+def _record(values: dict[str, Any], run: Run, data: Mapping[str, str]) -> RunRecord:
+    state: State = values["state"]
+    if state == "waiting":
+        return RunRecord(
+            state=state, message=str(values["message"]), test_reads=tuple(values["test_reads"]), values=values
+        )
+    message = str(values["message"])
+    if state == "running" and _is_gone(values):
+        state = "interrupted"
+        message = "its process ended before it could say why (killed, out of memory, or stopped while it began)"
+    if values["settings"] != settings_hash(run):
+        state, message = "outdated", "it was begun with other settings than the plan has now"
+    elif changed := [name for name, digest in values.get("data", {}).items() if data.get(name, digest) != digest]:
+        state, message = "outdated", f"it was begun with other data than the plan has now ({changed[0]})"
+    return RunRecord(
+        state=state,
+        message=message,
+        attempts=int(values["attempts"]),
+        host=str(values["host"]),
+        process=int(values["process"]),
+        started=str(values["started"]),
+        ended=str(values["ended"]),
+        test_reads=tuple(values["test_reads"]),
+        slurm_job=str(values["slurm_job"]),
+        values=values,
+    )
+
+
+def reads_of(study: Study, run: Run) -> list[dict[str, Any]]:
+    """Return when the test data were read for a run: what its record says, and the reading that lies in its folder.
+
+    A run that was killed before it could write its record has read them too.
+    """
+    known = [dict(one) for one in record_of(study, run).test_reads]
+    path = study.run_folder(run) / TEST_SCORES
+    if not run.reads_test or not path.is_file():
+        return known
+    spec = study.run_folder(run) / "best" / SPEC_FILE
+    read = {
+        "time": time_of(path),
+        "scores": sha256_file(path),
+        "model": sha256_file(spec) if spec.is_file() else None,
+    }
+    if any(one["scores"] == read["scores"] and one["model"] == read["model"] for one in known):
+        return known
+    return [*known, read]
+
+
+def begin_record(study: Study, run: Run) -> RunRecord:
+    """Write down that this process begins, or goes on with, a run."""
+    before = record_of(study, run)
+    values = {
+        "format": FORMAT,
+        "run": run.name,
+        "state": "running",
+        "message": "",
+        "settings": settings_hash(run),
+        "data": study.data_of(run),
+        "plan_version": study.version,
+        "log": hashes_of(study.entries)[-1],
+        "attempts": before.attempts + 1,
+        "host": platform.node(),
+        "process": os.getpid(),
+        "process_began": _began(os.getpid()),
+        "started": before.started if before.state == "interrupted" else now(),
+        "ended": "",
+        "test_reads": reads_of(study, run),
+        "slurm_job": os.environ.get("SLURM_JOB_ID", ""),
+        "restarts": int(os.environ.get("SLURM_RESTART_COUNT", "0") or 0),
+    }
+    _write(study, run, values)
+    return record_of(study, run)
+
+
+def end_record(study: Study, run: Run, state: State, message: str = "", **more: Any) -> None:
+    """Write down how a run ended."""
+    before = record_of(study, run)
+    _write(study, run, {**before.values, "state": state, "message": message, "ended": now(), **more})
+
+
+def settings_hash(run: Run) -> str:
+    """Return a hash of everything that decides a run."""
+    return sha256_json({"settings": dict(run.settings), "program": list(run.program)})
+
+
+def _path(study: Study, run: Run) -> Path:
+    return study.folder / "records" / f"{run.name}.json"
+
+
+def _write(study: Study, run: Run, values: Mapping[str, Any]) -> None:
+    path = _path(study, run)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_summed_json(path, {key: value for key, value in values.items() if key != "sha256"})
+
+
+def _is_gone(values: Mapping[str, Any]) -> bool:
+    """Whether the process of a run is known to have ended: of this machine, and not there any more."""
+    if values["host"] != platform.node():
+        return False
+    try:
+        os.kill(int(values["process"]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return bool(values["process_began"]) and _began(int(values["process"])) != values["process_began"]
+
+
+def _began(process: int) -> str:
+    """Return when a process began, in ticks, so that another one with its number is told apart; empty if unknown."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

@@ -1,0 +1,74 @@
+"""Hypotheses that were changed, added or taken out after results had been seen: they no longer test what was expected.
+
+The texts of the plan in `frozen/` tell, each with the hash that the log has of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from rewardlab.core.errors import RewardlabError
+from rewardlab.core.files import sha256_file
+from rewardlab.experiments.expressions import parse
+from rewardlab.experiments.plan_file import read_plan
+from rewardlab.experiments.study import Study
+
+Change = Literal["", "changed", "added", "not known"]
+WORDS: Final[Mapping[Change, str]] = {
+    "": "",
+    "changed": "changed after results had been seen",
+    "added": "added after results had been seen",
+    "not known": "perhaps changed after results had been seen",
+}
+"""What became of a claim -> in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Afterwards:
+    """What became of the hypotheses of a plan after results had been seen."""
+
+    changes: Mapping[str, Change] = field(default_factory=dict)
+    """Hypothesis that holds now -> what became of it; those that are as they were are left out."""
+    before: Mapping[str, str] = field(default_factory=dict)
+    """Hypothesis -> its claim before, where that was another one."""
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """Hypothesis that was taken out -> its claim."""
+
+
+def afterwards_of(study: Study) -> Afterwards:
+    """Return how the claims that hold differ from those of the last plan that was made before results were seen."""
+    seen = next((entry for entry in study.amendments if entry["seen"] == "results"), None)
+    if seen is None:
+        return Afterwards()
+    now = {name: one.claim for name, one in study.plan.hypotheses.items()}
+    old = _claims(study, int(seen["version"]) - 1)
+    if old is None:
+        return Afterwards(changes=dict.fromkeys(now, "not known"))
+    changes: dict[str, Change] = {
+        name: "changed" if name in old else "added" for name, claim in now.items() if not _same(claim, old.get(name))
+    }
+    return Afterwards(
+        changes=changes,
+        before={name: old[name] for name, change in changes.items() if change == "changed"},
+        removed={name: claim for name, claim in old.items() if name not in now},
+    )
+
+
+def _claims(study: Study, version: int) -> dict[str, str] | None:
+    """Return the claims of a version of the plan; None if its text is not the one that the log knows."""
+    first = study.frozen
+    wanted = (first if version == 1 else study.amendments[version - 2])["sha256"]
+    path = study.folder / "frozen" / f"plan.{version}{(study.folder / str(first['plan'])).suffix}"
+    if not path.is_file() or sha256_file(path) != wanted:
+        return None
+    try:
+        plan = read_plan(path, scale=first["scale"], probes=first["probes"], sets=first["sets"])
+    except RewardlabError:
+        return None
+    return {name: one.claim for name, one in plan.hypotheses.items()}
+
+
+def _same(claim: str, other: str | None) -> bool:
+    return other is not None and (claim == other or parse(claim).text == parse(other).text)

@@ -1,0 +1,122 @@
+"""The hypotheses of a study with their verdicts, on what is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from rewardlab.experiments.expressions import parse
+from rewardlab.experiments.reporting.afterwards import WORDS, Afterwards, Change
+from rewardlab.experiments.reporting.history import arms_judged
+from rewardlab.experiments.reporting.numbers import Cell, Reader
+from rewardlab.experiments.study import Study
+from rewardlab.experiments.verdicts import Finding, Verdict, judge
+
+ORDER: Final[Sequence[Finding]] = ("supported", "refuted", "undecided", "not tested")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """A hypothesis and what the runs say about it."""
+
+    verdict: Verdict
+    expects: str
+    would_change: str
+    terms: tuple[Cell, ...]
+    """Each quantity that it asks for."""
+    missing_runs: int
+    """Runs of its arms that are not done: above 0 the verdict is on a part of the plan."""
+    planned_runs: int
+    change: Change
+    """What became of its claim after results had been seen; empty if nothing."""
+    claim_before: str
+    """Its claim before that; empty if it is the same, or there was none."""
+
+    @property
+    def is_provisional(self) -> bool:
+        """Whether runs that it is about are not done."""
+        return self.missing_runs > 0
+
+    @property
+    def changed(self) -> str:
+        """What became of its claim after results had been seen, in words; empty if nothing."""
+        before = f"; it was: {self.claim_before}" if self.claim_before else ""
+        return f"{WORDS[self.change]}{before}"
+
+    @property
+    def found(self) -> str:
+        """The verdict, and what has to be known with it."""
+        so_far = "so far" if self.is_provisional and self.verdict.parts else ""
+        return ", ".join(text for text in (self.verdict.verdict, so_far, WORDS[self.change]) if text)
+
+
+def judged_of(study: Study, reader: Reader, afterwards: Afterwards) -> tuple[Judged, ...]:
+    """Return a verdict on every hypothesis of the plan."""
+    claims = {name: parse(one.claim) for name, one in study.plan.hypotheses.items()}
+    asked = {term for claim in claims.values() for term in claim.terms}
+    if study.plan.pooled:
+        # The noise is that of all arms, whether a hypothesis names them or not.
+        asked |= {replace(term, arm=arm) for term in asked for arm in arms_judged(study.runs)}
+    found, missing = reader.observe(sorted(asked, key=str))
+    wanted = {term: one for term, one in found.items() if term in asked}
+    verdicts = judge(claims, wanted, missing=missing, pooled=study.plan.pooled)
+    judged = []
+    for verdict in verdicts:
+        told = study.plan.hypotheses[verdict.name]
+        terms = claims[verdict.name].terms
+        arms = list(dict.fromkeys(term.arm for term in terms))
+        planned = sum(run.arm in arms for run in study.runs)
+        judged.append(
+            Judged(
+                verdict=verdict,
+                expects=told.expects,
+                would_change=told.would_change,
+                terms=tuple(reader.cell(term) for term in terms),
+                missing_runs=planned - sum(len(reader.done(arm)) for arm in arms),
+                planned_runs=planned,
+                change=afterwards.changes.get(verdict.name, ""),
+                claim_before=afterwards.before.get(verdict.name, ""),
+            )
+        )
+    return tuple(judged)
+
+
+def counted(judged: Sequence[Judged], removed: Mapping[str, str]) -> str:
+    """Return how many hypotheses had which verdict, as words: those of the plan apart from those that were made, or
+    taken out (`removed`: name -> claim), after results had been seen."""
+    planned = [one for one in judged if not one.change]
+    later = [one for one in judged if one.change]
+    sentences = [f"Of {_hypotheses(len(planned))}: {_findings(planned)}."] if planned else []
+    if not judged:
+        sentences = ["The plan has no hypotheses, so nothing was tested."]
+    if later:
+        sentences += [
+            f"Counted apart, {_hypotheses(len(later))} changed or added after results had been seen, which "
+            f"{'is' if len(later) == 1 else 'are'} no test of what was expected: {_findings(later)}."
+        ]
+    if removed:
+        told = "; ".join(f"{name}: {claim}" for name, claim in removed.items())
+        sentences += [f"Taken out after results had been seen: {told}."]
+    return " ".join(sentences)
+
+
+def _findings(judged: Sequence[Judged]) -> str:
+    of = {finding: sum(one.verdict.verdict == finding for one in judged) for finding in ORDER}
+    return ", ".join(f"{count} {finding}" for finding, count in of.items() if count)
+
+
+def _hypotheses(count: int) -> str:
+    return f"{count} {'hypothesis' if count == 1 else 'hypotheses'}"
+
+
+def exit_status(judged: Sequence[Judged]) -> int:
+    """Return 0 if every hypothesis is supported by all its runs, 1 if any is refuted, else 2.
+
+    A claim that was changed or added after results had been seen shows nothing, so it is never 0 with one.
+    """
+    found = {one.verdict.verdict for one in judged}
+    if "refuted" in found:
+        return 1
+    stands = not any(one.is_provisional or one.change for one in judged)
+    return 0 if found == {"supported"} and stands else 2

@@ -1,0 +1,64 @@
+"""What a study has tried itself: settings that an advice names, and arms that already differ in them.
+
+An arm that exists to lack something need not be told to have it where another arm has it: what that one showed is told
+in place of the advice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+FLAG: Final = re.compile(r"--([a-z][a-z0-9-]*)")
+MOST_NAMED: Final = 4
+"""Arms that a rule names; of more it says how many there are."""
+Settings = Mapping[str, Mapping[str, Any]]
+"""Arm -> its settings."""
+
+
+def named(names: Sequence[str]) -> str:
+    """Return names with commas, and of many how many more there are."""
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def advised(
+    do: str, settings: Settings, *, base: str, concerned: Sequence[str], others: Mapping[str, str], shown: str
+) -> str:
+    """Return an advice for the arms that are `concerned`, or what `others` showed that have tried it.
+
+    `others` are arms that the advice does not concern -> what they showed. `base` is the arm from which the others
+    depart, and `shown` names what is wrong with those concerned.
+    """
+    flags = [flag.replace("-", "_") for flag in FLAG.findall(do)]
+    there = [
+        f"{arm} ({said}): {showed}"
+        for arm, showed in others.items()
+        if (said := _apart(flags, settings.get(arm, {}), [settings.get(one, {}) for one in concerned]))
+    ]
+    if there:
+        return f"Arms of this study have tried what mends {shown}; go on from them: {'; '.join(there[:MOST_NAMED])}."
+    vain = [
+        f"{arm} ({said})"
+        for arm in concerned
+        if (said := _apart(flags, settings.get(arm, {}), [settings.get(base, {})]))
+    ]
+    return f"{do} Tried in this study, and not enough: {named(vain)}." if vain else do
+
+
+def controls(settings: Settings) -> frozenset[str]:
+    """Return the arms that are trained on data which were spoilt on purpose: what is wrong with them is their point."""
+    return frozenset(arm for arm, own in settings.items() if (own.get("diagnostic_mode") or "none") != "none")
+
+
+def _apart(flags: Sequence[str], own: Mapping[str, Any], others: Sequence[Mapping[str, Any]]) -> str:
+    """Return the settings in which an arm differs from all others, with its values; empty if there is none."""
+    differing = [
+        name for name in dict.fromkeys(flags) if name in own and all(own[name] != other.get(name) for other in others)
+    ]
+    return ", ".join(f"{name} {_text(own[name])}" for name in differing)
+
+
+def _text(value: object) -> str:
+    return "default" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

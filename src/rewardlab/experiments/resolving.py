@@ -1,0 +1,106 @@
+"""From a plan to its runs: every arm with every seed, with all settings that it is started with."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from rewardlab.core.config import from_mapping, to_mapping
+from rewardlab.core.errors import ConfigError
+from rewardlab.experiments.plan import WINNER, Arm, Phase, Plan, Run
+from rewardlab.training.settings.config import RewardTrainerConfig
+from rewardlab.training.settings.presets import fill
+
+TEST: Final = ("test_dataset", "test_split")
+"""Settings that name test data."""
+
+
+def runs_of(plan: Plan, *, winner: Mapping[str, Any] | None = None) -> tuple[Run, ...]:
+    """Return the runs in the order of work, each once. Those of `winner` are there once a search has chosen it.
+
+    Raises ConfigError, naming arm and setting, for settings that `rewardlab train` would refuse, for an arm that is run
+    in two phases with different seeds, and for a winner that would be judged on the seeds of its search.
+    """
+    runs: dict[str, Run] = {}
+    first: dict[str, tuple[str, list[int]]] = {}
+    for phase in plan.phases:
+        found = list(_of_phase(plan, phase, winner))
+        for arm in dict.fromkeys(run.arm for run in found):
+            seeds = sorted(run.seed for run in found if run.arm == arm)
+            before, others = first.setdefault(arm, (phase.name, seeds))
+            if others != seeds:
+                raise ConfigError(
+                    f"arm {arm}: has the seeds {others} in {before} and {seeds} in {phase.name}. A gate would judge it "
+                    f"by a part of its runs: give both phases the same seeds, or name two arms."
+                )
+        for run in found:
+            known = runs.setdefault(run.name, run)
+            if known.settings != run.settings:
+                raise ConfigError(f"{run.name}: is run in {known.phase} and in {run.phase} with other settings.")
+    return tuple(runs.values())
+
+
+def settings_of_arm(plan: Plan, arm: Arm, seed: int, *, reads_test: bool) -> dict[str, Any]:
+    """Return what an arm is trained with. Raises ConfigError for settings that `rewardlab train` would refuse."""
+    given = {**plan.base, **arm.settings}
+    if not reads_test:
+        given = {name: value for name, value in given.items() if name not in TEST}
+    where = f"arm {arm.name}"
+    try:
+        made = from_mapping(RewardTrainerConfig, {**fill(given), **given, "seed": seed}, where=where)
+        made.require_evaluation()
+    except ConfigError as error:
+        # What the type of a value is wrong for begins with it already.
+        told = str(error)
+        raise ConfigError(told if told.startswith(f"{where}: ") else f"{where}: {told}") from None
+    whole = to_mapping(made)
+    whole.pop("output_dir")
+    return whole
+
+
+def _of_phase(plan: Plan, phase: Phase, winner: Mapping[str, Any] | None) -> Iterator[Run]:
+    for arm, reads_test in _arms(plan, phase, winner):
+        # Settings take long to check, and seeds differ in nothing but the seed.
+        settings = settings_of_arm(plan, arm, phase.seeds[0], reads_test=reads_test)
+        for seed in _seeds(phase, arm, reads_test):
+            yield Run(
+                phase=phase.name,
+                arm=arm.name,
+                seed=seed,
+                settings={**settings, "seed": seed},
+                program=arm.program,
+                reads_test=reads_test,
+            )
+
+
+def _seeds(phase: Phase, arm: Arm, reads_test: bool) -> Sequence[int]:
+    """Return the seeds of an arm: an arm that a search dropped is not run with the rest of them."""
+    if reads_test or phase.search is None:
+        return phase.seeds
+    return phase.search.pruned.get(arm.name, phase.seeds)
+
+
+def _arms(plan: Plan, phase: Phase, winner: Mapping[str, Any] | None) -> Iterator[tuple[Arm, bool]]:
+    if phase.search is not None:
+        for arm in phase.search.arms:
+            yield arm, False
+    for name in phase.arms:
+        if name != WINNER:
+            yield plan.arms[name], True
+            continue
+        before = itertools.takewhile(lambda one: one.name != phase.name, plan.phases)
+        search = next((one for one in before if one.search is not None), None)
+        if search is None:
+            raise ConfigError(
+                f"phase {phase.name}: the arm {WINNER} needs an earlier phase with a search. Move it to a phase after "
+                f"that search."
+            )
+        if shared := sorted(set(search.seeds) & set(phase.seeds)):
+            raise ConfigError(
+                f"phase {phase.name}: the seeds {shared} chose the winner in {search.name}. It is judged on fresh "
+                f"seeds only: name others."
+            )
+        if winner is not None:
+            yield replace(Arm(name=WINNER, settings=winner["settings"]), says=f"chosen: {winner['arm']}"), True

@@ -1,0 +1,159 @@
+"""What Slurm says of the jobs of a study: `squeue` of those that wait or run, `sacct` of those that ended.
+
+Either may be missing or refuse: a study's own records say what was done, Slurm only adds what waits and what was killed
+without a word.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from rewardlab.experiments.slurm.jobs import Job, read_jobs
+
+ENDED: Final = frozenset(
+    (
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+        *("REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
+    )
+)
+"""States of jobs that will not go on by themselves."""
+TIMEOUT_S: Final = 60
+"""Longest wait for an answer of squeue or sacct."""
+UNKNOWN_JOB: Final = "invalid job id"
+"""What squeue says when it has forgotten a job, some minutes after its end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """What Slurm says of a job, or of a task of an array."""
+
+    job: str
+    """Its number, such as `4711_3`."""
+    state: str
+    """In Slurm's words, such as `PENDING`, `RUNNING`, `COMPLETED`, `OUT_OF_MEMORY`."""
+    detail: str = ""
+    """Why it waits, such as `Dependency`; or its exit status and signal, such as `1:0`."""
+    is_queued: bool
+    """Whether it waits, runs or will run."""
+
+    @property
+    def words(self) -> str:
+        """State and detail."""
+        return f"{self.state}: {self.detail}" if self.detail else self.state
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """What Slurm says of a study."""
+
+    runs: Mapping[str, JobState]
+    """Name of a run -> its task, of the newest submission that Slurm knows of; one that is queued goes before."""
+    others: Mapping[str, JobState]
+    """Name of a gate or report -> its job."""
+    problems: Sequence[str] = ()
+    """What could not be asked, in words."""
+
+    @property
+    def queued(self) -> list[str]:
+        """Numbers of what waits or runs."""
+        return [one.job for one in (*self.runs.values(), *self.others.values()) if one.is_queued]
+
+
+def ask_slurm(folder: Path) -> Queue:
+    """Return what Slurm says of the jobs of the study in a folder. Raises DataError if its list of jobs was changed."""
+    submissions = read_jobs(folder)
+    jobs = [job for one in submissions for job in one.jobs if job.id]
+    if not jobs:
+        return Queue(runs={}, others={})
+    waiting, squeue_problem = _squeue(jobs)
+    ended, sacct_problem = _sacct(jobs, submissions[0].time, gone=not squeue_problem)
+    runs: dict[str, JobState] = {}
+    others: dict[str, JobState] = {}
+    for job in jobs:
+        for index, name in enumerate(job.runs) if job.kind == "runs" else [(None, job.name)]:
+            number = job.id if index is None else f"{job.id}_{index}"
+            found = waiting.get(number) or ended.get(number)
+            kept = runs if job.kind == "runs" else others
+            if found and not (name in kept and kept[name].is_queued and not found.is_queued):
+                kept[name] = found
+    return Queue(runs=runs, others=others, problems=[text for text in (squeue_problem, sacct_problem) if text])
+
+
+def _squeue(jobs: Sequence[Job]) -> tuple[dict[str, JobState], str]:
+    words = ["--noheader", "--array", f"--jobs={','.join(job.id for job in jobs)}", "--format=%F|%K|%T|%r"]
+    output, problem = _ask("squeue", words)
+    found = {}
+    for line in output.splitlines():
+        number, _, rest = line.strip().partition("|")
+        index, _, rest = rest.partition("|")
+        state, _, reason = rest.partition("|")
+        if state:
+            name = f"{number}_{index}" if index.isdecimal() else number
+            reason = "" if reason == "None" else reason
+            found[name] = JobState(job=name, state=state, detail=reason, is_queued=state not in ENDED)
+    return found, problem
+
+
+def _sacct(jobs: Sequence[Job], since: str, *, gone: bool) -> tuple[dict[str, JobState], str]:
+    """Return what sacct says, and its problem. `gone`: squeue knows all that is queued, so the rest is not."""
+    # Numbers come round again on large clusters, and the accounting keeps jobs for years. So only what is newer than
+    # the first submission and has the name of the job counts.
+    begin = datetime.fromisoformat(since.replace("Z", "+00:00")).astimezone() - timedelta(days=1)
+    shown = {job.id: job.shown for job in jobs}
+    words = ["--noheader", "--parsable2", "--allocations", f"--jobs={','.join(shown)}"]
+    words += [f"--starttime={begin:%Y-%m-%dT%H:%M:%S}", "--format=JobID,State,ExitCode,JobName"]
+    output, problem = _ask("sacct", words)
+    found = {}
+    for line in output.splitlines():
+        number, state, status, name = ([*line.strip().split("|", 3), "", "", ""])[:4]
+        if state and shown.get(number.partition("_")[0]) == name:
+            for one in _tasks(number):
+                found[one] = _of_sacct(one, state.split()[0], status, gone=gone)  # `CANCELLED by 1000`
+    return found, problem
+
+
+def _of_sacct(job: str, state: str, status: str, *, gone: bool) -> JobState:
+    if state in ENDED:
+        return JobState(job=job, state=state, detail=status, is_queued=False)
+    if gone:
+        # Of a job that died with its controller, sacct says RUNNING for ever.
+        return JobState(job=job, state="UNKNOWN", detail=f"sacct says {state}, squeue has none", is_queued=False)
+    return JobState(job=job, state=state, is_queued=True)
+
+
+def _tasks(number: str) -> Iterator[str]:
+    """Yield the tasks of `4711_[0-2,5%2]`, as sacct writes what waits; anything else as it is."""
+    array = re.fullmatch(r"(\d+)_\[([\d,-]+)(?:%\d+)?\]", number)
+    if array is None:
+        yield number
+        return
+    for part in array[2].split(","):
+        first, _, last = part.partition("-")
+        if first.isdecimal() and (last or first).isdecimal():
+            for index in range(int(first), int(last or first) + 1):
+                yield f"{array[1]}_{index}"
+
+
+def _ask(program: str, words: Sequence[str]) -> tuple[str, str]:
+    """Return what a program answers, and why it did not, in words."""
+    if shutil.which(program) is None:
+        return "", f"{program} is not there"
+    try:
+        answer = subprocess.run(
+            [program, *words], capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"{program} did not answer within {TIMEOUT_S} seconds"
+    except OSError as error:
+        return "", f"{program} cannot be started: {error.strerror or error}"
+    if answer.returncode and UNKNOWN_JOB not in answer.stderr.lower():
+        said = (answer.stderr.strip() or f"exit status {answer.returncode}").splitlines()[-1]
+        return "", f"{program}: {said}"
+    return answer.stdout, ""

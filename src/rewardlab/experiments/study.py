@@ -1,0 +1,355 @@
+"""A study: the folder in which a frozen plan, its runs and their report are.
+
+plan.yaml             the plan as it holds; it may be edited only to amend it
+frozen/plan.1.yaml    the plan as it was frozen, and each amendment after it
+log.jsonl             when it was frozen, amended, and what else was decided (`log`)
+settings/             the settings of every run, as `rewardlab train --config` reads them
+runs/ARM/seed_S/      run folders
+records/ARM/seed_S.json   how each run went (`records`)
+logs/                 what runs printed
+report/               `rewardlab plan report`
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.files import provenance, require_writable_folder, sha256_file, write_text
+from rewardlab.core.lock import only_process
+from rewardlab.data.weights import local_path
+from rewardlab.experiments.config import Seen
+from rewardlab.experiments.log import LOG, append_log, read_log
+from rewardlab.experiments.plan import Plan, Run
+from rewardlab.experiments.plan_file import read_plan
+from rewardlab.experiments.resolving import runs_of
+from rewardlab.experiments.sweeps import DRAWN, with_drawn, with_stand_ins
+
+SEEN: Final[Mapping[str, str]] = {
+    "nothing-run": "no run had begun",
+    "no-results": "runs had begun, none had been judged",
+    "results-not-opened": "runs had been judged, and nobody had looked at the results",
+    "results": "results had been seen",
+}
+"""What had been seen when a plan was amended -> in words."""
+REPORTED: Final = "reported"
+"""Kind of the entries of the log that say when results were looked at."""
+ENDINGS: Final = (".yaml", ".yml", ".toml", ".json")
+DATA: Final = ("dataset", "eval_dataset", "test_dataset")
+"""Settings that name data."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study whose plan is as it was frozen, or amended."""
+
+    folder: Path
+    plan: Plan
+    entries: Sequence[Mapping[str, Any]]
+    """Of the log."""
+
+    @property
+    def frozen(self) -> Mapping[str, Any]:
+        """The entry of the log by which the plan was frozen."""
+        return self.entries[0]
+
+    @property
+    def amendments(self) -> list[Mapping[str, Any]]:
+        """The entries by which it was amended, oldest first."""
+        return [entry for entry in self.entries if entry["kind"] == "amended"]
+
+    @property
+    def version(self) -> int:
+        """1 for the plan as it was frozen, and one more for each amendment."""
+        return 1 + len(self.amendments)
+
+    @cached_property
+    def data(self) -> Mapping[str, str]:
+        """File of data -> its SHA-256, as frozen or amended."""
+        found: Mapping[str, str] = next(entry["data"] for entry in reversed(self.entries) if "data" in entry)
+        return found
+
+    def data_of(self, run: Run) -> dict[str, str]:
+        """Return the part of `data` that a run reads."""
+        names = {str(path) for setting in DATA for path in _files(run.settings.get(setting))}
+        return {name: digest for name, digest in self.data.items() if name in names}
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs that are known: those of a search's winner only after the search."""
+        return runs_of(self.plan, winner=self.winner)
+
+    @property
+    def winner(self) -> Mapping[str, Any] | None:
+        """What a search chose: its `arm` and `settings`; None before that."""
+        return next((entry for entry in reversed(self.entries) if entry["kind"] == "selected"), None)
+
+    @property
+    def not_drawn(self) -> int:
+        """Trials of searches by Optuna whose arms are not known yet."""
+        sweeps = {phase.name: phase.search.optuna for phase in self.plan.phases if phase.search is not None}
+        drawn = Counter(entry["phase"] for entry in self.entries if entry["kind"] == DRAWN)
+        return sum(max(0, sweep.trials - drawn[name]) for name, sweep in sweeps.items() if sweep is not None)
+
+    def run_named(self, name: str) -> Run:
+        """Return a run by its name, such as `full/seed_0`. Raises ConfigError if there is none."""
+        found = next((run for run in self.runs if run.name == name), None)
+        if found is None:
+            near = difflib.get_close_matches(name, [run.name for run in self.runs], n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            raise ConfigError(f"{self.folder}: it has no run {name!r}.{hint}")
+        return found
+
+    def run_folder(self, run: Run) -> Path:
+        """Return where a run writes."""
+        return self.folder / "runs" / run.name
+
+    def note(self, kind: str, **values: Any) -> None:
+        """Append an entry to the log. Raises ConfigError if the log was changed."""
+        with only_process(self.folder, "STUDY", wait_s=60.0):
+            append_log(self.folder, kind, values)
+
+
+# --- freezing ------------------------------------------------------------------------------------------------------
+
+
+def freeze(
+    path: Path, folder: Path, *, scale: str | None = None, probes: bool = False, sets: Mapping[str, Any] | None = None
+) -> Study:
+    """Freeze a plan into a folder, which becomes its study.
+
+    The plan must pass `check` before; the caller sees to that. Raises ConfigError if the folder already is a study or
+    the plan cannot be used, DataError if data that it names are not there.
+    """
+    plan = read_plan(path, scale=scale, probes=probes, sets=sets)
+    runs = _all_runs(plan)
+    if (folder / LOG).exists() and read_log(folder):
+        raise ConfigError(
+            f"{folder}: a plan is frozen there. Name another folder with --output-dir, or change it with `rewardlab "
+            f"plan amend`."
+        )
+    require_writable_folder(folder, "--output-dir")
+    with only_process(folder, "--output-dir"):
+        kept = folder / f"plan{path.suffix.lower()}"
+        text = path.read_text(encoding="utf-8")
+        write_text(_version(folder, kept, 1), text)
+        write_text(kept, text)
+        append_log(
+            folder,
+            "frozen",
+            {
+                "plan": kept.name,
+                "title": plan.title,
+                "plan_folder": str(path.absolute().parent),
+                "sha256": sha256_file(kept),
+                "scale": scale,
+                "probes": probes,
+                "sets": dict(sets or {}),
+                "data": data_digests(runs),
+                "provenance": provenance(),
+            },
+        )
+    return open_study(folder)
+
+
+def _all_runs(plan: Plan) -> tuple[Run, ...]:
+    """Return the runs of a plan, with stand-ins for those that are known only later."""
+    return runs_of(with_stand_ins(plan), winner={"arm": "", "settings": {}})
+
+
+def open_study(folder: Path) -> Study:
+    """Return a study. Raises ConfigError if its plan or log was changed after it was frozen, or there is none."""
+    entries = _entries(folder)
+    first, plan_file = entries[0], folder / str(entries[0]["plan"])
+    version = 1 + sum(entry["kind"] == "amended" for entry in entries)
+    holds = _version(folder, plan_file, version)
+    wanted = next(entry["sha256"] for entry in reversed(entries) if "sha256" in entry)
+    for kept in (holds, plan_file):
+        if not kept.is_file() or sha256_file(kept) != wanted:
+            change = _changes(holds, plan_file) if kept == plan_file and kept.is_file() else ""
+            raise ConfigError(
+                f"{kept}: is not the plan that was frozen.{change} Restore it from {holds}, or make the change an "
+                f"amendment: rewardlab plan amend {folder} --reason WHY --seen WHAT."
+            )
+    plan = read_plan(plan_file, scale=first["scale"], probes=first["probes"], sets=first["sets"])
+    if plan.title == plan_file.stem:
+        # Without a title a plan is named after its file, and all are called alike in their studies.
+        plan = replace(plan, title=str(first.get("title", plan.title)))
+    return Study(folder=folder, plan=with_drawn(plan, entries), entries=tuple(entries))
+
+
+def amend(folder: Path, *, reason: str, seen: Seen, begun: bool, judged: bool) -> Study:
+    """Make the edited plan.yaml of a study the one that holds, and return the study.
+
+    `begun` and `judged` are whether any run has, which `seen` may not deny. Raises ConfigError for an amendment without
+    a reason, one that changes nothing, or a plan that cannot be used.
+    """
+    if not reason.strip():
+        raise ConfigError("--reason: say why the plan is changed. The report shows it.")
+    if (seen == "nothing-run" and begun) or (seen == "no-results" and judged):
+        what = "runs have been judged" if judged else "runs have begun"
+        left = [name for name in SEEN if name != "nothing-run" and not (judged and name == "no-results")]
+        raise ConfigError(f"--seen {seen}: {what}. Say what had been seen: {' or '.join(left)}.")
+    with only_process(folder, "STUDY", wait_s=60.0):
+        entries = _entries(folder)
+        looked = next((entry["time"] for entry in entries if entry["kind"] == REPORTED), None)
+        if seen != "results" and looked is not None:
+            raise ConfigError(f"--seen {seen}: results were looked at, at {looked}. Say `--seen results`.")
+        first, plan_file = entries[0], folder / str(entries[0]["plan"])
+        version = 1 + sum(entry["kind"] == "amended" for entry in entries)
+        before = _version(folder, plan_file, version)
+        if sha256_file(plan_file) == sha256_file(before):
+            raise ConfigError(f"{plan_file}: is as it was. Edit it first, then amend.")
+        plan = read_plan(plan_file, scale=first["scale"], probes=first["probes"], sets=first["sets"])
+        known = next(entry["data"] for entry in reversed(entries) if "data" in entry)
+        digests = data_digests(_all_runs(plan))
+        # Before the log: an entry whose text is missing could not be opened again. Both files, so that line ends of
+        # another system do not tell them apart.
+        text = plan_file.read_text(encoding="utf-8")
+        for path in (_version(folder, plan_file, version + 1), plan_file):
+            write_text(path, text)
+        append_log(
+            folder,
+            "amended",
+            {
+                "sha256": sha256_file(plan_file),
+                "version": version + 1,
+                "reason": " ".join(reason.split()),
+                "seen": seen,
+                "changes": _diff(before, plan_file),
+                "data": digests,
+                "data_changed": sorted(name for name in digests if known.get(name, digests[name]) != digests[name]),
+            },
+        )
+    return open_study(folder)
+
+
+def edited_plan(folder: Path) -> Plan:
+    """Return the plan in the folder of a study as it is now, amended or not.
+
+    Raises ConfigError if it cannot be used.
+    """
+    first = _entries(folder)[0]
+    return read_plan(folder / str(first["plan"]), scale=first["scale"], probes=first["probes"], sets=first["sets"])
+
+
+def _entries(folder: Path) -> list[dict[str, Any]]:
+    """Return the entries of the log of a study. Raises ConfigError if there is none."""
+    if (folder / LOG).is_file() and (entries := read_log(folder)):
+        return entries
+    what = "is a plan that is not frozen" if folder.is_file() else "holds no study"
+    raise ConfigError(f"{folder}: {what}. Freeze a plan first: rewardlab plan freeze PLAN --output-dir STUDY.")
+
+
+def begun_and_judged(folder: Path) -> tuple[bool, bool]:
+    """Return whether any run of a study has begun, and whether any was judged on test data."""
+    begun = list((folder / "records").rglob("*.json"))
+    judged = list((folder / "runs").glob("*/*/evals/test.scores.jsonl"))
+    return bool(begun), bool(judged)
+
+
+def require_same_data(study: Study) -> None:
+    """Raise DataError if a file of data is not the one of the frozen or amended plan, is gone, or is new."""
+    told, now = study.data, data_digests(study.runs)
+    # Files of runs that are not known yet, such as those of a search's winner.
+    now |= {name: sha256_file(Path(name)) for name in told if name not in now and Path(name).is_file()}
+    for name in sorted({*told, *now}):
+        if name not in now:
+            raise DataError(
+                f"{name}: is not there, and the plan was frozen with it. A path that does not begin with / is one from "
+                f"the folder in which the plan was frozen: work there, or restore the file."
+            )
+        if told.get(name) != now[name]:
+            raise DataError(
+                f"{name}: is not the file that the plan was frozen with. Restore it; if other data are meant, amend "
+                f"the plan."
+            )
+
+
+def data_digests(runs: Sequence[Run]) -> dict[str, str]:
+    """Return local file of data -> its SHA-256, for all files that runs name.
+
+    Raises DataError for a test file that is also trained on or chosen by.
+    """
+    for told in test_files_used(runs):
+        raise DataError(told)
+    files = {path for run in runs for setting in DATA for path in _files(run.settings.get(setting))}
+    return {str(path): sha256_file(path) for path in sorted(files, key=str)}
+
+
+def test_files_used(runs: Sequence[Run]) -> list[str]:
+    """Return what is wrong with each test file that is also trained on or chosen by, under whatever name.
+
+    Only files of equal size are read.
+    """
+    used: dict[str, dict[Path, None]] = {setting: {} for setting in DATA}
+    for run in runs:
+        for setting in DATA:
+            used[setting] |= dict.fromkeys(_files(run.settings.get(setting)))
+    others: dict[int, list[tuple[str, Path]]] = {}
+    for setting in DATA:
+        for path in used[setting] if setting != "test_dataset" else ():
+            others.setdefault(path.stat().st_size, []).append((setting, path))
+    told = []
+    for test in used["test_dataset"]:
+        alike = [(setting, path) for setting, path in others.get(test.stat().st_size, ()) if _same(test, path)]
+        for setting in dict.fromkeys(setting for setting, _ in alike):
+            told.append(
+                f"{test}: is read as {setting} too. What a verdict is judged on must not be trained on or chosen by: "
+                f"name other data."
+            )
+    return told
+
+
+def _same(one: Path, other: Path) -> bool:
+    return one == other or sha256_file(one) == sha256_file(other)
+
+
+def _files(named: object) -> list[Path]:
+    names = [named] if isinstance(named, str) else list(named) if isinstance(named, Sequence) else []
+    found: list[Path] = []
+    for name in names:
+        path = local_path(str(name)) if name else None
+        if path is not None:
+            found += [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+    return found
+
+
+def read_by(runs: Sequence[Run]) -> tuple[Path, ...]:
+    """Return the folders, absolute, in which data and models of runs are: as they are named, and where links lead."""
+    found: dict[Path, None] = {}
+    for run in runs:
+        model = Path(str(run.settings["model"]))
+        files = {path for setting in DATA for path in _files(run.settings.get(setting))}
+        for path in [*sorted({file.parent for file in files}), *([model] if model.is_dir() else [])]:
+            found |= dict.fromkeys([Path(os.path.normpath(path.absolute())), path.resolve()])
+        found |= dict.fromkeys(path.resolve().parent for path in sorted(files))
+    return tuple(found)
+
+
+def _version(folder: Path, plan_file: Path, version: int) -> Path:
+    (folder / "frozen").mkdir(parents=True, exist_ok=True)
+    return folder / "frozen" / f"plan.{version}{plan_file.suffix}"
+
+
+def _diff(before: Path, after: Path) -> list[str]:
+    """Return the lines that went (−) and came (+)."""
+    lines = difflib.unified_diff(
+        before.read_text(encoding="utf-8").splitlines(),
+        after.read_text(encoding="utf-8").splitlines(),
+        n=0,
+        lineterm="",
+    )
+    return [line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---")]
+
+
+def _changes(before: Path, after: Path) -> str:
+    lines = _diff(before, after) if before.is_file() else []
+    return f" Its changes begin with `{lines[0][:100]}`." if lines else ""

@@ -1,0 +1,113 @@
+"""What `check` and `amend` print."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from rewardlab.experiments.checking import Checked
+from rewardlab.experiments.costs import Cost
+from rewardlab.experiments.records import record_of
+from rewardlab.experiments.study import Study
+from rewardlab.report.tables import format_count, format_counted, text_table
+
+GIB: Final = (
+    "GiB: weights, gradients and optimiser on a device that holds them whole; activations come on top, and may be more."
+)
+
+
+def check_report(checked: Checked) -> str:
+    """Return what a plan would do and could show, for a terminal."""
+    plan = checked.plan
+    scale = f" at scale {plan.scale}" if plan.scale else ""
+    probes = ", heads on a frozen backbone" if plan.probes else ""
+    arms = list(dict.fromkeys(run.arm for run in checked.runs))
+    blocks = [
+        "",
+        f"{plan.title}{scale}{probes}: {plan.question}",
+        "",
+        f"{format_counted(len(checked.runs), 'run')} of {format_counted(len(arms), 'arm')} in "
+        f"{format_counted(len(plan.phases), 'phase')}",
+        text_table(
+            ("arm", "phase", "seeds", "steps", "tokens", "weights", "PFLOP", "hours", "GiB"), _arm_rows(checked, arms)
+        ),
+    ]
+    if any(cost.gib is not None for cost in checked.costs.values()):
+        blocks.append(GIB)
+    if plan.left_out:
+        blocks += ["", "left out:", *(f"  {arm}: {why}" for arm, why in plan.left_out.items())]
+    blocks += ["", _power(checked)]
+    rows = [
+        (name, part.text, part.source if math.isnan(part.visible) else f"{part.visible:.3g}")
+        for name, one in checked.tested.items()
+        if one.power is not None
+        for part in one.power.parts
+    ]
+    if rows:
+        blocks.append(text_table(("hypothesis", "comparison", "smallest difference seen"), rows))
+    told = Counter(problem.level for problem in checked.problems)
+    blocks += ["", *(f"{problem.level}: {problem.text}" for problem in checked.problems)]
+    ending = (
+        "ready to freeze"
+        if not told["error"]
+        else f"{format_counted(told['error'], 'error')}: mend what is named before freezing"
+    )
+    return "\n".join([*blocks, ending])
+
+
+def amendment_lines(study: Study) -> list[str]:
+    """Return what the last amendment of a study changed, and which runs it makes outdated."""
+    entry = study.amendments[-1]
+    lines = [f"amended: version {study.version}. The report lists it among the deviations."]
+    lines += [f"  {line}" for line in entry["changes"]]
+    lines += [f"  other data: {name}" for name in entry["data_changed"]]
+    outdated = [run for run in study.runs if record_of(study, run).state == "outdated"]
+    if outdated:
+        arms = list(dict.fromkeys(run.arm for run in outdated))
+        what = f"{len(outdated)} run{'s' * (len(outdated) > 1)} of {', '.join(arms)}"
+        lines.append(
+            f"{what} began with other settings or data. To do them again: rewardlab plan run {study.folder} --redo "
+            f"{' '.join(arms)}"
+        )
+    return lines
+
+
+def _arm_rows(checked: Checked, arms: Sequence[str]) -> list[tuple[str, ...]]:
+    rows = []
+    for arm in arms:
+        runs = [run for run in checked.runs if run.arm == arm]
+        rows.append((arm, runs[0].phase, str(len(runs)), *_cost_cells(checked.costs[arm])))
+    return rows
+
+
+def _cost_cells(cost: Cost) -> tuple[str, ...]:
+    def short(value: float | None, unit: float, form: str = "{:.3g}") -> str:
+        return "–" if value is None else form.format(value / unit)
+
+    return (
+        "–" if cost.steps is None else format_count(cost.steps),
+        _large(cost.tokens),
+        _large(cost.weights),
+        short(cost.flops, 1e15),
+        short(cost.hours, 1.0),
+        short(cost.gib, 1.0),
+    )
+
+
+def _large(count: float | None) -> str:
+    """Return a count in millions or billions: `135 M`, `7 B`."""
+    if count is None:
+        return "–"
+    return f"{count / 1e9:.3g} B" if count >= 0.9995e9 else f"{count / 1e6:.3g} M"
+
+
+def _power(checked: Checked) -> str:
+    if not checked.num_prompts:
+        return f"power: not known: {checked.sizes_are}. State assume.test_comparisons and assume.test_prompts."
+    return (
+        f"power: {format_count(checked.num_comparisons)} comparisons of {format_count(checked.num_prompts)} test "
+        f"prompts ({checked.sizes_are}). The smallest difference that is seen with 80 % chance, all hypotheses "
+        f"accounted for; noise {checked.noise_is}:"
+    )

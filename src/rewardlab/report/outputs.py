@@ -1,0 +1,58 @@
+"""Where a command that judges writes: NAME.json, NAME.md and NAME.html. Only files of its own are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.files import read_json, require_writable_folder, write_json, write_text
+from rewardlab.report.document import Document
+from rewardlab.report.markdown import markdown_page
+from rewardlab.report.page import html_page
+
+
+def files_of(name: str) -> tuple[str, str, str]:
+    """Return the names of the files."""
+    return f"{name}.json", f"{name}.md", f"{name}.html"
+
+
+def claim(folder: Path, name: str, made_by: str, *, overwrite: bool, also: Sequence[str] = ()) -> None:
+    """Make the folder ready, before anything is computed. `also` are other files that will be written.
+
+    Raises ConfigError if it holds files of these names that `made_by` did not write, RewardlabError if it cannot be
+    written.
+    """
+    require_writable_folder(folder, "--output-dir")
+    files = files_of(name)
+    for file in (*files, *also):
+        # Of a run that was killed while it wrote: these are there for milliseconds only.
+        for left_over in folder.glob(f".{file}.tmp-*"):
+            left_over.unlink(missing_ok=True)
+    there = [file for file in (*files, *also) if (folder / file).exists()]
+    if there and not overwrite and not _is_own(folder / files[0], made_by):
+        raise ConfigError(
+            f"{folder / there[0]} is there, and `{made_by}` did not write it. Name another folder with --output-dir, "
+            f"or replace it with --overwrite."
+        )
+
+
+def write(folder: Path, name: str, document: Document, values: Mapping[str, Any]) -> list[Path]:
+    """Write the JSON, the Markdown and the page; return their paths.
+
+    The JSON says whose files they are, so it comes first: a run that was killed behind it finds its own files.
+    """
+    paths = [folder / file for file in files_of(name)]
+    write_json(paths[0], dict(values))
+    write_text(paths[1], markdown_page(document))
+    write_text(paths[2], html_page(document))
+    return paths
+
+
+def _is_own(path: Path, made_by: str) -> bool:
+    try:
+        values = read_json(path)
+    except (OSError, DataError):
+        return False
+    return isinstance(values, Mapping) and values.get("made_by") == made_by

@@ -1,0 +1,157 @@
+"""What equal arms, constant values and choices after the fact may show: no more than the level that is told."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+
+from rewardlab.analysis.crossed import Observed, combined
+from rewardlab.experiments.expressions import Term, parse
+from rewardlab.experiments.reporting.numbers import contrast
+from rewardlab.experiments.verdicts import judge
+
+FloatArray = np.ndarray
+ROWS = 200
+
+
+def of_prompts(right_SC: FloatArray) -> Observed:
+    by_seed_S = right_SC.mean(1)
+    return Observed(
+        by_seed_S=by_seed_S,
+        seeds=tuple(range(len(right_SC))),
+        influence_SC=(right_SC - by_seed_S[:, None]) / right_SC.shape[1],
+        clusters=tuple(f"{number:04}" for number in range(right_SC.shape[1])),
+    )
+
+
+def of_curve(right_SC: FloatArray) -> Observed:
+    by_seed_S = right_SC.mean(1)
+    error = math.sqrt(float(np.mean(by_seed_S * (1 - by_seed_S))) / right_SC.shape[1])
+    return Observed(by_seed_S=by_seed_S, seeds=tuple(range(len(right_SC))), row_error=error, num_rows=ROWS)
+
+
+def record(*values: float, varies: str = "always") -> Observed:
+    return Observed(by_seed_S=np.array(values), seeds=tuple(range(len(values))), varies=varies)
+
+
+def found_by(claim: str, seen: Callable[[FloatArray], Observed], *, seeds: int = 3, times: int = 400) -> float:
+    """How often equal arms, right on 70 % of prompts that they share, support a claim."""
+    generator, found = np.random.default_rng(0), 0
+    parsed = parse(claim)
+    for _ in range(times):
+        common_C = math.sqrt(0.7) * generator.normal(size=ROWS) + 0.524
+        observed = {}
+        for term in parsed.terms:
+            latent_SC = common_C + math.sqrt(0.3) * generator.normal(size=(seeds, ROWS))
+            observed[term] = seen((latent_SC > 0).astype(float))
+        found += judge({"h": parsed}, observed)[0].verdict == "supported"
+    return found / times
+
+
+MOST = 0.05 + 2 * math.sqrt(0.05 * 0.95 / 400)
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [
+        "accuracy(a) > accuracy(b)",
+        "max(accuracy(a), accuracy(b), accuracy(c), accuracy(d)) > accuracy(e)",
+        "accuracy(e) < max(accuracy(a), accuracy(b), accuracy(c), accuracy(d))",
+        "min(accuracy(a), accuracy(b), accuracy(c)) < accuracy(e)",
+        "accuracy(e) - min(accuracy(a), accuracy(b), accuracy(c)) / 2 > accuracy(e) / 2",
+    ],
+)
+def test_equal_arms_are_found_apart_no_more_often_than_told_whoever_is_chosen_afterwards(claim: str) -> None:
+    assert found_by(claim, of_prompts) <= MOST
+
+
+@pytest.mark.parametrize("claim", ["accuracy(a, step=9) > accuracy(b, step=9)", "accuracy(a, step=9) > 0.7"])
+def test_values_of_curves_have_the_noise_of_their_rows(claim: str) -> None:
+    assert found_by(claim, of_curve) <= MOST
+
+
+def test_a_mean_of_two_curves_counts_the_rows_that_they_share_twice() -> None:
+    one, two = (
+        Observed(by_seed_S=np.array([0.7, 0.7]), seeds=(0, 1), row_error=0.03, num_rows=90),
+        Observed(by_seed_S=np.array([0.6, 0.6]), seeds=(0, 1), row_error=0.04, num_rows=80),
+    )
+    both = combined([(one, 0.5), (two, 0.5)], 0.65)
+    apart = combined([(one, 1.0), (two, -1.0)], 0.1)
+    assert both.prompts is not None
+    assert apart.prompts is not None
+    assert math.sqrt(both.prompts.variance) == pytest.approx(0.035), "errors that add up may be the same errors"
+    assert math.sqrt(apart.prompts.variance) == pytest.approx(0.05), "those that cancel each other may not be"
+    assert (both.num_prompts, both.prompts.freedom) == (80, 79)
+
+
+def test_curves_without_intervals_say_what_their_verdict_leaves_out() -> None:
+    term = Term("ece", "a", step=9, on="validation")
+    unknown = Observed(by_seed_S=np.array([0.10, 0.11, 0.10]), seeds=(0, 1, 2), row_error=math.nan)
+    [found] = judge({"h": parse("ece(a, step=9) < 0.3")}, {term: unknown})
+    assert "how much other validation rows would change it is not known" in found.sentence
+    assert "over rows not known" in found.parts[0].estimate.method
+
+
+@pytest.mark.parametrize("share", [0.01, 0.02])
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_arms_that_differ_on_a_few_prompts_are_not_certain_to_differ(seeds: int, share: float) -> None:
+    generator, found, times = np.random.default_rng(1), 0, 300
+    for _ in range(times):
+        base_C = (generator.random(100) < 0.7).astype(float)
+        arms = [of_prompts(np.abs(base_C - (generator.random((seeds, 100)) < share / 2))) for _ in range(2)]
+        one = contrast([arms[0]], [arms[1]], reach=2.0)
+        p = min(1.0, 2 * min(one.p_above(), one.p_below()))
+        found += p < 0.05
+        estimate = one.interval(0.95)
+        assert estimate.high > estimate.low or math.isnan(estimate.low), "an interval of no width is none"
+    assert found / times < MOST
+
+
+@pytest.mark.parametrize(("seeds", "p"), [(2, 0.25), (3, 0.125), (5, 0.03125)])
+@pytest.mark.parametrize("claim", ["stopped_at(a) >= 100", "stopped_at(a) > 99", "stopped_at(a) >= stopped_at(b)"])
+def test_equal_steps_show_what_as_many_coins_show_also_at_the_limit(claim: str, seeds: int, p: float) -> None:
+    observed = {term: record(*[100.0] * seeds, varies="steps") for term in parse(claim).terms}
+    [found] = judge({"h": parse(claim)}, observed)
+    assert (found.p_supported, found.p_refuted) == (p, 1.0)
+    assert math.isnan(found.parts[0].estimate.low)
+    assert "every seed has the same value" in found.sentence
+
+
+def test_equal_values_of_runs_are_no_certainty_either() -> None:
+    term = Term("train_accuracy", "a", on="validation")
+    [found] = judge({"h": parse("train_accuracy(a) > 0.7")}, {term: record(0.8, 0.8)})
+    assert found.p_supported == 0.25
+    [exact] = judge(
+        {"h": parse("trainable_share(a) < 0.7")}, {Term("trainable_share", "a"): record(0.1, varies="never")}
+    )
+    assert exact.p_supported == 0.0
+
+
+def test_what_rounding_leaves_of_arms_that_agree_is_no_noise() -> None:
+    generator = np.random.default_rng(2)
+    claim = parse("accuracy(a) >= mean(accuracy(b), accuracy(c)) - 0.03")
+    weighted = parse("0.1 * accuracy(a) + 0.2 * accuracy(a) >= 0.3 * accuracy(b) - 0.009")
+    for _ in range(30):
+        same = of_prompts(np.repeat((generator.random((1, 30)) < 0.7).astype(float), 3, axis=0))
+        for one, share in ((claim, 0.03 / 2), (weighted, 0.009 / 0.6)):
+            [found] = judge({"h": one}, dict.fromkeys(one.terms, same))
+            assert found.p_supported == pytest.approx((1 - share) ** 30)
+
+
+def test_a_choice_after_the_fact_is_told_beside_its_interval() -> None:
+    generator = np.random.default_rng(3)
+    observed: Mapping[Term, Observed] = {
+        Term("accuracy", name): of_prompts((generator.random((3, 200)) < 0.7).astype(float)) for name in "abc"
+    }
+    chosen, product = (
+        judge({"h": parse(text)}, observed)[0]
+        for text in (
+            "max(accuracy(a), accuracy(b)) > accuracy(c)",
+            "max(accuracy(a), accuracy(b)) * accuracy(a) > accuracy(c)",
+        )
+    )
+    assert "p accounts for the choice" in chosen.sentence
+    assert "neither in the interval nor in p" in product.sentence

@@ -1,0 +1,172 @@
+"""Gates and choices read validation data only; phases wait for gates; a search ends in a winner on fresh seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.experiments import running
+from rewardlab.experiments.config import RunConfig
+from rewardlab.experiments.doing import redo
+from rewardlab.experiments.expressions import Term, parse
+from rewardlab.experiments.gates import gate_claim, judge_gate, select
+from rewardlab.experiments.outcomes import Outcomes
+from rewardlab.experiments.plan import Run
+from rewardlab.experiments.records import TEST_SCORES, record_of
+from rewardlab.experiments.study import Study, open_study
+from study_folders import PLAN, do_all, finished_study, frozen_study
+
+PHASES = """\
+[0, 1, 2]
+phases:
+- {name: one, arms: [plain], gate: {learns: accuracy(plain) > LIMIT}}
+- {name: two, arms: [smooth, harsh]}
+"""
+GATED = PLAN.replace("[0, 1, 2]\n", PHASES)
+SEARCH = """\
+question: Which rate?
+base: {model: a-model-3b, dataset: [train.jsonl], test_dataset: [test.jsonl], eval_fraction: 0.1, steps: 400}
+arms: {base: {}}
+phases:
+- {name: search, seeds: [10, 11, 12], search: {grid: {lr: [1.0e-6, 1.0e-5]}}}
+- {name: confirm, arms: [winner, base]}
+hypotheses: {better: accuracy(winner) > accuracy(base)}
+"""
+RATES = {"lr=1e-06": 0.6, "lr=1e-05": 0.8, "winner": 0.8, "base": 0.6}
+
+
+@pytest.fixture(autouse=True)
+def _by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are written by hand and not trained."""
+
+    def do_here(study: Study, runs: Sequence[Run], **how: Any) -> list[Run]:
+        do_all(study, runs, skills={**{"plain": 0.75, "smooth": 0.76, "harsh": 0.6}, **RATES})
+        return []
+
+    monkeypatch.setattr(running, "run_all", do_here)
+
+
+def run(study: Study, **how: Any) -> tuple[int, list[str]]:
+    told: list[str] = []
+    return running.run_study(RunConfig(study=study.folder, **how), say=told.append, redo=redo), told
+
+
+def test_an_open_gate_lets_the_next_phase_begin(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path, GATED.replace("LIMIT", "0.6"))
+    status, told = run(study)
+    assert status == 0
+    assert told[0] == "gate of one: open"
+    assert all(record_of(study, one).is_over for one in study.runs)
+
+
+@pytest.mark.parametrize(("limit", "state", "status"), [("0.9", "closed", 1), ("0.75", "undecided", 2)])
+def test_a_gate_that_is_not_open_keeps_the_next_phase_from_beginning(tmp_path: Path, limit, state, status) -> None:
+    study = frozen_study(tmp_path, GATED.replace("LIMIT", limit))
+    found, told = run(study)
+    assert (found, told[0]) == (status, f"gate of one: {state}")
+    assert {record_of(study, one).state for one in study.runs if one.phase == "two"} == {"waiting"}
+    status, told = run(study, past_gate="one", reason="we want to see it")
+    assert status == 0
+    assert told[0] == "gate of one: passed by hand (we want to see it)"
+    entry = open_study(study.folder).entries[-1]
+    assert (entry["kind"], entry["reason"], entry["state"]) == ("gate passed", "we want to see it", state)
+
+
+def test_a_gate_is_passed_by_hand_with_a_reason_only(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="say why with --reason"):
+        RunConfig(study=tmp_path, past_gate="one")
+
+
+def test_gates_and_choices_cannot_read_the_test_data(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="validation data only"):
+        gate_claim('accuracy(plain, on="test") > 0.6')
+    study = finished_study(tmp_path, GATED.replace("LIMIT", "0.6"))
+    with pytest.raises(ConfigError, match="validation data only"):
+        Outcomes(study, may_read="validation").observe([Term("accuracy", "plain")])
+    for one in study.runs:
+        (study.run_folder(one) / TEST_SCORES).unlink()
+    assert judge_gate(study, study.plan.phases[0]).state == "open", "it needs none of them"
+
+
+def test_a_search_chooses_by_validation_and_its_winner_is_run_with_fresh_seeds(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path, SEARCH)
+    assert [one.name for one in study.runs if one.arm == "winner"] == []
+    status, told = run(study)
+    assert status == 0
+    assert "search: chosen on validation data: lr=1e-05, of 2 arms" in told
+    study = open_study(study.folder)
+    winners = [one for one in study.runs if one.arm == "winner"]
+    assert [one.seed for one in winners] == [0, 1, 2]
+    assert winners[0].settings["lr"] == 1e-5
+    assert all(record_of(study, one).is_over for one in study.runs)
+    assert not any((study.run_folder(one) / TEST_SCORES).exists() for one in study.runs if one.phase == "search")
+    (entry,) = [entry for entry in study.entries if entry["kind"] == "selected"]
+    assert (entry["arm"], entry["on"], entry["tried"]) == ("lr=1e-05", "validation", 2)
+    assert select(study, study.plan.phases[0])["arm"] == "lr=1e-05", "what was chosen stays"
+
+
+def test_unknown_phases_arms_and_gates_are_told(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path)
+    for how, told in (
+        ({"phases": ("mian",)}, "--phases: the study has no 'mian'.*main"),
+        ({"arms": ("plan",)}, "--arms: the study has no 'plan'.*plain"),
+        ({"past_gate": "x", "reason": "y"}, "--past-gate: the study has no 'x'"),
+        ({"redo": ("plain/seed_9",)}, "it has no run 'plain/seed_9'. Did you mean plain/seed_"),
+    ):
+        with pytest.raises(ConfigError, match=told):
+            run(study, **how)
+
+
+# --- outcomes ----------------------------------------------------------------------------------------------------
+
+
+def test_quantities_are_read_from_scores_curves_and_records(tmp_path: Path) -> None:
+    study = finished_study(tmp_path)
+    claims = [
+        "accuracy(plain) > 0",
+        'accuracy(plain, on="validation") > 0',
+        "gap(plain) > 0",
+        "accuracy(plain, step=100) > 0",
+        "stopped_at(plain) > 0",
+        "best_step(plain) > 0",
+        "trainable_share(plain) > 0",
+    ]
+    terms = [term for claim in claims for term in parse(claim).terms]
+    found, missing = Outcomes(study, may_read="test").observe(terms)
+    assert not missing
+    test, validation, gap, at_step, stopped, best, share = (found[term] for term in terms)
+    assert test.influence_SC is not None
+    assert test.seeds == (0, 1, 2)
+    assert test.mean == pytest.approx(0.75, abs=0.05)
+    assert not set(validation.clusters) & set(test.clusters)
+    assert gap.influence_SC is None
+    assert (stopped.mean, best.mean) == (400, 300)
+    assert share.by_seed_S.tolist() == [0.02] * 3
+    assert at_step.influence_SC is None
+
+
+def test_scores_that_were_changed_afterwards_are_refused(tmp_path: Path) -> None:
+    study = finished_study(tmp_path)
+    path = study.run_folder(study.runs[0]) / TEST_SCORES
+    path.write_text(path.read_text(encoding="utf-8").replace('"score": ', '"score": 1'), encoding="utf-8")
+    _, missing = Outcomes(study, may_read="test").observe([Term("accuracy", "plain")])
+    assert "is not what the run left when it ended" in next(iter(missing.values()))
+
+
+def test_what_is_not_there_is_missing_with_the_reason(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path)
+    found, missing = Outcomes(study, may_read="test").observe([Term("accuracy", "plain"), Term("mfu", "smooth")])
+    assert not found
+    assert list(missing.values()) == ["no run of plain is done", "no run of smooth is done"]
+
+
+def test_a_log_whose_last_line_was_changed_after_the_runs_is_noticed(tmp_path: Path) -> None:
+    study = finished_study(tmp_path)
+    path = study.folder / "log.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace('"time": "2', '"time": "1'), encoding="utf-8")
+    _, missing = Outcomes(open_study(study.folder), may_read="test").observe([Term("accuracy", "plain")])
+    assert "it was changed after plain/seed_0 began" in next(iter(missing.values()))

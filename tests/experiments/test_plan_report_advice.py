@@ -1,0 +1,55 @@
+"""Controls get no advice, and nobody is told to try what another arm of the study has tried."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helpers.study_folders import frozen_study, train_by_hand
+from rewardlab.experiments.doing import do
+from rewardlab.experiments.reporting.summary import Summary, summarise
+from rewardlab.experiments.study import open_study
+
+HEAD = """\
+title: Advice
+question: What next?
+base: {model: m, dataset: [train.jsonl], test_dataset: [test.jsonl], eval_fraction: 0.1, steps: 400}
+seeds: [0, 1]
+"""
+
+
+def done(
+    folder: Path, arms: str, *, signs: dict[str, str] | None = None, gaps: dict[str, float] | None = None
+) -> Summary:
+    study = frozen_study(folder, f"{HEAD}arms: {arms}\n")
+    for run in study.runs:
+        sign, gap = (signs or {}).get(run.arm, ""), (gaps or {}).get(run.arm, 0.02)
+        do(study, run, train_by_hand(run.arm, 0.7, sign=sign, gap=gap))
+    return summarise(open_study(study.folder))
+
+
+def test_a_control_is_neither_advised_nor_a_setting_that_matters(tmp_path: Path) -> None:
+    arms = "{plain: {}, low: {lr: 1e-6}, high: {lr: 1e-4}, shuffled: {diagnostic_mode: label_shuffle}}"
+    found = done(tmp_path, arms, signs={"shuffled": "no_skill"}, gaps={"shuffled": 0.3})
+    assert not [one for one in found.advice if "shuffled" in one.because]
+    (sensitivity,) = found.sensitivities
+    assert [effect.setting for effect in sensitivity.effects] == ["lr"]
+    assert not sensitivity.unmatched
+    assert "shuffled" in [row.arm for row in found.arms.rows], "its numbers are shown all the same"
+
+
+def test_what_another_arm_showed_is_told_in_place_of_an_advice(tmp_path: Path) -> None:
+    arms = "{plain: {}, stops: {early_stopping_patience: 3}}"
+    found = done(tmp_path, arms, gaps={"plain": 0.3})
+    (gap,) = [one.do for one in found.advice if one.because.startswith("gap above")]
+    assert gap.startswith("Arms of this study have tried what mends a large gap; go on from them: stops (")
+    assert "early_stopping_patience 3): gap 0.0" in gap
+    assert "Less of everything" not in gap
+
+
+def test_what_was_tried_in_vain_is_named_with_the_advice(tmp_path: Path) -> None:
+    arms = "{plain: {}, slow: {lr: 1e-7}}"
+    found = done(tmp_path, arms, signs={"plain": "overfitting", "slow": "overfitting"})
+    (said,) = [one for one in found.advice if one.because.startswith("warning sign overfitting")]
+    assert "Try fewer --epochs" in said.do
+    assert said.do.endswith("Tried in this study, and not enough: slow (lr 1e-07).")
+    assert said.because == "warning sign overfitting: plain (2 of 2 runs), slow (2 of 2 runs)"

@@ -1,0 +1,93 @@
+"""A claim that was changed after results had been seen is marked wherever its verdict stands, and is counted apart."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers.study_folders import PLAN, finished_study
+from rewardlab.experiments.reporting.files import hypotheses_csv, json_report
+from rewardlab.experiments.reporting.page import page
+from rewardlab.experiments.reporting.summary import Summary, summarise
+from rewardlab.experiments.reporting.text import text_report
+from rewardlab.experiments.study import Study, amend
+from rewardlab.report.markdown import markdown_page
+from rewardlab.report.page import html_page
+
+CHANGED = "changed after results had been seen"
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    return finished_study(tmp_path)
+
+
+def amended(study: Study, *changes: tuple[str, str], seen: str = "results") -> Summary:
+    path = study.folder / "plan.yaml"
+    text = path.read_text(encoding="utf-8")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+    return summarise(amend(study.folder, reason="why", seen=seen, begun=True, judged=True))
+
+
+def test_a_claim_that_was_changed_is_marked_in_every_form(study: Study) -> None:
+    found = amended(study, ("harms: accuracy(harsh) > accuracy(plain)", "harms: accuracy(harsh) < accuracy(plain)"))
+    one = next(one for one in found.hypotheses if one.verdict.name == "harms")
+    assert one.verdict.verdict == "supported", "the new claim fits what was seen"
+    assert one.claim_before == "accuracy(harsh) > accuracy(plain)"
+    document = page(found)
+    text = " ".join(text_report(found).split())
+    assert f"supported, {CHANGED}" in markdown_page(document)
+    assert f"<td>supported, {CHANGED}</td>" in html_page(document)
+    assert f"{CHANGED.capitalize()}; it was: accuracy(harsh) > accuracy(plain)" in text
+    rows = {row["hypothesis"]: row for row in csv.DictReader(io.StringIO(hypotheses_csv(found)))}
+    assert (rows["harms"]["change"], rows["keeps"]["change"]) == ("changed", "")
+    assert json_report(found)["hypotheses"][1]["change"] == "changed"
+    assert json.dumps(json_report(found))
+
+
+def test_it_is_counted_apart_and_supports_nothing(study: Study) -> None:
+    found = amended(
+        study,
+        ("  harms: accuracy(harsh) > accuracy(plain)\n", ""),
+        ("  close: accuracy(smooth) > accuracy(plain)\n", "  late: accuracy(plain) > 0.5\n"),
+    )
+    assert found.headline.startswith("Of 1 hypothesis: 1 supported. Counted apart, 1 hypothesis changed or added after")
+    assert "1 supported. Taken out after results had been seen: harms: accuracy(harsh) > accuracy(plain)" in (
+        found.headline
+    )
+    assert {one.verdict.verdict for one in found.hypotheses} == {"supported"}
+    assert [one.change for one in found.hypotheses] == ["", "added"]
+    assert found.exit_status == 2
+    assert "CLAIMS OF AFTERWARDS" in text_report(found)
+
+
+@pytest.mark.parametrize(
+    ("seen", "new"),
+    [("results-not-opened", "accuracy(harsh) < accuracy(plain)"), ("results", "(accuracy(harsh)) > accuracy(plain)")],
+)
+def test_what_was_changed_before_or_only_in_its_form_is_not_marked(study: Study, seen: str, new: str) -> None:
+    found = amended(study, ("harms: accuracy(harsh) > accuracy(plain)", f"harms: {new}"), seen=seen)
+    assert not any(one.change for one in found.hypotheses)
+    assert found.headline.startswith("Of 3 hypotheses:")
+
+
+def test_a_text_that_is_not_the_frozen_one_clears_nobody(study: Study) -> None:
+    found = amended(study, ("would_change: a loss", "would_change: a large loss"))
+    assert not any(one.change for one in found.hypotheses)
+    (study.folder / "frozen/plan.1.yaml").write_text(PLAN, encoding="utf-8")
+    found = summarise(amended_again(study))
+    assert {one.change for one in found.hypotheses} == {"not known"}
+    assert "perhaps changed" in text_report(found)
+
+
+def amended_again(study: Study) -> Study:
+    path = study.folder / "plan.yaml"
+    path.write_text(path.read_text(encoding="utf-8") + "# more\n", encoding="utf-8")
+    return amend(study.folder, reason="why", seen="results", begun=True, judged=True)

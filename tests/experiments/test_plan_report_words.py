@@ -1,0 +1,81 @@
+"""What a report says in words: failures once, by arm and reason; one thing in the singular; names that were given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from helpers.study_folders import do_all, finished_study, frozen_study, write_plan
+from rewardlab.core.errors import RewardlabError
+from rewardlab.experiments.checking import check
+from rewardlab.experiments.doing import do
+from rewardlab.experiments.plan_file import read_plan
+from rewardlab.experiments.reporting.page import page
+from rewardlab.experiments.reporting.summary import summarise
+from rewardlab.experiments.reporting.text import text_report
+from rewardlab.experiments.study import Study, freeze, open_study
+from rewardlab.experiments.words import check_report
+from rewardlab.report.markdown import markdown_page
+
+BASE = "base: {model: m, dataset: [train.jsonl], test_dataset: [test.jsonl], eval_fraction: 0.1, steps: 400}\n"
+HEAD = f"title: Words\nquestion: What is said?\n{BASE}"
+
+
+def fail(study: Study, run: str, why: str) -> None:
+    def fails(arguments: object) -> None:
+        raise RewardlabError(why)
+
+    with pytest.raises(RewardlabError):
+        do(study, study.run_named(run), fails)
+
+
+def test_failures_are_told_once_by_arm_and_reason(tmp_path: Path) -> None:
+    study = frozen_study(tmp_path, f"{HEAD}seeds: 2\narms: {{fine: {{}}, wild: {{lr: 1.0}}, gone: {{lr: 2.0}}}}\n")
+    for seed in (0, 1):
+        fail(study, f"wild/seed_{seed}", f"step {11 + seed}: gradient norm nan. Look at these rows.")
+        fail(study, f"gone/seed_{seed}", "no such file.")
+    do_all(study, [run for run in study.runs if run.arm == "fine"])
+    found = summarise(open_study(study.folder))
+    assert [one.text for one in found.deviations] == [
+        "2 of 6 runs failed: wild (seeds 0, 1). RewardlabError: step 11: gradient norm nan. Look at these rows (so "
+        "wild/seed_0; the others differ in numbers alone).",
+        "2 of 6 runs failed: gone (seeds 0, 1). RewardlabError: no such file.",
+    ]
+    for form in (" ".join(text_report(found).split()), markdown_page(page(found))):
+        assert form.count("no such file") == 1
+        assert "To be mended: wild (seeds 0, 1); gone (seeds 0, 1)" in form
+
+
+def test_a_plan_without_a_title_keeps_the_name_of_its_file(tmp_path: Path) -> None:
+    path = write_plan(tmp_path, f"question: What?\n{BASE}arms: {{a: {{}}}}\n").rename(tmp_path / "rates.yaml")
+    assert freeze(path, tmp_path / "study").plan.title == "rates"
+    assert summarise(open_study(tmp_path / "study")).title == "rates"
+
+
+def test_one_of_anything_is_said_in_the_singular(tmp_path: Path) -> None:
+    text = f"{HEAD}seeds: 1\narms: {{a: {{}}}}\nhypotheses: {{good: accuracy(a) > 0.5}}\n"
+    checked = check(read_plan(write_plan(tmp_path, text)))
+    assert "1 run of 1 arm in 1 phase\n" in check_report(checked)
+    wrong = check(read_plan(write_plan(tmp_path, text.replace("accuracy(a)", "accuracy(b)"))))
+    assert len(wrong.errors) == 1
+    assert "1 error: mend" in check_report(wrong)
+
+
+def test_a_single_test_is_adjusted_over_nothing_and_a_search_is_called_once(tmp_path: Path) -> None:
+    phases = (
+        "phases: [{name: search, seeds: [7, 8], search: {grid: {lr: [1e-6, 1e-5, 1e-4]}}}, {name: m, arms: [a, b]}]"
+    )
+    text = f"{HEAD}arms: {{a: {{}}, b: {{lr: 1e-3}}}}\nbaseline: a\n{phases}\nhypotheses: {{good: accuracy(a) > 0.5}}\n"
+    said = " ".join(text_report(summarise(finished_study(tmp_path, text))).split())
+    assert "p: two-sided. " in said
+    assert "over 1" not in said
+    assert "search search" not in said
+    assert "among the arms of the search: each setting by itself" in said
+
+
+def test_seconds_are_called_those_of_training_steps(tmp_path: Path) -> None:
+    found = summarise(finished_study(tmp_path, f"{HEAD}seeds: 2\narms: {{a: {{}}}}\n"))
+    said = " ".join(text_report(found).split())
+    assert "seconds in training steps" in said
+    assert "loading, evaluating and saving come on top" in said

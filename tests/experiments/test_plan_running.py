@@ -1,0 +1,127 @@
+"""`plan run` beside another process, after an amendment and behind a closed gate; what `status` and `amend` say."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.experiments import local, running
+from rewardlab.experiments.config import RunConfig
+from rewardlab.experiments.doing import redo
+from rewardlab.experiments.local import run_all
+from rewardlab.experiments.plan import Run
+from rewardlab.experiments.records import begin_record, end_record, record_of
+from rewardlab.experiments.slurm.queue import Queue
+from rewardlab.experiments.status import status_of, text_report
+from rewardlab.experiments.study import Study, amend, open_study
+from rewardlab.experiments.words import amendment_lines
+from study_folders import PLAN, do_all, finished_study, frozen_study
+
+NOTHING = Queue(runs={}, others={})
+GATED = PLAN.replace(
+    "seeds: [0, 1, 2]\n",
+    "seeds: [0, 1, 2]\nphases:\n- {name: one, arms: [plain], gate: {learns: accuracy(plain) > 0.95}}\n"
+    "- {name: two, arms: [smooth, harsh]}\n",
+)
+
+
+def run(study: Study, **how: Any) -> tuple[int, list[str]]:
+    told: list[str] = []
+    return running.run_study(RunConfig(study=study.folder, **how), say=told.append, redo=redo), told
+
+
+def changed(study: Study, before: str, after: str) -> Study:
+    path = study.folder / "plan.yaml"
+    path.write_text(path.read_text(encoding="utf-8").replace(before, after), encoding="utf-8")
+    return amend(study.folder, reason="why", seen="results", begun=True, judged=True)
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Runs are written by hand and not trained; returns the names of those that were begun."""
+    begun: list[str] = []
+
+    def do_here(study: Study, runs: Sequence[Run], **how: Any) -> list[Run]:
+        begun.extend(one.name for one in runs)
+        do_all(study, runs)
+        return []
+
+    monkeypatch.setattr(running, "run_all", do_here)
+    return begun
+
+
+def test_a_run_that_another_process_is_at_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = frozen_study(tmp_path)
+    monkeypatch.setattr(local, "POLL_S", 0.01)
+    monkeypatch.setattr(local, "command_of", lambda study, run: pytest.fail("it is being done"))
+    told: list[str] = []
+    begin_record(study, study.runs[0])
+    ending = threading.Thread(target=lambda: (time.sleep(0.2), end_record(study, study.runs[0], "done")))
+    ending.start()
+    assert run_all(study, study.runs[:1], jobs=1, say=told.append) == []
+    ending.join()
+    assert told[0].endswith("is at it; waiting for its end")
+    assert told[1:] == ["plain/seed_0: done"]
+
+
+def test_a_run_that_ends_before_it_can_write_why_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = frozen_study(tmp_path)
+    code = (
+        "import os, sys; from pathlib import Path; from rewardlab.experiments.study import open_study; "
+        "from rewardlab.experiments.records import begin_record; study = open_study(Path(sys.argv[1])); "
+        "begin_record(study, study.runs[0]); os._exit(75)"
+    )
+    monkeypatch.setattr(local, "command_of", lambda study, run: [sys.executable, "-c", code, str(study.folder)])
+    told: list[str] = []
+    assert run_all(study, study.runs[:1], jobs=1, say=told.append) == [study.runs[0]]
+    assert told[-1] == "plain/seed_0: interrupted: stopped while it began, or between two steps"
+    assert record_of(study, study.runs[0]).state == "interrupted"
+
+
+def test_outdated_runs_are_left_alone_with_the_command_that_does_them_again(tmp_path: Path, by_hand: list[str]) -> None:
+    study = changed(finished_study(tmp_path), "lr: 0.01", "lr: 0.02")
+    lines = amendment_lines(study)
+    assert lines[1][:3] == "  -"
+    assert lines[2][:3] == "  +"
+    assert lines[-1].startswith(
+        "3 runs of harsh began with other settings or data. To do them again: rewardlab plan run"
+    )
+    assert lines[-1].endswith("--redo harsh")
+    status, told = run(study)
+    assert (status, by_hand) == (1, [])
+    assert told[0] == (
+        "harsh/seed_0: outdated: it was begun with other settings than the plan has now; do it again with --redo "
+        "harsh/seed_0, or --redo harsh"
+    )
+    status, told = run(study, redo=("harsh",))
+    assert (status, by_hand) == (0, ["harsh/seed_0", "harsh/seed_1", "harsh/seed_2"])
+    with pytest.raises(ConfigError, match="it has no run 'harsch'"):
+        run(study, redo=("harsch",))
+
+
+def test_status_tells_that_a_closed_gate_is_what_runs_wait_for(tmp_path: Path, by_hand: list[str]) -> None:
+    study = frozen_study(tmp_path, GATED)
+    assert "gate" not in text_report(status_of(study, NOTHING))
+    assert run(study)[0] == 1
+    found = status_of(open_study(study.folder), NOTHING)
+    assert "the gate of one is closed, so the runs behind it are not begun" in text_report(found)
+    assert found.as_dict()["closed_gates"] == {"one": "closed"}
+    assert found.seconds_left is None
+
+
+def test_the_exit_status_of_the_last_gate_is_told_too(tmp_path: Path, by_hand: list[str]) -> None:
+    last = "- {name: two, arms: [smooth, harsh], gate: {learns: accuracy(harsh) > 0.95}}"
+    first_open = GATED.replace("accuracy(plain) > 0.95", "accuracy(plain) > 0.5")
+    study = frozen_study(tmp_path, first_open.replace("- {name: two, arms: [smooth, harsh]}", last))
+    status, told = run(study)
+    assert status == 1
+    assert not any("--past-gate" in line for line in told)

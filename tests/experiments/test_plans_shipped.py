@@ -1,0 +1,181 @@
+"""The plans of examples/plans: each can be frozen at every scale, and the comparator breaks the pairs that it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.types import Comparison, TokenGroup
+from rewardlab.experiments.checking import check
+from rewardlab.experiments.doing import do, program_words
+from rewardlab.experiments.gates import gate_claim
+from rewardlab.experiments.plan_file import read_plan
+from rewardlab.experiments.records import record_of
+from study_folders import PLAN, frozen_study
+
+PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
+NAMES = sorted(path.name for path in PLANS.glob("*.yaml"))
+WANTED = {
+    *("baselines", "ablation", "diagnostics", "lora", "sensitivity", "v4", "v5", "scale", "data_size", "kwise"),
+    "against_trl",
+}
+
+
+def module(name: str) -> ModuleType:
+    """A program beside the plans."""
+    spec = importlib.util.spec_from_file_location(f"plans_{name}", PLANS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def test_all_are_there() -> None:
+    assert {name.removesuffix(".yaml") for name in NAMES} == WANTED
+
+
+@pytest.mark.parametrize("scale", [None, "tiny"])
+@pytest.mark.parametrize("name", NAMES)
+def test_each_can_be_frozen_and_each_hypothesis_decided_either_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, scale: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for part in ("pairs.train", "pairs.test", "kwise.train", "kwise.test"):
+        rows = [{"prompt": f"{part} {n}", "chosen": "yes", "rejected": "no"} for n in range(30)]
+        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    checked = check(read_plan(PLANS / name, scale=scale))
+    assert checked.errors == []
+    assert all(one.reach.holds_at is not None and one.reach.fails_at is not None for one in checked.tested.values())
+    assert all(len({run.seed for run in checked.runs if run.arm == arm}) >= 3 for arm in checked.costs)
+    if scale == "tiny":
+        assert checked.num_comparisons == 30, "counted in the data of this scale"
+        for run in checked.runs:
+            told = json.dumps(dict(run.settings))
+            assert "Qwen" not in told, f"{run.name} would load a model of the hub"
+            assert "stanfordnlp" not in told
+
+
+def test_heads_on_a_frozen_backbone_answer_what_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for part in ("train", "test"):
+        (tmp_path / f"pairs.{part}.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    plan = read_plan(PLANS / "lora.yaml", scale="tiny", probes=True)
+    assert list(plan.arms) == ["full"]
+    assert set(plan.left_out) == {"lora_r8", "lora_r16"}
+
+
+def test_a_claim_that_cannot_fail_keeps_a_plan_from_being_frozen(tmp_path: Path) -> None:
+    base = "question: q\nbase: {model: m, dataset: [a], test_dataset: [b], steps: 500, eval_fraction: 0.1}\n"
+    base += "arms: {a: {}}\n"
+    for claim, told in (
+        ("stopped_at(a) < 900", "H: no possible values refute it"),
+        ("accuracy(a) > 1.2", "H: no possible values support it"),
+        ("accuracy(b) > 0.5", "H: .*asks the arm 'b'"),
+        ("acuracy(a) > 0.5", "Did you mean accuracy"),
+    ):
+        (tmp_path / "plan.yaml").write_text(f"{base}hypotheses: {{H: {claim}}}\n", encoding="utf-8")
+        (error, *_) = check(read_plan(tmp_path / "plan.yaml")).errors
+        with pytest.raises(ConfigError, match=told):
+            raise ConfigError(error)
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("arms: {a: {}, b: {label_smoothing: 0.05}}", "the arms a and b are the same runs"),
+        ("arms: {a: {}}\nbudget: {runs: 2}", "budget: 3 runs, and 2 are allowed"),
+        ("arms: {a: {}}\nbands: {accuracy(c): {failure: 0.5, success: 0.6}}", "bands: .*asks the arm 'c'"),
+        ("arms: {a: {test_dataset: []}}", "a/seed_0: names no test data"),
+        (
+            "arms: {a: {model: m-3b, dataset: [pairs.jsonl], steps: 1000}}\n"
+            "assume: {tflops: 0.001}\nbudget: {hours: 1}",
+            "budget: about [1-9].* hours, and 1 are allowed",
+        ),
+    ],
+)
+def test_what_else_keeps_a_plan_from_being_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n', encoding="utf-8")
+    base = "question: q\nbase: {model: m, dataset: [a], test_dataset: [b], eval_fraction: 0.1}\n"
+    (tmp_path / "plan.yaml").write_text(f"{base}{more}\n", encoding="utf-8")
+    (error, *_) = check(read_plan(tmp_path / "plan.yaml")).errors
+    with pytest.raises(ConfigError, match=told):
+        raise ConfigError(error)
+
+
+def test_gates_of_the_diagnostics_are_the_criteria_of_readiness() -> None:
+    plan = read_plan(PLANS / "diagnostics.yaml")
+    claims = [gate_claim(text) for text in plan.phases[0].gate.values()]
+    asked = {term.quantity for claim in claims for term in claim.terms}
+    assert asked == {"accuracy", "margin_p50", "negative_margin_rate", "ece", "gap"}
+    assert all(term.on == "validation" for claim in claims for term in claim.terms)
+
+
+# --- programs ----------------------------------------------------------------------------------------------------
+
+
+def test_a_program_is_run_in_place_of_training_and_its_failure_is_the_runs(tmp_path: Path) -> None:
+    text = PLAN.replace("plain: {says: nothing added", 'plain: {program: ["{python}", "-c", CODE], says: nothing added')
+    code = (
+        "import pathlib, sys; p = pathlib.Path(r'''{output_dir}'''); (p / 'evals').mkdir(parents=True); "
+        "(p / 'evals/test.scores.jsonl').write_text('{seed}')"
+    )
+    study = frozen_study(tmp_path, text.replace("CODE", json.dumps(code)))
+    run = study.runs[0]
+    assert program_words(study, run)[0] == sys.executable
+    do(study, run, lambda arguments: pytest.fail("nothing is trained"))
+    assert record_of(study, run).is_over
+    with pytest.raises(SystemExit):
+        do(study, run, lambda arguments: None, again=True)
+    assert record_of(study, run).state == "failed", "the folder was there already"
+
+
+def group(prompt: int, *replies: int) -> TokenGroup:
+    """A pair with so many tokens."""
+    return TokenGroup(
+        preference_id="p",
+        source="s",
+        prompt_key="k",
+        shared=np.zeros(prompt, np.int32),
+        suffixes=tuple(np.zeros(length, np.int32) for length in replies),
+        prompt_tokens=(prompt,) * len(replies),
+        truncated_tokens=(0,) * len(replies),
+        comparisons=(Comparison(first=0, second=1),),
+    )
+
+
+def test_the_comparator_loses_the_pairs_that_a_budget_breaks() -> None:
+    split = module("split_pairs")
+    groups = [group(2, 3, 3), group(2, 3, 3), group(2, 3, 3)]  # replies of 5 tokens
+    assert split.whole_pairs(groups, 100) == [[0, 1, 2]]
+    assert split.whole_pairs(groups, 15) == [[0], [2]], "three replies fit: the second pair is broken"
+    assert split.whole_pairs(groups, 10) == [[0], [1], [2]]
+    assert split.whole_pairs(groups, 5) == []
+
+
+def test_its_micro_batches_count_the_same_however_many_pairs_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = module("split_pairs")
+    packed: list[Any] = []
+    monkeypatch.setattr(split, "macro_batch", lambda step, **how: [0, 1, 2])
+    monkeypatch.setattr(split, "pack", lambda groups, **how: packed.append((groups, how["indices"])) or len(packed))
+    steps = SimpleNamespace(
+        config=SimpleNamespace(run=SimpleNamespace(batch_size=3, seed=0)),
+        model=SimpleNamespace(layout="shared"),
+        train=[group(2, 3, 3), group(2, 3, 3), group(20, 3, 3)],
+    )
+    split.broken_plan(steps, 0, 50)
+    weights = [[one.weight for made in groups for one in made.comparisons] for groups, _ in packed]
+    assert [indices for _, indices in packed] == [[0, 1]]
+    assert weights == [[0.5, 0.5]], "the third pair is broken, and lost"
+    assert sum(map(sum, weights)) == pytest.approx(1.0)

@@ -1,0 +1,67 @@
+"""Programs that end themselves in the middle of what they write, as a kill from outside would end them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+
+def end_while_appending(module: ModuleType, *, at: int, number: int = signal.SIGKILL) -> None:
+    """Let the process end with the `at`-th text that `module` appends half written."""
+    append, count = module.append_text, 0
+
+    def ending(path: Any, text: str) -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            append(path, text[: len(text) // 2])
+            os.kill(os.getpid(), number)
+        append(path, text)
+
+    module.append_text = ending
+
+
+def at_write(at: int, end: Callable[[], object]) -> Callable[[int], None]:
+    """What stands for `os.fsync`, by which every file of ours is written: it calls `end` in place of the `at`-th."""
+    fsync, count = os.fsync, 0
+
+    def ending(handle: int) -> None:
+        nonlocal count
+        count += 1
+        if count == at:
+            end()
+        fsync(handle)
+
+    return ending
+
+
+KILLED_AT_WRITE = """
+import os, signal, sys
+from killing import at_write
+from rewardlab.cli import main
+
+os.chdir(sys.argv[1])
+os.fsync = at_write(int(sys.argv[2]), lambda: os.kill(os.getpid(), signal.SIGKILL))
+main(sys.argv[3:])
+"""
+"""Program that runs a command in a folder and is killed at a write: FOLDER NUMBER command…"""
+
+
+def run_program(
+    program: str, words: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> subprocess.CompletedProcess[str]:
+    """Run a program, which imports what this test imports, in a process of its own."""
+    path = os.pathsep.join(filter(None, sys.path))
+    return subprocess.run(
+        [sys.executable, "-c", program, *words],
+        env={**environment, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
