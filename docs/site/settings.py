@@ -29,6 +29,18 @@ from rewardlab.curation.mislabels.config import MislabelsConfig
 from rewardlab.curation.showing.config import ShowConfig
 from rewardlab.diagnosing.config import DiagnoseConfig
 from rewardlab.evaluation.config import CalibrateConfig, EvalConfig
+from rewardlab.experiments.config import (
+    AmendConfig,
+    ArchiveConfig,
+    FreezeConfig,
+    GateConfig,
+    ReadConfig,
+    ReportConfig,
+    StatusConfig,
+    SubmitConfig,
+    TaskConfig,
+)
+from rewardlab.experiments.config import RunConfig as PlanRunConfig
 from rewardlab.gold.building.config import BuildConfig
 from rewardlab.gold.checking.config import CheckConfig
 from rewardlab.gold.curving.config import CurveConfig
@@ -72,6 +84,16 @@ COMMANDS: dict[str, type] = {
     "gold curve": CurveConfig,
     "gold check": CheckConfig,
     "gold run": GoldRunConfig,
+    "plan check": ReadConfig,
+    "plan freeze": FreezeConfig,
+    "plan amend": AmendConfig,
+    "plan run": PlanRunConfig,
+    "plan submit": SubmitConfig,
+    "plan status": StatusConfig,
+    "plan report": ReportConfig,
+    "plan archive": ArchiveConfig,
+    "plan gate": GateConfig,
+    "plan task": TaskConfig,
     "rl audit": RlAuditConfig,
 }
 TITLES = {
@@ -130,6 +152,7 @@ MORE: dict[str, str] = {
     "lora_dropout": "lora.md#dropout-of-adapters",
     "quantization": "lora.md#qlora",
     "train_head_only": "probe.md",
+    "cache_states": "cached-states.md",
     "freeze_layers": "training.md#what-trains",
     "attention_backend": "performance.md#kernels",
     "label_smoothing": "objective.md#label-smoothing",

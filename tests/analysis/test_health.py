@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -264,6 +265,7 @@ def test_a_gradient_of_zero_is_told_for_head_and_backbone():
     backbone = [training(10 * n, loss=0.6, grad_norm=0.7, head_grad_norm=0.7 * (1 - 1e-8)) for n in range(1, 5)]
     (sign,) = judge(backbone, FACTS)
     assert (sign.name, sign.step) == ("frozen_backbone", 30)
+    assert judge(backbone, replace(FACTS, head_alone=True)) == [], "nothing else was meant to train"
     assert judge([training(10 * n, loss=0.6, grad_norm=0.70001, head_grad_norm=0.7) for n in range(1, 5)], FACTS) == []
     assert judge(head[:2], FACTS) == []
 

@@ -142,7 +142,9 @@ def test_verdicts_are_of_p_values_that_know_of_the_other_curves() -> None:
     assert alone.verdict == "turns over"
     among = adjusted([replace(one, turn=replace(one.turn, p=p)) for p in (0.03, 0.04, 0.9)])
     assert [own.adjusted_p for own in among] == pytest.approx([0.09, 0.09, 0.9])
-    assert [own.verdict for own in among] == ["no turn-over"] * 3
+    assert [own.verdict for own in among] == ["undecided"] * 3, "a fall of all that gold gained could hide"
+    rising = judge(curves(of_form(1.0, 0.0, noise=0.05)), proxy="a", prompts="in", scale=1.0, draws=199)
+    assert [own.verdict for own in adjusted([rising])] == ["no turn-over"]
     few = judge(curves(turning[:9]), proxy="a", prompts="in", scale=1.0, draws=99)
     assert [own.verdict for own in adjusted([few, one])] == ["undecided", "turns over"]
 

@@ -180,6 +180,8 @@ def test_a_profile_gives_every_operation_one_kind(tmp_path):
         ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "attention, kernels"),
         ("aten::_to_copy", "casts and copies"),
         ("aten::_foreach_norm", "optimiser and norms of gradients"),
+        ("aten::linalg_vector_norm", "optimiser and norms of gradients"),
+        ("aten::native_layer_norm", "norms, rotary, activations"),
         ("aten::_fused_adamw_", "optimiser and norms of gradients"),
         ("aten::bitwise_xor_", "rounding of copies"),
         ("aten::index_select", "cat, split, index"),

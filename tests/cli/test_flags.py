@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from command_line import BASE, DEFAULTS, refusal
+from rewardlab.cli import main
 from rewardlab.commands.training import parse_train
 from rewardlab.core.config import settings_of, to_mapping
 from rewardlab.core.files import write_json
@@ -113,6 +114,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--lora --quantization nf4", {"lora": True, "quantization": "nf4"}),
     ("--lora --quantization int8", {"lora": True, "quantization": "int8"}),
     ("--train-head-only", {"train_head_only": True}),
+    ("--train-head-only --cache-states", {"train_head_only": True, "cache_states": True}),
     ("--freeze-layers 2", {"freeze_layers": 2}),
     ("--report-to tensorboard wandb", {"report_to": ("tensorboard", "wandb")}),
     ("--report-to none", {"report_to": ("none",)}),
@@ -281,6 +283,7 @@ def test_flags_may_be_written_with_equals_signs_and_with_underscores(style):
         ("--backbone-lr-mult 0.5", "--backbone-lr-mult 0.5: without --differential-lr there is one rate"),
         ("--lora --freeze-layers 1", "--freeze-layers 1: with --lora every layer is frozen"),
         ("--lora --train-head-only", "--train-head-only: with --lora adapters train too"),
+        ("--cache-states", "--cache-states: the states stay the same only if the backbone does. Add --train-head-only"),
         ("--max-seq-len 8", "--max-seq-len 8: must be at least 16"),
         ("--micro-token-budget 8", "--micro-token-budget 8: must be at least 16"),
         ("--label-smoothing 0.5", "--label-smoothing 0.5: must be at least 0 and below 0.5"),
@@ -307,8 +310,17 @@ def test_a_flag_that_does_not_resolve_is_refused_in_one_plain_line(line, message
 def test_a_saved_configuration_gives_itself(tmp_path):
     changes = {name: value for _, settings in FLAGS for name, value in settings.items()}
     together = {"strength_as": "none", "kwise_loss": "pairs", "warmup_ratio": None, "compat": "none"}
-    together |= {"train_head_only": False, "freeze_layers": 0}  # which go with no adapters
+    together |= {"train_head_only": False, "cache_states": False, "freeze_layers": 0}  # which go with no adapters
     together |= {"resume": None, "reschedule": False}  # which go with no --overwrite
     config = DEFAULTS.replace(**changes | together)
     write_json(tmp_path / "config.json", to_mapping(config))
     assert parse_train(["--config", str(tmp_path / "config.json")]) == config
+
+
+def test_words_that_may_be_left_out_are_shown_in_the_help(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["gold", "run", "--help"])
+    assert "--until {sample,label,build,train,match,curve,check}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["gold", "label", "--help"])
+    assert "of earlier scripts also --target_path, --model_name" in " ".join(capsys.readouterr().out.split())

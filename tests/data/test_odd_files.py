@@ -13,7 +13,7 @@ from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.types import Message, Preference
 from rewardlab.data.chat import to_messages
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.rows import show
+from rewardlab.data.rows import UnusableRowError, read_conversation, show
 
 ROW = {"prompt": "How?", "chosen": "So.", "rejected": "no"}
 
@@ -134,3 +134,13 @@ def test_messages_that_cannot_be_read_as_they_are_meant_are_refused(message, wha
     with pytest.raises(RenderError, match=what):
         to_messages([{"role": "user", "content": "How?"}, message])
     assert to_messages([{"role": "tool", "content": "3", "tool_calls": []}]) == (Message("tool", "3"),)
+
+
+@pytest.mark.parametrize("name", ["images", "audio", "videos"])
+def test_text_with_images_or_sound_beside_it_is_refused(name: str) -> None:
+    message = {"role": "user", "content": "What is this?", name: ["x.png"]}
+    with pytest.raises(RenderError, match=f"a message has {name} beside its text"):
+        to_messages([message])
+    with pytest.raises(UnusableRowError, match=f"media: a turn with {name}"):
+        read_conversation([message])
+    assert to_messages([message | {name: []}]) == (Message("user", "What is this?"),)

@@ -70,6 +70,13 @@ def test_a_worker_that_dies_is_said_with_the_flag():
         list(crew.map(eval, ["__import__('os')._exit(9)"], alone=0))
 
 
+@pytest.mark.parametrize("name", ["SIGINT", "SIGUSR1", "SIGUSR2"])
+def test_what_a_terminal_or_slurm_sends_to_every_process_ends_no_worker(name: str) -> None:
+    signalled = f"__import__('os').kill(__import__('os').getpid(), __import__('signal').{name}) or 7"
+    with Crew(2) as crew:
+        assert list(crew.map(eval, [signalled], alone=0)) == [7]
+
+
 def test_what_cannot_be_sent_is_done_here(caplog: pytest.LogCaptureFixture) -> None:
     with Crew(2) as crew:
         assert list(crew.map(partial(lambda a, b: a + b, 1), [1, 2, 3], alone=1)) == [2, 3, 4]

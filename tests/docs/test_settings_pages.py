@@ -1,22 +1,16 @@
-"""The flags, command lines, defaults and tables of settings on the pages are those of the code."""
+"""The flags, defaults and tables of settings on the pages are those of the code; commands: test_page_commands.py."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
-import shlex
-from contextlib import chdir
-from pathlib import Path
 from typing import get_args
 
 import pytest
 
-import rewardlab
-from pages import DOCS, PAGES, ROOT, blocks, first_cells, module_at, read
+from pages import DOCS, PAGES, ROOT, first_cells, module_at, read
 from rewardlab import flags
-from rewardlab.commands.gold import THEIRS, WITHOUT_EFFECT, translated
-from rewardlab.commands.parsing import parse_command
-from rewardlab.commands.training import parse_train
+from rewardlab.commands.gold import THEIRS, WITHOUT_EFFECT
 from rewardlab.core.run_folder import PROBE_FILES
 from rewardlab.model.attention_backends import BACKENDS
 from rewardlab.training.settings.config import (
@@ -54,7 +48,7 @@ OF_SCRIPTS = {
 """Flags of torchrun and benchmarks, and of a loss that is only an example."""
 OF_EXAMPLES = {
     name
-    for path in (ROOT / "examples").glob("*.py")
+    for path in (ROOT / "examples").rglob("*.py")
     for name in re.findall(r'add_argument\("(--[\w-]+)"', path.read_text(encoding="utf-8"))
 }
 OF_ENGINES = {
@@ -64,6 +58,8 @@ OF_ENGINES = {
     *("--disable-grpo-std-normalization", "--logprobs-mode", "--max-num-batched-tokens"),
 }
 """Flags of vLLM, SGLang, OpenRLHF and slime that a page explains."""
+OF_SLURM = {"--gpus-per-node", "--requeue", "--signal"}
+"""Options of sbatch that a page explains."""
 
 
 def flag(name: str) -> str:
@@ -83,68 +79,13 @@ def known_flags() -> set[str]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_flag_that_a_page_names_exists(page: str) -> None:
     text = OTHER_PROGRAMS.sub("", (ROOT / page).read_text(encoding="utf-8"))
-    assert sorted(set(FLAG.findall(text)) - known_flags() - OF_SCRIPTS - OF_ENGINES - OF_EXAMPLES) == []
+    assert sorted(set(FLAG.findall(text)) - known_flags() - OF_SCRIPTS - OF_ENGINES - OF_SLURM - OF_EXAMPLES) == []
 
 
 def test_a_flag_that_does_not_exist_would_be_noticed() -> None:
     assert FLAG.findall("| --- | `--lora-rank 4` and --nosuch=1, not a--b") == ["--lora-rank", "--nosuch"]
     assert "--nosuch" not in known_flags()
     assert {"--lora", "--no-lora", "--hf-dataset", "--config", "--input"} <= known_flags()
-
-
-ASSIGNMENT = re.compile(r"^([A-Z]\w*)=(\"[^\"]*\"|\S+)$", re.MULTILINE)
-FILES = {
-    "trl.yaml": "model_name_or_path: m\ndataset_name: d\n",
-    "runs/mine/config.json": '{"model": "m", "dataset": "d"}',
-}
-"""Files that lines read settings from."""
-
-
-def command_lines(page: str) -> list[str]:
-    """What a page gives to `rewardlab` in its shell blocks, variables written out."""
-    found: list[str] = []
-    for block in blocks(page, "bash"):
-        text = block.text.replace("\\\n", " ")
-        for name, value in ASSIGNMENT.findall(text):
-            text = text.replace(f"${name}", value.strip('"'))
-        lines = (re.match(r"\s*(?:torchrun .* -m |\S+/)?rewardlab (.*)", line) for line in text.splitlines())
-        found += [line[1] for line in lines if line]
-    return found
-
-
-def test_every_command_line_in_the_documentation_can_be_read(tmp_path: Path) -> None:
-    found = {line: page for page in PAGES for line in command_lines((ROOT / page).read_text(encoding="utf-8"))}
-    assert len(found) >= 15
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    with chdir(tmp_path):
-        for line, page in found.items():
-            command, *words = shlex.split(line, comments=True)
-            if command in ("data", "gold", "rl"):
-                command, *words = f"{command} {words[0]}", *words[1:]
-            try:
-                if command == "gold train":
-                    # It names a folder that `gold build` wrote, in place of the data.
-                    parse_train(["--dataset" if word == "--data" else word for word in words])
-                elif command == "train":
-                    parse_train(words)
-                else:
-                    words = translated(words, command.removeprefix("gold ")) if command.startswith("gold") else words
-                    parse_command(SETTINGS_PAGE.COMMANDS[command], words, command)
-            except rewardlab.RewardlabError as error:
-                pytest.fail(f"{page}: rewardlab {line}: {error}")
-
-
-def test_command_lines_are_found_in_every_form() -> None:
-    shell = (
-        'A="--lora \\\n  --lr 1"\n. .venv/bin/activate\nrewardlab train $A --seed 3  # note\nbin/rewardlab verify x\n'
-    )
-    page = f"```bash\n{shell}```\n"
-    assert [shlex.split(line, comments=True) for line in command_lines(page)] == [
-        ["train", "--lora", "--lr", "1", "--seed", "3"],
-        ["verify", "x"],
-    ]
 
 
 def shown(default: object) -> str:

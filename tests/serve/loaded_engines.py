@@ -12,7 +12,7 @@ import torch
 
 from conftest import make_model, make_tokenizer
 from rewardlab.artifact import canaries
-from rewardlab.artifact.save import save_reward_model
+from rewardlab.artifact.save import Trained, save_reward_model
 from rewardlab.client.protocol import ScoreRequest, request_of
 from rewardlab.core.types import Message
 from rewardlab.data.config import RenderingConfig
@@ -96,6 +96,12 @@ def save_adapter(folder: Path, base: Path, *, seed: int, **changes: Any) -> Path
     renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=256))
     with few_canaries():
         save_reward_model(
-            folder, model, renderer, beta=1.0, save_dtype=torch.float32, provenance={}, adapter=(config, str(base))
+            folder,
+            model,
+            renderer,
+            beta=1.0,
+            save_dtype=torch.float32,
+            provenance={},
+            source=Trained(adapter=(config, str(base))),
         )
     return folder

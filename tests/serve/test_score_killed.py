@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 from conftest import make_model, make_tokenizer
+from killing import run_program
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.data.config import RenderingConfig
@@ -48,20 +46,13 @@ def model(tmp_path_factory) -> str:
 
 
 PROGRAM = """
-import os, signal, sys
+import sys
 from pathlib import Path
+from killing import end_while_appending
 from rewardlab.serve.scoring import file, journal, rows
 from scoring_stub import Stub
 rows.ROWS_AT_A_TIME = 3
-append, count = journal.append_text, 0
-def ending(path, text):
-    global count
-    count += 1
-    if count == 3:
-        append(path, text[: len(text) // 2])
-        os.kill(os.getpid(), signal.SIGKILL)
-    append(path, text)
-journal.append_text = ending
+end_while_appending(journal, at=3)
 file.score_with(Stub(), Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
@@ -82,9 +73,7 @@ def words_for(model: str, source: Path, target: Path) -> list[str]:
 
 def test_a_killed_process_goes_on_and_writes_the_same_bytes(source, target, tmp_path, caplog):
     """Killed while a line of scores is half written. What scores is no model: what is shown is what is kept."""
-    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
-    words = [sys.executable, "-c", PROGRAM, str(source), str(target)]
-    ended = subprocess.run(words, capture_output=True, check=False, timeout=120, env=os.environ | {"PYTHONPATH": path})
+    ended = run_program(PROGRAM, [str(source), str(target)])
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert not target.exists()
     assert (partial_of(target) / "scores.jsonl").read_bytes().count(b"\n") == 2

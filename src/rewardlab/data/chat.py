@@ -23,7 +23,7 @@ from rewardlab.data.layout import Rendered, build_group, common_prefix_length
 from rewardlab.data.limits import within_limits
 from rewardlab.data.longest import longest_token
 from rewardlab.data.markers import Markers, RenderedText
-from rewardlab.data.rows import ROLES
+from rewardlab.data.rows import ROLES, media_of
 
 SENTINELS: Final = ("@", "#")
 """Replies that replace the real one to find where its content begins. One of them differs from its first character."""
@@ -377,6 +377,8 @@ def to_messages(messages: Sequence[Message | Mapping[str, str]]) -> Conversation
             role, content = message.get("role"), message.get("content")
             if message.get("tool_calls"):
                 raise RenderError("a message has tool_calls, which cannot be rendered as text. Leave such turns out.")
+            if media := media_of(message):
+                raise RenderError(f"a message has {media} beside its text, which no model here reads. Leave it out.")
             if not isinstance(role, str) or not isinstance(content, str):
                 # The keys alone: messages may hold what nobody is to read in a log.
                 keys = ", ".join(repr(key)[:40] for key in list(message)[:8]) or "none"

@@ -35,6 +35,7 @@ CAUSES: Mapping[str, str] = {
     "zero_weight": "the strength is 0, which --strength-as weight makes a weight of 0",
     "bad_margin": "the margin is not a finite number of at least 0",
     "bad_roles": "a turn has an unknown role or no text, or a reply does not begin and end with an assistant turn",
+    "media": "a turn has images, sound or video beside its text, which no model here reads",
     "bad_unicode": "a text has half a surrogate pair, which no tokenizer can read",
     "bad_comparison": "a comparison does not name two of the replies, or is not a mapping",
     "bad_scores": "the scores or the ranking do not fit the replies",
@@ -56,6 +57,8 @@ CAUSES: Mapping[str, str] = {
 FILTERS = ("low_score_ratio", "over_post_cap")
 """Causes that a flag asks for. Rows dropped for them do not count towards `--max-drop-fraction`."""
 
+MEDIA: Final = ("images", "image", "audio", "audios", "video", "videos")
+"""Names under which messages hold what is no text."""
 ROLES = {name: name for name in ("system", "user", "assistant", "tool")}
 SHAREGPT_ROLES = {**ROLES, "human": "user", "gpt": "assistant"}
 SHOWN_CHARACTERS = 60
@@ -217,6 +220,8 @@ def _turns(entries: Sequence[object]) -> Conversation:
         if entry.get("tool_calls"):
             # The text beside a tool call is only half of the turn. Scoring it alone would judge something else.
             raise UnusableRowError("bad_roles", "a turn with tool_calls, which cannot be rendered as text")
+        if media := media_of(entry):
+            raise UnusableRowError("media", f"a turn with {media}, of which the text alone would be judged")
         if "role" in entry:
             role, content, roles = entry["role"], entry.get("content"), ROLES
         else:
@@ -227,6 +232,11 @@ def _turns(entries: Sequence[object]) -> Conversation:
             raise UnusableRowError("bad_roles", f"a {role} turn has content {show(content)}, wanted text")
         turns.append(_message(roles[role], content))
     return tuple(turns)
+
+
+def media_of(entry: Mapping[str, object]) -> str | None:
+    """Return the name under which a message holds images, sound or video; None if it holds none."""
+    return next((name for name in MEDIA if entry.get(name)), None)
 
 
 def _message(role: str, content: str) -> Message:

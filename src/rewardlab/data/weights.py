@@ -72,6 +72,14 @@ def refuse_weights(names: Sequence[str], flag: str) -> None:
         )
 
 
+def local_path(name: str) -> Path | None:
+    """Return the file or folder of this machine that a dataset's name means, with or without a weight (`a.jsonl:0.7`);
+    None if there is none.
+    """
+    path = Path(_parts(name)[0]).expanduser()
+    return path if path.exists() else None
+
+
 def _parts(name: str) -> tuple[str, str]:
     """Return (name, weight), the weight empty if there is none."""
     before, colon, number = name.rpartition(":")

@@ -178,8 +178,11 @@ class Worker:
 
 def serve() -> None:
     """Answer requests until the pipe closes: the main loop of a worker."""
-    # Ctrl-C reaches all processes of a terminal. The parent handles it and ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches all processes of a terminal, and what Slurm sends before the time limit all processes of a task.
+    # The parent handles them and ends its workers.
+    for name in ("SIGINT", "SIGUSR1", "SIGUSR2"):
+        if (number := getattr(signal, name, None)) is not None:
+            signal.signal(number, signal.SIG_IGN)
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     # Anything that a library prints to stdout goes to stderr, since it would corrupt the stream of answers.
     os.dup2(2, 1)

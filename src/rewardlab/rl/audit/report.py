@@ -15,8 +15,6 @@ from rewardlab.core.types import Estimate
 from rewardlab.report import document
 from rewardlab.report.charts import Axis, Chart, Rule, axis, band, line
 from rewardlab.report.document import Block, Charts, Document, Facts, Paragraph, Section
-from rewardlab.report.markdown import markdown_page
-from rewardlab.report.page import html_page
 from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
 from rewardlab.rl.audit.changes import Pair
 from rewardlab.rl.audit.config import AuditConfig
@@ -81,17 +79,8 @@ def json_report(audit: Audit, config: AuditConfig) -> dict[str, Any]:
     }
 
 
-def page(audit: Audit) -> str:
-    """Return the report as an HTML page."""
-    return html_page(_document(audit))
-
-
-def markdown(audit: Audit) -> str:
-    """Return the report as Markdown."""
-    return markdown_page(_document(audit))
-
-
-def _document(audit: Audit) -> Document:
+def page(audit: Audit) -> Document:
+    """Return the report as a page."""
     alarmed = overall(audit.findings)
     tone: document.Tone = "alarm" if alarmed in ALARMS else "good" if alarmed == "sound" else "note"
     verdict: list[Block] = [Paragraph(text=headline(audit), tone=tone)]

@@ -1,0 +1,28 @@
+"""The script behind docs/design/verdicts.md: every kind runs, and the page names what is not as wanted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import plan_verdicts
+
+
+@pytest.mark.parametrize("kinds", [["family", "uneven_arms"], ["stated_rates"]])
+def test_verdicts_are_tried_on_every_kind_of_study(tmp_path: Path, kinds: list[str]) -> None:
+    assert plan_verdicts.main(["--draws", "2", "--results", str(tmp_path), "--kinds", *kinds]) == 0
+    (path,) = tmp_path.glob("plan_verdicts.*.json")
+    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+    assert set(cells) == set(kinds)
+    page = path.with_suffix(".md").read_text(encoding="utf-8")
+    outside = [cell for kind in cells.values() for cell in kind if not cell["low"] <= cell["rate"] <= cell["high"]]
+    assert all(cell["case"] in page for cell in outside)
+
+
+def test_the_true_accuracy_of_an_arm_is_what_it_was_made_with() -> None:
+    study = plan_verdicts.Study(np.random.default_rng(0), 20_000)
+    assert study.arm(0.7, 40, 0.02).mean == pytest.approx(0.7, abs=0.015)
+    assert study.arm(0.7, 40, 0.02).by_seed_S.std() == pytest.approx(0.02, rel=0.3)

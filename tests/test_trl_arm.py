@@ -1,0 +1,73 @@
+"""The arm of a plan that is trained by TRL leaves what a run leaves, judged on the same rows."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from conftest import write_base_model, write_pairs
+from rewardlab.core.config import to_mapping
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import write_json
+from rewardlab.report.folder import read_folder, read_scores
+from rewardlab.training.settings.config import RewardTrainerConfig
+
+SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "plans" / "trl_arm.py"
+
+
+@pytest.fixture(scope="module")
+def arm() -> ModuleType:
+    pytest.importorskip("trl")
+    spec = importlib.util.spec_from_file_location("example_trl_arm", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
+def test_it_trains_by_trl_and_leaves_what_a_run_leaves(arm: ModuleType, tmp_path: Path) -> None:
+    config = RewardTrainerConfig.of(
+        model=str(write_base_model(tmp_path / "base")),
+        dataset=(str(write_pairs(tmp_path / "train.jsonl", 24)),),
+        test_dataset=(str(write_pairs(tmp_path / "test.jsonl", 12, offset=100)),),
+        eval_fraction=0.25,
+        output_dir=tmp_path / "run",
+        steps=3,
+        batch_size=8,
+        max_seq_len=128,
+        lr=1e-3,
+        lr_scheduler="linear",
+        label_smoothing=0.0,
+        precision="fp32",
+    )
+    write_json(tmp_path / "settings.json", to_mapping(config))
+    arm.main([str(tmp_path / "settings.json"), str(tmp_path / "run")])
+    record = read_folder(tmp_path / "run")
+    assert record.problems == ()
+    assert record.finished
+    assert record.model is not None
+    assert (record.kind, record.step, record.num_steps) == ("train", 3, 3)
+    assert len(read_scores(record.evaluations["test"])) == 24
+    assert 0 < len(read_scores(record.evaluations["selection"])) <= 12
+    assert record.manifest["parameters"]["trainable"] == record.manifest["parameters"]["total"]
+
+
+def test_settings_that_it_cannot_follow_are_refused(arm: ModuleType) -> None:
+    arm.require_the_same({"steps": 3, "lora": False})
+    with pytest.raises(ConfigError, match=r"label_smoothing: 0\.05 is not done by this arm"):
+        arm.require_the_same({"steps": 3, "label_smoothing": 0.05})
+    with pytest.raises(ConfigError, match="steps: name the number"):
+        arm.require_the_same({"steps": None})
+
+
+def test_a_micro_batch_divides_the_batch_and_fits(arm: ModuleType) -> None:
+    assert arm.micro_batch(16, longest=100, budget=1000) == 4
+    assert arm.micro_batch(16, longest=10, budget=10_000) == 16
+    assert arm.micro_batch(16, longest=5000, budget=1000) == 1
