@@ -24,6 +24,7 @@ from rewardlab.analysis.ceiling import (
 from rewardlab.analysis.judgement import judge_rows
 from rewardlab.analysis.metrics import evaluate
 from rewardlab.core.types import Comparison
+from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.run import comparison_table
 from score_rows import pair_rows, score_row
 
@@ -153,6 +154,39 @@ def test_shares_of_three_votes_are_taken_as_votes():
     assert shares.mean() > 0.82
     assert num_votes(np.array([0.5, 1.0])) == 2
     assert num_votes(np.array([0.61, 0.87, 0.99])) is None
+
+
+def judged_by_strength(strengths, *, labels=None):
+    """Rows of two replies with a hard label and the strength of it; a label of ½ is a tie."""
+    rows = []
+    for number, (strength, label) in enumerate(zip(strengths, labels or [1.0] * len(strengths), strict=True)):
+        judged = (Comparison(first=0, second=1, label=label, strength=strength),)
+        rows += [score_row(number, 0, 1.0, judged), score_row(number, 1, 0.0)]
+    return rows
+
+
+def test_strengths_from_one_half_to_one_tell_it_as_they_do_of_a_dataset():
+    strengths = np.random.default_rng(3).uniform(0.5, 1, 80).tolist()
+    found = of_score_rows(judged_by_strength(strengths))
+    assert found is not None
+    assert (found.origin, found.of_agreement) == ("strengths", True)
+    assert found.accuracy.value == pytest.approx(np.mean(strengths))
+    # Half of the labels are the other way round: the strength is that of the reply which the label prefers.
+    turned = evaluate(judged_by_strength(strengths, labels=[float(n % 2) for n in range(80)]), beta=1.0)
+    right = [s if n % 2 else 1 - s for n, s in enumerate(strengths)]
+    assert turned.ceiling == found
+    assert turned.agreement.value == pytest.approx(np.mean(right))
+    table = " ".join(comparison_table({"mine": turned}, first="model").split())
+    assert f"Compare it with the agreement of each model, and not with accuracy: mine {np.mean(right):.3f}" in table
+    assert "It is no bound on accuracy" in ceiling_note(found)
+
+
+@pytest.mark.parametrize("odd", [None, 0.4, 1.2])
+def test_a_strength_that_is_no_probability_of_the_preferred_reply_tells_nothing(odd):
+    assert of_score_rows(judged_by_strength([0.7] * 40 + [odd])) is None
+    assert of_score_rows(judged_by_strength([1.0] * 40)) is None
+    # Of a tie it is not asked.
+    assert of_score_rows(judged_by_strength([0.7] * 40 + [odd], labels=[1.0] * 40 + [0.5])) is not None
 
 
 def test_it_stands_below_the_accuracies_and_nowhere_else():

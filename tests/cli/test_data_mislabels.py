@@ -99,6 +99,15 @@ def test_two_judges_name_the_wrong_rows_and_say_why(data, tmp_path):
     assert "Chance has a precision of 10%" in text
 
 
+def test_the_noise_ceiling_is_told_where_labels_have_strengths(data, tmp_path):
+    judged = write(tmp_path / "strong.jsonl", [{**row, "strength": 0.7} for row in rows()])
+    found = find_mislabels(config_for(judged, tmp_path))
+    assert " Ceiling 0.700 [" in " ".join(found.text().split())
+    figures = json.loads((tmp_path / "out" / "mislabels.json").read_text())
+    assert figures["noise"]["ceiling"]["origin"] == "strengths"
+    assert "Ceiling" not in find_mislabels(config_for(data, tmp_path, overwrite=True)).text()
+
+
 def test_the_texts_are_there_to_be_read_and_cannot_leave_their_blocks(tmp_path):
     hostile = rows()
     hostile[2]["chosen"] = "```\n# not a heading\n\x1b[31mred"

@@ -21,13 +21,15 @@ def _here(verified_here, monkeypatch, tmp_path):
 
 
 def write_long(path, count=60):
-    """Pairs of which the longer reply is preferred, and nothing else tells them apart."""
+    """Pairs of which the longer reply is preferred, and nothing else tells them apart; most judges prefer it."""
     draw = np.random.default_rng(0)
     rows = []
     for n in range(count):
         words = [" ".join(draw.choice(TOPICS, size=size)) for size in sorted(draw.integers(1, 14, 2))]
         words[1] += " more"
-        rows.append({"prompt": f"What of {TOPICS[n % 6]} and {n}?", "chosen": words[1], "rejected": words[0]})
+        rows.append(
+            {"prompt": f"What of {TOPICS[n % 6]} and {n}?", "chosen": words[1], "rejected": words[0], "strength": 0.7}
+        )
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -53,7 +55,12 @@ def test_a_length_shortcut_is_named_and_the_status_says_so(tmp_path, base_model,
     assert by_name["label_shuffle"]["verdict"] != "fail"
     assert len(found["by_seed"]["label_shuffle"]) == 5
     assert len(set(found["by_seed"]["label_shuffle"])) > 1
-    assert "Holm" in (folder / "diagnose.md").read_text()
+    page = (folder / "diagnose.md").read_text()
+    assert "Holm" in page
+    for text in (said, page):
+        assert "Ceiling 0.700 [" in text
+        assert "from strengths from 0.5 to 1 (n = 60" in text
+    assert found["ceiling"]["origin"] == "strengths"
 
 
 def test_other_files_are_left_alone_and_another_configuration_needs_a_word(tmp_path, base_model):

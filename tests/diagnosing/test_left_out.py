@@ -78,6 +78,7 @@ def test_a_control_without_what_it_is_shown_beside_is_left_out_and_the_report_sa
         full=full.over_seeds(),
         full_conversations=full.over_conversations(),
         full_test=None,
+        ceiling=None,
         facts=facts,
     )
     for report in (" ".join(text_report(diagnosis).split()), markdown_report(diagnosis)):

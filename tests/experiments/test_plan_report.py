@@ -267,3 +267,13 @@ def test_a_run_whose_scores_were_changed_counts_for_nothing(tmp_path: Path) -> N
     found = summarise(study)
     assert found.hypotheses[0].verdict.verdict == "not tested"
     assert "is not what the run left" in found.arms.rows[0].cells[0].why
+
+
+def test_the_noise_ceiling_of_the_test_rows_stands_below_the_arms(tmp_path: Path, summary: Summary) -> None:
+    assert summary.arms.ceilings == ()
+    found = summarise(finished_study(tmp_path, ONE, strength=0.7))
+    (ceiling,) = found.arms.ceilings
+    assert (ceiling.origin, ceiling.accuracy.n) == ("strengths", 200)
+    for form in every_form(found):
+        assert form.count("Ceiling 0.700") == 1
+        assert "It is no bound on accuracy" in form

@@ -79,6 +79,7 @@ def train_by_hand(
     sign: str = "",
     noise: float = 0.2,
     last_step: int = STEPS[-1],
+    strength: float | None = None,
 ) -> Callable[[Sequence[str]], None]:
     """What `rewardlab train` leaves, for an arm that ranks so many pairs right; prompts are hard for all arms alike."""
 
@@ -99,7 +100,7 @@ def train_by_hand(
         for number, name in enumerate(("selection", "test")):
             if name == "test" and not settings.get("test_dataset"):
                 continue
-            _evaluation(folder / "evals", name, _margins(own, number, accuracy, prompts, noise))
+            _evaluation(folder / "evals", name, _margins(own, number, accuracy, prompts, noise), strength)
         write_model(folder / "best")
         spec = json.loads((folder / "best/reward_spec.json").read_text(encoding="utf-8"))
         write_json(folder / "best/reward_spec.json", {**spec, "provenance": {"step": 300}})
@@ -114,7 +115,7 @@ def _margins(own: np.random.Generator, data: int, accuracy: float, prompts: int,
     return (limit - latent_C).tolist()
 
 
-def _evaluation(folder: Path, name: str, margins: Sequence[float]) -> None:
+def _evaluation(folder: Path, name: str, margins: Sequence[float], strength: float | None) -> None:
     rows = [
         ScoreRow(
             preference_id=f"{name}.jsonl:{number}",
@@ -125,7 +126,7 @@ def _evaluation(folder: Path, name: str, margins: Sequence[float]) -> None:
             num_tokens=20,
             prompt_tokens=10,
             truncated_tokens=0,
-            comparisons=(Comparison(first=0, second=1),) if reply == 0 else (),
+            comparisons=(Comparison(first=0, second=1, strength=strength),) if reply == 0 else (),
         )
         for number, margin in enumerate(margins)
         for reply in range(2)

@@ -18,7 +18,7 @@ distribution p has (benchmarks/ceiling_coverage.py).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -28,7 +28,7 @@ from scipy.special import betaln
 
 from rewardlab.analysis import stats
 from rewardlab.analysis.intervals import FloatArray
-from rewardlab.core.types import Comparison, Estimate, ScoreRow
+from rewardlab.core.types import Comparison, Estimate, Preference, ScoreRow, TokenGroup
 
 IntArray = npt.NDArray[np.int64]
 Origin = Literal["repeats", "label votes", "soft labels", "strength votes", "strengths", "other rows"]
@@ -92,8 +92,16 @@ class Ceiling:
 
     @property
     def of_agreement(self) -> bool:
-        """Whether it is one of agreement with soft labels, which accuracy against their more probable side is not."""
-        return self.origin in ("soft labels", "label votes")
+        """Whether it is one of agreement with single judges, where labels or strengths say what most of them prefer.
+
+        Accuracy counts that side as right, and a perfect model reaches 1.
+        """
+        return self.origin not in ("repeats", "other rows")
+
+    @property
+    def of_strengths(self) -> bool:
+        """Whether it is from strengths, and labels are hard."""
+        return self.origin in ("strengths", "strength votes")
 
 
 def from_votes(
@@ -199,29 +207,65 @@ def from_labels(labels_N: FloatArray, clusters_N: Sequence[str]) -> Ceiling | No
     return from_probabilities(np.maximum(labels_N, 1 - labels_N), clusters_N, origin="soft labels")
 
 
+def from_strengths(strengths_N: FloatArray, clusters_N: Sequence[str]) -> Ceiling | None:
+    """Return the ceiling from the strengths [N] of judgements that are no ties; None unless each may be a probability.
+
+    It may if it lies from ½ to 1, and not all of them are 1. NaN is a judgement without a strength.
+    """
+    if not len(strengths_N) or not ((strengths_N >= 0.5) & (strengths_N <= 1)).all() or (strengths_N == 1).all():
+        return None
+    return from_probabilities(strengths_N, clusters_N, origin="strengths")
+
+
 def of_score_rows(rows: Iterable[ScoreRow]) -> Ceiling | None:
-    """Return the ceiling that score rows tell of: from several judgements of the same two replies, else from soft
-    labels; None where they hold neither, or too few for an interval.
+    """Return the ceiling that score rows tell of, as `of_judgements` does."""
+    return of_judgements(
+        ((row.source, row.preference_id), row.prompt_key, one) for row in rows for one in row.comparisons
+    )
+
+
+def of_groups(groups: Iterable[TokenGroup]) -> Ceiling | None:
+    """Return the ceiling that preferences as tokens tell of, as `of_judgements` does."""
+    return of_judgements(
+        ((group.source, group.preference_id), group.prompt_key, one) for group in groups for one in group.comparisons
+    )
+
+
+def of_preferences(preferences: Iterable[Preference]) -> Ceiling | None:
+    """Return the ceiling that preferences tell of, as `of_judgements` does."""
+    return of_judgements(((one.source, one.id), one.key, judged) for one in preferences for judged in one.comparisons)
+
+
+def of_judgements(judgements: Iterable[tuple[Hashable, str, Comparison]]) -> Ceiling | None:
+    """Return the ceiling from judgements, each as (what names its preference, its prompt, the comparison).
+
+    It is from several judgements of the same two replies, else from soft labels, else from strengths; None where they
+    hold none of these, or too few for an interval. Replies are known by their place in the preference, so the same
+    two texts in other preferences are others.
     """
     labels: list[float] = []
+    strengths: list[float] = []
     keys: list[str] = []
     pairs: list[int] = []
-    numbers: dict[tuple[str, str, int, int], int] = {}
-    for row in rows:
-        for one in row.comparisons:
-            low, high = sorted((one.first, one.second))
-            pairs.append(numbers.setdefault((row.source, row.preference_id, low, high), len(numbers)))
-            labels.append(oriented_label(one))
-            keys.append(row.prompt_key)
+    numbers: dict[tuple[Hashable, int, int], int] = {}
+    for name, prompt_key, one in judgements:
+        low, high = sorted((one.first, one.second))
+        pairs.append(numbers.setdefault((name, low, high), len(numbers)))
+        labels.append(oriented_label(one))
+        strengths.append(math.nan if one.strength is None else one.strength)
+        keys.append(prompt_key)
     label_N = np.array(labels, dtype=np.float64)
+    decided_N = label_N != 0.5
+    voters = [key for key, keep in zip(keys, decided_N, strict=True) if keep]
     if len(numbers) < len(pairs):
-        decided = label_N != 0.5
-        voters = [key for key, keep in zip(keys, decided, strict=True) if keep]
-        found = from_votes(np.array(pairs, dtype=np.int64)[decided], label_N[decided] > 0.5, voters)
+        found = from_votes(np.array(pairs, dtype=np.int64)[decided_N], label_N[decided_N] > 0.5, voters)
         if found is not None and found.is_known:
             return found
     soft = from_labels(label_N, keys)
-    return soft if soft is not None and soft.is_known else None
+    if soft is not None and soft.is_known:
+        return soft
+    strong = from_strengths(np.array(strengths, dtype=np.float64)[decided_N], voters)
+    return strong if strong is not None and strong.is_known else None
 
 
 def oriented_label(one: Comparison) -> float:

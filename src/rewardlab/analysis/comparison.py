@@ -100,7 +100,7 @@ class ComparisonOfModels:
     gold_labels: bool
     """Whether the gold scores say which reply is preferred, because no file did."""
     ceiling: Ceiling | None = None
-    """What a perfect model would reach, where the rows hold repeated judgements or soft labels."""
+    """What a perfect model would reach, where the rows hold repeated judgements, soft labels or strengths."""
 
 
 def compare_models(

@@ -7,8 +7,8 @@ training loss only: every metric here counts each comparison once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -145,9 +145,10 @@ class Evaluation:
     estimates: Mapping[str, Estimate]
     """One entry for each name in `METRICS`."""
     ceiling: Ceiling | None = None
-    """What a perfect model would reach, where the rows hold repeated judgements or soft labels."""
+    """What a perfect model would reach, where the rows hold repeated judgements, soft labels or strengths."""
     agreement: Estimate | None = None
-    """Of a ceiling that is one of agreement with soft labels: that of this model, as `eval_agreement`."""
+    """Of a ceiling that is one of agreement with single judges: that of this model, as `eval_agreement`; where it is
+    from strengths, these stand for the labels."""
 
 
 def sums(rows: Sequence[ScoreRow], *, beta: float) -> Sums:
@@ -169,7 +170,8 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
 
     Raises DataError if a reply has two rows.
     """
-    columns = oriented(join_comparisons(rows))
+    joined = list(join_comparisons(rows))
+    columns = oriented(joined)
     finite, decided = columns.finite, columns.decided
     estimates = {
         "eval_accuracy": stats.proportion(decided.outcome, decided.prompt_keys),
@@ -180,14 +182,24 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
     ceiling = of_score_rows(rows)
     agreement = None
     if ceiling is not None and ceiling.of_agreement:
-        outcome = finite.outcome
-        agreement = stats.mean_share(outcome * finite.label + (1 - outcome) * (1 - finite.label), finite.prompt_keys)
+        sure = oriented(_by_strength(joined)).finite if ceiling.of_strengths else finite
+        outcome = sure.outcome
+        agreement = stats.mean_share(outcome * sure.label + (1 - outcome) * (1 - sure.label), sure.prompt_keys)
     return Evaluation(
         sums=_sums(columns, beta=beta),
         estimates=MappingProxyType(estimates),
         ceiling=ceiling,
         agreement=agreement,
     )
+
+
+def _by_strength(joined: Iterable[ScoredComparison]) -> Iterator[ScoredComparison]:
+    """Yield the comparisons that are no ties, each with its strength, the probability of its label, as a soft label."""
+    for entry in joined:
+        own = entry.comparison
+        if own.label != 0.5 and own.strength is not None:
+            label = own.strength if own.label > 0.5 else 1 - own.strength
+            yield replace(entry, comparison=replace(own, label=label))
 
 
 def by_source(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> dict[str, Evaluation]:

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from rewardlab.analysis.ceiling import Ceiling
 from rewardlab.core.types import Estimate
 from rewardlab.diagnosing.verdicts import LEVEL, NAMES, Finding
+from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.tables import format_estimate, report_width, text_table
 
 NOTHING_HELD_OUT: Final = "of some seed nothing was held out on which it could be judged"
@@ -26,6 +28,8 @@ class Diagnosis:
     """The same over conversations."""
     full_test: Estimate | None
     """The same on test data, over seeds."""
+    ceiling: Ceiling | None
+    """What a perfect model would reach on the held-out conversations; None where the data tell of none."""
     facts: Mapping[str, Any]
     """The model, data, how controls were run, and what was left out."""
 
@@ -58,6 +62,7 @@ def text_report(diagnosis: Diagnosis) -> str:
     """Return the report for a terminal."""
     width = report_width()
     blocks = [_facts(diagnosis), diagnosis.headline, _table(diagnosis)]
+    blocks += [textwrap.fill(line, width=width) for line in _ceiling(diagnosis)]
     for found in diagnosis.findings:
         lines = [f"{NAMES[found.control]}: {found.verdict.upper()}"]
         for part in (found.sentence, f"Expects {found.expects}", *_details(found)):
@@ -78,6 +83,7 @@ def markdown_report(diagnosis: Diagnosis) -> str:
             rows.append([first, one.name, *_both(one.seeds, one.conversations), verdict])
     lines = ["# Controls", "", _facts(diagnosis), "", diagnosis.headline, ""]
     lines += [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+    lines += [part for line in _ceiling(diagnosis) for part in ("", line)]
     for found in diagnosis.findings:
         lines += ["", f"**{NAMES[found.control].capitalize()}: {found.verdict}.** {found.sentence}", ""]
         lines += [f"Expects {found.expects} {' '.join(_details(found))}".rstrip()]
@@ -96,10 +102,15 @@ def json_report(diagnosis: Diagnosis) -> dict[str, Any]:
             "over_conversations": _finite(asdict(diagnosis.full_conversations)),
             "test": None if diagnosis.full_test is None else _finite(asdict(diagnosis.full_test)),
         },
+        "ceiling": None if diagnosis.ceiling is None else _finite(asdict(diagnosis.ceiling)),
         "controls": [_finite(asdict(found)) for found in diagnosis.findings],
         "level": LEVEL,
         "adjusted_by": "Holm",
     }
+
+
+def _ceiling(diagnosis: Diagnosis) -> list[str]:
+    return [] if diagnosis.ceiling is None else [ceiling_note(diagnosis.ceiling)]
 
 
 def _both(seeds: Estimate, conversations: Estimate) -> list[str]:

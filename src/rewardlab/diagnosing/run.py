@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from rewardlab.analysis.ceiling import Ceiling, of_groups
 from rewardlab.artifact.base import require_inputs
 from rewardlab.core.config import config_hash, read_settings, to_mapping
 from rewardlab.core.errors import ConfigError, DataError
@@ -44,6 +45,7 @@ def diagnose(config: DiagnoseConfig) -> Diagnosis:
             from rewardlab.diagnosing.runs import run_trained
 
             arms, test, facts = run_trained(config, seeds, config.run.output_dir / RUNS)
+            ceiling = None  # each seed holds out other rows, and only their outcomes are kept
         else:
             computed = compute_states(config)
             settings = Settings(
@@ -51,13 +53,16 @@ def diagnose(config: DiagnoseConfig) -> Diagnosis:
             )
             arms, test = run_controls(computed.variants, settings, computed.test)
             missing = why_no_lengths(computed.variants, settings)
+            ceiling = of_groups(computed.variants.groups)
             facts = {**computed.facts, "not_run": {} if missing is None else {"length_matched": missing}}
-        diagnosis = _diagnosis(config, arms, test, facts)
+        diagnosis = _diagnosis(config, arms, test, facts, ceiling)
         _write(config, diagnosis, time.perf_counter() - started)
         return diagnosis
 
 
-def _diagnosis(config: DiagnoseConfig, arms: Arms, test: Arms, facts: Mapping[str, Any]) -> Diagnosis:
+def _diagnosis(
+    config: DiagnoseConfig, arms: Arms, test: Arms, facts: Mapping[str, Any], ceiling: Ceiling | None
+) -> Diagnosis:
     limits = Limits(length=config.run.most_from_length, shortcut=config.run.most_from_shortcut)
     full = arms["full"]
     how = "training runs" if config.run.train else f"heads on layer {facts['layer']}"
@@ -66,6 +71,7 @@ def _diagnosis(config: DiagnoseConfig, arms: Arms, test: Arms, facts: Mapping[st
         full=full.over_seeds(),
         full_conversations=full.over_conversations(),
         full_test=test["full"].over_seeds() if "full" in test else None,
+        ceiling=ceiling,
         facts={
             "what": f"{config.model.model}, {how}, on {', '.join(config.data.dataset)}",
             "comparisons": full.num_judged,

@@ -21,11 +21,21 @@ def ceiling_line(found: Ceiling) -> str:
     )
 
 
+def ceiling_note(found: Ceiling) -> str:
+    """Return a ceiling in a sentence to stand beside accuracies, which some ceilings do not bound."""
+    beside = ""
+    if found.of_agreement:
+        beside = " It is no bound on accuracy, which counts as right the reply that most judges prefer."
+    if found.of_agreement and not found.of_strengths:
+        beside += " Compare it with the agreement with these labels."
+    return f"{ceiling_line(found)}{beside}"
+
+
 def ceiling_lines(evaluations: Mapping[str, Evaluation]) -> list[str]:
     """Return a line for each different ceiling of a table of evaluations; none where their data tell of none.
 
-    Accuracy is against the side that a soft label favours, so beside a ceiling of agreement stands the agreement of
-    each model.
+    Accuracy is against the side that a soft label or a strength favours, so beside a ceiling of agreement stands the
+    agreement of each model.
     """
     named: dict[Ceiling, list[str]] = {}
     for name, evaluation in evaluations.items():

@@ -14,7 +14,7 @@ from rewardlab.analysis.paired import ALPHA, METRICS, Equivalence, Metric, PairC
 from rewardlab.core.errors import DataError
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import ScoreRow
-from rewardlab.report.ceiling import ceiling_line
+from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 TITLES: Final[Mapping[Metric, str]] = {"accuracy": "accuracy", "nll": "NLL", "margin": "margin, sd"}
@@ -185,7 +185,7 @@ def _alone(result: ComparisonOfModels) -> str:
     if "margin" in shown:
         notes.append(f"margin, sd: {METRICS['margin']}")
     if result.ceiling is not None:
-        notes.append(ceiling_line(result.ceiling))
+        notes.append(ceiling_note(result.ceiling))
     return "\n".join([text_table(["model", *(TITLES[metric] for metric in shown)], rows), *_wrapped(notes)])
 
 

@@ -14,7 +14,7 @@ from rewardlab.analysis.health import ADVICE
 from rewardlab.core.controls import notice_of
 from rewardlab.core.terminal import quoted, visible
 from rewardlab.core.types import Estimate
-from rewardlab.report.ceiling import ceiling_line
+from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.document import Block, Facts, Paragraph, Section, Table, shown, with_intervals
 from rewardlab.report.folder import Judged, Record
 from rewardlab.report.tables import column_notes, format_count
@@ -66,7 +66,8 @@ def compared(record: Record, name: str) -> dict[str, Judged]:
 def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Section:
     """Return the numbers of the model beside those of what it has to beat, with intervals.
 
-    The ceiling is that of judges who knew the true probabilities, or what repeated judgements and soft labels tell.
+    The ceiling is that of judges who knew the true probabilities, or what repeated judgements, soft labels and
+    strengths tell.
     """
     data = record.manifest.get("data")
     control = notice_of(data.get("control") if isinstance(data, Mapping) else None)
@@ -95,8 +96,7 @@ def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Se
             )
         )
     if isinstance(ceiling, Ceiling):
-        beside = " Compare it with the agreement with these labels, and not with accuracy." * ceiling.of_agreement
-        blocks.append(Paragraph(text=f"{ceiling_line(ceiling)}{beside}"))
+        blocks.append(Paragraph(text=ceiling_note(ceiling)))
     elif ceiling is not None and math.isfinite(ceiling.value):
         blocks.append(
             Paragraph(

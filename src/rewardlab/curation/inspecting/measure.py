@@ -260,9 +260,5 @@ def _from_votes(judged: Judgements, unit_C: Column, origin: ceiling.Origin) -> c
 
 
 def _from_strengths(judged: Judgements) -> ceiling.Ceiling | None:
-    """Return the ceiling from strengths that may be probabilities: every decided judgement has one from ½ to 1."""
     decided = judged.where(judged.label_C != 0.5)
-    sure_C = np.abs(decided.strength_C)
-    if not len(sure_C) or not ((sure_C >= 0.5) & (sure_C <= 1)).all() or (sure_C == 1).all():
-        return None
-    return ceiling.from_probabilities(sure_C, decided.keys, origin="strengths")
+    return ceiling.from_strengths(np.abs(decided.strength_C), decided.keys)

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from rewardlab.analysis import stats
+from rewardlab.analysis.ceiling import Ceiling, of_preferences
 from rewardlab.core.types import Estimate
 from rewardlab.curation.mislabels.crossfit import Testimony
 from rewardlab.curation.mislabels.pairs import FloatArray, Pairs
@@ -40,6 +41,8 @@ class Noise:
     at_most: Estimate
     """Share contradicted among the surest tenth."""
     num_labels: int
+    ceiling: Ceiling | None
+    """How often a perfect model would agree with single labels; None where the data tell of none."""
 
     @property
     def wrong(self) -> Estimate:
@@ -69,6 +72,7 @@ def estimate_noise(testimony: Testimony, pairs: Pairs) -> Noise:
         threshold=threshold,
         at_most=stats.proportion(contradicted, clusters_N[surest].tolist()),
         num_labels=len(pairs),
+        ceiling=of_preferences(pairs.preferences),
     )
 
 

@@ -16,6 +16,7 @@ from rewardlab.curation.mislabels.pairs import Pairs
 from rewardlab.curation.mislabels.planting import Planted
 from rewardlab.curation.mislabels.ranking import Ranking, Rule
 from rewardlab.curation.mislabels.worth import Worth
+from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 MOST_CHARACTERS: Final = 4000
@@ -103,7 +104,8 @@ def _noise(noise: Noise) -> str:
         f"is contradicted among the surest {SUREST:.0%}: labels that are wrong whatever the pair cannot be more."
     )
     notes = column_notes({"share": [noise.confident, noise.at_most]})
-    return "\n".join([table, *notes, _wrapped(words)])
+    told = [] if noise.ceiling is None else [_wrapped(ceiling_note(noise.ceiling))]
+    return "\n".join([table, *notes, _wrapped(words), *told])
 
 
 def _labels(wrong: Estimate) -> str:

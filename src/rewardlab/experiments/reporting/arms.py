@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from rewardlab.analysis.ceiling import Ceiling, of_score_rows
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.files import sha256_json
 from rewardlab.experiments.expressions import parse
@@ -66,6 +67,8 @@ class Arms:
     """Different data by which runs were judged: one, if the comparison is fair."""
     apart: tuple[str, ...] = ()
     """Where runs of one seed were judged on different test rows: arms with the same rows, and how many these are."""
+    ceilings: tuple[Ceiling, ...] = ()
+    """What a perfect model would reach, of each different set of test rows that tells of it."""
 
 
 def columns_of(plan: Plan) -> tuple[Column, ...]:
@@ -93,6 +96,7 @@ def arms_of(study: Study, reader: Reader) -> Arms:
         left_out=dict(study.plan.left_out),
         data=tuple(dict.fromkeys(row.data for row in rows if row.seeds)),
         apart=_apart(reader, [row.arm for row in rows]),
+        ceilings=_ceilings(reader, [row.arm for row in rows]),
     )
 
 
@@ -166,6 +170,18 @@ def _apart(reader: Reader, arms: Sequence[str]) -> tuple[str, ...]:
         if len(groups) > 1:
             return tuple(f"{', '.join(members)}: {by_arm[members[0]][seed]}" for members in groups.values())
     return ()
+
+
+def _ceilings(reader: Reader, arms: Sequence[str]) -> tuple[Ceiling, ...]:
+    """Return the different ceilings of the test rows of all finished runs, each set of rows read once."""
+    read: dict[str, Ceiling | None] = {}
+    for arm in arms:
+        judged = _judged(reader, arm)
+        for outcome in reader.done(arm):
+            own = judged.get(outcome.run.seed)
+            if own is not None and own.rows not in read:
+                read[own.rows] = of_score_rows(outcome.rows("test"))
+    return tuple(dict.fromkeys(one for one in read.values() if one is not None))
 
 
 def against_baseline(study: Study, reader: Reader) -> tuple[Difference, ...]:

@@ -23,6 +23,7 @@ from rewardlab.experiments.reporting.numbers import (
 from rewardlab.experiments.reporting.sensitivity import Effect, Sensitivity
 from rewardlab.experiments.reporting.summary import Summary
 from rewardlab.experiments.verdicts import PartVerdict
+from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.charts import Axis
 from rewardlab.report.tables import format_counted, interval_note
 
@@ -137,7 +138,12 @@ def arms(found: Arms) -> Sheet:
         rows=tuple(rows),
         estimates=tuple(shown),
         label=found.columns[0].title,
-        notes=(*_data(found), _methods([cell for row in found.rows for cell in row.cells]), *reasons),
+        notes=(
+            *_data(found),
+            *map(ceiling_note, found.ceilings),
+            _methods([cell for row in found.rows for cell in row.cells]),
+            *reasons,
+        ),
         names=(
             *((row.arm, row.says) for row in found.rows if row.says),
             *((arm, f"left out: {why}") for arm, why in found.left_out.items()),
