@@ -45,7 +45,7 @@ def rows_of(judged: list[Judged]) -> list[dict[str, object]]:
 def facts_of(rows: list[dict[str, object]]) -> Facts:
     reading = ReadingConfig(num_workers=1)
     read = list(walk(source_of_rows(rows, "rows"), Rules(source="rows", reading=reading, seed=0)))
-    return measure(Plan(source=0, part=0, limit=None, renderer=None, others=None), read)
+    return measure(Plan(source=0, part=0, limit=None, renderer=None, cutting=None, others=None), read)
 
 
 def scores(check: str, facts: Facts) -> list[int]:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from conftest import CHATML, write_base_model
 from rewardlab.cli import main
+from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.files import read_jsonl, write_jsonl
-from rewardlab.core.types import Message
+from rewardlab.core.types import Conversation, Message, Preference
 from rewardlab.curation import rows
 from rewardlab.curation.auditing.registry import CHECKS
-from rewardlab.data.chat import load_tokenizer
-from rewardlab.data.config import RenderingConfig
+from rewardlab.data.chat import Renderer, ReplyTooLong, load_tokenizer
+from rewardlab.data.config import ReadingConfig, RenderingConfig
+from rewardlab.data.finding import find_sources
+from rewardlab.data.judgements import Rules
 from rewardlab.data.templates import build_renderer
 
 RUN = "one two three four five six seven eight nine ten eleven twelve thirteen"
@@ -118,9 +122,85 @@ def test_lengths_are_counted_in_words_or_in_the_tokens_of_a_model(tmp_path: Path
     given = ("--model", base_model, "--max-seq-len", length - 2, "--overwrite")
     tokens = report(path, *given)["checks"]["overlong"]["rows"]
     assert tokens[-1] == {"row": "a.jsonl:2", "score": 2.0, "found": tokens[-1]["found"]}
-    assert tokens[-1]["found"] == f"{length} tokens"
+    assert tokens[-1]["found"].startswith(f"{length} tokens; ")
     (alone,) = report(path, "--max-seq-len", "2", "--overwrite")["checks"]["overlong-replies"]["rows"]
     assert alone == {"row": "a.jsonl:2", "score": 1.0, "found": "a reply of 3 words"}
+
+
+def preferences_of(path: Path) -> list[Preference]:
+    (source,) = find_sources((str(path),), "train")
+    read = rows.walk(source, Rules(source=source.name, reading=ReadingConfig(), seed=0))
+    return [row.preference for row in read if row.preference is not None]
+
+
+def is_too_long(preference: Preference, reply: Conversation, renderer: Renderer) -> bool:
+    try:
+        renderer.render(preference.prompt, reply)
+    except ReplyTooLong:
+        return True
+    except RenderError:
+        return False
+    return False
+
+
+LONG_TURN = "one two three four five six seven eight"
+
+
+@pytest.mark.parametrize("rule", ["prompt-left", "reply-middle", "drop", "error"])
+def test_what_truncation_would_cut_is_what_the_renderer_of_training_cuts(
+    rule: str, tmp_path: Path, base_model: Path
+) -> None:
+    asked = [{"role": role, "content": LONG_TURN} for role in ("user", "assistant", "user")]
+    replies = ["six", LONG_TURN, " ".join([LONG_TURN] * 3), " ".join([LONG_TURN] * 8)]
+    pairs = [(0, 1), (0, 2), (1, 3), (2, 3)]
+    written = [
+        {"prompt": asked[start:], "chosen": replies[first], "rejected": replies[second]}
+        for start in (0, 2)
+        for first, second in pairs
+    ]
+    written += [{"prompt": "one", "chosen": "two", "rejected": "three"}]
+    written += [{"prompt": asked, "responses": replies, "scores": [1, 2, 3, 4]}]
+    paths = tmp_path / "pairs.jsonl", tmp_path / "kwise.jsonl"
+    write_jsonl(paths[0], written[:-1])
+    write_jsonl(paths[1], written[-1:])
+    limit = 60
+    given = ("--model", base_model, "--max-seq-len", limit, "--truncation", rule)
+    found: Counter[str] = Counter()
+    for path in paths:
+        found.update(report(path, *given)["checks"]["overlong"]["counts"])
+
+    settings = RenderingConfig(max_seq_len=limit, truncation=rule)
+    renderer = build_renderer(load_tokenizer(str(base_model)), settings)
+    whole = renderer.by(max_length=10_000)
+    wanted = dict.fromkeys(found, 0)
+    for path in paths:
+        for preference in preferences_of(path):
+            lengths = [len(whole.token_ids(preference.prompt + reply)) for reply in preference.replies]
+            if (excess := max(lengths) - limit) <= 0:
+                continue
+            wanted["tokens that do not fit"] += excess
+            try:
+                group = renderer.group(preference)
+            except DataError:
+                group = "overlong"
+            if isinstance(group, str):
+                wanted["rows left out"] += 1
+                # Of rows that are left out for their replies, these count too.
+                wanted["replies left out"] += sum(
+                    is_too_long(preference, reply, renderer) for reply in preference.replies
+                )
+                continue
+            wanted["prompt tokens cut"] += sum(group.truncated_tokens)
+            wanted["replies shortened"] += sum(count > 0 for count in group.truncated_reply_tokens)
+            wanted["reply tokens cut"] += sum(group.truncated_reply_tokens)
+            wanted["replies left out"] += len(preference.replies) - group.num_replies
+    assert found == wanted
+    assert wanted["rows left out"] > 0
+    if rule == "prompt-left":
+        assert wanted["prompt tokens cut"] > 0
+        assert wanted["replies left out"] > 0
+    if rule == "reply-middle":
+        assert wanted["replies shortened"] > 0
 
 
 def test_conversations_that_the_template_of_the_model_refuses_are_found(tmp_path: Path) -> None:

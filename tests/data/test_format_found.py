@@ -20,11 +20,12 @@ JUDGED = [
 ]
 
 
-def prepared(path: Path, folder: Path, **settings: Any) -> dict[str, Any]:
+def prepared(path: Path, folder: Path, *, shows_row: bool = False, **settings: Any) -> dict[str, Any]:
     """What the manifest says of the data."""
     given = {"model": "m", "dataset": (str(path),), "eval_fraction": 0.0, "cache_dir": str(folder), "num_workers": 1}
     config = RewardTrainerConfig.of(**given, **settings)
-    return load_data(config.data, build_renderer(make_tokenizer(), config.data.rendering), seed=0).reports
+    renderer = build_renderer(make_tokenizer(), config.data.rendering)
+    return load_data(config.data, renderer, seed=0, shows_row=shows_row).reports
 
 
 @pytest.mark.parametrize(
@@ -61,3 +62,49 @@ def test_format_and_what_flags_left_out_are_logged_and_reported(
         assert comparisons + sum(report["skipped"].values()) + sum(report["dropped"].values()) == len(JUDGED)
         line = "data: shp[all rows]: judgements of kept posts left out: low_score_ratio 1, over_post_cap 1"
         assert (line in said) == bool(skipped)
+
+
+def test_the_first_row_that_can_be_used_is_shown_as_it_was_understood(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [{"question": "p", "good": "", "bad": "r"}, {"question": "Why?\x1b[2J", "good": "A" * 999, "bad": "b\nc"}]
+    path = write(tmp_path / "mine.jsonl", rows * 3)
+    given = {"prompt_column": "question", "chosen_column": "good", "rejected_column": "bad", "max_drop_fraction": 0.9}
+    for shows_row in (True, True, False):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="rewardlab"):
+            prepared(path, tmp_path / "cache", shows_row=shows_row, **given)
+        said = [record.getMessage().removeprefix("data: mine[all rows]: ") for record in caplog.records]
+        if not shows_row:
+            assert not any("first row" in line or "Why?" in line for line in said), "texts are not to be in the log"
+            continue
+        first = said.index("first row: mine.jsonl:2 (mine)")
+        assert said[first + 1 : first + 9] == [
+            "  prompt:",
+            r"    [user] Why?\x1b[2J",
+            "  reply 1:",
+            f"    [assistant] {'A' * 107} […839 characters…] {'A' * 53}",
+            "  reply 2:",
+            "    [assistant] b",
+            "      c",
+            "  reply 1 over reply 2",
+        ]
+
+
+def test_rows_that_make_one_preference_together_are_shown_together_and_long_ones_in_part(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "rows.jsonl", JUDGED)
+    with caplog.at_level(logging.INFO, logger="rewardlab"):
+        prepared(path, tmp_path / "cache", shows_row=True, shp="kwise")
+    said = [record.getMessage().removeprefix("data: rows[all rows]: ") for record in caplog.records]
+    first = said.index("first row: rows.jsonl:1 (rows)")
+    shown = said[first : first + 17]
+    assert shown[3] == "  reply 1:"
+    assert "  reply 5:" in shown, "all judgements of the post"
+    assert shown[-1] == "  … (lines left out: 1)"
+    many = write(tmp_path / "few.jsonl", [{"prompt": "p", "responses": ["a", "b"], "scores": [1, 2]}])
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="rewardlab"):
+        prepared(many, tmp_path / "cache", shows_row=True)
+    assert not any("left out" in record.getMessage() for record in caplog.records)

@@ -45,12 +45,14 @@ def load_data(
     kwise_loss: str = "pairs",
     held_out_by: Sequence[str] = RULES,
     given: Given = NOTHING,
+    shows_row: bool = False,
 ) -> Prepared:
     """Read and tokenise the datasets that the configuration names, and hold out evaluation data.
 
     `eval` is empty unless `config` is a `TrainingDataConfig`, which says how a checkpoint is chosen. If that names no
     evaluation data, a share of the training prompts is held out by the first of the rules that can (see
-    `roots.hold_out`). `given` are rows in memory instead of names. Texts that two kinds of data have in common are
+    `roots.hold_out`). `given` are rows in memory instead of names. With `shows_row` the first row of
+    each file is logged as it was understood. Texts that two kinds of data have in common are
     counted, and a warning is logged.
 
     Raises DataError or ConfigError for datasets that cannot be used, and DataError if nothing is left to train on.
@@ -74,6 +76,7 @@ def load_data(
         kwise_loss=kwise_loss,
         bare=rendering.joins_texts,
         controls=controls,
+        shows_row=shows_row,
     )
     parts = read.parts
     sources = {purpose: reports for purpose, reports in read.sources.items() if purpose != HELD_OUT}

@@ -10,8 +10,10 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,18 +24,25 @@ from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import Control, ReadingConfig
 from rewardlab.data.finding import Source
+from rewardlab.data.formats.shown import described
 from rewardlab.data.groups import Part
 from rewardlab.data.hub import hub_facts
 from rewardlab.data.judgements import Rules, seeded_generator
 from rewardlab.data.named import Named
 from rewardlab.data.pipeline import write_store
-from rewardlab.data.readers import fingerprint
-from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, tell_streamed
+from rewardlab.data.readers import fingerprint, read_source
+from rewardlab.data.rows import UnreadRow
+from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, open_units, parse_units, tell_streamed
 from rewardlab.data.store import TokenStore
 from rewardlab.data.weights import counts_by_share, report_shares, shares_in_words
 from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")
+HEAD: Final = 100
+"""Rows at the beginning of a dataset among which the one that is shown is looked for."""
+SHOWN_LINES: Final = 16
+SHOWN_CHARACTERS: Final = 160
+"""Lines of it, and characters of a turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,11 +68,12 @@ def read_named(
     kwise_loss: str = "pairs",
     bare: bool = False,
     controls: Mapping[str, Control] = MappingProxyType({}),
+    shows_row: bool = False,
 ) -> Read:
     """Read and tokenise datasets, or take them from the cache.
 
     `bare` takes texts as they are, without splitting transcripts into turns. `controls` are purpose -> what is changed
-    in its data on purpose.
+    in its data on purpose. With `shows_row` the first row of each file is logged as it was understood.
 
     Raises DataError if a dataset cannot be read, or if too many of its rows cannot be used.
     """
@@ -87,6 +97,7 @@ def read_named(
                     wanted.limit,
                     renderer,
                     crew,
+                    shows_row=shows_row,
                 )
                 for source in wanted.sources()
             ]
@@ -135,7 +146,9 @@ class _Done:
     preparation: dict[str, object]
 
 
-def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer, crew: Crew) -> _Done:
+def _prepare(
+    source: Source, rules: Rules, limit: int | None, renderer: Renderer, crew: Crew, *, shows_row: bool
+) -> _Done:
     """Take a dataset from the cache, or read, tokenise and cache it. Log how long that took.
 
     Raises DataError if it cannot be read, if it changes while it is read, and if too many rows would be dropped.
@@ -166,12 +179,33 @@ def _prepare(source: Source, rules: Rules, limit: int | None, renderer: Renderer
     sha256 = content if source.path or source.rows is not None else None
     report = tally.report(source, used=len(chosen), sha256=sha256)
     logger.info("data: %s[%s]: format: %s", report.name, report.split, report.format)
+    if shows_row:
+        _log_first_row(source, rules)
     if source.is_on_hub:
         report = replace(report, hub=_hub_facts(source, rules.reading, limit))
     _log_preparation(source, made, report.rows_read, len(chosen), seconds)
     report.require_usable(source.label, rules.reading.max_drop_fraction)
     preparation = {"name": source.name, "from_cache": not made, "seconds": round(seconds, 3)}
     return _Done(store=store, numbers=numbers, report=report, preparation=preparation)
+
+
+def _log_first_row(source: Source, rules: Rules) -> None:
+    """Log the first row that can be used, as text, a record a line, each escaped by the log.
+
+    Nothing is shown of rows in memory, which may be private, and of streams, which would be opened again for it.
+    """
+    if source.rows is not None or source.streaming:
+        return
+    head = [row for _, row in islice(read_source(source), HEAD) if not isinstance(row, UnreadRow)]
+    schema, units = open_units(replace(source, path=None, shards=(), rows=head), rules)
+    preferences, _ = parse_units(units, source=source, schema=schema, rules=rules)
+    first = next((one for one in preferences if one is not None), None)
+    if first is None:
+        return
+    lines = described(first, max_characters=SHOWN_CHARACTERS).split("\n")
+    more = [f"  … (lines left out: {len(lines) - SHOWN_LINES})"] if len(lines) > SHOWN_LINES else []
+    for line in ["first row: " + lines[0], *lines[1:SHOWN_LINES], *more]:
+        logger.info("data: %s[%s]: %s", source.name, source.split, line)
 
 
 def _hub_facts(source: Source, reading: ReadingConfig, limit: int | None) -> dict[str, object]:

@@ -114,6 +114,7 @@ def make_ready(config: RewardTrainerConfig, ranks: Ranks, held: ExitStack, given
         kwise_loss=config.loss.kwise_loss,
         held_out_by=held_out_by(interrupted),
         given=given,
+        shows_row=config.run.log_samples > 0,
     )
     data, test, tokens = to_groups(config, prepared, base.renderer)
     device = device_of_rank()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from rewardlab.core.config import require, require_between
 from rewardlab.curation.auditing.registry import CHECKS, LEAKS, adjusted, require_checks
@@ -26,6 +27,9 @@ class AuditConfig(RowsConfig):
     """Model folder or hub name: lengths are counted in its tokens, and its control tokens are looked for."""
     max_seq_len: int | None = None
     """Longest conversation that fits, in tokens of `--model`, else in words; without it lengths are not checked."""
+    truncation: Literal["prompt-left", "drop", "error", "reply-middle"] | None = None
+    """Rule by which what is above `--max-seq-len` tokens would be cut, as in training; by default that of a
+    reward-model folder, else `prompt-left`."""
     near: float = 0.8
     """Jaccard similarity from which texts are near duplicates, of their runs of three words."""
     threshold: tuple[str, ...] = ()
@@ -59,6 +63,10 @@ class AuditConfig(RowsConfig):
         require(
             len(set(self.splits)) == len(self.splits) and len(self.splits) != 1,
             "--splits: name at least two different splits, such as `--splits train test`.",
+        )
+        require(
+            self.truncation is None or (self.model is not None and self.max_seq_len is not None),
+            "--truncation says what is cut of a conversation in tokens: give --model and --max-seq-len too.",
         )
         require(bool(self.against) or self.suite_data is None, "--suite-data is for suites named by --against.")
 

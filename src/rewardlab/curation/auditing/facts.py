@@ -22,6 +22,8 @@ Mask = npt.NDArray[np.bool_]
 Scores = npt.NDArray[np.float32]
 ROW_CHECKS = tuple(check.name for check in (*OF_ROWS, *AGAINST))
 """The checks whose scores need no other row: the columns of `scores_UC`."""
+CUTS = ("prompt tokens cut", "replies shortened", "reply tokens cut", "replies left out", "rows left out")
+"""What truncation does: the columns of `cuts_UX`. Each conversation of a row is cut by itself, and counts."""
 MAX_DETAILS = 1_000
 """Rows of each check about which is kept what was found."""
 
@@ -40,6 +42,8 @@ class Facts:
     """[U] whether the row is a preference."""
     scores_UC: Scores
     """[U, ROW_CHECKS] scores."""
+    cuts_UX: npt.NDArray[np.int64]
+    """[U, CUTS] what the rule of truncation does to the row; 0 where lengths are not counted in tokens."""
     texts: Texts
     """[P], [R] prompts, first turns and replies."""
     rows_P: Hashes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -13,13 +13,13 @@ import numpy as np
 from rewardlab.core.errors import RenderError
 from rewardlab.core.types import Conversation, Preference
 from rewardlab.curation.auditing import texts as of_text
-from rewardlab.curation.auditing.facts import ROW_CHECKS, Facts
+from rewardlab.curation.auditing.facts import CUTS, ROW_CHECKS, Facts
 from rewardlab.curation.auditing.overlaps import Others, text_of_prompt
 from rewardlab.curation.near import SHINGLE_WORDS, least_hashes
 from rewardlab.curation.rows import ReadRow
 from rewardlab.curation.shingles import Hashes, WordHashes, shingles_of, words_of
 from rewardlab.data.bulk import render_replies
-from rewardlab.data.chat import Renderer
+from rewardlab.data.chat import Renderer, ReplyTooLong
 from rewardlab.data.layout import Rendered
 from rewardlab.data.markers import Markers
 from rewardlab.data.roots import Texts
@@ -55,6 +55,8 @@ class Plan:
     """Longest conversation that fits."""
     renderer: Renderer | None
     """To count in its tokens, without a limit of its own; None counts words."""
+    cutting: Renderer | None
+    """The same with the limit and the rule by which training cuts; None without a limit in tokens."""
     others: Others | None
     """What the prompts are compared with."""
 
@@ -77,8 +79,7 @@ def measure(plan: Plan, rows: Sequence[ReadRow]) -> Facts:
     """Return the facts about a chunk of rows."""
     kept = [row.preference for row in rows if row.preference is not None]
     of_P = [number for number, row in enumerate(rows) if row.preference is not None]
-    scores_UC = np.zeros((len(rows), len(ROW_CHECKS)), dtype=np.float32)
-    found = _Found(scores_UC)
+    found = _Found(len(rows))
     known = _KNOWN.bounded()
     words = [_words(preference, known) for preference in kept]
     texts = Texts.of(kept)
@@ -93,7 +94,7 @@ def measure(plan: Plan, rows: Sequence[ReadRow]) -> Facts:
         _score_judgements(number, rows[number], own, keys[place], found)
     _score_repetition(of_P, words, found)
     if plan.renderer is not None:
-        _score_tokens(of_P, render_replies(kept, plan.renderer), plan.limit, found)
+        _score_tokens(of_P, kept, render_replies(kept, plan.renderer), plan.cutting, found)
     elif plan.limit is not None:
         _score_words(of_P, words, plan.limit, found)
     if plan.others is not None:
@@ -104,8 +105,9 @@ def measure(plan: Plan, rows: Sequence[ReadRow]) -> Facts:
 class _Found:
     """Scores and what was found, as they are collected."""
 
-    def __init__(self, scores_UC: np.ndarray) -> None:
-        self.scores_UC = scores_UC
+    def __init__(self, num_rows: int) -> None:
+        self.scores_UC = np.zeros((num_rows, len(ROW_CHECKS)), dtype=np.float32)
+        self.cuts_UX = np.zeros((num_rows, len(CUTS)), dtype=np.int64)
         self.details: dict[str, dict[int, str]] = {}
 
     def note(self, check: str, row: int, score: float, detail: str = "") -> None:
@@ -208,27 +210,65 @@ def _score_words(of_P: Sequence[int], words: Sequence[_Words], limit: int, found
     """Score what of the longest conversation, and of the longest reply, is above a limit in words."""
     for number, own in zip(of_P, words, strict=True):
         for reply in own.replies:
-            _score_length(number, own.system + len(own.prompt) + len(reply), len(reply), limit, "words", found)
+            length = own.system + len(own.prompt) + len(reply)
+            if length > limit:
+                found.note("overlong", number, length - limit, f"{length:,} words")
+                found.note("overlong-replies", number, len(reply) - limit, f"a reply of {len(reply):,} words")
 
 
 def _score_tokens(
-    of_P: Sequence[int], rendered_P: Sequence[Sequence[Rendered | RenderError]], limit: int | None, found: _Found
+    of_P: Sequence[int],
+    kept: Sequence[Preference],
+    rendered_P: Sequence[Sequence[Rendered | RenderError]],
+    cutting: Renderer | None,
+    found: _Found,
 ) -> None:
     """Score what does not fit a limit in tokens, and replies that cannot be rendered."""
-    for number, rendered in zip(of_P, rendered_P, strict=True):
+    for number, preference, rendered in zip(of_P, kept, rendered_P, strict=True):
+        whole = {place: one for place, one in enumerate(rendered) if isinstance(one, Rendered)}
         refused = [one for one in rendered if isinstance(one, RenderError)]
         if refused:
             found.note("template-refuses", number, len(refused), str(refused[0]))
-        for one in rendered:
-            if isinstance(one, Rendered) and limit is not None:
-                length = len(one.token_ids)
-                _score_length(number, length, length - one.prompt_tokens, limit, "tokens", found)
+        if cutting is not None and any(len(one.token_ids) > cutting.spec.max_length for one in whole.values()):
+            cuts = _score_cuts(number, preference, whole, cutting, found)
+            # A row that the template refuses is left out whatever its length.
+            found.cuts_UX[number] = 0 if refused else cuts
 
 
-def _score_length(number: int, length: int, reply: int, limit: int, unit: str, found: _Found) -> None:
-    if length > limit:
-        found.note("overlong", number, length - limit, f"{length:,} {unit}")
-        found.note("overlong-replies", number, reply - limit, f"a reply of {reply:,} {unit}")
+def _score_cuts(
+    number: int, preference: Preference, whole: Mapping[int, Rendered], cutting: Renderer, found: _Found
+) -> list[int]:
+    """Score conversations above the limit; return what the rule of truncation does to the row, as `CUTS` lists it."""
+    limit = cutting.spec.max_length
+    fitting: dict[int, Rendered] = {}
+    too_long = 0
+    for place, one in whole.items():
+        length = len(one.token_ids)
+        if length <= limit:
+            fitting[place] = one
+            continue
+        reply = preference.replies[place]
+        own = length - one.prompt_tokens
+        try:
+            cut = fitting[place] = cutting.render_cut(preference.prompt, reply, full_length=length)
+            told = f"{max(cut.truncated_tokens, cut.truncated_reply_tokens):,} of them are cut"
+        except ReplyTooLong:
+            too_long, told = too_long + 1, "the reply is left out"
+            found.note("overlong-replies", number, max(own - limit, 1), f"a reply of {own:,} tokens")
+        except RenderError:
+            told = "the row is left out"
+            found.note("overlong-replies", number, own - limit, f"a reply of {own:,} tokens")
+        found.note("overlong", number, length - limit, f"{length:,} tokens; {told}")
+    refused = len(fitting) + too_long < len(whole)
+    left_out = refused or isinstance(cutting.build_group(preference, fitting), str)
+    kept = [] if left_out else list(fitting.values())
+    return [
+        sum(one.truncated_tokens for one in kept),
+        sum(one.truncated_reply_tokens > 0 for one in kept),
+        sum(one.truncated_reply_tokens for one in kept),
+        0 if refused else too_long,
+        int(left_out),
+    ]
 
 
 def _facts(
@@ -253,6 +293,7 @@ def _facts(
         parts_U=np.full(len(rows), plan.part, dtype=np.int32),
         kept_U=np.array([row.preference is not None for row in rows], dtype=bool),
         scores_UC=found.scores_UC,
+        cuts_UX=found.cuts_UX,
         texts=texts,
         rows_P=_hashed([_canonical(preference, own, known) for preference, own in zip(kept, keys, strict=True)], texts),
         whole_P=_hashed([tuple(sorted(own)) for own in keys], texts),

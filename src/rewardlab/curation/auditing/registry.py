@@ -75,8 +75,8 @@ OF_ROWS: Final = (
     ),
     Check(
         name="overlong-replies",
-        meaning="a reply alone is longer than --max-seq-len: such a reply is left out, not cut",
-        score="tokens (without --model: words) of the reply that do not fit, of the longest one",
+        meaning="a reply is left out and not cut, since what may be cut is not enough",
+        score="tokens (without --model: words) of the reply that do not fit, of the longest one; at least 1",
         threshold=1,
     ),
     Check(

@@ -12,9 +12,10 @@ from typing import Final
 import numpy as np
 
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.spec import TRUNCATION_OF
 from rewardlab.curation.auditing.across import FAMILIES, Scored, numbers_of
 from rewardlab.curation.auditing.config import AuditConfig
-from rewardlab.curation.auditing.facts import ROW_CHECKS, Facts, Scores, joined
+from rewardlab.curation.auditing.facts import CUTS, ROW_CHECKS, Facts, Scores, joined
 from rewardlab.curation.auditing.measuring import Plan, measure
 from rewardlab.curation.auditing.overlaps import Others, read_others
 from rewardlab.curation.auditing.registry import CHECKS, LEAKS, Check, adjusted
@@ -22,6 +23,7 @@ from rewardlab.curation.auditing.result import Audit, Finding, ReadSource, share
 from rewardlab.curation.auditing.texts import damage_finder
 from rewardlab.curation.models import UNCUT, counting_renderer
 from rewardlab.curation.rows import map_rows
+from rewardlab.data.chat import Renderer
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.finding import Source, find_sources
 from rewardlab.data.judgements import Rules
@@ -57,15 +59,20 @@ def audit_rows(config: AuditConfig) -> Audited:
     rules = [Rules(source=source.name, reading=config.reading, seed=SEED) for source in sources]
     parts = _parts(sources, config.splits)
     others = _others(config, rules[0])
-    renderer = None
-    if config.model is not None:
-        renderer = counting_renderer(config.model, RenderingConfig()).by(max_length=UNCUT)
+    renderer, cutting = _renderers(config)
     reading = config.reading
     facts: list[Facts] = []
     read: list[ReadSource] = []
     with Crew(available_cores() if reading.num_workers is None else reading.num_workers) as crew:
         for number, (source, rule, part) in enumerate(zip(sources, rules, parts, strict=True)):
-            plan = Plan(source=number, part=part, limit=config.max_seq_len, renderer=renderer, others=others)
+            plan = Plan(
+                source=number,
+                part=part,
+                limit=config.max_seq_len,
+                renderer=renderer,
+                cutting=cutting,
+                others=others,
+            )
             title = f"auditing {source.label}"
             own = joined(list(map_rows(source, rule, partial(measure, plan), crew, title=title, may_be_damaged=True)))
             kept = int(own.kept_U.sum())
@@ -75,7 +82,8 @@ def audit_rows(config: AuditConfig) -> Audited:
             facts.append(own.only(_used(own, rule, config.limit)) if config.limit is not None else own)
     everything = joined(facts)
     checks = adjusted(config.threshold, config.fail_on)
-    audit = judge(everything, checks, config, sources=read, notes=_notes(config, others))
+    notes = _notes(config, others, None if cutting is None else cutting.spec.truncation)
+    audit = judge(everything, checks, config, sources=read, notes=notes)
     return Audited(audit=audit, facts=everything, sources=sources, rules=rules, checks=checks, near=config.near)
 
 
@@ -99,6 +107,11 @@ def judge(
     counts = dict(across.counts)
     for name in ("overlong", "overlong-replies"):
         counts[name] = {f"{unit} that do not fit": int(facts.scores_UC[:, ROW_CHECKS.index(name)].sum(dtype=np.int64))}
+    if config.model is not None:
+        counts["overlong"] = {
+            **counts["overlong"],
+            **dict(zip(CUTS, facts.cuts_UX.sum(axis=0).tolist(), strict=True)),
+        }
     findings = []
     for name, scores_U in scores.items():
         flagged_U = scores_U >= np.float32(checks[name].threshold)
@@ -164,6 +177,18 @@ def _parts(sources: Sequence[Source], splits: Sequence[str]) -> list[int]:
     return [list(order).index(source.split) for source in sources]
 
 
+def _renderers(config: AuditConfig) -> tuple[Renderer | None, Renderer | None]:
+    """Return (what counts whole conversations in tokens, what cuts them as training does)."""
+    if config.model is None:
+        return None, None
+    renderer = counting_renderer(config.model, RenderingConfig())
+    cutting = None
+    if config.max_seq_len is not None:
+        rule = None if config.truncation is None else TRUNCATION_OF[config.truncation]
+        cutting = renderer.by(max_length=config.max_seq_len, truncation=rule)
+    return renderer.by(max_length=UNCUT), cutting
+
+
 def _others(config: AuditConfig, rules: Rules) -> Others | None:
     if not config.against:
         return None
@@ -187,13 +212,15 @@ def _clusters(facts: Facts) -> np.ndarray:
     return clusters_U
 
 
-def _notes(config: AuditConfig, others: Others | None) -> list[str]:
+def _notes(config: AuditConfig, others: Others | None, rule: str | None) -> list[str]:
     _, how = damage_finder()
     unit = "words" if config.model is None else f"tokens of {config.model}"
     notes = [f"near duplicates: Jaccard similarity of at least {config.near:g} of runs of three words, by MinHash"]
     notes.append(f"encoding damage is found by {how}")
     if config.max_seq_len is not None:
-        notes.append(f"lengths are counted in {unit}; --max-seq-len {config.max_seq_len}")
+        names = [name for name, truncation in TRUNCATION_OF.items() if truncation == rule]
+        cut = "" if rule is None else f"; what is cut is by --truncation {''.join(names) or 'prompt-left'}"
+        notes.append(f"lengths are counted in {unit}; --max-seq-len {config.max_seq_len}{cut}")
     if others is not None:
         unread = f"; {others.unread:,} rows have no prompt that could be read" if others.unread else ""
         notes.append(f"--against {' '.join(config.against)}: {len(others.names):,} prompts{unread}")

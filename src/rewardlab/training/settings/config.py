@@ -190,7 +190,7 @@ class RunConfig:
     save_every: int | None = None
     """Steps between `step_N/` folders; the last step is always saved."""
     log_samples: int = 2
-    """Rendered pairs written to `samples.txt`."""
+    """Rendered pairs written to `samples.txt`; with 0 the log shows no row of the data either."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Dtype of saved weights; `auto` is float32. In half the size they are rounded stochastically, the same each time,
     which moves the scores a little; by how much is printed and saved."""
