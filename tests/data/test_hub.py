@@ -14,6 +14,12 @@ import pytest
 
 from loading import THREE_CONTENTS, contents, load, pair, places, prepared, settings_of_run
 from rewardlab.core.errors import DataError
+from rewardlab.curation.auditing.config import AuditConfig
+from rewardlab.curation.auditing.run import audit_rows
+from rewardlab.curation.inspecting.config import InspectConfig
+from rewardlab.curation.inspecting.run import inspect_datasets
+from rewardlab.curation.mislabels.config import MislabelsConfig
+from rewardlab.curation.mislabels.reading import read_data
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import find_sources
 from rewardlab.data.hub import commit_of, parse_hub_name
@@ -175,3 +181,34 @@ class TestStreams:
         assert [name for name, _ in first_rows_of(config.data)] == ["org/name[train]", "org/other[test]"]
         assert [asked["streaming"] for asked in hub.asked] == [True, True]
         assert hub.given == 2
+
+
+class TestTools:
+    def test_inspecting_and_searching_read_no_more_of_a_stream_than_the_limit_needs(
+        self, hub: Hub, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        hub.content = [pair(0), {"prompt": "p"}, *(pair(k) for k in range(1, 500))]
+        rows = {"dataset": ("org/name",), "limit": 60, "streaming": True, "shuffle_buffer": 30, "num_workers": 1}
+        drawn = set()
+        with caplog.at_level(logging.WARNING, logger="rewardlab"):
+            (found,) = inspect_datasets(InspectConfig.of(**rows, samples=60, languages=0))
+            assert hub.given < 100
+            drawn.add(frozenset(sample.place for sample in found.samples))
+            searched = read_data(MislabelsConfig.of(**rows, model="m", output_dir=Path("out")))
+        assert hub.given < 200
+        assert (found.used, searched.reports[0].kept) == (60, 60)
+        assert found.kept + sum(found.dropped.values()) == found.rows_read
+        drawn.add(frozenset(one.id for one in searched.preferences))
+        assert len(drawn) == 1, "one seed, one draw"
+        assert [f"org/name[train]:{place + 1}" for place in searched.positions] == [
+            one.id for one in searched.preferences
+        ]
+        assert caplog.text.count("(--shuffle-buffer), not among all rows") == 2
+
+    def test_an_audit_reads_all_of_a_stream_and_says_so(self, hub: Hub) -> None:
+        hub.rows = 300
+        reading = ReadingConfig(streaming=True, shuffle_buffer=30, num_workers=1)
+        found = audit_rows(AuditConfig(dataset=("org/name",), limit=20, reading=reading)).audit
+        assert len(found.numbers_U) == 20
+        assert max(found.numbers_U) > 60
+        assert any("streams are read whole" in note for note in found.notes)

@@ -7,6 +7,8 @@ import random
 from collections import Counter
 from pathlib import Path
 
+from rewardlab.data.rows import MAX_CHARACTERS
+
 WORDS = tuple("".join(pair) for pair in zip("bcdfghjklm" * 400, "aeiou" * 800, strict=True))
 Row = dict[str, object]
 
@@ -16,7 +18,7 @@ class Planted:
 
     def __init__(self, seed: int = 0) -> None:
         self.rng = random.Random(seed)
-        self.rows: list[Row] = []
+        self.rows: list[Row | str] = []
         self.flagged: Counter[str] = Counter()
         self.counts: dict[str, dict[str, int]] = {}
         self.causes: Counter[str] = Counter()
@@ -35,18 +37,18 @@ class Planted:
         }
         return row | changed
 
-    def add(self, *rows: Row, **flagged: int) -> None:
+    def add(self, *rows: Row | str, **flagged: int) -> None:
         """Add rows of which so many are flagged by each check (underscores stand for hyphens)."""
         self.rows += rows
         self.flagged.update({name.replace("_", "-"): number for name, number in flagged.items()})
 
-    def drop(self, row: Row, cause: str, **flagged: int) -> None:
-        """Add a row that reading drops."""
+    def drop(self, row: Row | str, cause: str, **flagged: int) -> None:
+        """Add a row, or a line that is none, that reading drops."""
         self.add(row, unusable_rows=1, **flagged)
         self.causes[cause] += 1
 
     def plant_all(self) -> None:
-        """Plant every kind of defect that a file of pairs can have."""
+        """Plant every kind of defect that a file of pairs can have without settings or other files."""
         self._plant_dropped()
         self._plant_texts()
         self._plant_duplicates()
@@ -66,6 +68,17 @@ class Planted:
             self.drop(self.sound(chosen="half \ud83d of it"), "bad_unicode", encoding_damage=1)
         for _ in range(2):
             self.drop(self.sound(prompt=[{"role": "wizard", "content": "hm"}]), "bad_roles")
+        for _ in range(3):
+            self.drop(self.sound(rejected=17), "reply_not_text")
+        self.drop(self.sound(prompt=[{"role": "system", "content": "Be kind."}]), "empty_prompt")
+        for _ in range(2):
+            self.drop(self.sound(strength=-1), "bad_strength")
+        for _ in range(4):
+            asked = [{"role": "user", "content": self.words(9, 9)}, {"role": "assistant", "content": self.words(9, 9)}]
+            self.drop(self.sound(chosen=asked), "prompt_differs")
+        self.drop(self.sound(prompt=[{"role": "user", "content": self.words(9, 9), "images": ["a.png"]}]), "media")
+        turns = [{"role": role, "content": "so"} for role in ("user", "assistant")] * 1_001
+        self.drop(self.sound(prompt=[*turns, {"role": "user", "content": "then?"}]), "too_many_turns")
 
     def _plant_texts(self) -> None:
         sentence = self.words(8, 8)
@@ -141,8 +154,77 @@ class Planted:
             # Equal but for the case: reading keeps such a row.
             self.add(self.sound(chosen=same, rejected=same.upper()), identical_replies=1)
 
+    def plant_unreadable(self) -> None:
+        """Plant lines that are no rows, and a row that is too long to be read."""
+        for line in ('{"prompt": "cut off', "[1, 2]", "\x00\x00"):
+            self.drop(line, "not_json")
+        self.drop(self.sound(chosen="long " * (MAX_CHARACTERS // 5)), "row_too_long")
+
+    def plant_lengths(self, limit: int) -> None:
+        """Plant rows above a limit in words, at least 200, some of them with replies that are above it alone."""
+        excess = 0
+        for number in range(9):
+            reply = limit + 20 if number < 4 else 50
+            row = self.sound(
+                prompt=self.words(limit - 10, limit - 10),
+                chosen=f"{self.words(reply, reply)}.",
+                rejected=f"{self.words(40, 40)}.",
+            )
+            if number < 4:
+                # As long as the other, so that lengths are not unequal.
+                row["rejected"] = f"{self.words(reply - 5, reply - 5)}."
+            self.add(row, overlong=1, overlong_replies=int(number < 4))
+            excess += limit - 10 + reply - limit
+        self.counts["overlong"] = {"words that do not fit": excess}
+        self.counts["overlong-replies"] = {"words that do not fit": 4 * 20}
+
+    def plant_leaks(self) -> list[Row]:
+        """Plant rows of which a later split knows something; return rows of that split."""
+        later: list[Row] = []
+        for _ in range(6):
+            row = self.sound()
+            later.append(self.sound(prompt=f"{str(row['prompt']).upper()} "))
+            self.add(row, leaked_prompts=1, leaked_conversations=1, leaked_near_prompts=1, leaks=1)
+        for _ in range(5):
+            prompt = self.words(60, 80)
+            later.append(self.sound(prompt=f"{prompt} please"))
+            self.add(self.sound(prompt=prompt), leaked_near_prompts=1, leaks=1)
+        for _ in range(4):
+            first = self.words(15, 30)
+            row, other = (self.sound(prompt=self._after(first)) for _ in range(2))
+            later.append(other)
+            self.add(row, leaked_conversations=1, leaks=1)
+        self.counts["leaked-prompts"] = {"shared": 6}
+        self.counts["leaks"] = {"prompts": 15}
+        return later
+
+    def _after(self, first: str) -> list[dict[str, str]]:
+        """Return a prompt of three turns that begins with this one."""
+        said = (first, f"{self.words(20, 30)}.", f"{self.words(20, 30)}?")
+        roles = ("user", "assistant", "user")
+        return [{"role": role, "content": text} for role, text in zip(roles, said, strict=True)]
+
+    def plant_overlaps(self) -> list[Row]:
+        """Plant rows whose prompts overlap with others; return these, each a prompt alone."""
+        others: list[Row] = []
+        for _ in range(7):
+            row = self.sound()
+            others.append({"prompt": f" {str(row['prompt']).upper()}"})
+            self.add(row, overlap_prompts=1, overlap_13=1, overlap_8=1)
+        for _ in range(5):
+            run = self.words(13, 13)
+            others.append({"prompt": f"{self.words(20, 20)} {run} {self.words(20, 20)}"})
+            self.add(self.sound(prompt=f"{self.words(30, 30)} {run} {self.words(30, 30)}"), overlap_13=1)
+        for _ in range(3):
+            runs = [self.words(12, 12) for _ in range(3)]
+            others += [{"prompt": f"{self.words(9, 9)} {run}"} for run in runs]
+            # 15 of 29 runs of 8 words, and none of 13.
+            self.add(self.sound(prompt=" ".join(runs)), overlap_8=1)
+        return others
+
     def write(self, path: Path, *, num_rows: int) -> None:
         """Write the planted rows among sound ones, in an order drawn at random, as JSON Lines."""
         self.rows += [self.sound() for _ in range(num_rows - len(self.rows))]
         self.rng.shuffle(self.rows)
-        path.write_text("".join(json.dumps(row) + "\n" for row in self.rows), encoding="utf-8")
+        lines = (row if isinstance(row, str) else json.dumps(row) for row in self.rows)
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")

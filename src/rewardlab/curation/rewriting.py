@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -132,14 +133,60 @@ def _pieces(file: TextIOWrapper) -> Iterator[tuple[bool, str]]:
 # --- what is written -----------------------------------------------------------------------------------------
 
 
+class Nulls:
+    """Writes NaN in rows of tables as null, which JSON has, and keeps in which columns.
+
+    Only in rows that reading uses: those read the same with a null. In `unread` rows it stays an error, since without
+    their NaN they might be used.
+    """
+
+    def __init__(self, unread: Collection[int]) -> None:
+        self.columns: dict[str, tuple[int, str]] = {}
+        """Column -> (rows, the place of the first one)."""
+        self._unread = unread
+
+    def of(self, row: Mapping[str, object], number: int, place: str) -> Mapping[str, object]:
+        """Return a row with null for every NaN."""
+        found = {name: value for name, value in row.items() if _holds_nan(value)}
+        if not found or number in self._unread:
+            return row
+        for name in found:
+            count, first = self.columns.get(name, (0, place))
+            self.columns[name] = (count + 1, first)
+        return {**row, **{name: _without_nan(value) for name, value in found.items()}}
+
+
+def _holds_nan(value: object) -> bool:
+    if isinstance(value, float):
+        return math.isnan(value)
+    if isinstance(value, Mapping):
+        return any(map(_holds_nan, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(_holds_nan, value))
+
+
+def _without_nan(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {name: _without_nan(own) for name, own in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(own) for own in value]
+    return None if _holds_nan(value) else value
+
+
 def write_without(
-    source: Source, target: Path, touched: Collection[int], *, since: Stamp, turn: Turn | None = None
+    source: Source,
+    target: Path,
+    touched: Collection[int],
+    *,
+    since: Stamp,
+    turn: Turn | None = None,
+    nulls: Nulls | None = None,
 ) -> int:
     """Write a dataset without the rows of these numbers, or with `turn` of them in their place; return how many rows
     it then has.
 
     `touched` are numbers of rows as they are read, not of preferences: see `sources.rows_of_units`. `since` is the
-    dataset's `stamp` from before its rows were judged.
+    dataset's `stamp` from before its rows were judged. `nulls` writes NaN of tables as null; without it that is an
+    error, as everything else is that JSON cannot hold.
 
     Raises DataError if the dataset cannot be read or has changed, or if a row cannot be written as JSON.
     """
@@ -151,7 +198,7 @@ def write_without(
         if only_lines:
             count = _copy_lines(source, touched, sink, turn)
         else:
-            count = _copy_rows(source, touched, sink, turn)
+            count = _copy_rows(source, touched, sink, turn, nulls)
         require_unchanged(source, since)
     return count
 
@@ -181,7 +228,7 @@ def _turned_line(text: str, source: Source, number: int, turn: Turn) -> str:
     return as_line(turn(parse_line(source.path, number, text.removeprefix("\ufeff")), place), place)
 
 
-def _copy_rows(source: Source, touched: Collection[int], sink: Any, turn: Turn | None) -> int:
+def _copy_rows(source: Source, touched: Collection[int], sink: Any, turn: Turn | None, nulls: Nulls | None) -> int:
     """Write the rows of a dataset in another format as lines of JSON; return how many they are."""
     count = 0
     for number, row in read_source(source):
@@ -190,6 +237,8 @@ def _copy_rows(source: Source, touched: Collection[int], sink: Any, turn: Turn |
             if turn is None:
                 continue
             row = turn(row, place)
+        if nulls is not None:
+            row = nulls.of(row, number, place)
         sink.write(as_line(row, place).encode())
         count += 1
     return count

@@ -74,13 +74,18 @@ def map_rows(
 
 
 def walk(
-    source: Source, rules: Rules, *, numbers: Collection[int] | None = None, may_be_damaged: bool = False
+    source: Source,
+    rules: Rules,
+    *,
+    numbers: Collection[int] | None = None,
+    opened: tuple[Schema, Iterable[Unit]] | None = None,
+    may_be_damaged: bool = False,
 ) -> Iterator[ReadRow]:
     """Yield every row of a dataset, in the order of the file, read in this process; or those with these `numbers`.
 
-    Raises DataError if the dataset cannot be read on; `may_be_damaged` is that of `map_rows`.
+    Raises DataError if the dataset cannot be read on; `opened` and `may_be_damaged` are those of `map_rows`.
     """
-    schema, units = open_units(source, rules, may_be_damaged=may_be_damaged)
+    schema, units = open_units(source, rules, may_be_damaged=may_be_damaged) if opened is None else opened
     for unit in units:
         if numbers is not None and unit[0] not in numbers:
             continue

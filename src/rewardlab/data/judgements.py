@@ -59,6 +59,9 @@ class ParsedRow:
     skipped_identical: int = 0
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Cause -> judgements of a kept row (of several rows, where these make one preference) that flags left out."""
+    order: tuple[int, ...] | None = None
+    """The place in its row of each reply; None where the format names the better reply or joins several rows, so that
+    places say nothing."""
 
 
 def seeded_generator(seed: int, name: str) -> np.random.Generator:
@@ -129,18 +132,23 @@ def judge_pair(
     row: Row,
     place: str,
     rules: Rules,
+    *,
+    is_named: bool = False,
 ) -> ParsedRow:
     """Return a preference of two replies with a comparison a vote, each of weight 1/n, so that all rows weigh the same.
 
-    A lone vote puts the preferred reply first. With `--strength-as weight`, ties that have a strength weigh nothing and
+    A lone vote puts the preferred reply first. `is_named` says that the row names the better reply, whatever votes say,
+    so that the places of the two tell nothing. With `--strength-as weight`, ties that have a strength weigh nothing and
     are left out.
 
     Raises UnusableRowError for equal replies, and for strengths and margins that cannot be used.
     """
     if text_key(replies[0]) == text_key(replies[1]):
         raise UnusableRowError("identical_replies", f"both are {show(replies[0][-1].content)}")
+    order = (0, 1)
     if len(votes) == 1 and votes[0].label < 0.5:
-        replies, votes = (replies[1], replies[0]), [replace(votes[0], label=1 - votes[0].label)]
+        replies, order = (replies[1], replies[0]), (1, 0)
+        votes = [replace(votes[0], label=1 - votes[0].label)]
     weightless = rules.reading.strength_as == "weight"
     counted = [vote for vote in votes if not (weightless and vote.label == 0.5 and vote.strength == 0)]
     if not counted:
@@ -160,7 +168,7 @@ def judge_pair(
         comparisons=tuple(comparisons),
         ranking=next(iter(sure)) if unanimous else None,
     )
-    return ParsedRow(preference=preference)
+    return ParsedRow(preference=preference, order=None if is_named else order)
 
 
 def read_scores(row: Row, num_replies: int) -> list[float]:
@@ -247,7 +255,12 @@ def compare_all(
         comparisons=tuple(comparisons),
         ranking=tuple(sorted(range(len(replies)), key=lambda k: -scores[k])) if strict else None,
     )
-    return ParsedRow(preference=preference, skipped_ties=0 if half else len(tied), skipped_identical=len(identical))
+    return ParsedRow(
+        preference=preference,
+        skipped_ties=0 if half else len(tied),
+        skipped_identical=len(identical),
+        order=tuple(range(len(replies))),
+    )
 
 
 def _half_labels(score: float, place: str, rules: Rules) -> bool:
@@ -300,7 +313,7 @@ def read_judged(row: Row, place: str, rules: Rules) -> ParsedRow:
     )
     if rules.kwise_loss == "plackett-luce":
         _require_strict_ranking(preference, texts)
-    return ParsedRow(preference=preference, skipped_identical=len(among) - len(different))
+    return ParsedRow(preference=preference, skipped_identical=len(among) - len(different), order=tuple(kept))
 
 
 def _read_judgement(entry: object, num_replies: int, row: Row, reading: ReadingConfig) -> Comparison:

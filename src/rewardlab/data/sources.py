@@ -378,6 +378,23 @@ def draw_streamed(
     return chosen, tally
 
 
+Stream = tuple[Schema, list[Unit], Tally]
+"""(schema, units drawn from a stream, the counts of the units that were read)."""
+
+
+def open_streamed(source: Source, rules: Rules, limit: int | None) -> Stream | None:
+    """Return what a limit draws of a stream, and log how it was drawn.
+
+    None of what is no stream, or has no limit. Raises DataError as `open_units` and `draw_streamed` do.
+    """
+    if not (source.is_on_hub and source.streaming) or limit is None:
+        return None
+    schema, units = open_units(source, rules)
+    drawn, tally = draw_streamed(source, schema, units, rules=rules, limit=limit)
+    tell_streamed(source, limit, rules.reading.shuffle_buffer)
+    return schema, drawn, tally
+
+
 def tell_streamed(source: Source, limit: int, shuffle_buffer: int) -> None:
     """Log that a limit did not draw among all rows."""
     logger.warning(

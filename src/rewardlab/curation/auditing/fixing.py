@@ -23,6 +23,7 @@ from rewardlab.curation.auditing.result import Audit
 from rewardlab.curation.auditing.run import Audited
 from rewardlab.curation.rewriting import (
     ENDINGS,
+    Nulls,
     Stamp,
     also_rows,
     as_line,
@@ -160,15 +161,25 @@ def write_fixed(audited: Audited, config: AuditConfig, outputs: Outputs) -> list
     found, stays_U = removals(audited, config.remove)
     said = []
     members: list[dict[int, list[int]]] = []
+    nulled: list[dict[str, object]] = []
     for number, (source, path) in enumerate(zip(audited.sources, outputs.cleaned, strict=True)):
         own_U = audited.facts.sources_U == number
         gone = set(audited.facts.numbers_U[own_U & ~stays_U].tolist())
         members.append(rows_of_units(source, audited.rules[number], gone))
         rows = {row for own in members[-1].values() for row in own}
-        left = write_without(source, path, rows, since=outputs.stamps[number])
+        unread = set(audited.facts.numbers_U[own_U & stays_U & ~audited.facts.kept_U].tolist())
+        nulls = Nulls({row for own in rows_of_units(source, audited.rules[number], unread).values() for row in own})
+        left = write_without(source, path, rows, since=outputs.stamps[number], nulls=nulls)
+        nulled += [
+            {"column": name, "rows": count, "first": place, "done": "NaN written as null"}
+            for name, (count, place) in nulls.columns.items()
+        ]
         units = f"{int((own_U & stays_U).sum()):,} of {int(own_U.sum()):,} rows; {len(gone):,} removed"
         several = f" (of several rows each: {left:,} rows are left)" if len(rows) != len(gone) else ""
         said.append(f"{path}: {units}{several}")
+        if nulls.columns:
+            told = ", ".join(f"{name} ({count:,} rows)" for name, (count, _) in nulls.columns.items())
+            said.append(f"{path}: NaN, which JSON has not, is null in {told}")
     assert outputs.trace is not None
     with replacing_lines(outputs.trace) as sink:
         for one in found:
@@ -176,6 +187,8 @@ def write_fixed(audited: Audited, config: AuditConfig, outputs: Outputs) -> list
             entry: dict[str, object] = {"row": audited.audit.place(one.row)}
             entry |= also_rows(members[source_number][unit]) | {"check": one.check, "value": round(one.value, 4)}
             sink.write(as_line(entry | {"done": "removed"}, str(outputs.trace)).encode())
+        for entry in nulled:
+            sink.write(as_line(entry, str(outputs.trace)).encode())
     said.append(f"why each row went: {outputs.trace}")
     if kept := [name for name in audited.audit.failed if name not in config.remove]:
         said.append(f"above their limits and still in: {', '.join(kept)}; --remove names what goes")

@@ -225,5 +225,7 @@ def _notes(config: AuditConfig, others: Others | None, rule: str | None) -> list
         unread = f"; {others.unread:,} rows have no prompt that could be read" if others.unread else ""
         notes.append(f"--against {' '.join(config.against)}: {len(others.names):,} prompts{unread}")
     if config.limit is not None:
-        notes.append(f"--limit {config.limit}: rows that reading drops, and {config.limit} others of each dataset")
+        whole = "; streams are read whole all the same, and --shuffle-buffer draws nothing"
+        told = f"--limit {config.limit}: rows that reading drops, and {config.limit} others of each dataset"
+        notes.append(f"{told}{whole if config.reading.streaming else ''}")
     return notes

@@ -22,12 +22,11 @@ from rewardlab.curation.config import RowsConfig
 from rewardlab.curation.rewriting import files_of
 from rewardlab.curation.rows import ReadRow, map_rows
 from rewardlab.data.finding import Source, find_sources
-from rewardlab.data.formats import Schema
 from rewardlab.data.hub import hub_facts
 from rewardlab.data.judgements import Rules
 from rewardlab.data.readers import fingerprint
 from rewardlab.data.rows import UnusableRowError
-from rewardlab.data.sources import SourceReport, Tally, Unit, chosen_by_limit, draw_streamed, open_units, tell_streamed
+from rewardlab.data.sources import SourceReport, Stream, Tally, chosen_by_limit, open_streamed, open_units
 from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")
@@ -47,7 +46,7 @@ class Reading:
     limit: int | None
     content: str | None
     """Its fingerprint before it was read."""
-    stream: tuple[Schema, list[Unit], Tally] | None = None
+    stream: Stream | None = None
     """Of a stream with a limit: its schema, the units that were drawn, and the counts of all that were read."""
     tally: Tally = field(default_factory=Tally)
 
@@ -94,11 +93,7 @@ def open_all(config: RowsConfig, names: Sequence[str], seed: int) -> list[Readin
     for source in find_sources(names, config.hf_split, streaming=config.reading.streaming):
         rules = Rules(source=source.name, reading=config.reading, seed=seed)
         reading = Reading(source=source, rules=rules, limit=config.limit, content=fingerprint(source))
-        if source.is_on_hub and source.streaming and config.limit is not None:
-            schema, units = open_units(source, rules)
-            drawn, tally = draw_streamed(source, schema, units, rules=rules, limit=config.limit)
-            reading.stream = schema, drawn, tally
-            tell_streamed(source, config.limit, config.reading.shuffle_buffer)
+        reading.stream = open_streamed(source, rules, config.limit)
         opened.append(reading)
     return opened
 

@@ -9,7 +9,6 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -28,10 +27,6 @@ from rewardlab.data.sources import Tally
 
 Column = npt.NDArray[Any]
 SYSTEM: Final = ("none", "with text", "empty")
-LISTS: Final = ("responses", "completions", "answers", "replies")
-"""Columns of formats whose replies stand in an order of their own, which says nothing of which one is better."""
-NAMED: Final = ("chosen", "rejected")
-"""Columns that name the better reply, whatever lists stand beside them."""
 KINDS: Final[Mapping[str, str]] = {
     "number_P": "i8", "prompt_P": "u8", "first_turn_P": "u8", "replies_P": "i4", "turns_P": "i4", "system_P": "i1",
     "prompt_length_P": "i8", "computed_P": "i8", "unshared_P": "i8", "rendered_P": "?",
@@ -103,13 +98,8 @@ def join(chunks: Iterable[Columns]) -> Columns:
     return whole
 
 
-def summarise(
-    rows: Sequence[ReadRow], *, renderer: Renderer | None, mapped: Mapping[str, str] = MappingProxyType({})
-) -> Columns:
-    """Return the columns of a chunk of rows, with lengths in tokens of the `renderer`, or else in words.
-
-    `mapped` is our name of a column -> its name in the data, for those that flags name.
-    """
+def summarise(rows: Sequence[ReadRow], *, renderer: Renderer | None) -> Columns:
+    """Return the columns of a chunk of rows, with lengths in tokens of the `renderer`, or else in words."""
     found = Columns()
     lists: dict[str, list[Any]] = {name: [] for name in KINDS}
     kept: list[Preference] = []
@@ -119,7 +109,7 @@ def summarise(
             found.tally.drop(row.place, UnusableRowError(row.cause, row.detail or ""))
             continue
         found.tally.keep(row.parsed)
-        _add(lists, len(kept), row, row.preference, mapped)
+        _add(lists, len(kept), row, row.preference, row.parsed.order)
         kept.append(row.preference)
     _add_lengths(lists, found.refused, kept, renderer)
     found.scripts = count_scripts(text for preference in kept for text in _all_texts(preference))
@@ -128,9 +118,9 @@ def summarise(
 
 
 def _add(
-    lists: dict[str, list[Any]], owner: int, row: ReadRow, preference: Preference, mapped: Mapping[str, str]
+    lists: dict[str, list[Any]], owner: int, row: ReadRow, preference: Preference, order: Sequence[int] | None
 ) -> None:
-    """Add what a row says besides lengths."""
+    """Add what a row says besides lengths. `order` is the place of each reply in it, where that says anything."""
     prompt = preference.prompt
     system = [turn.content.strip() for turn in prompt if turn.role == "system"]
     lists["number_P"].append(row.number)
@@ -151,23 +141,15 @@ def _add(
         lists["strength_C"].append(np.nan if one.strength is None else one.strength)
         lists["weight_C"].append(one.weight)
         lists["annotator_C"].append(annotator_key(one.annotator))
-        lists["earlier_C"].append(_earlier(one, row.rows, mapped))
+        lists["earlier_C"].append(_earlier(one, order))
 
 
-def _earlier(one: Comparison, rows: Sequence[Mapping[str, object]], mapped: Mapping[str, str]) -> int:
-    """Return 1 if the better reply stands before the other in the row, 0 if behind it, and −1 for a tie, or where the
-    format names the better reply or joins several rows, so that its place says nothing."""
-    if one.label == 0.5 or len(rows) > 1:
+def _earlier(one: Comparison, order: Sequence[int] | None) -> int:
+    """Return 1 if the better reply stands before the other in the row, 0 if behind it, and −1 for a tie, or where its
+    place says nothing."""
+    if one.label == 0.5 or order is None:
         return -1
-    (row,) = rows
-    if any(mapped.get(name, name) in row for name in NAMED):
-        return -1
-    if "human_ref_A" in row:
-        return int(str(row.get("labels")) in ("1", "1.0", "True"))
-    listed = (mapped["responses"],) if "responses" in mapped else LISTS
-    if not any(isinstance(row.get(name), (list, tuple)) for name in listed):
-        return -1
-    return int((one.first < one.second) == (one.label > 0.5))
+    return int((order[one.first] < order[one.second]) == (one.label > 0.5))
 
 
 def annotator_key(name: str | None) -> int:

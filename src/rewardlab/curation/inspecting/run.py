@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -19,9 +19,10 @@ from rewardlab.curation.models import UNCUT, counting_renderer
 from rewardlab.curation.rows import map_rows, walk
 from rewardlab.data.chat import Renderer
 from rewardlab.data.finding import Source, find_sources
+from rewardlab.data.formats import Schema
 from rewardlab.data.judgements import Rules
 from rewardlab.data.roots import Numbers, find_roots
-from rewardlab.data.sources import chosen_by_limit, open_units
+from rewardlab.data.sources import Unit, chosen_by_limit, open_streamed, open_units
 from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")
@@ -79,12 +80,16 @@ def _inspect(source: Source, config: InspectConfig, ruler: Ruler, crew: Crew) ->
     joins = ruler.renderer is not None and ruler.renderer.spec.joins_texts
     rules = Rules(source=source.name, reading=config.rows.reading, seed=config.inspection.seed, bare=joins)
     title = f"inspecting {source.label}"
-    summary = partial(summarise, renderer=ruler.renderer, mapped=config.rows.reading.own_columns)
-    read = join(map_rows(source, rules, summary, crew, title=title, may_be_damaged=True))
+    summary = partial(summarise, renderer=ruler.renderer)
+    stream = open_streamed(source, rules, config.rows.limit)
+    opened = None if stream is None else stream[:2]
+    read = join(map_rows(source, rules, summary, crew, title=title, opened=opened, may_be_damaged=True))
+    if stream is not None:
+        read.tally = stream[2]
     columns = read.take(np.sort(chosen_by_limit(rules, read.tally.kept, config.rows.limit)))
     report = read.tally.report(source, used=len(columns["replies_P"]), sha256=None)
     roots_P, rule = find_roots(columns.texts()) if len(columns["replies_P"]) else (np.empty(0, np.int64), "reply")
-    baselines, tongues, samples = _read_again(source, rules, columns, roots_P, config, ruler)
+    baselines, tongues, samples = _read_again(source, rules, columns, roots_P, config, ruler, opened=opened)
     strengths = measure.strengths_of(columns)
     return Inspection(
         name=source.name,
@@ -139,9 +144,19 @@ def _largest(roots_P: Numbers, prompts_P: np.ndarray) -> int:
 
 
 def _read_again(
-    source: Source, rules: Rules, columns: Columns, roots_P: Numbers, config: InspectConfig, ruler: Ruler
+    source: Source,
+    rules: Rules,
+    columns: Columns,
+    roots_P: Numbers,
+    config: InspectConfig,
+    ruler: Ruler,
+    *,
+    opened: tuple[Schema, Sequence[Unit]] | None,
 ) -> tuple[Baselines, Tongues, tuple[Sample, ...]]:
-    """Return baselines, languages and samples, which need texts, by reading the rows of the sample again."""
+    """Return baselines, languages and samples, which need texts, by reading the rows of the sample again.
+
+    `opened` are the rows that were drawn from a stream.
+    """
     wanted = config.inspection
     count = len(columns["replies_P"])
     # The 4 separates this draw from the others that use the same seed, as for the baselines of a run.
@@ -153,7 +168,7 @@ def _read_again(
     shown = {int(place) for place in order[: wanted.samples]} if wanted.texts else set()
     drawn, guesser, samples = Drawn(), Guesser(), {}
     places: list[int] = []
-    for row in walk(source, rules, numbers=numbers, may_be_damaged=True):
+    for row in walk(source, rules, numbers=numbers, opened=opened, may_be_damaged=True):
         preference = row.preference
         if preference is None:
             continue

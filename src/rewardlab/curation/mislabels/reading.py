@@ -19,7 +19,7 @@ from rewardlab.data.finding import ALL_ROWS, SPLITS, Source, find_sources
 from rewardlab.data.judgements import Rules
 from rewardlab.data.readers import fingerprint
 from rewardlab.data.rows import UnusableRowError
-from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, open_units
+from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, open_streamed, open_units
 
 JUDGING: Final = (*(word for word in SPLITS if word != "train"), "evaluation", "testing", "heldout", "holdout")
 """Words that name a split which judges models. Model-based evidence never touches one."""
@@ -62,14 +62,20 @@ def read_data(config: MislabelsConfig) -> ReadData:
         rules = rules_of(source, config)
         content = fingerprint(source)
         kept: list[tuple[Preference, int]] = []
-        tally = Tally(format=open_units(source, rules)[0].label)
-        for position, row in enumerate(bar(walk(source, rules), title=f"reading {source.name}", unit=" rows")):
+        stream = open_streamed(source, rules, rows.limit)
+        opened = None if stream is None else stream[:2]
+        tally = Tally(format=open_units(source, rules)[0].label if stream is None else "")
+        read = walk(source, rules, opened=opened)
+        for position, row in enumerate(bar(read, title=f"reading {source.name}", unit=" rows")):
             if row.parsed is not None:
                 tally.keep(row.parsed)
-                kept.append((row.parsed.preference, position))
+                # Of a stream the rows between those that were drawn are not there to be counted.
+                kept.append((row.parsed.preference, position if stream is None else row.number - 1))
             else:
                 assert row.cause is not None, "a row is a preference or has a cause"
                 tally.drop(row.place, UnusableRowError(row.cause, row.detail or ""))
+        if stream is not None:
+            tally = stream[2]
         chosen = sorted(chosen_by_limit(rules, len(kept), rows.limit).tolist())
         preferences += [kept[number][0] for number in chosen]
         positions += [kept[number][1] for number in chosen]

@@ -89,7 +89,8 @@ def _read_rated(row: Row, place: str, rules: Rules) -> ParsedRow:
         raise UnusableRowError("no_comparison", "a lone reply to its prompt")
     weights = rules.reading.attribute_weights or {"helpfulness": 1.0}
     prompt = row["prompt"] if rules.bare else helpsteer_prompt(row["prompt"])
-    return _compare_rated(prompt, [(one["response"], one) for one in rows], weights, row, place, rules)
+    parsed = _compare_rated(prompt, [(one["response"], one) for one in rows], weights, row, place, rules)
+    return replace(parsed, order=None)
 
 
 def _compare_rated(

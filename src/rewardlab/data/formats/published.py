@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.formats.plain import COLUMNS, part, read_explicit
@@ -72,7 +73,7 @@ def _read_rewardbench(row: Row, place: str, rules: Rules) -> ParsedRow:
         for worse in range(len(rejected))
     ]
     judged = {"replies": [*chosen, *rejected], "comparisons": comparisons, "ranking": None}
-    return read_judged({**row, **judged}, place, rules)
+    return replace(read_judged({**row, **judged}, place, rules), order=None)
 
 
 def _read_safe_rlhf(row: Row, place: str, rules: Rules) -> ParsedRow:

@@ -28,7 +28,8 @@ def _read_shp(row: Row, place: str, rules: Rules) -> ParsedRow:
     ratio = _ratio(row)
     _require_ratio(ratio, rules)
     judged = {**row, "label": None, "strength": None if ratio is None else ratio / (1 + ratio)}
-    return make_pair(prompt, (preferred, other), judged, place, rules)
+    parsed = make_pair(prompt, (preferred, other), judged, place, rules)
+    return replace(parsed, order=(0, 1) if names == (COLUMNS[1], COLUMNS[2]) else (1, 0))
 
 
 def draw_of_post(rows: Sequence[Row], place: str, rules: Rules) -> set[int]:
@@ -109,7 +110,7 @@ def _read_post(row: Row, place: str, rules: Rules) -> ParsedRow:
     parsed = read_judged(row, place, rules)
     skipped = row["skipped"]
     assert isinstance(skipped, Counter)
-    return replace(parsed, skipped=dict(skipped))
+    return replace(parsed, skipped=dict(skipped), order=None)
 
 
 def _preferred_first(row: Row) -> tuple[str, str]:

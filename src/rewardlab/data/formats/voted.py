@@ -42,7 +42,7 @@ def _read_labelled(row: Row, place: str, rules: Rules) -> ParsedRow:
         votes.append(Vote(label=label, strength=strength, annotator=who))
     if not votes:
         raise UnusableRowError("missing_field", "nobody's label in 'labels'")
-    return judge_pair(prompt, replies, votes, row, place, rules)
+    return judge_pair(prompt, replies, votes, row, place, rules, is_named=True)
 
 
 def _said(row: Row) -> list[tuple[str, object]]:
