@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit, log_expit
 
+from harness.wrongly_labelled import RULE, preference, simulated
 from rewardlab.analysis.linear import fit
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Comparison, Estimate
@@ -21,7 +22,6 @@ from rewardlab.curation.mislabels.pairs import held_together, nearly_equal, oppo
 from rewardlab.curation.mislabels.planting import TOGETHER, plant
 from rewardlab.curation.mislabels.ranking import flagged_rows, rank
 from rewardlab.curation.mislabels.worth import measure_worth
-from wrongly_labelled import RULE, preference, simulated
 
 # --- pairs ---------------------------------------------------------------------------------------------------
 
