@@ -4,8 +4,10 @@
 
 Generates pairs of the lengths of HH's (prompts of 10 to 170 words, replies of 5 to 80) from 20,000 made-up words as
 frequent as those of a language, one in a hundred of them twice, and runs the commands as a user would, each in a
-process of its own, in turn. Peak memory is the most that the process and its workers held together, looked at ten
-times a second. Ends with an error if both commands together take over two minutes or 2 GB. Linux only (/proc).
+process of its own on a terminal, in turn: with lengths in words, and in the tokens of a model (`--model`). Peak memory
+is the most that the process and its workers held together, looked at ten times a second. Ends with an error if a
+command draws no progress bar, or if inspecting and auditing with lengths in words together take over two minutes or
+2 GB. Linux only (/proc).
 """
 
 from __future__ import annotations
@@ -13,10 +15,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import pty
+import re
 import resource
+import shlex
 import subprocess
 import sys
 import tempfile
+import termios
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +39,16 @@ MOST_MB = 2000.0
 WORDS = 20_000
 TWICE = 100
 """One row in so many stands in the file a second time."""
-COMMANDS = {"inspect": ("--languages", "2000"), "audit": ()}
+IN_TOKENS = ("--max-seq-len", "1024")
+COMMANDS = {
+    "inspect": ("inspect", "--languages", "2000"),
+    "audit": ("audit",),
+    "inspect-tokens": ("inspect", "--languages", "2000", *IN_TOKENS),
+    "audit-tokens": ("audit", *IN_TOKENS),
+}
+"""Name -> the tool and its flags; those that end in `tokens` get `--model` too."""
+BARS = {"inspect": "inspecting", "audit": "auditing"}
+"""Tool -> how its progress bar begins."""
 
 
 def write_rows(path: Path, count: int) -> None:
@@ -59,21 +75,55 @@ def write_rows(path: Path, count: int) -> None:
             file.write(before)
 
 
-def measure(tool: str, path: Path, flags: Sequence[str], output: Path) -> dict[str, Any]:
-    """Run a tool on a file in a process of its own."""
+def measure(name: str, path: Path, model: str, output: Path) -> dict[str, Any]:
+    """Run a command on a file in a process of its own, on a terminal, and keep what it says."""
+    tool, *flags = COMMANDS[name]
+    if name.endswith("tokens"):
+        flags += ["--model", model]
     command = [sys.executable, "-m", "rewardlab", "data", tool, str(path), *flags]
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ours, terminal = pty.openpty()
+    # A new terminal has no columns, on which nothing is drawn.
+    termios.tcsetwinsize(terminal, (24, 120))
     began = time.monotonic()
-    with output.open("w", encoding="utf-8") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=subprocess.STDOUT)
-        peak = 0.0
-        while process.poll() is None:
-            peak = max(peak, memory_mb(process.pid))
-            time.sleep(0.1)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    reader = threading.Thread(target=_copy, args=(ours, output))
+    reader.start()
+    peak = 0.0
+    while process.poll() is None:
+        peak = max(peak, memory_mb(process.pid))
+        time.sleep(0.1)
     seconds = time.monotonic() - began
+    reader.join()
+    os.close(ours)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
-    return {"tool": tool, "seconds": seconds, "cpu_seconds": cpu, "peak_mb": peak, "status": process.returncode}
+    drawn = len(re.findall(rf"{BARS[tool]} {re.escape(path.name)}: [^\r\n]*rows", output.read_text(encoding="utf-8")))
+    return {
+        "name": name,
+        "command": f"rewardlab data {shlex.join((tool, *flags))}".replace(model, Path(model).name),
+        "seconds": seconds,
+        "cpu_seconds": cpu,
+        "peak_mb": peak,
+        "bars": drawn,
+        "status": process.returncode,
+    }
+
+
+def _copy(terminal: int, output: Path) -> None:
+    """Write what a process says on its terminal to a file, until it ends."""
+    with output.open("wb") as sink:
+        while True:
+            try:
+                said = os.read(terminal, 65_536)
+            except OSError:
+                # Linux says so that nobody has the other end open.
+                return
+            if not said:
+                return
+            sink.write(said)
+            sink.flush()
 
 
 def memory_mb(process: int) -> float:
@@ -95,13 +145,14 @@ def memory_mb(process: int) -> float:
 def page(rows: int, size_mb: float, found: Sequence[dict[str, Any]]) -> list[str]:
     """What was found, as Markdown."""
     table = results.table(
-        ["command", "seconds", "processor seconds", "peak memory, MB", "exit status"],
+        ["command", "seconds", "processor seconds", "peak memory, MB", "times its bar was drawn", "exit status"],
         [
             [
-                f"rewardlab data {one['tool']}",
+                one["command"],
                 f"**{one['seconds']:.0f}**",
                 f"{one['cpu_seconds']:.0f}",
                 f"{one['peak_mb']:,.0f}",
+                one["bars"],
                 one["status"],
             ]
             for one in found
@@ -115,6 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--tools", nargs="+", default=list(COMMANDS), choices=list(COMMANDS))
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="whose tokens count lengths")
     results.add_flags(parser)
     options = parser.parse_args(arguments)
     load = machine.load_average()
@@ -123,24 +175,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         write_rows(path, options.rows)
         size_mb = path.stat().st_size / 1e6
         found = []
-        for tool in options.tools:
-            output = Path(folder, f"{tool}.txt")
-            found.append(measure(tool, path, COMMANDS[tool], output))
+        for name in options.tools:
+            output = Path(folder, f"{name}.txt")
+            found.append(measure(name, path, options.model, output))
             # An audit that finds something may end with 1.
-            if found[-1]["status"] not in (0, 1):
-                print(output.read_text(encoding="utf-8")[-3000:], file=sys.stderr)
+            if found[-1]["status"] not in (0, 1) or not found[-1]["bars"]:
+                why = "drew no progress bar" if found[-1]["status"] in (0, 1) else "failed"
+                print(f"{name} {why}:\n{output.read_text(encoding='utf-8')[-3000:]}", file=sys.stderr)
                 return 1
     results.write(
         "data_tools",
-        "both" if len(found) > 1 else found[0]["tool"],
+        "all" if len(found) == len(COMMANDS) else "-".join(options.tools),
         page=page(options.rows, size_mb, found),
         data={"rows": options.rows, "file_mb": size_mb, "tools": found},
         options=options,
         device=torch.device("cpu"),
         load=(load, machine.load_average()),
     )
-    slow = sum(one["seconds"] for one in found) > MOST_SECONDS
-    large = max(one["peak_mb"] for one in found) > MOST_MB
+    in_words = [one for one in found if not one["name"].endswith("tokens")]
+    slow = sum(one["seconds"] for one in in_words) > MOST_SECONDS
+    large = any(one["peak_mb"] > MOST_MB for one in in_words)
     return int(options.rows <= 100_000 and (slow or large))
 
 

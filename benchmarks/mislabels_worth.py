@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -75,8 +76,9 @@ class Cell:
     width: float
 
 
-def judge(kind: Kind, pairs: int, draws: int, seed: int) -> list[Cell]:
-    """Draw sets of pairs, and measure what removing the flagged rows is worth."""
+def judge(name: str, pairs: int, draws: int, seed: int) -> list[Cell]:
+    """Draw sets of pairs of a kind, and measure what removing the flagged rows is worth."""
+    kind = KINDS[name]
     rule = replace(RULE, below=kind.below)
     removed: list[float] = []
     found: list[Sequence[Effect]] = []
@@ -151,13 +153,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the simulation."""
     parser = parser_of(__doc__, list(KINDS), draws=200)
     parser.add_argument("--pairs", type=int, nargs="+", default=list(PAIRS))
+    parser.add_argument("--processes", type=int, default=1, help="kinds and sizes judged at the same time")
     simulation = Simulation("mislabels_worth", parser, arguments)
     options = simulation.options
-    found = {
-        name: [cell for pairs in options.pairs for cell in judge(kind, pairs, options.draws, options.seed)]
-        for name, kind in KINDS.items()
-        if name in options.kinds
-    }
+    cases = [(name, pairs) for name in KINDS if name in options.kinds for pairs in options.pairs]
+    with ProcessPoolExecutor(options.processes) as pool:
+        judged = [pool.submit(judge, name, pairs, options.draws, options.seed) for name, pairs in cases]
+        found: dict[str, list[Cell]] = {}
+        for (name, _), cells_of_case in zip(cases, judged, strict=True):
+            found.setdefault(name, []).extend(cells_of_case.result())
     cells = {kind: [asdict(cell) for cell in own] for kind, own in found.items()}
     return simulation.record("all" if len(found) == len(KINDS) else "some", page=page(found, simulation), cells=cells)
 

@@ -15,11 +15,13 @@ import torch
 import coverage
 import coverage_measures
 import data_path
+import data_tools
 import gpu
 import growth
 import half_rounding
 import judge_rows
 import memory_rounds
+import mislabels_worth
 import monitoring
 import paired_tests
 import profile_step
@@ -384,6 +386,24 @@ def test_coverage_of_statistics_that_are_no_means(tmp_path, monkeypatch):
     cells = result(tmp_path)["cells"]
     assert {"AUC", "Spearman", "calibration slope", "Brier, miscalibration"} <= set(cells)
     assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
+
+
+def test_what_inspecting_and_auditing_cost_with_a_bar_on_the_terminal(tmp_path, base_model):
+    tools = ["inspect", "audit-tokens"]
+    asked = ["--rows", "200", "--model", str(base_model), "--results", str(tmp_path), "--tools", *tools]
+    assert data_tools.main(asked) == 0
+    found = result(tmp_path)
+    assert [one["name"] for one in found["tools"]] == tools
+    assert all(one["bars"] > 0 and one["seconds"] > 0 for one in found["tools"])
+    assert "--max-seq-len 1024" in page_in(tmp_path)
+
+
+def test_what_removing_flagged_rows_is_said_to_be_worth(tmp_path):
+    asked = ["--draws", "2", "--pairs", "100", "--results", str(tmp_path), "--kinds", "nothing to learn"]
+    assert mislabels_worth.main(asked) == 0
+    (cells,) = result(tmp_path)["cells"].values()
+    assert [cell["against"] for cell in cells] == ["all rows", "without as many random"]
+    assert all(cell["truth"] == 0 < cell["removed"] and 0 <= cell["coverage"] <= 1 for cell in cells)
 
 
 def test_what_judging_rows_costs(tmp_path):
