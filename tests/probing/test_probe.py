@@ -266,3 +266,19 @@ def test_the_command_prints_layers_curve_baselines_and_where_the_model_is(base_m
     tables = [line for line in report.splitlines() if str(tmp_path) not in line]
     assert max(map(len, tables)) <= 100
     assert not (tmp_path / "cache" / "states").exists()
+
+
+@pytest.mark.parametrize("mode", ["prompt_only", "label_shuffle"])
+def test_a_control_changes_what_a_probe_is_fitted_to_and_is_written_down(mode, base_model, tmp_path):
+    pairs, folder = write_pairs(tmp_path / "pairs.jsonl", 24), tmp_path / "probe"
+    words = ["--model", str(base_model), "--dataset", str(pairs), "--output-dir", str(folder), "--bootstrap", "0"]
+    words += ["--max-seq-len", "128", "--precision", "fp32", "--diagnostic-mode", mode]
+    main(["probe", *words])
+    (counts,) = json.loads((folder / "manifest.json").read_text())["data"]["control"]["counts"]["train"]
+    assert (counts["rows"], counts["kept"]) == (24, 24)
+    spec = json.loads((folder / "best/reward_spec.json").read_text())
+    assert spec["provenance"]["control"]["mode"] == mode
+    scores = [row["score"] for _, row in read_jsonl(folder / "evals" / "cross_validated.scores.jsonl")]
+    ties = [first == second for first, second in zip(scores[::2], scores[1::2], strict=True)]
+    # Both replies of a prompt are the same empty one, so no head can tell them apart.
+    assert all(ties) if mode == "prompt_only" else not any(ties)
