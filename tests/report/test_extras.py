@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from rewardlab.core.files import write_json
 from rewardlab.core.types import Comparison, Estimate
 from rewardlab.report.build import report_of, tell
-from rewardlab.report.extras import precision_section, probe_section, suites_section
+from rewardlab.report.document import Paragraph
+from rewardlab.report.extras import precision_section, probe_section, served_section, suites_section
 from rewardlab.report.folder import read_folder
 from rewardlab.report.markdown import markdown_page
 from rewardlab.report.page import html_page
@@ -72,6 +74,22 @@ def test_a_precision_card_is_told_and_what_it_warns_of(folder: Path) -> None:
     assert "The saved model in other precisions, 200 preferences" in text
     assert r"| accuracy | 0.700 \[0.600, 0.800\] | 0.690 \[0.590, 0.790\] |" in text
     assert "In bf16 margins are off" in text
+
+
+def test_the_verdicts_of_a_card_are_told_in_report_and_model_card(folder: Path) -> None:
+    verdicts = [
+        {"precision": "bf16", "answer": "may be served", "evidence": "Margins are off by 0.01."},
+        {"precision": "nearest bf16", "answer": "may not be served", "evidence": "<b>2 replies</b> have no score."},
+    ]
+    card = json.loads((folder / "evals/precision.json").read_text())
+    write_json(folder / "evals/precision.json", {**card, "off": ["nearest bf16"], "verdicts": [*verdicts, 3]})
+    record = read_folder(folder)
+    said = [block for block in precision_section(record).blocks if isinstance(block, Paragraph)]
+    assert said == list(served_section(record).blocks)
+    assert [(block.text, block.tone) for block in said] == [
+        ("bf16: may be served. Margins are off by 0.01.", "good"),
+        ("nearest bf16: may not be served. <b>2 replies</b> have no score.", "warning"),
+    ]
 
 
 def test_a_suite_is_told_beside_the_better_length_rule(tmp_path: Path) -> None:

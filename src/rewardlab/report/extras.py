@@ -8,7 +8,7 @@ from typing import Any
 from rewardlab.analysis.precision import MEASURES
 from rewardlab.core.types import Estimate
 from rewardlab.report.charts import Chart, Dot, axis
-from rewardlab.report.document import Beside, Block, Paragraph, Section, Table, shown, with_intervals
+from rewardlab.report.document import Beside, Block, Paragraph, Section, Table, Tone, shown, with_intervals
 from rewardlab.report.folder import Record, estimate_of
 from rewardlab.report.tables import column_notes, format_count
 
@@ -71,11 +71,31 @@ def precision_section(record: Record) -> Section:
                 notes_folded=True,
             )
         )
+        # Cards of earlier versions, and those of evaluations on the way, have no verdicts.
         off = [str(kind) for kind in card["off"]] if isinstance(card.get("off"), list) else []
-        if off:
+        if found := verdicts_of(card):
+            blocks += found
+        elif off:
             words = "margins are off by more than the interval of their mean leaves open."
             blocks.append(Paragraph(text=f"In {' and '.join(off)} {words}", tone="warning"))
     return Section(title="Precision", blocks=tuple(blocks))
+
+
+def served_section(record: Record) -> Section:
+    """Return in which precisions the model may be served, a sentence for each; no blocks without a precision card."""
+    return Section(title="Precision", blocks=tuple(verdicts_of(record.cards.get("precision", {}))))
+
+
+def verdicts_of(card: Mapping[str, Any]) -> list[Paragraph]:
+    """Return the verdicts that a card was written with."""
+    tones: dict[str, Tone] = {"may be served": "good", "may not be served": "warning"}
+    return [
+        Paragraph(
+            text=f"{one.get('precision')}: {one.get('answer')}. {one.get('evidence')}",
+            tone=tones.get(str(one.get("answer")), "plain"),
+        )
+        for one in _list(card.get("verdicts"))
+    ]
 
 
 def probe_section(record: Record) -> Section:

@@ -11,7 +11,7 @@ from rewardlab.analysis.measures import AT_THRESHOLD, at_threshold
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.core.types import Estimate
-from rewardlab.report.precision import card_block
+from rewardlab.report.precision import card_block, verdict_block
 from rewardlab.report.robustness import Moved, robustness_block
 from rewardlab.report.run import COLUMNS, DIGITS, by_source_and_name, comparison_table, evaluation_report
 from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
@@ -42,7 +42,7 @@ class Result(Protocol):
 
     @property
     def card(self) -> PrecisionCard | None:
-        """The same model in other precisions, where that was asked for."""
+        """The same model in other precisions; None where that was not wanted."""
 
 
 def judged_blocks(
@@ -67,11 +67,7 @@ def judged_blocks(
         if result.robustness is not None:
             blocks.append(f"{head}{robustness_block(result.robustness)}\n")
         if result.card is not None:
-            blocks.append(f"{head}{card_block(result.card)}\n")
-    if several and all(result.card is None for result in results.values()):
-        blocks.append(
-            _wrapped("In which precision may each be served? --precision-card compares float32 with half precision.")
-        )
+            blocks.append(f"{head}{(verdict_block if several else card_block)(result.card)}\n")
     return blocks
 
 
