@@ -11,6 +11,7 @@ import pytest
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import write_json
 from rewardlab.core.types import Comparison, Estimate
+from rewardlab.evaluation.records import write_slices
 from rewardlab.report.build import report_of, tell, write_report
 from rewardlab.report.checklist import checklist_section
 from rewardlab.report.document import Paragraph, shown
@@ -24,6 +25,7 @@ from rewardlab.report.extras import (
 )
 from rewardlab.report.folder import read_folder
 from rewardlab.report.markdown import markdown_page
+from rewardlab.report.mistakes import KnownTexts
 from rewardlab.report.page import html_page
 from run_folders import score_rows, write_evaluation
 
@@ -163,6 +165,25 @@ def test_rates_at_the_thresholds_of_an_evaluation_and_percentiles_of_rewards_are
     assert rf"| lowest | {rewards.lowest.value:.2f} \[—\] |" in text
     assert f"| 50 % | {shown(rewards.percentiles['p50'], digits=2)} |".replace("[", r"\[").replace("]", r"\]") in text
     assert "Replies accepted at thresholds" not in markdown_of(in_eval(tmp_path / "without"))
+
+
+@pytest.mark.parametrize("known", ["all", "one is missing", "all alike"])
+def test_a_run_is_divided_by_turns_where_the_data_tell_those_of_every_preference(tmp_path: Path, known: str) -> None:
+    write_json(tmp_path / "config.json", {"model": "m"})
+    write_evaluation(tmp_path / "evals", "test", score_rows())
+    keys = sorted({(row.source, row.preference_id) for row in score_rows()})
+    turns = {key: 2 if known == "all alike" else 2 + 2 * (n % 2) for n, key in enumerate(keys)}
+    if known == "one is missing":
+        turns.popitem()
+    texts = KnownTexts(preferences={}, ceiling=None, turns=turns, problems=())
+    told = tell(read_folder(tmp_path), find_texts=lambda *given: texts, draws=20)
+    assert told.judgement is not None
+    labels = [one.label for one in told.judgement.slices.get("turns", ())]
+    assert labels == (["2", "4"] if known == "all" else [])
+    write_slices(tmp_path / "evals", "test", {"turns": dict.fromkeys(keys, 7)})
+    told = tell(read_folder(tmp_path), find_texts=lambda *given: texts, draws=20)
+    assert told.judgement is not None
+    assert [one.label for one in told.judgement.slices["turns"]] == ["7"], "what was written comes first"
 
 
 def test_a_suite_is_told_with_corrected_p_values_and_ties_at_random_where_these_differ(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from rewardlab.analysis.ceiling import Ceiling, of_score_rows
 from rewardlab.analysis.judgement import Judgement, judge_rows
 from rewardlab.analysis.mistakes import WorstMistakes, worst_mistakes
 from rewardlab.analysis.reliability import NUM_DRAWS
+from rewardlab.analysis.slices import TURNS
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.files import UTF8, require_writable_folder, write_text
 from rewardlab.core.run_folder import MISTAKES, holds_run, judged_together
@@ -47,7 +48,7 @@ from rewardlab.report.from_scores import (
     slices_section,
 )
 from rewardlab.report.markdown import markdown_page
-from rewardlab.report.mistakes import FindTexts, FoundTexts, KnownTexts, keys_of, mistakes_section, written_texts
+from rewardlab.report.mistakes import FindTexts, FoundTexts, Key, KnownTexts, keys_of, mistakes_section, written_texts
 from rewardlab.report.page import html_page
 from rewardlab.report.sections import (
     data_section,
@@ -108,20 +109,25 @@ def tell(
     if record.judged is not None:
         try:
             rows = read_scores(record.judged)
+            mistakes = worst_mistakes(rows, most=num_mistakes)
+            if rows and find_texts is not None:
+                texts = _texts(record.config, record.judged, mistakes, rows, find_texts)
             if rows:
-                judgement = judge_rows(
-                    rows,
-                    beta=record.beta,
-                    thresholds=record.thresholds,
-                    slices=read_columns(record.judged),
-                    draws=draws,
-                )
-                mistakes = worst_mistakes(rows, most=num_mistakes)
+                slices = _columns(record.judged, rows, {} if texts is None else texts.turns)
+                judgement = judge_rows(rows, beta=record.beta, thresholds=record.thresholds, slices=slices, draws=draws)
         except (RewardlabError, OSError, KeyError, AssertionError) as error:
             problems.append(f"The rows of {record.judged.name} cannot be judged: {error}")
-        if rows and find_texts is not None:
-            texts = _texts(record.config, record.judged, mistakes, rows, find_texts)
     return Told(record=record, rows=rows, judgement=judgement, mistakes=mistakes, texts=texts, problems=tuple(problems))
+
+
+def _columns(judged: Judged, rows: Sequence[ScoreRow], turns: Mapping[Key, int]) -> dict[str, dict[Key, object]]:
+    """Return the columns by which an evaluation is divided: those written beside its scores and, where these lack it,
+    the number of turns, if that of every preference was found in the data and not all have as many."""
+    columns = read_columns(judged)
+    wanted = {(row.source, row.preference_id) for row in rows}
+    if TURNS not in columns and turns.keys() >= wanted and len(set(turns.values())) > 1:
+        columns = {TURNS: {key: turns[key] for key in wanted}, **columns}
+    return columns
 
 
 def _texts(
@@ -133,7 +139,10 @@ def _texts(
     wanted = [key for key in keys_of(mistakes.comparisons) if key not in written]
     found = find_texts(config, judged.name, wanted, rows)
     return KnownTexts(
-        preferences={**found.preferences, **written}, ceiling=found.ceiling, problems=tuple(found.problems)
+        preferences={**found.preferences, **written},
+        ceiling=found.ceiling,
+        turns=found.turns,
+        problems=tuple(found.problems),
     )
 
 
