@@ -280,6 +280,9 @@ class ReportArguments:
     """Show texts of the data; `--no-texts` leaves them out of the report, where they may not be passed on."""
     card: bool = False
     """Also write the model card, README.md, into the reward-model folder of each run."""
+    controls: Path | None = None
+    """Folder of `rewardlab diagnose` with the controls of this model and data; by default what lies in the run's
+    folder, itself or in `diagnose/`."""
     overwrite: bool = False
     """Replace a report.html or report.md that no report wrote, and a README.md that is not an unchanged card."""
 
@@ -288,6 +291,10 @@ class ReportArguments:
         require(
             len(self.runs) == 1 or self.output_dir is not None,
             "--output-dir is missing: name a folder for the report of several, since each may hold its own.",
+        )
+        require(
+            self.controls is None or len(self.runs) == 1,
+            "--controls: are those of one model. Name one run, or put a diagnose.json into the folder of each.",
         )
         require_between(self, mistakes=(0, 1000))
 

@@ -93,6 +93,40 @@ def test_prompts_that_repeat_widen_the_intervals(exact):
         assert (other.high - other.low) == pytest.approx(one.high - one.low, rel=0.2)
 
 
+SERVED = {
+    "may be served": (
+        lambda scores: scores * 1.001,
+        "Margins are off by 0.0014 (root mean square), less than the ±0.16",
+    ),
+    "may not be served": (
+        lambda scores: scores[:, ::-1],
+        "(root mean square), more than the ±0.16 to which 300 prompts",
+    ),
+    "may not be served: no number": (
+        lambda scores: np.where(np.arange(300)[:, None] == 0, np.nan, scores),
+        "2 replies have no finite score in it.",
+    ),
+    "may not be served: wrong order": (
+        # Half the pairs are close, and each of them is turned to the wrong side.
+        lambda scores: np.where(np.arange(300)[:, None] < 150, scores - [[0.02, 0.0]], scores),
+        "It ranks fewer pairs right: accuracy changes by -0.500",
+    ),
+    "too few pairs to say": (lambda scores: scores[:39] * 1.001, "At least 40 prompts are needed, and 39 have pairs"),
+}
+
+
+@pytest.mark.parametrize(("answer", "given"), SERVED.items(), ids=SERVED)
+def test_a_verdict_says_in_which_precision_a_model_may_be_served_and_why(answer, given, exact):
+    change, evidence = given
+    if "order" in answer:
+        exact[:150, 0] = exact[:150, 1] + 0.01
+    other = change(exact)
+    (verdict,) = card_of(exact[: len(other)], bf16=other).verdicts()
+    assert verdict.answer == answer.split(":")[0]
+    assert evidence in verdict.evidence
+    assert str(verdict).startswith(f"bf16: {verdict.answer}. ")
+
+
 def test_few_prompts_have_no_interval_and_no_sign(exact):
     card = card_of(exact[:8], prompts=4, bf16=exact[:8] + np.arange(16).reshape(8, 2))
     assert math.isnan(card.measures["bf16"]["margin error"].low)

@@ -109,7 +109,7 @@ def test_eval_has_the_flags_of_its_configuration():
         "--model m --hf-dataset=a.jsonl b.jsonl --hf-split dev --limit 3 --output-dir out --precision bf16 "
         "--attention padded --micro-token-budget 64 --max-drop-fraction 0.5 --incomplete-pairs error --ties half "
         "--max-replies 3 --margin-column gap --strength-as soft --seed 7 --attention-backend mask "
-        "--linear-backend onednn --allocator system --compile --precision-card --overwrite --num-workers 3 "
+        "--linear-backend onednn --allocator system --compile --no-precision-card --overwrite --num-workers 3 "
         "--cache-dir none --models n --no-reuse --slice kind --thresholds 0.5 -1 --perturb --calibrated "
         "--ensemble o p --ensemble-penalty 2 --shp kwise --max-per-post 5 --min-score-ratio 2 "
         "--attributes helpfulness=1 --prompt-column ask --chosen-column good --rejected-column bad --label-column wins "
@@ -143,7 +143,7 @@ def test_eval_has_the_flags_of_its_configuration():
         limit=3,
         output_dir=Path("out"),
         precision="bf16",
-        precision_card=True,
+        precision_card=False,
         attention="padded",
         overwrite=True,
         micro_token_budget=64,

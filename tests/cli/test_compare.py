@@ -14,6 +14,8 @@ import pytest
 
 from command_line import in_process, only_message, refusal
 from rewardlab.core.types import Message, prompt_key
+from rewardlab.evaluation.compare import compare_files
+from rewardlab.evaluation.compare_config import CompareConfig
 from scored import evaluation, rows_of
 
 N = 60
@@ -135,6 +137,30 @@ def test_the_data_that_were_judged_give_texts_and_columns_by_their_lines(tmp_pat
     )
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reversed(rows)))
     assert "prompt: " not in in_process(*flags, tmp_path / "d.jsonl").stdout, "texts of other rows would mislead"
+
+
+def test_the_text_that_a_label_of_the_data_prefers_is_shown_as_preferred(tmp_path):
+    (tmp_path / "d.jsonl").write_text(
+        "".join(
+            json.dumps({"id": n, "chosen": "the worse", "rejected": "the better", "label": 0}) + "\n" for n in range(N)
+        )
+    )
+    for name, noise in (("a", 3.0), ("b", 0.5)):
+        rows = rows_of(scores(noise), label=0.0)
+        evaluation(tmp_path / name, [replace(row, preference_id=row.preference_id.split(":")[1]) for row in rows])
+    found = compare_files([tmp_path / "a", tmp_path / "b"], CompareConfig(columns=tmp_path / "d.jsonl")).texts
+    assert found["", "0"] == {"preferred": "the better", "other": "the worse"}
+
+
+def test_pairs_that_are_all_labelled_as_ties_are_refused(tmp_path, capsys):
+    for name in "ab":
+        rows = [
+            {"id": n, "scores_chosen": own, "scores_rejected": other, "label": 0.5}
+            for n, (own, other) in enumerate(scores(1.0))
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = refusal(capsys, "compare", tmp_path / "a.jsonl", tmp_path / "b.jsonl")
+    assert "0 comparisons (60 more are labelled as ties, which no model can get right)" in said
 
 
 def csv_of(path: Path, own: np.ndarray, *, ids: bool) -> Path:

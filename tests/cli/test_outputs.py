@@ -51,7 +51,7 @@ def test_an_evaluation_is_replaced_only_when_asked(saved, tmp_path, capsys):
     out = tmp_path / "out"
     data, other = (write_pairs(tmp_path / f"{name}.jsonl", 6, offset=offset) for name, offset in (("a", 0), ("b", 50)))
     line = ["eval", "--model", str(saved), "--output-dir", str(out)]
-    main([*line, "--dataset", str(data), "--precision-card"])
+    main([*line, "--dataset", str(data)])
     first = files_of(out)
     assert "precision.json" in first
     said = refusal(capsys, *line, "--dataset", other)
@@ -63,7 +63,7 @@ def test_an_evaluation_is_replaced_only_when_asked(saved, tmp_path, capsys):
     assert files_of(out) == first
     refusal(capsys, *line, "--dataset", tmp_path / "nosuch.jsonl", "--overwrite")
     assert files_of(out) == first, "a mistake takes nothing away"
-    main([*line, "--dataset", str(other), "--overwrite"])
+    main([*line, "--dataset", str(other), "--overwrite", "--no-precision-card"])
     again = files_of(out)
     assert again["eval.scores.jsonl"] != first["eval.scores.jsonl"]
     assert "precision.json" not in again, "the card of another evaluation"

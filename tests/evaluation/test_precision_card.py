@@ -101,7 +101,7 @@ def test_eval_draws_a_sample_for_its_card_with_its_seed(base_model, tmp_path, mo
     save_reward_model(tmp_path / "rm", make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
     many = write_pairs(tmp_path / "many.jsonl", 40)
     monkeypatch.setattr(precision_module, "MOST", 12)
-    line = f"eval --model {tmp_path / 'rm'} --dataset {many} --output-dir {tmp_path / 'out'} --precision-card"
+    line = f"eval --model {tmp_path / 'rm'} --dataset {many} --output-dir {tmp_path / 'out'}"
     main([*line.split(), "--seed", "5"])
     said = capsys.readouterr().out
     assert "(12 of 40 preferences, drawn with seed 5)" in " ".join(said.split())
@@ -110,7 +110,7 @@ def test_eval_draws_a_sample_for_its_card_with_its_seed(base_model, tmp_path, mo
     assert set(first["measures"]["nearest bf16"]) == set(MEASURES)
     for seed, same in ((5, True), (6, False)):
         config = EvalConfig.of(
-            model=str(tmp_path / "rm"), dataset=(str(many),), output_dir=tmp_path / "again", precision_card=True,
+            model=str(tmp_path / "rm"), dataset=(str(many),), output_dir=tmp_path / "again",
             precision="bf16", seed=seed, overwrite=True,
         )  # fmt: skip
         evaluate_folder(config)

@@ -113,6 +113,43 @@ def test_reward_bench_two_judges_each_right_reply_against_each_wrong_one(tmp_pat
     assert accuracy(found) == 0.75
 
 
+def labelled(path: Path, label: object, **more: object) -> Path:
+    """Pairs of which the chosen reply scores higher in four of five, all with one label."""
+    return of_rows(
+        path,
+        [
+            {"id": number, "scores_chosen": float(number % 5 > 0), "scores_rejected": 0.5, "label": label, **more}
+            for number in range(60)
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("label", "right", "decided"), [(0, 0.2, 60), ("0.3", 0.2, 60), (0.5, math.nan, 0), (None, 0.8, 60), ("", 0.8, 60)]
+)
+def test_the_label_of_a_pair_says_which_reply_is_preferred(label, right, decided, tmp_path):
+    found = evaluate(read(labelled(tmp_path / "f.jsonl", label)).scores.rows, beta=1.0)
+    assert found.estimates["eval_accuracy"].value == pytest.approx(right, nan_ok=True)
+    assert (found.sums.decided, found.sums.label_ties) == (decided, 60 - decided)
+
+
+def test_a_soft_label_is_used_as_it_is(tmp_path):
+    found = evaluate(read(labelled(tmp_path / "f.jsonl", 0.3)).scores.rows, beta=1.0)
+    whole = {side: [math.log1p(math.exp(-side * d)) for d in (0.5, 0.5, 0.5, 0.5, -0.5)] for side in (1, -1)}
+    assert found.sums.mean_nll == pytest.approx((0.3 * sum(whole[1]) + 0.7 * sum(whole[-1])) / 5)
+
+
+def test_labels_of_lists_of_scores_are_read_too(tmp_path):
+    rows = [{"id": number, "scores": [2.0, 1.0, 0.0], "num_correct": 1, "label": 0.5} for number in range(12)]
+    found = read(of_rows(tmp_path / "f.jsonl", rows)).scores.rows
+    assert [judged.label for judged in found[0].comparisons] == [0.5, 0.5]
+
+
+def test_the_preferred_text_is_the_one_that_the_label_prefers(tmp_path):
+    read_label = read(labelled(tmp_path / "f.jsonl", 0.2, text_chosen="a", text_rejected="b"))
+    assert read_label.texts["", "0"] == {"preferred": "b", "other": "a"}
+
+
 def test_scores_without_judgements_are_read_as_such(tmp_path):
     rows = read(one_reply_a_row(tmp_path / "scores.jsonl")).scores.rows
     assert not any(row.comparisons for row in rows)
@@ -220,6 +257,19 @@ WRONG = {
         [row.as_dict() for row in rows_of([(1.0, 0.0)], label=2.0)],
         DataError,
         r"f\.jsonl:1: not a score row of rewardlab \(a label lies between 0 and 1\)",
+    ),
+    **{
+        f"pairs labelled {label!r}": (
+            [{"scores_chosen": 1, "scores_rejected": 2, "label": label}],
+            DataError,
+            r"f\.jsonl:1, label: got .*, wanted the probability, from 0 to 1",
+        )
+        for label in (1.5, -0.1, "tie", True, [1, 0], "nan")
+    },
+    "pairs with labels of several annotators": (
+        [{"scores_chosen": 1, "scores_rejected": 2, "labels": [1, 0]}],
+        DataError,
+        r"f\.jsonl:1: 'labels' holds \[1, 0\], the labels of several annotators",
     ),
     "an id that is no text": (
         [row.as_dict() | {"preference_id": [1]} for row in rows_of([(1.0, 0.0)])],

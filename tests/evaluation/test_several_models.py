@@ -22,6 +22,7 @@ from rewardlab.core.types import Comparison, Message, Preference, ScoreRow
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.originals import Original
 from rewardlab.data.templates import build_renderer
+from rewardlab.evaluation import evaluate as evaluate_module
 from rewardlab.evaluation import saved as saved_module
 from rewardlab.evaluation.config import CalibrateConfig, EvalConfig
 from rewardlab.evaluation.evaluate import evaluate_folder
@@ -310,12 +311,41 @@ def test_slices_and_thresholds_that_are_asked_for_are_printed(models, tmp_path, 
     printed = capsys.readouterr().out
     for start in ("a one-best", "b other-best", "0.5 one-best"):
         assert re.search(rf"^{start} +\d\.\d\d\d \[", printed, re.MULTILINE), start
-    said = " ".join(printed.split())
-    assert "--precision-card compares float32 with half precision" in said
+    assert "too few pairs to say. At least 40 prompts are needed, and 24 have pairs" in " ".join(printed.split())
 
 
-def test_every_model_of_several_gets_its_precision_card(models, pairs_file, tmp_path, capsys):
-    line = ["eval", *map(str, models.values()), "--dataset", str(pairs_file), "--precision-card"]
+def test_every_model_of_several_is_told_in_which_precision_it_may_be_served(models, pairs_file, tmp_path, capsys):
+    line = ["eval", *map(str, models.values()), "--dataset", str(pairs_file)]
     main([*line, "--output-dir", str(tmp_path / "out")])
-    assert capsys.readouterr().out.count("Precision card: the saved model") == 2
-    assert all((tmp_path / "out" / name / "precision.json").is_file() for name in ("one-best", "other-best"))
+    said = capsys.readouterr().out
+    assert said.count("In which precision may it be served?") == 2
+    for name in ("one-best", "other-best"):
+        card = json.loads((tmp_path / "out" / name / "precision.json").read_text())
+        assert [verdict["precision"] for verdict in card["verdicts"]] == ["bf16", "nearest bf16"]
+        assert {verdict["answer"] for verdict in card["verdicts"]} <= {"may be served", "may not be served"}
+        page = (tmp_path / "out/report.md").read_text()
+        assert all(f"{verdict['precision']}: {verdict['answer']}" in page for verdict in card["verdicts"])
+    main([*line, "--output-dir", str(tmp_path / "without"), "--no-precision-card"])
+    assert "may it be served" not in capsys.readouterr().out
+    assert not list((tmp_path / "without").rglob("precision.json"))
+
+
+def test_a_card_is_not_computed_again_and_needs_no_model_then(models, pairs_file, tmp_path, own_cache, monkeypatch):
+    for precision in ("fp32", "bf16"):
+        settings = {"cache_dir": own_cache, "precision": precision}
+        first, *_ = evaluate_folder(config_for(models["one"], pairs_file, tmp_path / f"{precision}1", **settings))
+        with monkeypatch.context() as patched:
+            patched.setattr(saved_module, "load", None)
+            again, *_ = evaluate_folder(config_for(models["one"], pairs_file, tmp_path / f"{precision}2", **settings))
+        assert again.card == first.card
+        assert first.card is not None
+
+
+def test_a_card_that_does_not_fit_is_left_out_with_a_warning(models, pairs_file, tmp_path, monkeypatch, log):
+    def full(*given: object, **more: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(evaluate_module, "load", full)
+    result, *_ = evaluate_folder(config_for(models["one"], pairs_file, tmp_path / "out", precision="bf16"))
+    assert result.card is None
+    assert "no precision card (--no-precision-card leaves it out): no room" in log.text

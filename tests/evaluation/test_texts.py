@@ -74,6 +74,15 @@ def test_texts_are_found_in_the_data_of_the_evaluation(name: str, config: dict, 
     assert found.problems == ()
 
 
+def test_the_turns_of_all_that_was_judged_are_counted_where_the_prompt_is_still_the_same(data: Path) -> None:
+    rows = rows_of(data, 20)
+    lines = [json.loads(line) for line in data.read_text().splitlines()]
+    lines[3]["prompt"] = "Another question"
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    turns = find_texts({"test_dataset": [str(data)]}, "test", [], rows).turns
+    assert turns == {key: 2 for key in keys(rows) if key[1] != "pairs.jsonl:4"}
+
+
 def test_the_ceiling_is_the_mean_of_the_better_side_of_the_true_probabilities(data: Path) -> None:
     rows = rows_of(data, 20)
     found = find_texts({"test_dataset": [str(data)]}, "test", [], rows)

@@ -1,18 +1,31 @@
-"""Precision cards, probes and suites are told where their files are, and left out where these are of another form."""
+"""What only some folders have is told where its files are, and left out where these are of another form."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
+from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import write_json
 from rewardlab.core.types import Comparison, Estimate
-from rewardlab.report.build import report_of, tell
-from rewardlab.report.extras import precision_section, probe_section, suites_section
+from rewardlab.evaluation.records import write_slices
+from rewardlab.report.build import report_of, tell, write_report
+from rewardlab.report.checklist import checklist_section
+from rewardlab.report.document import Paragraph, shown
+from rewardlab.report.extras import (
+    controls_section,
+    precision_section,
+    probe_section,
+    robustness_section,
+    served_section,
+    suites_section,
+)
 from rewardlab.report.folder import read_folder
 from rewardlab.report.markdown import markdown_page
+from rewardlab.report.mistakes import KnownTexts
 from rewardlab.report.page import html_page
 from run_folders import score_rows, write_evaluation
 
@@ -74,6 +87,22 @@ def test_a_precision_card_is_told_and_what_it_warns_of(folder: Path) -> None:
     assert "In bf16 margins are off" in text
 
 
+def test_the_verdicts_of_a_card_are_told_in_report_and_model_card(folder: Path) -> None:
+    verdicts = [
+        {"precision": "bf16", "answer": "may be served", "evidence": "Margins are off by 0.01."},
+        {"precision": "nearest bf16", "answer": "may not be served", "evidence": "<b>2 replies</b> have no score."},
+    ]
+    card = json.loads((folder / "evals/precision.json").read_text())
+    write_json(folder / "evals/precision.json", {**card, "off": ["nearest bf16"], "verdicts": [*verdicts, 3]})
+    record = read_folder(folder)
+    said = [block for block in precision_section(record).blocks if isinstance(block, Paragraph)]
+    assert said == list(served_section(record).blocks)
+    assert [(block.text, block.tone) for block in said] == [
+        ("bf16: may be served. Margins are off by 0.01.", "good"),
+        ("nearest bf16: may not be served. <b>2 replies</b> have no score.", "warning"),
+    ]
+
+
 def test_a_suite_is_told_beside_the_better_length_rule(tmp_path: Path) -> None:
     row = {
         "name": "<b>hard</b>",
@@ -112,11 +141,165 @@ def test_rankings_and_soft_labels_are_told_where_there_are_some(tmp_path: Path) 
     assert rf"| kendall tau | {tau.value:.3f} \[{tau.low:.3f}, {tau.high:.3f}\] | 30 |" in text
 
 
+def in_eval(folder: Path, **config: object) -> Path:
+    """An evaluation with score rows and these settings."""
+    write_evaluation(folder, "eval", score_rows())
+    write_json(
+        folder / "manifest.json", {"config": {"model": "m", **config}, "data": [], "tokens": {}, "provenance": {}}
+    )
+    return folder
+
+
+def markdown_of(folder: Path) -> str:
+    return markdown_page(report_of([tell(read_folder(folder), find_texts=None, draws=20)]))
+
+
+def test_rates_at_the_thresholds_of_an_evaluation_and_percentiles_of_rewards_are_told(tmp_path: Path) -> None:
+    folder = in_eval(tmp_path, thresholds=[0.5, "x", None])
+    told = tell(read_folder(folder), find_texts=None, draws=20)
+    assert told.judgement is not None
+    text = markdown_of(folder)
+    rates = " | ".join(shown(told.judgement[f"eval_{rate}@0.5"]) for rate in ("tpr", "fnr", "fpr"))
+    assert f"| 0.5 | {rates} |".replace("[", r"\[").replace("]", r"\]") in text
+    rewards = told.judgement.distributions["chosen"]
+    assert rf"| lowest | {rewards.lowest.value:.2f} \[—\] |" in text
+    assert f"| 50 % | {shown(rewards.percentiles['p50'], digits=2)} |".replace("[", r"\[").replace("]", r"\]") in text
+    assert "Replies accepted at thresholds" not in markdown_of(in_eval(tmp_path / "without"))
+
+
+@pytest.mark.parametrize("known", ["all", "one is missing", "all alike"])
+def test_a_run_is_divided_by_turns_where_the_data_tell_those_of_every_preference(tmp_path: Path, known: str) -> None:
+    write_json(tmp_path / "config.json", {"model": "m"})
+    write_evaluation(tmp_path / "evals", "test", score_rows())
+    keys = sorted({(row.source, row.preference_id) for row in score_rows()})
+    turns = {key: 2 if known == "all alike" else 2 + 2 * (n % 2) for n, key in enumerate(keys)}
+    if known == "one is missing":
+        turns.popitem()
+    texts = KnownTexts(preferences={}, ceiling=None, turns=turns, problems=())
+    told = tell(read_folder(tmp_path), find_texts=lambda *given: texts, draws=20)
+    assert told.judgement is not None
+    labels = [one.label for one in told.judgement.slices.get("turns", ())]
+    assert labels == (["2", "4"] if known == "all" else [])
+    write_slices(tmp_path / "evals", "test", {"turns": dict.fromkeys(keys, 7)})
+    told = tell(read_folder(tmp_path), find_texts=lambda *given: texts, draws=20)
+    assert told.judgement is not None
+    assert [one.label for one in told.judgement.slices["turns"]] == ["7"], "what was written comes first"
+
+
+def test_a_suite_is_told_with_corrected_p_values_and_ties_at_random_where_these_differ(tmp_path: Path) -> None:
+    row = {"name": "hard", "kind": "subset", "rows": 50, "score": estimate(0.62), "p_value": 0.01, "p_holm": 0.04}
+    total = {**row, "name": "all", "kind": "total"}
+    in_eval(tmp_path)
+    for fair, cells in ((0.62, r"0.040 | 50 |"), (0.65, r"0.040 | 50 | 0.650 \[0.550, 0.750\] |")):
+        rows = [{**one, "ties_at_random": estimate(fair)} for one in (row, total)]
+        write_json(tmp_path / "suite.rm-bench.json", {"suite": "rm-bench", "rows": rows})
+        text = markdown_of(tmp_path)
+        assert cells in text
+        assert r"| \= all | 0.620" in text
+        assert "| 0.010 | 50 |" in text, "of a total the plain one"
+        assert ("ties at random" in text) == (fair != 0.62)
+
+
+def test_changed_texts_are_told_with_what_moves_the_score(tmp_path: Path) -> None:
+    effect = {
+        "estimates": {"shift": estimate(0.2), "flipped": estimate(0.1)},
+        "p_shift_holm": 0.0002,
+        "p_accuracy_holm": None,
+        "preferences": 90,
+    }
+    write_json(in_eval(tmp_path) / "eval.perturbed.json", {"preferences": 100, "perturbations": {"typos": effect}})
+    assert r"| typos | 0.200 \[0.100, 0.300\] |  | 0.100 \[0.000, 0.200\] |  |  | score (p &#60; 0.001) | 90 |" in (
+        markdown_of(tmp_path)
+    )
+
+
+def test_an_ensemble_is_told_with_its_members_as_one_and_what_their_disagreement_predicts(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        in_eval(tmp_path / name)
+    write_json(tmp_path / "models.json", {"a": {}, "b": {}})
+    write_evaluation(tmp_path, "ensemble.mean", score_rows())
+    facts = {
+        "members": ["a", "<b>"],
+        "scaled_by": "what each holds",
+        "penalty": 1.0,
+        "combinations": {"ensemble mean": "mean of the members"},
+        "disagreement": {"by_spread": estimate(0.7), "num_errors": 12, "num_right": 30},
+    }
+    write_json(tmp_path / "ensemble.json", facts)
+    (path, _) = write_report([tmp_path], output_dir=tmp_path / "out")
+    page = path.read_text()
+    assert "Ensemble of a, &lt;b&gt; (λ = 1), each put on one scale by what each holds." in page
+    assert "ensemble mean" in page
+    assert "a mistake of the mean (12) has more of it than a right answer (30)" in page
+    (tmp_path / "ensemble.json").write_text("[")
+    write_report([tmp_path], output_dir=tmp_path / "out")
+    assert "The ensemble cannot be read" in path.read_text()
+
+
+def found_controls(verdict: str) -> dict[str, object]:
+    """Results of `rewardlab diagnose`."""
+    names = ("label_shuffle", "prompt_only", "random_negatives", "length_matched")
+    measured = {"name": "held out", "seeds": estimate(0.5), "conversations": estimate(0.51)}
+    return {
+        "headline": "Controls: as they came out.",
+        "what": "m, heads on layer 3, on d.jsonl",
+        "model_itself": {"over_seeds": estimate(0.7), "over_conversations": estimate(0.71)},
+        "controls": [
+            {"control": name, "verdict": verdict, "sentence": "It says so.", "measured": [measured]} for name in names
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("verdict", "answer", "place"),
+    [
+        ("pass", "yes", "run/diagnose.json"),
+        ("fail", "look", "run/diagnose/diagnose.json"),
+        ("undecided", "look", "named"),
+    ],
+)
+def test_controls_are_told_and_answer_the_checklist(tmp_path: Path, verdict: str, answer: str, place: str) -> None:
+    folder = in_eval(tmp_path / "run")
+    path = tmp_path / ("named/diagnose.json" if place == "named" else place)
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, found_controls(verdict))
+    page, text = write_report([folder], output_dir=folder, controls=path.parent if place == "named" else None)
+    assert (
+        rf"| label shuffle | held out | 0.500 \[0.400, 0.600\] | 0.510 \[0.410, 0.610\] | {verdict} |"
+        in text.read_text()
+    )
+    assert f"prompt only: {verdict}. It says so." in page.read_text()
+    record = replace(read_folder(folder), controls=found_controls(verdict))
+    (checks,) = checklist_section(record, None).blocks
+    (check,) = (one for one in checks.checks if "controls" in one.question)
+    assert (check.answer, check.numbers.startswith("Controls: as they came out. Label shuffle:")) == (answer, True)
+
+
+def test_a_control_run_says_what_it_should_show_and_is_not_asked_for_controls(folder: Path) -> None:
+    write_json(folder / "manifest.json", {"data": {"control": {"mode": "label_shuffle", "splits": ["train"]}}})
+    record = read_folder(folder)
+    notice, expected = controls_section(record).blocks
+    assert "THIS IS A CONTROL" in notice.text
+    assert expected.text.startswith("Such a run is expected to reach 0.5 on the true labels")
+    (checks,) = checklist_section(record, None).blocks
+    assert any("controls are run of models to use" in check.numbers for check in checks.checks)
+
+
+def test_a_folder_without_controls_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--controls .*: no diagnose\.json\. Name the --output-dir of"):
+        write_report([folder], output_dir=folder, controls=folder)
+    write_json(folder / "diagnose.json", {"x": 1})
+    with pytest.raises(DataError, match="is not what `rewardlab diagnose` writes"):
+        write_report([folder], output_dir=folder, controls=folder)
+
+
 @pytest.mark.parametrize("value", [None, 3, [], {}, {"layers": [1, {"held_out": 5}], "learning_curve": {"x": 1}}])
 def test_results_of_another_form_are_left_out(folder: Path, value: object) -> None:
-    for name in ("probe.json", "evals/precision.json", "suite.x.json"):
+    for name in ("probe.json", "evals/precision.json", "suite.x.json", "diagnose.json", "eval.perturbed.json"):
         write_json(folder / name, value)
     record = read_folder(folder)
     assert probe_section(record).blocks == ()
     assert precision_section(record).blocks == ()
     assert suites_section(record).blocks == ()
+    assert controls_section(record).blocks == ()
+    assert robustness_section(record).blocks == ()

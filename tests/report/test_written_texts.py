@@ -121,4 +121,4 @@ def test_of_several_replies_the_texts_of_all_comparisons_are_there_or_none_is_ta
 
 
 def test_known_texts_are_found_texts() -> None:
-    assert isinstance(KnownTexts(preferences={}, ceiling=None, problems=()), FoundTexts)
+    assert isinstance(KnownTexts(preferences={}, ceiling=None, turns={}, problems=()), FoundTexts)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -35,6 +35,23 @@ MEASURES: Final = {
     "margin error": "root mean square of the differences of margins, in standard deviations of a margin",
 }
 """Row of a precision card -> what it means."""
+
+
+Answer = Literal["may be served", "may not be served", "too few pairs to say"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Whether a model may be served in a precision, and why."""
+
+    precision: str
+    """As a column of the card is called."""
+    answer: Answer
+    evidence: str
+    """Sentences with the numbers that decided it."""
+
+    def __str__(self) -> str:
+        return f"{self.precision}: {self.answer}. {self.evidence}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +86,35 @@ class PrecisionCard:
         Those rounded to the nearest are left out, since most trained models would be reported.
         """
         return [name for name in self.off() if not name.startswith(NEAREST)]
+
+    def verdicts(self) -> list[Verdict]:
+        """Return for each precision but float32 whether the model may be served in it.
+
+        It may not in those of `off`, nor where it surely ranks fewer pairs right. It may where the interval of the
+        margin error is known and nothing speaks against it; fewer than 40 prompts do not say.
+        """
+        return [self._verdict(name) for name in self.margin_error]
+
+    def _verdict(self, name: str) -> Verdict:
+        own, lost = self.measures[name], self.not_finite[name]
+        accuracy, reach = own["accuracy − float32's"], (self.margin.high - self.margin.low) / 2
+        change = f"{accuracy.value:+.3f} [{accuracy.low:+.3f}, {accuracy.high:+.3f}]"
+        off = f"Margins are off by {self.margin_error[name]:.2g} (root mean square)"
+        known = f"the ±{reach:.2g} to which {self.margin.n} prompts tell the mean margin"
+        answer: Answer = "may not be served"
+        if lost:
+            evidence = f"{lost} {'reply has' if lost == 1 else 'replies have'} no finite score in it."
+        elif self.margin_error[name] > reach:
+            evidence = f"{off}, more than {known}; accuracy changes by {change}."
+        elif accuracy.high < 0:
+            evidence = f"It ranks fewer pairs right: accuracy changes by {change}."
+        elif math.isnan(own["margin error"].high) or math.isnan(reach):
+            answer = "too few pairs to say"
+            evidence = f"At least {FEWEST_PROMPTS} prompts are needed, and {self.margin.n} have pairs to judge by."
+        else:
+            answer = "may be served"
+            evidence = f"{off}, less than {known}; accuracy changes by {change}."
+        return Verdict(precision=name, answer=answer, evidence=evidence)
 
 
 def precision_card(

@@ -32,6 +32,8 @@ MISSING: Final = "missing"
 _FEWEST_DIGITS, _MOST_DIGITS = 3, 18
 OTHER: Final = "other values"
 _RESERVED: Final = (MISSING, OTHER)
+TURNS: Final = "turns"
+"""Name of the slice by the number of turns of a conversation, reply included."""
 BUILT_IN: Final[Mapping[str, str]] = {
     "source": "dataset that the preference is from",
     "reply_tokens": "mean tokens of the two replies, five bins of equal counts",

@@ -47,7 +47,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     if ensemble is not None:
         members = {name: getattr(ensemble, name) for name in ("members", "scaled_by", "penalty", "left_out")}
         print_report(f"\n{ensemble_block(ensemble.disagreement, **members)}\n")
-    _write_report([one.output_dir for one in judged.models.values()], run.output_dir)
+    _write_report([run.output_dir], run.output_dir)
     say(f"scores, metrics and report.html: {run.output_dir}")
 
 
@@ -154,6 +154,7 @@ def report(arguments: Sequence[str]) -> None:
         num_mistakes=settings.mistakes,
         card=settings.card,
         overwrite=settings.overwrite,
+        controls=settings.controls,
     )
     say(*(f"wrote {path}" for path in written))
 

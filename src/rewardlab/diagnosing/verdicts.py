@@ -14,6 +14,7 @@ from typing import Final, Literal
 from scipy.stats import norm
 
 from rewardlab.analysis.multiple import holm
+from rewardlab.core.controls import EXPECTS
 from rewardlab.core.types import Estimate
 from rewardlab.diagnosing.arms import Arm, Arms, Contrast, p_of_mean, share_of
 from rewardlab.report.tables import format_estimate
@@ -37,20 +38,6 @@ NAMES: Final[Mapping[str, str]] = {
 """Control -> how it is called, in the order of the report."""
 BESIDE: Final[Mapping[str, str]] = {"random_negatives": "random_negatives_changed", "length_matched": "random_subset"}
 """Control -> what it is shown beside, without which it says nothing."""
-EXPECTS: Final[Mapping[str, str]] = {
-    "label_shuffle": "0.5 on the true labels: judgements that were swapped at random teach nothing. More means that "
-    "the true labels reach the model in another way.",
-    "prompt_only": "exactly 0.5: replies that are the same text have the same score, and ties count one half. "
-    "Anything else means that something beside the reply's text says which one is preferred.",
-    "response_only": "less than with the prompt: what is left needs no prompt, so it is in the replies alone.",
-    "random_negatives": "high on pairs with replies to other prompts, and near 0.5 on the original ones: to see that "
-    "a reply belongs to its prompt is not to see which reply is better.",
-    "length_matched": "what equally many pairs drawn at random give: a model that needs no length loses nothing where "
-    "there is none.",
-    "length_only": "far less than the model: what it reaches is there from the number of tokens alone.",
-    "bag_of_words": "less than the model: what it reaches is there from which words a reply has.",
-}
-"""Control -> what it expects, and why."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from rewardlab.core.config import require
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import provenance, read_json, sha256_file, write_json, write_jsonl
 from rewardlab.core.run_folder import EVALUATED, holds_run, judged_together, manifest_keys, only_writer
+from rewardlab.data.rows import to_float
 from rewardlab.evaluation.compare_config import CompareConfig
 from rewardlab.evaluation.score_files import SUFFIX, read_scores
 from rewardlab.evaluation.score_layouts import (
@@ -185,8 +186,14 @@ def _add_texts(
     """Add the texts of rows whose prompt is that of the score rows; rows of other data would mislead."""
     prompts = {row.preference_id: row.prompt_key for row in sets[0].rows}
     for key, row in rows:
-        if (own := texts_of(row)) and key_of_text(row) in (None, prompts.get(key[1])):
+        if (own := texts_of(row, label=_label_of_data(row))) and key_of_text(row) in (None, prompts.get(key[1])):
             texts.setdefault(key, own)
+
+
+def _label_of_data(row: Row) -> float:
+    """Return the label of a row of the data; 1 where it has none that is a number."""
+    label = to_float(row.get("label"))
+    return label if math.isfinite(label) else 1.0
 
 
 # --- what is written --------------------------------------------------------------------------------------------

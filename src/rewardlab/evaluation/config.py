@@ -48,8 +48,9 @@ class EvalRunConfig:
     """Replace an earlier evaluation in `--output-dir`."""
     precision: ScoringPrecision = "fp32"
     """Arithmetic; fp32 gives the canonical scores."""
-    precision_card: bool = False
-    """Also compare float32, half precision and weights rounded to the nearest on up to 200 of the rows."""
+    precision_card: bool = True
+    """Also compare float32, half precision and weights rounded to the nearest on up to 200 of the rows of a dataset,
+    and say which the model may be served in."""
     attention: Literal["auto", "shared", "padded"] = "auto"
     """As in `rewardlab train`."""
     micro_token_budget: int = 8192
@@ -107,11 +108,11 @@ class EvalConfig(Composed):
         require(bool(data.dataset or run.suite), "--dataset is missing: name a file, a folder or a hub dataset.")
         require(not (run.suite and data.dataset), "--suite and --dataset: judge one after the other.")
         require(not (run.suite and data.limit), "--limit and --suite: a suite is judged whole.")
-        more = run.precision_card or run.perturb or run.slice or run.thresholds or run.calibrated or run.ensemble
+        more = run.perturb or run.slice or run.thresholds or run.calibrated or run.ensemble
         require(
             not (run.suite and more),
-            "--suite judges by the rule of the suite alone. Use --precision-card, --perturb, --slice, --thresholds, "
-            "--calibrated and --ensemble with a --dataset.",
+            "--suite judges by the rule of the suite alone. Use --perturb, --slice, --thresholds, --calibrated and "
+            "--ensemble with a --dataset.",
         )
 
 

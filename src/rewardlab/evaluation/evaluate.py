@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+import torch
 
 from rewardlab.analysis.judgement import Judgement, judge_rows
 from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
 from rewardlab.analysis.mistakes import worst_mistakes
-from rewardlab.analysis.precision import PrecisionCard
+from rewardlab.analysis.precision import CANONICAL, PrecisionCard
 from rewardlab.analysis.slices import SliceColumn
 from rewardlab.artifact.load import load
 from rewardlab.core.config import require, to_mapping
-from rewardlab.core.errors import DataError
+from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.files import (
     jsonable,
     provenance,
@@ -45,11 +46,11 @@ from rewardlab.evaluation.perturbed import (
     judge_perturbations,
     write_robustness,
 )
-from rewardlab.evaluation.precision import judge_precisions, write_card
+from rewardlab.evaluation.precision import card_of, draw, precisions, score_precisions, write_card
 from rewardlab.evaluation.records import NUM_MISTAKES, slices_of, write_mistakes, write_slices
 from rewardlab.evaluation.saved import SavedModel
 from rewardlab.model.reward import RewardModel
-from rewardlab.score import ALONE, Together, score_groups, score_rows
+from rewardlab.score import ALONE, FloatArray, Together, score_groups, score_rows
 
 logger = logging.getLogger("rewardlab")
 JUDGEMENT_FILE: Final = "eval.judgement.json"
@@ -71,7 +72,7 @@ class EvalResult:
     robustness: Robustness | None = None
     """What changes of the texts do to its scores, where that was asked for."""
     card: PrecisionCard | None = None
-    """The same model in other precisions, where that was asked for."""
+    """The same model in other precisions; None where that was not wanted or not possible."""
 
 
 def evaluate_groups(
@@ -253,7 +254,7 @@ def _evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRep
         write_json(run.output_dir / JUDGEMENT_FILE, judgement.as_dict())
     robustness = _robustness(config, model, groups, result) if run.perturb else None
     # The card comes last, since it changes the model.
-    card = _card(config, model, groups, result)
+    card = _card(config, model, groups, result) if run.precision_card else None
     return replace(result, judgement=judgement, robustness=robustness, card=card), sources, report
 
 
@@ -279,26 +280,40 @@ def _judgement(
 def _card(
     config: EvalConfig, model: SavedModel, groups: Sequence[TokenGroup], result: EvalResult
 ) -> PrecisionCard | None:
-    """Write and return the precision card, None if it is not asked for."""
-    run = config.run
-    if not run.precision_card:
+    """Write and return the precision card; None, with a warning, if the model cannot be computed in float32 here."""
+    run, beta = config.run, model.spec.beta
+    sample, exact = draw(groups, result.rows if run.precision == "fp32" else None, seed=run.seed)
+    try:
+        scores = _in_precisions(config, model, sample, exact)
+    except (RewardlabError, torch.OutOfMemoryError) as error:
+        logger.warning("no precision card (--no-precision-card leaves it out): %s", error)
         return None
-    if run.precision == "fp32":
-        exact, scorer = result.rows, model.scorer()
+    finally:
+        model.release()
+    card = card_of(sample, scores, beta=beta, num_available=len(groups), seed=run.seed)
+    write_card(run.output_dir, card)
+    return card
+
+
+def _in_precisions(
+    config: EvalConfig, model: SavedModel, sample: Sequence[TokenGroup], exact: Sequence[FloatArray] | None
+) -> Mapping[str, Sequence[FloatArray]]:
+    """Return the scores that a card compares, kept ones where all that are needed were kept."""
+    run = config.run
+    names = precisions("fp16" if run.precision == "fp16" else "bf16", model.spec.save_dtype)
+    known = {} if exact is None else {CANONICAL: exact}
+    wanted = [name for name in (CANONICAL, *names) if name not in known]
+    kept = {name: own for name in wanted if (own := model.kept(sample, name)) is not None}
+    if len(kept) == len(wanted):
+        return {**known, **kept}
+    if exact is not None:
+        scorer = model.scorer()
     else:
         # The card needs a model in float32, which this one is not. Loading the latter checks the canaries.
         model.scorer()
         model.release()
-        exact, scorer = None, load(model.path, attention=run.attention, check=False)
-    card = judge_precisions(
-        scorer,
-        groups,
-        exact=exact,
-        save_dtype=model.spec.save_dtype,
-        precision="fp16" if run.precision == "fp16" else "bf16",
-        budget=run.micro_token_budget,
-        seed=run.seed,
-    )
-    model.release()
-    write_card(run.output_dir, card)
-    return card
+        scorer = load(model.path, attention=run.attention, check=False)
+    scores = score_precisions(scorer, sample, names, exact=exact, budget=run.micro_token_budget)
+    for name in wanted:
+        model.keep(sample, name, scores[name])
+    return scores

@@ -6,7 +6,7 @@ The last is what an inference engine does with a float32 folder that it is told 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -49,32 +49,70 @@ def judge_precisions(
     `scorer` is a saved model in float32, whole or sharded. Its weights are rounded in the end, so it cannot be used
     afterwards. `exact` are its score rows for all groups, if they are known.
     """
+    sample, known = draw(groups, exact, seed=seed)
+    names = precisions(precision, save_dtype)
+    scores = score_precisions(scorer, sample, names, exact=known, budget=budget, ranks=ranks)
+    return card_of(sample, scores, beta=scorer.beta, num_available=len(groups), seed=seed)
+
+
+def draw(
+    groups: Sequence[TokenGroup], exact: Sequence[ScoreRow] | None, *, seed: int
+) -> tuple[list[TokenGroup], list[FloatArray] | None]:
+    """Return the groups that a card compares, and [K] scores in float32 of each if `exact` has the rows of all."""
     drawn = sorted(np.random.default_rng(seed).permutation(len(groups))[:MOST].tolist())
     sample = [groups[number] for number in drawn]
-    model, dtype = scorer.model, PRECISION[precision]
+    if exact is None:
+        return sample, None
+    ends = np.cumsum([group.num_replies for group in groups])
+    by_group = np.split(np.array([row.score for row in exact], dtype=np.float32), ends[:-1])
+    return sample, [by_group[number] for number in drawn]
+
+
+def precisions(half: str, save_dtype: str) -> tuple[str, ...]:
+    """Return the precisions that are compared with float32: `bf16` or `fp16`, and weights rounded to the nearest
+    unless the folder is saved in this dtype, so that any engine would compute with the same weights."""
+    saved_so = save_dtype == str(PRECISION[half]).removeprefix("torch.")
+    return (half,) if saved_so else (half, NEAREST + half)
+
+
+def score_precisions(
+    scorer: Scorer,
+    sample: Sequence[TokenGroup],
+    names: Sequence[str],
+    *,
+    exact: Sequence[FloatArray] | None,
+    budget: int,
+    ranks: Together = ALONE,
+) -> dict[str, Sequence[FloatArray]]:
+    """Return precision -> [K] scores of each group, float32 first: `exact`, or computed.
+
+    The weights of the model are rounded in the end, so it cannot be used afterwards.
+    """
+    model, half = scorer.model, names[0]
 
     def scored(title: str) -> list[FloatArray]:
         return score_groups(model, sample, budget=budget, progress=f"judging in {title}", ranks=ranks)
 
-    # After training the rows were just computed in float32, so the caller passes them in.
-    if exact is None:
-        scores = {CANONICAL: scored(CANONICAL)}
-    else:
-        ends = np.cumsum([group.num_replies for group in groups])
-        by_group = np.split(np.array([row.score for row in exact]), ends[:-1])
-        scores = {CANONICAL: [by_group[number] for number in drawn]}
-    with computing_in(model, dtype):
-        scores[precision] = scored(precision)
-    # A folder saved in this dtype already has the weights that any engine would compute with.
-    if save_dtype != str(dtype).removeprefix("torch."):
-        round_to_nearest(model, dtype)
-        scores[NEAREST + precision] = scored(NEAREST + precision)
-    return precision_card(
-        {name: score_rows(sample, group_scores) for name, group_scores in scores.items()},
-        beta=scorer.beta,
-        num_available=len(groups),
-        seed=seed,
-    )
+    scores: dict[str, Sequence[FloatArray]] = {CANONICAL: scored(CANONICAL) if exact is None else exact}
+    with computing_in(model, PRECISION[half]):
+        scores[half] = scored(half)
+    for rounded in names[1:]:
+        round_to_nearest(model, PRECISION[half])
+        scores[rounded] = scored(rounded)
+    return scores
+
+
+def card_of(
+    sample: Sequence[TokenGroup],
+    scores: Mapping[str, Sequence[FloatArray]],
+    *,
+    beta: float,
+    num_available: int,
+    seed: int,
+) -> PrecisionCard:
+    """Return the card of a sample of groups, whose scores are given by precision."""
+    rows = {name: score_rows(sample, own) for name, own in scores.items()}
+    return precision_card(rows, beta=beta, num_available=num_available, seed=seed)
 
 
 def require_range(model: RewardModel, renderer: Renderer) -> None:
@@ -98,7 +136,7 @@ def judge_live(
 
 
 def write_card(folder: Path, card: PrecisionCard, name: str = CARD_FILE) -> None:
-    """Write every estimate of the card, and what it was drawn from."""
+    """Write every estimate of the card, what it was drawn from and, of a saved model, what it may be served in."""
     values = {
         name: {measure: jsonable(asdict(estimate)) for measure, estimate in part.items()}
         for name, part in card.measures.items()
@@ -112,5 +150,7 @@ def write_card(folder: Path, card: PrecisionCard, name: str = CARD_FILE) -> None
             "measures": values,
             "off": card.off(),
             "not_finite": dict(card.not_finite),
+            # An evaluation on the way is nothing that could be served.
+            **({"verdicts": [asdict(verdict) for verdict in card.verdicts()]} if name == CARD_FILE else {}),
         },
     )

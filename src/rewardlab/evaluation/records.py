@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.analysis.mistakes import margin_of, sides_of
-from rewardlab.analysis.slices import BUILT_IN
+from rewardlab.analysis.slices import BUILT_IN, TURNS
 from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ConfigError, RenderError
 from rewardlab.core.files import finite_or_none, write_jsonl
@@ -18,8 +18,6 @@ from rewardlab.data.originals import Key, Original
 
 NUM_MISTAKES: Final = 50
 """Comparisons with the most negative margins that are written with their texts."""
-TURNS: Final = "turns"
-"""Name of the slice by the number of turns of a conversation, reply included."""
 MAX_SHOWN: Final = 80
 """Characters of a text that names a slice."""
 

@@ -99,9 +99,11 @@ class SavedModel:
         used and a file of the model was changed.
         """
         entry = self._entry(groups)
-        kept = None if entry is None else self._read(entry, groups)
-        if kept is not None:
-            return kept
+        if entry is not None and (kept := self._read(entry, groups)) is not None:
+            scores, decided = kept
+            self.decided = dict(decided) if isinstance(decided, Mapping) else {}
+            self._tell_kept(entry, scores, self.config.run.precision)
+            return scores
         scores = score_groups(self.scorer().model, groups, budget=self.config.run.micro_token_budget, progress=progress)
         if entry is not None:
             self._write(entry, scores)
@@ -109,8 +111,25 @@ class SavedModel:
 
     # --- kept scores -------------------------------------------------------------------------------------------
 
-    def _entry(self, groups: Sequence[TokenGroup]) -> Path | None:
-        """Return the file of these scores, which may not exist; None if scores are not kept."""
+    def kept(self, groups: Sequence[TokenGroup], precision: str) -> list[np.ndarray] | None:
+        """Return the scores that `keep` kept of these groups in a precision of the card; None if there are none."""
+        entry = self._entry(groups, card=precision)
+        if entry is None or (kept := self._read(entry, groups)) is None:
+            return None
+        scores, _ = kept
+        self._tell_kept(entry, scores, precision)
+        return scores
+
+    def keep(self, groups: Sequence[TokenGroup], precision: str, scores: Sequence[np.ndarray]) -> None:
+        """Keep the scores of groups in a precision of the card, where scores are kept at all."""
+        if (entry := self._entry(groups, card=precision)) is not None:
+            self._write(entry, scores)
+
+    def _entry(self, groups: Sequence[TokenGroup], *, card: str | None = None) -> Path | None:
+        """Return the file of these scores, which may not exist; None if scores are not kept.
+
+        `card` is the precision in which the precision card has them computed.
+        """
         setting = self.config.data.reading.cache_dir
         if not self.config.run.reuse or setting == "none":
             return None
@@ -123,15 +142,16 @@ class SavedModel:
             # Digest of every file that decides a score, as the spec records them; they are checked before use.
             "model": sha256_json({"files": dict(self.spec.files), "renderer": asdict(self.spec.renderer)}),
             "groups": digest_of_groups(groups),
-            "precision": run.precision,
+            "precision": run.precision if card is None else f"card {card}",
             "attention": run.attention,
             "compute": asdict(self.config.compute),
             "device": "cuda" if torch.cuda.is_available() else "cpu",
         }
-        return folder / "scores" / f"{sha256_json(key)[:32]}.json"
+        return folder / ("scores" if card is None else "cards") / f"{sha256_json(key)[:32]}.json"
 
-    def _read(self, entry: Path, groups: Sequence[TokenGroup]) -> list[np.ndarray] | None:
-        """Return the kept scores [K] of each group, None if there are none or, with a warning, if they are damaged."""
+    def _read(self, entry: Path, groups: Sequence[TokenGroup]) -> tuple[list[np.ndarray], object] | None:
+        """Return the kept scores [K] of each group and how they were computed; None if there are none or, with a
+        warning, if they are damaged."""
         if not entry.is_file():
             return None
         try:
@@ -142,16 +162,17 @@ class SavedModel:
             logger.warning("kept scores: %s is damaged (%s), so everything is scored again", entry, error)
             return None
         require_files(self.path, self.spec)
-        self.decided = dict(decided) if isinstance(decided, Mapping) else {}
+        return scores, decided
+
+    def _tell_kept(self, entry: Path, scores: Sequence[np.ndarray], precision: str) -> None:
         logger.info(
             "kept scores: %s has scored these %d replies in %s before, so they are not computed again (%s; "
             "--no-reuse computes them)",
             self.path,
             sum(map(len, scores)),
-            self.config.run.precision,
+            precision,
             entry,
         )
-        return scores
 
     def _write(self, entry: Path, scores: Sequence[np.ndarray]) -> None:
         """Keep scores. A disk that takes none is a warning: the evaluation goes on."""

@@ -21,7 +21,7 @@ from rewardlab.core.terminal import brief, short
 from rewardlab.core.types import Comparison, Message, ScoreRow, prompt_key
 from rewardlab.data.finding import ALL_ROWS, Source
 from rewardlab.data.readers import read_source
-from rewardlab.data.rows import UnreadRow
+from rewardlab.data.rows import UnreadRow, is_absent, to_float
 
 BOTH_SCORES: Final = (
     ("scores_chosen", "scores_rejected"),
@@ -189,6 +189,8 @@ class _Parsed:
     first_reply: int = 0
     correct: int | None = None
     """The first so many replies are right, the others wrong; None for scores alone."""
+    label: float = 1.0
+    """Probability that a right reply is preferred to a wrong one; 0.5 is a tie."""
     verdict: bool = False
     preference_id: object = None
     prompt_key: str | None = None
@@ -246,7 +248,26 @@ def _read_pair(row: Row, where: str, outcome: str | None) -> _Parsed:
     columns = _pair_columns(set(row), row)
     if columns is None:
         raise DataError(f"{where}: wanted the scores of both replies as numbers, as in the first row.")
-    return _Parsed(scores=[_number(row[column], f"{where}, {column}") for column in columns], correct=1)
+    scores = [_number(row[column], f"{where}, {column}") for column in columns]
+    return _Parsed(scores=scores, correct=1, label=_label(row, where))
+
+
+def _label(row: Row, where: str) -> float:
+    """Return the label of a row, 1 without one. Raises DataError for anything but a number from 0 to 1."""
+    if not is_absent(row.get("labels")):
+        raise DataError(
+            f"{where}: 'labels' holds {brief(row['labels'])}, the labels of several annotators, which no layout of "
+            f"scores reads. Write one probability into 'label', or rename the column."
+        )
+    if is_absent(row.get("label")):
+        return 1.0
+    label = to_float(row["label"])
+    if not 0 <= label <= 1:
+        raise DataError(
+            f"{where}, label: got {brief(row['label'])}, wanted the probability, from 0 to 1, that the first (chosen) "
+            f"reply is preferred; 0.5 is a tie. Rename the column if it means something else."
+        )
+    return label
 
 
 def _read_list(row: Row, where: str, outcome: str | None) -> _Parsed:
@@ -259,7 +280,7 @@ def _read_list(row: Row, where: str, outcome: str | None) -> _Parsed:
     correct = _number(row["num_correct"], f"{where}, num_correct")
     if not (correct.is_integer() and 1 <= correct <= len(numbers)):
         raise DataError(f"{where}: num_correct {brief(row['num_correct'])} of {len(numbers)} replies.")
-    return _Parsed(scores=numbers, correct=int(correct))
+    return _Parsed(scores=numbers, correct=int(correct), label=_label(row, where))
 
 
 def _read_reply(row: Row, where: str, outcome: str | None) -> _Parsed:
@@ -383,11 +404,11 @@ def _collect(
                     num_tokens=0,
                     prompt_tokens=0,
                     truncated_tokens=0,
-                    comparisons=tuple(Comparison(first=reply, second=other) for other in others),
+                    comparisons=tuple(Comparison(first=reply, second=other, label=parsed.label) for other in others),
                 )
             )
         columns[source, preference_id] = _short_values(row)
-        texts[source, preference_id] = texts_of(row)
+        texts[source, preference_id] = texts_of(row, label=parsed.label)
     return ScoreFile(
         path=file,
         scores=ScoreSet(name=name, rows=found, verdicts_only=verdicts, by_place=by_place, layout=layout),
@@ -426,9 +447,17 @@ def _short_values(row: Row) -> dict[str, str]:
     }
 
 
-def texts_of(row: Row) -> dict[str, str]:
-    """Return prompt and replies as text, under our names, where the row has them."""
-    theirs = {"prompt": ("prompt",), "preferred": ("text_chosen", "chosen"), "other": ("text_rejected", "rejected")}
+def texts_of(row: Row, *, label: float) -> dict[str, str]:
+    """Return prompt and replies as text, under our names, where the row has them.
+
+    With a label below 0.5 the reply that its file calls rejected is the preferred one.
+    """
+    sides = ("preferred", "other") if label >= 0.5 else ("other", "preferred")
+    theirs = {
+        "prompt": ("prompt",),
+        sides[0]: ("text_chosen", "chosen"),
+        sides[1]: ("text_rejected", "rejected"),
+    }
     found = {name: first_of(row, columns) for name, columns in theirs.items()}
     return {name: _as_text(value) for name, value in found.items() if isinstance(value, (str, list)) and value}
 

@@ -78,7 +78,8 @@ def evaluate_suites(config: EvalConfig) -> list[SuiteEvaluation]:
     """
     config.require_complete()
     require(len(config.run.folders) == 1, "evaluate_suites judges one model. Give several to judge_suites.")
-    config = config.replace(model=config.run.folders[0], models=())
+    # A suite has no precision card, and its manifest is not to say so.
+    config = config.replace(model=config.run.folders[0], models=(), precision_card=False)
     require_suites(config.run.suite, config.run.suite_data)
     with only_writer(config.run.output_dir):
         claim_evaluation(config.run.output_dir, (), overwrite=config.run.overwrite)

@@ -34,6 +34,8 @@ class Texts:
     ceiling: Estimate | None
     """Mean of max(p, 1 − p) over all judged preferences, where the data hold the true p of each: the accuracy of a
     judge who knew them. None where they do not."""
+    turns: Mapping[Key, int]
+    """Turns of every judged preference that was found, reply included."""
     problems: Sequence[str]
     """Why texts are missing, in words."""
 
@@ -56,7 +58,12 @@ def find_texts(config: Mapping[str, Any], name: str, wanted: Iterable[Key], rows
             search.read(source, rules)
     # Data that were looked through in vain are no problem once everything was found elsewhere.
     problems = dict.fromkeys(search.problems) if search.missing else {}
-    return Texts(preferences=search.found, ceiling=_ceiling(search.prompts, search.truths), problems=tuple(problems))
+    return Texts(
+        preferences=search.found,
+        ceiling=_ceiling(search.prompts, search.truths),
+        turns=search.turns,
+        problems=tuple(problems),
+    )
 
 
 class _Search:
@@ -68,6 +75,7 @@ class _Search:
         self.missing = {key for key in wanted if key in self.prompts}
         self.found: dict[Key, Preference] = {}
         self.truths: dict[Key, float] = {}
+        self.turns: dict[Key, int] = {}
         self.problems: list[str] = []
 
     def sources(self, names: Sequence[str], split: str) -> Iterator[Source]:
@@ -84,13 +92,16 @@ class _Search:
                 yield source
 
     def read(self, source: Source, rules: Rules) -> None:
-        """Look for what is missing in a file, and for the true probabilities of all that was judged."""
+        """Look for what is missing in a file, and for true probabilities and turns of all that was judged."""
         try:
             for original in originals_in(source, rules, self.prompts.keys()):
                 key, truth = original.key, original.columns.get(TRUTH)
                 if isinstance(truth, (int, float)) and 0 <= truth <= 1:
                     self.truths[key] = float(truth)
-                if key not in self.missing or original.preference.key != self.prompts[key]:
+                if original.preference.key != self.prompts[key]:
+                    continue
+                self.turns[key] = original.num_turns
+                if key not in self.missing:
                     continue
                 if len(original.preference.replies) == self.num_replies[key]:
                     self.found[key] = original.preference

@@ -12,6 +12,7 @@ from rewardlab.analysis.ceiling import Ceiling, of_score_rows
 from rewardlab.analysis.judgement import Judgement, judge_rows
 from rewardlab.analysis.mistakes import WorstMistakes, worst_mistakes
 from rewardlab.analysis.reliability import NUM_DRAWS
+from rewardlab.analysis.slices import TURNS
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.core.files import UTF8, require_writable_folder, write_text
 from rewardlab.core.run_folder import MISTAKES, holds_run, judged_together
@@ -21,8 +22,24 @@ from rewardlab.report.card import write_card
 from rewardlab.report.checklist import checklist_section
 from rewardlab.report.curves import curves_side_by_side, training_curves
 from rewardlab.report.document import Document, Paragraph, Part, Section
-from rewardlab.report.extras import precision_section, probe_section, suites_section
-from rewardlab.report.folder import Judged, Record, read_columns, read_folder, read_scores
+from rewardlab.report.extras import (
+    controls_section,
+    ensemble_section,
+    precision_section,
+    probe_section,
+    robustness_section,
+    suites_section,
+)
+from rewardlab.report.folder import (
+    EnsembleRecord,
+    Judged,
+    Record,
+    read_columns,
+    read_controls,
+    read_ensemble,
+    read_folder,
+    read_scores,
+)
 from rewardlab.report.from_scores import (
     calibration_section,
     length_section,
@@ -31,7 +48,7 @@ from rewardlab.report.from_scores import (
     slices_section,
 )
 from rewardlab.report.markdown import markdown_page
-from rewardlab.report.mistakes import FindTexts, FoundTexts, KnownTexts, keys_of, mistakes_section, written_texts
+from rewardlab.report.mistakes import FindTexts, FoundTexts, Key, KnownTexts, keys_of, mistakes_section, written_texts
 from rewardlab.report.page import html_page
 from rewardlab.report.sections import (
     data_section,
@@ -92,14 +109,25 @@ def tell(
     if record.judged is not None:
         try:
             rows = read_scores(record.judged)
+            mistakes = worst_mistakes(rows, most=num_mistakes)
+            if rows and find_texts is not None:
+                texts = _texts(record.config, record.judged, mistakes, rows, find_texts)
             if rows:
-                judgement = judge_rows(rows, beta=record.beta, slices=read_columns(record.judged), draws=draws)
-                mistakes = worst_mistakes(rows, most=num_mistakes)
+                slices = _columns(record.judged, rows, {} if texts is None else texts.turns)
+                judgement = judge_rows(rows, beta=record.beta, thresholds=record.thresholds, slices=slices, draws=draws)
         except (RewardlabError, OSError, KeyError, AssertionError) as error:
             problems.append(f"The rows of {record.judged.name} cannot be judged: {error}")
-        if rows and find_texts is not None:
-            texts = _texts(record.config, record.judged, mistakes, rows, find_texts)
     return Told(record=record, rows=rows, judgement=judgement, mistakes=mistakes, texts=texts, problems=tuple(problems))
+
+
+def _columns(judged: Judged, rows: Sequence[ScoreRow], turns: Mapping[Key, int]) -> dict[str, dict[Key, object]]:
+    """Return the columns by which an evaluation is divided: those written beside its scores and, where these lack it,
+    the number of turns, if that of every preference was found in the data and not all have as many."""
+    columns = read_columns(judged)
+    wanted = {(row.source, row.preference_id) for row in rows}
+    if TURNS not in columns and turns.keys() >= wanted and len(set(turns.values())) > 1:
+        columns = {TURNS: {key: turns[key] for key in wanted}, **columns}
+    return columns
 
 
 def _texts(
@@ -111,12 +139,15 @@ def _texts(
     wanted = [key for key in keys_of(mistakes.comparisons) if key not in written]
     found = find_texts(config, judged.name, wanted, rows)
     return KnownTexts(
-        preferences={**found.preferences, **written}, ceiling=found.ceiling, problems=tuple(found.problems)
+        preferences={**found.preferences, **written},
+        ceiling=found.ceiling,
+        turns=found.turns,
+        problems=tuple(found.problems),
     )
 
 
-def report_of(told: Sequence[Told]) -> Document:
-    """Return the report on one run, or on several side by side."""
+def report_of(told: Sequence[Told], ensembles: Sequence[EnsembleRecord] = ()) -> Document:
+    """Return the report on one run, or on several side by side, and on ensembles of them."""
     records = [one.record for one in told]
     names = unique_names(records)
     parts = [Part(title=name, sections=_sections(one)) for name, one in zip(names, told, strict=True)]
@@ -126,6 +157,8 @@ def report_of(told: Sequence[Told]) -> Document:
         if curves.charts:
             sections.append(Section(title="Curves", blocks=(curves,)))
         parts.insert(0, Part(title="All runs", sections=tuple(sections)))
+    together = tuple(ensemble_section(ensemble) for ensemble in ensembles)
+    parts[0] = replace(parts[0], sections=(*parts[0].sections, *together))
     title = f"Reward model {names[0]}" if len(names) == 1 else f"{len(names)} reward models"
     return Document(title=title, made_by=f"Report of rewardlab {installed_version()}.", parts=tuple(parts))
 
@@ -151,8 +184,10 @@ def _sections(told: Told) -> tuple[Section, ...]:
         ]
     found += [
         suites_section(record),
+        robustness_section(record),
         precision_section(record),
         probe_section(record),
+        controls_section(record),
         checklist_section(record, judgement),
         data_section(record),
         speed_section(record),
@@ -169,19 +204,24 @@ def write_report(
     num_mistakes: int = NUM_MISTAKES,
     card: bool = False,
     overwrite: bool = False,
+    controls: Path | None = None,
 ) -> list[Path]:
     """Write `report.html` and `report.md` about the folders, and with `card` the card of each model; return the paths.
 
-    The folder of an evaluation of several models stands for those of the models.
+    The folder of an evaluation of several models stands for those of the models. `controls` is a folder of `rewardlab
+    diagnose`, in place of what lies in the folders.
 
-    Raises ConfigError for a folder that holds no run, for files of these names that no report wrote, unless
-    `overwrite`, and as `write_card` does.
+    Raises ConfigError for a folder that holds no run, or no controls, for files of these names that no report wrote,
+    unless `overwrite`, and as `write_card` does.
     """
     records = [read_folder(place) for folder in folders for place in judged_together(folder) or [folder]]
     require_writable_folder(output_dir, "--output-dir")
     claim_report(output_dir, overwrite=overwrite)
+    if controls is not None:
+        found = read_controls(controls)
+        records = [replace(record, controls=found) for record in records]
     told = [tell(record, find_texts=find_texts, num_mistakes=num_mistakes) for record in records]
-    document = report_of(told)
+    document = report_of(told, [own for folder in folders if (own := read_ensemble(folder)) is not None])
     html, text = output_dir / REPORT_HTML, output_dir / REPORT_MD
     write_text(html, html_page(document))
     write_text(text, f"{markdown_page(document)}\n{MARKS[REPORT_MD]}\n")

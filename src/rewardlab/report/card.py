@@ -23,7 +23,7 @@ from rewardlab.core.terminal import visible
 from rewardlab.core.types import Estimate
 from rewardlab.report.checklist import checklist_section
 from rewardlab.report.document import Block, Document, Facts, Paragraph, Part, Section
-from rewardlab.report.extras import suites_section
+from rewardlab.report.extras import controls_section, served_section, suites_section
 from rewardlab.report.folder import Record
 from rewardlab.report.from_scores import calibration_section, length_section
 from rewardlab.report.markdown import markdown_page
@@ -115,9 +115,11 @@ def _document(record: Record, judgement: Judgement | None, ceiling: Estimate | C
         Section(title="What it is", blocks=tuple(use)),
         headline(record, ceiling=ceiling),
         suites_section(record),
+        served_section(record),
         *([] if judgement is None else [calibration_section(judgement), length_section(judgement)]),
         signs_section(record),
         problems_section(record),
+        controls_section(record),
         checklist_section(record, judgement),
         Section(title="Training", blocks=tuple(trained)),
         data_section(record),

@@ -9,12 +9,14 @@ it is `look`, or `not known` where the folder does not say.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 from rewardlab.analysis.judgement import Judgement
+from rewardlab.core.controls import notice_of
 from rewardlab.core.types import Estimate
 from rewardlab.report.document import Check, Checklist, Section, shown
+from rewardlab.report.extras import control_name, controls_of
 from rewardlab.report.folder import Record
 from rewardlab.report.sections import compared, what
 
@@ -22,13 +24,15 @@ Answer = Literal["yes", "no", "look", "not known"]
 NOTHING = "The folder does not say."
 NEAR_PEAK: Final = 0.03
 """Below the highest accuracy on the way, what still counts as the same."""
+WANTED: Final = frozenset({"label_shuffle", "prompt_only", "random_negatives", "length_matched"})
+"""Controls that every model is to have."""
 SLOPES: Final = (0.8, 1.25)
 """Calibration slopes with which probabilities can be believed: log odds wrong by a quarter at most. An interval inside
 is a yes, one outside a no; one that only holds 1 may be wide enough for anything."""
 
 
-def checklist_section(record: Record, judgement: Judgement | None, *, controls: Iterable[str] = ()) -> Section:
-    """Return every question with its answer; `controls` are the controls that were run, in words with numbers."""
+def checklist_section(record: Record, judgement: Judgement | None) -> Section:
+    """Return every question with its answer."""
     questions: list[Callable[[], Check]] = [lambda: _collected(record)]
     if record.kind != "eval":
         questions.append(lambda: _model(record))
@@ -46,7 +50,7 @@ def checklist_section(record: Record, judgement: Judgement | None, *, controls: 
         lambda: _cut(record, judgement),
         lambda: _dropped(record),
         lambda: _enough(record),
-        lambda: _controls(controls),
+        lambda: _controls(record),
     ]
     return Section(title="Checklist after the run", blocks=(Checklist(checks=tuple(ask() for ask in questions)),))
 
@@ -284,12 +288,21 @@ def _enough(record: Record) -> Check:
     )
 
 
-def _controls(controls: Iterable[str]) -> Check:
-    found = tuple(controls)
+def _controls(record: Record) -> Check:
+    question = "Were the controls run (shuffled labels, prompts alone, replies of other prompts, equal lengths)?"
+    if (notice := notice_of(record.control)) is not None:
+        return Check(question=question, answer="not known", numbers=f"{notice}; controls are run of models to use.")
+    found = controls_of(record)
+    if not found:
+        where = "No results of controls in this folder; rewardlab diagnose makes them, --controls names them."
+        return Check(question=question, answer="not known", numbers=where)
+    passed = all(control.get("verdict") == "pass" for control in found)
+    complete = {str(control.get("control")) for control in found} >= WANTED
+    said = "; ".join(f"{control_name(control)}: {control.get('verdict')}" for control in found)
     return Check(
-        question="Were the controls run (shuffled labels, prompts alone, replies of other prompts, equal lengths)?",
-        answer="look" if found else "not known",
-        numbers=" ".join(found) or "No results of controls in this folder.",
+        question=question,
+        answer="yes" if passed and complete else "look",
+        numbers=f"{record.controls.get('headline')} {said[0].upper()}{said[1:]}.",
     )
 
 

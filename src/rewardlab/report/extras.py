@@ -1,4 +1,4 @@
-"""The sections that only some folders have: public suites, the precision card, and what a probe found."""
+"""The sections that only some folders have: suites, precision cards, probes, robustness, ensembles and controls."""
 
 from __future__ import annotations
 
@@ -6,45 +6,189 @@ from collections.abc import Mapping
 from typing import Any
 
 from rewardlab.analysis.precision import MEASURES
+from rewardlab.analysis.robustness import MEASURES as MOVED
+from rewardlab.core.controls import expectation_of, notice_of
 from rewardlab.core.types import Estimate
 from rewardlab.report.charts import Chart, Dot, axis
-from rewardlab.report.document import Beside, Block, Paragraph, Section, Table, shown, with_intervals
-from rewardlab.report.folder import Record, estimate_of
+from rewardlab.report.document import Beside, Block, Paragraph, Section, Table, Tone, shown, with_intervals
+from rewardlab.report.folder import EnsembleRecord, Record, estimate_of, number_of
+from rewardlab.report.robustness import MOVES, moves
+from rewardlab.report.sections import comparison
+from rewardlab.report.suites import MARK, P_MEANS, p_text
 from rewardlab.report.tables import column_notes, format_count
+
+TIES_MEAN = "ties at random: the score where ties are broken at random (½ for a pair, 1/k at the top)."
 
 
 def suites_section(record: Record) -> Section:
     """Return the results of public suites, each by its own rule, beside the better of the two length rules."""
     blocks: list[Block] = []
     for suite in record.suites:
-        rows, scores = [], []
+        rows: list[tuple[str, ...]] = []
+        scores = []
+        differs = False
         for row in suite["rows"]:
             if not isinstance(row, dict):
                 continue
             score, baselines = estimate_of(row.get("score")), row.get("baselines")
-            better = str(row.get("better_baseline") or "")
+            better, kind = str(row.get("better_baseline") or ""), str(row.get("kind") or "subset")
             length = estimate_of(baselines.get(better)) if isinstance(baselines, dict) else None
-            gain = shown(estimate_of(row.get("gain")))
+            p_value = number_of(row.get("p_holm" if kind == "subset" else "p_value"))
+            fair = estimate_of(row.get("ties_at_random"))
+            differs |= fair is not None and score is not None and abs(fair.value - score.value) > 1e-12
             rows.append(
                 (
-                    str(row.get("name")),
+                    f"{MARK.get(kind, '')}{row.get('name')}",
                     shown(score),
                     f"{better} {shown(length)}",
-                    gain,
-                    format_count(row["rows"]) if isinstance(row.get("rows"), int) else "",
+                    shown(estimate_of(row.get("gain"))),
+                    p_text(p_value),
+                    _count(row.get("rows")),
+                    shown(fair),
                 )
             )
             scores.append(score)
         blocks.append(
             with_intervals(
                 caption=f"{suite.get('suite')}, by its own rule",
-                header=("subset", "score", "better length rule", "above it", "rows"),
-                rows=rows,
+                header=(
+                    "subset",
+                    "score",
+                    "better length rule",
+                    "above it",
+                    "p",
+                    "rows",
+                    *differs * ("ties at random",),
+                ),
+                rows=rows if differs else [row[:-1] for row in rows],
                 estimates=scores,
                 label="score",
+                notes=(P_MEANS, *differs * (TIES_MEAN,)),
             )
         )
     return Section(title="Suites", blocks=tuple(blocks))
+
+
+def robustness_section(record: Record) -> Section:
+    """Return what changes of the texts did to scores and verdicts."""
+    found = record.robustness
+    named = found.get("perturbations")
+    effects = (
+        {str(name): one for name, one in named.items() if isinstance(one, dict)} if isinstance(named, dict) else {}
+    )
+    parts = {name: _estimates(_mapping(one.get("estimates"))) for name, one in effects.items()}
+    if not any(parts.values()):
+        return Section(title="Robustness", blocks=())
+    notes = {measure: [own[measure] for own in parts.values() if measure in own] for measure in MOVED}
+    table = with_intervals(
+        caption=f"The same pairs with their texts changed in ways that should not matter, {found.get('preferences')} "
+        f"preferences",
+        header=("texts", *MOVED, "moves", "preferences"),
+        rows=[
+            (
+                name,
+                *(shown(own.get(measure)) for measure in MOVED),
+                moves(*(number_of(effects[name].get(key)) for key in ("p_shift_holm", "p_accuracy_holm"))),
+                _count(effects[name].get("preferences")),
+            )
+            for name, own in parts.items()
+        ],
+        estimates=[own.get("shift") for own in parts.values()],
+        label="shift",
+        mark=0.0,
+        notes=(*(f"{measure}: {meaning}." for measure, meaning in MOVED.items()), MOVES, *column_notes(notes)),
+        notes_folded=True,
+    )
+    return Section(title="Robustness", blocks=(table,))
+
+
+def ensemble_section(ensemble: EnsembleRecord) -> Section:
+    """Return the models of `--ensemble` as one, and whether their disagreement predicts errors."""
+    facts = ensemble.facts
+    members = facts.get("members")
+    names = ", ".join(map(str, members)) if isinstance(members, list) else "unknown models"
+    blocks: list[Block] = [
+        Paragraph(
+            text=f"Ensemble of {names} (λ = {number_of(facts.get('penalty')):g}), each put on one scale by "
+            f"{facts.get('scaled_by')}."
+        )
+    ]
+    if ensemble.evaluations:
+        blocks.append(comparison(ensemble.evaluations, caption="The members as one", first="combination"))
+    found = _mapping(facts.get("disagreement"))
+    spread = {
+        "standard deviation of the margin over members": estimate_of(found.get("by_spread")),
+        "smallness of the mean margin": estimate_of(found.get("by_margin")),
+    }
+    combined = _mapping(facts.get("combinations"))
+    blocks.append(
+        with_intervals(
+            caption="Does disagreement predict errors?",
+            header=("what predicts errors", "AUROC"),
+            rows=[(name, shown(estimate)) for name, estimate in spread.items()],
+            estimates=list(spread.values()),
+            label="AUROC",
+            mark=0.5,
+            notes=(
+                f"AUROC: chance that a mistake of the mean ({_count(found.get('num_errors'))}) has more of it than a "
+                f"right answer ({_count(found.get('num_right'))}); 0.5 says nothing. The second needs no ensemble.",
+                *(f"{name}: {meaning}." for name, meaning in combined.items()),
+            ),
+        )
+    )
+    blocks += [Paragraph(text=problem, tone="warning") for problem in ensemble.problems]
+    return Section(title="Ensemble", blocks=tuple(blocks))
+
+
+def controls_section(record: Record) -> Section:
+    """Return what the controls of `rewardlab diagnose` showed, and of a run that is a control what it should show."""
+    blocks: list[Block] = []
+    if (notice := notice_of(record.control)) is not None:
+        blocks.append(Paragraph(text=f"{notice}.", tone="warning"))
+        if (expected := expectation_of(record.control)) is not None:
+            blocks.append(Paragraph(text=f"Such a run is expected to reach {expected}"))
+    if found := controls_of(record):
+        own = _mapping(record.controls.get("model_itself"))
+        rows = [("the model itself", "held out", *_over(own, "over_seeds", "over_conversations"), "")]
+        drawn = [estimate_of(own.get("over_conversations"))]
+        for control in found:
+            for number, one in enumerate(_list(control.get("measured"))):
+                first = (control_name(control), str(control.get("verdict"))) if number == 0 else ("", "")
+                rows.append((first[0], str(one.get("name")), *_over(one, "seeds", "conversations"), first[1]))
+                drawn.append(estimate_of(one.get("conversations")))
+        blocks += [
+            Paragraph(text=f"{record.controls.get('what')}. {record.controls.get('headline')}"),
+            with_intervals(
+                caption="Controls",
+                header=("control", "measured", "over seeds", "over conversations", "verdict"),
+                rows=rows,
+                estimates=drawn,
+                label="accuracy",
+                mark=0.5,
+            ),
+        ]
+        blocks += [
+            Paragraph(
+                text=f"{control_name(control)}: {control.get('verdict')}. {control.get('sentence')}",
+                tone="warning" if control.get("verdict") == "fail" else "plain",
+            )
+            for control in found
+        ]
+    return Section(title="Controls", blocks=tuple(blocks))
+
+
+def controls_of(record: Record) -> list[dict[str, Any]]:
+    """Return the findings of `rewardlab diagnose`."""
+    return _list(record.controls.get("controls"))
+
+
+def control_name(control: Mapping[str, Any]) -> str:
+    """Return how a control is called."""
+    return str(control.get("control")).replace("_", " ")
+
+
+def _over(part: Mapping[str, Any], *names: str) -> tuple[str, ...]:
+    return tuple(shown(estimate_of(part.get(name))) for name in names)
 
 
 def precision_section(record: Record) -> Section:
@@ -71,11 +215,31 @@ def precision_section(record: Record) -> Section:
                 notes_folded=True,
             )
         )
+        # Cards of earlier versions, and those of evaluations on the way, have no verdicts.
         off = [str(kind) for kind in card["off"]] if isinstance(card.get("off"), list) else []
-        if off:
+        if found := verdicts_of(card):
+            blocks += found
+        elif off:
             words = "margins are off by more than the interval of their mean leaves open."
             blocks.append(Paragraph(text=f"In {' and '.join(off)} {words}", tone="warning"))
     return Section(title="Precision", blocks=tuple(blocks))
+
+
+def served_section(record: Record) -> Section:
+    """Return in which precisions the model may be served, a sentence for each; no blocks without a precision card."""
+    return Section(title="Precision", blocks=tuple(verdicts_of(record.cards.get("precision", {}))))
+
+
+def verdicts_of(card: Mapping[str, Any]) -> list[Paragraph]:
+    """Return the verdicts that a card was written with."""
+    tones: dict[str, Tone] = {"may be served": "good", "may not be served": "warning"}
+    return [
+        Paragraph(
+            text=f"{one.get('precision')}: {one.get('answer')}. {one.get('evidence')}",
+            tone=tones.get(str(one.get("answer")), "plain"),
+        )
+        for one in _list(card.get("verdicts"))
+    ]
 
 
 def probe_section(record: Record) -> Section:
@@ -146,6 +310,15 @@ def _estimates(part: Mapping[str, Any]) -> dict[str, Estimate]:
     """Return the estimates of a mapping; what is none is left out."""
     made = {name: estimate_of(entry) for name, entry in part.items()}
     return {name: estimate for name, estimate in made.items() if estimate is not None}
+
+
+def _count(value: object) -> str:
+    return format_count(value) if isinstance(value, int) else "—"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    """Return a mapping; an empty one for anything else."""
+    return value if isinstance(value, dict) else {}
 
 
 def _list(value: object) -> list[dict[str, Any]]:

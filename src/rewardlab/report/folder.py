@@ -28,6 +28,8 @@ Value = TypeVar("Value")
 Kind = Literal["train", "probe", "eval"]
 JUDGED: Final = ("test", "eval", "selection", "cross_validated")
 """Names of evaluations by which a run is judged, the most telling first: `test` data chose nothing."""
+CONTROLS: Final = ("diagnose.json", "diagnose/diagnose.json")
+"""Where the results of `rewardlab diagnose` may lie in a folder."""
 MOST_SAID: Final = 300
 """Characters of an error in the report."""
 MOST_ROWS: Final = 2_000_000
@@ -72,6 +74,10 @@ class Record:
     """probe.json."""
     suites: Sequence[Mapping[str, Any]]
     """Results of public suites, as they were written."""
+    robustness: Mapping[str, Any]
+    """eval.perturbed.json."""
+    controls: Mapping[str, Any]
+    """diagnose.json, of the folder or of a folder `diagnose` in it, or as it was named."""
     model: RewardSpec | None
     """The spec of the chosen model."""
     model_folder: Path | None
@@ -92,6 +98,19 @@ class Record:
             if isinstance(found, (int, float)) and math.isfinite(found) and found > 0:
                 return float(found)
         return 1.0
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """Scores at which `rewardlab eval` was asked for the rates of acceptance."""
+        asked = self.config.get("thresholds")
+        numbers = map(number_of, asked) if isinstance(asked, list) else ()
+        return tuple(dict.fromkeys(number for number in numbers if math.isfinite(number)))
+
+    @property
+    def control(self) -> object:
+        """What was changed in the data on purpose, as it was written; None if nothing was."""
+        data = self.manifest.get("data")
+        return data.get("control") if isinstance(data, dict) else None
 
     @property
     def num_steps(self) -> int | None:
@@ -201,11 +220,56 @@ def read_folder(folder: Path) -> Record:
             for path in sorted(folder.glob("suite.*.json"))
             if (suite := tried(path.name, _object, nothing)) and isinstance(suite.get("rows"), list)
         ],
+        robustness=tried("eval.perturbed.json", _object, nothing),
+        controls=next((own for name in CONTROLS if (own := tried(name, _object, nothing))), nothing),
         model=_spec(chosen, problems),
         model_folder=chosen,
         steps_saved=[step for step, _ in saved_steps(folder)],
         problems=tuple(dict.fromkeys(problems)),
     )
+
+
+def read_controls(folder: Path) -> Mapping[str, Any]:
+    """Return what `rewardlab diagnose` wrote into a folder.
+
+    Raises ConfigError if there is nothing of it, DataError for a file that cannot be read.
+    """
+    path = next((folder / name for name in CONTROLS if (folder / name).is_file()), None)
+    if path is None:
+        raise ConfigError(f"--controls {folder}: no diagnose.json. Name the --output-dir of `rewardlab diagnose`.")
+    found = _object(path)
+    if not isinstance(found.get("controls"), list):
+        raise DataError(f"--controls: {path} is not what `rewardlab diagnose` writes. Run it again.")
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnsembleRecord:
+    """What `rewardlab eval --ensemble` wrote."""
+
+    facts: Mapping[str, Any]
+    """ensemble.json."""
+    evaluations: Mapping[str, Judged]
+    """Combination, such as `ensemble mean` -> its evaluation."""
+    problems: Sequence[str]
+
+
+def read_ensemble(folder: Path) -> EnsembleRecord | None:
+    """Return the ensemble that was judged in a folder; None if there was none. What is damaged is a problem."""
+    path = folder / "ensemble.json"
+    if not path.is_file():
+        return None
+    problems: list[str] = []
+    facts: Mapping[str, Any] = {}
+    evaluations: dict[str, Judged] = {}
+    try:
+        facts = _object(path)
+        for own in sorted(folder.glob("ensemble.*.metrics.json")):
+            judged = _judged(own, problems)
+            evaluations[judged.name.replace(".", " ")] = judged
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        problems.append(f"The ensemble cannot be read: {_said(error, folder)}")
+    return EnsembleRecord(facts=facts, evaluations=evaluations, problems=tuple(problems))
 
 
 def read_scores(judged: Judged) -> list[ScoreRow]:
@@ -250,7 +314,7 @@ def estimate_of(entry: object) -> Estimate | None:
     if not isinstance(entry, dict):
         return None
     try:
-        numbers = {name: _number(entry.get(name)) for name in ("value", "low", "high")}
+        numbers = {name: number_of(entry.get(name)) for name in ("value", "low", "high")}
         return Estimate(
             **numbers, n=int(entry["n"]), method=str(entry["method"]), level=float(entry.get("level", 0.95))
         )
@@ -271,7 +335,7 @@ def _object(path: Path) -> dict[str, Any]:
     return value
 
 
-def _number(cell: object) -> float:
+def number_of(cell: object) -> float:
     """Return a cell of JSON or CSV as a number, NaN if it is not one."""
     if isinstance(cell, bool) or not isinstance(cell, (int, float, str)):
         return math.nan
@@ -308,11 +372,11 @@ def _judged(path: Path, problems: list[str]) -> Judged:
             for name, part in parts.items()
         },
         counts={
-            name: {count: _number(value) for count, value in dict(part.get("sums") or {}).items()}
+            name: {count: number_of(value) for count, value in dict(part.get("sums") or {}).items()}
             for name, part in parts.items()
         },
         scores=scores,
-        beta=beta if math.isfinite(beta := _number(values.get("beta"))) and beta > 0 else None,
+        beta=beta if math.isfinite(beta := number_of(values.get("beta"))) and beta > 0 else None,
         calibrated=values.get("calibrated") is True,
     )
 
@@ -325,7 +389,7 @@ def _rows(path: Path, problems: list[str]) -> list[Mapping[str, float]]:
         values = {
             str(name): number
             for name, cell in current_columns(cells).items()
-            if name and math.isfinite(number := _number(cell))
+            if name and math.isfinite(number := number_of(cell))
         }
         if "step" not in values or values["step"] < 0:
             lost += 1
@@ -372,7 +436,7 @@ def _signs(path: Path) -> list[WarningSign]:
 
 def _distributions(path: Path) -> dict[int, dict[str, list[float]]]:
     return {
-        int(step): {side: [_number(score) for score in scores[side]] for side in ("chosen", "rejected")}
+        int(step): {side: [number_of(score) for score in scores[side]] for side in ("chosen", "rejected")}
         for step, scores in _object(path).items()
     }
 

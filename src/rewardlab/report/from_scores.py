@@ -8,11 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
 from rewardlab.analysis.distributions import Distribution, quantile
 from rewardlab.analysis.judgement import Judgement
+from rewardlab.analysis.measures import AT_THRESHOLD
 from rewardlab.analysis.slices import BUILT_IN, Slice
 from rewardlab.report.charts import Axis, Bar, Chart, Dot, Rule, axis, band, line, share_axis
 from rewardlab.report.document import (
@@ -26,6 +28,9 @@ from rewardlab.report.document import (
 )
 from rewardlab.report.folder import Record
 from rewardlab.report.tables import column_notes, format_count
+
+RATES: Final = {"eval_tpr": "preferred above", "eval_fnr": "preferred below", "eval_fpr": "other above"}
+"""Rate at a threshold -> its column."""
 
 
 def calibration_section(judgement: Judgement) -> Section:
@@ -86,8 +91,34 @@ def rewards_section(judgement: Judgement, record: Record) -> Section:
         "reward of all replies, standard deviation": "eval_score_std",
     }
     table = _numbers(judgement, names, caption="Rewards and margins")
-    return Section(
-        title="Rewards and margins", blocks=(Charts(charts=tuple(chart for chart in charts if chart)), table)
+    drawn = Charts(charts=tuple(chart for chart in charts if chart))
+    return Section(title="Rewards and margins", blocks=(drawn, table, _percentiles(distributions)))
+
+
+def _percentiles(distributions: Mapping[str, Distribution]) -> Table:
+    """Return lowest value, percentiles and highest value of rewards and margins, a column each."""
+    titles = {
+        "chosen": "reward of preferred replies",
+        "rejected": "reward of other replies",
+        "score": "reward of all replies",
+        "margin": "margin",
+    }
+    columns = {
+        titles[key]: {
+            "lowest": own.lowest,
+            **{f"{name[1:]} %": estimate for name, estimate in own.percentiles.items()},
+            "highest": own.highest,
+        }
+        for key in titles
+        if (own := distributions.get(key)) is not None
+    }
+    shares = list(dict.fromkeys(share for own in columns.values() for share in own))
+    return Table(
+        caption="Percentiles and extremes",
+        header=("share of values below", *columns),
+        rows=tuple((share, *(shown(own.get(share), digits=2) for own in columns.values())) for share in shares),
+        notes=tuple(column_notes({name: list(own.values()) for name, own in columns.items()})),
+        notes_folded=True,
     )
 
 
@@ -111,12 +142,13 @@ def ranking_section(judgement: Judgement) -> Section:
     names |= {
         metric.removeprefix("eval_").replace("_", " "): metric
         for metric in judgement.estimates
-        if metric not in known and ("@" in metric or any(word in metric for word in kwise))
+        if metric not in known and any(word in metric for word in kwise)
     }
     table = _numbers(judgement, names, caption="Ranks")
+    rates = _rates(judgement)
     roc = judgement.roc
     if len(roc.false_positive) < 2:
-        return Section(title="ROC and ranks", blocks=(table,))
+        return Section(title="ROC and ranks", blocks=(table, *rates))
     chart = Chart(
         title="ROC: preferred and other replies, by score",
         words=f"Area under the curve {shown(judgement['eval_roc_auc'])}; one half is chance. Scores of different "
@@ -126,7 +158,25 @@ def ranking_section(judgement: Judgement) -> Section:
         lines=(line(0, zip(roc.false_positive, roc.true_positive, strict=True)),),
         rules=(Rule(axis="diagonal"),),
     )
-    return Section(title="ROC and ranks", blocks=(Beside(chart=chart, table=table),))
+    return Section(title="ROC and ranks", blocks=(Beside(chart=chart, table=table), *rates))
+
+
+def _rates(judgement: Judgement) -> tuple[Table, ...]:
+    """Return the rates of wrong and right acceptance at the thresholds that were asked for; nothing without any."""
+    thresholds = dict.fromkeys(at for stem, _, at in (name.partition("@") for name in judgement.estimates) if at)
+    found = {at: {stem: judgement.estimates.get(f"{stem}@{at}") for stem in RATES} for at in thresholds}
+    rows = [(at, *map(shown, own.values())) for at, own in found.items() if any(own.values())]
+    if not rows:
+        return ()
+    made = {RATES[stem]: [one for own in found.values() if (one := own[stem]) is not None] for stem in RATES}
+    return (
+        Table(
+            caption="Replies accepted at thresholds of the score",
+            header=("threshold", *RATES.values()),
+            rows=tuple(rows),
+            notes=(*(f"{title}: {AT_THRESHOLD[stem]}." for stem, title in RATES.items()), *column_notes(made)),
+        ),
+    )
 
 
 def length_section(judgement: Judgement) -> Section:

@@ -11,7 +11,8 @@ from rewardlab.analysis.measures import AT_THRESHOLD, at_threshold
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.core.types import Estimate
-from rewardlab.report.precision import card_block
+from rewardlab.report.from_scores import RATES
+from rewardlab.report.precision import card_block, verdict_block
 from rewardlab.report.robustness import Moved, robustness_block
 from rewardlab.report.run import COLUMNS, DIGITS, by_source_and_name, comparison_table, evaluation_report
 from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
@@ -42,7 +43,7 @@ class Result(Protocol):
 
     @property
     def card(self) -> PrecisionCard | None:
-        """The same model in other precisions, where that was asked for."""
+        """The same model in other precisions; None where that was not wanted."""
 
 
 def judged_blocks(
@@ -67,11 +68,7 @@ def judged_blocks(
         if result.robustness is not None:
             blocks.append(f"{head}{robustness_block(result.robustness)}\n")
         if result.card is not None:
-            blocks.append(f"{head}{card_block(result.card)}\n")
-    if several and all(result.card is None for result in results.values()):
-        blocks.append(
-            _wrapped("In which precision may each be served? --precision-card compares float32 with half precision.")
-        )
+            blocks.append(f"{head}{(verdict_block if several else card_block)(result.card)}\n")
     return blocks
 
 
@@ -96,19 +93,18 @@ def slice_table(judgements: Mapping[str, Judgement], column: str) -> str:
 
 def threshold_table(judgements: Mapping[str, Judgement], thresholds: Sequence[float]) -> str:
     """Return a table of the rates of wrong and right acceptance at each threshold, for every model."""
-    titles = {"eval_tpr": "preferred above", "eval_fnr": "preferred below", "eval_fpr": "other above"}
     rows: list[list[str]] = []
-    estimates: dict[str, list[Estimate]] = {title: [] for title in titles.values()}
+    estimates: dict[str, list[Estimate]] = {title: [] for title in RATES.values()}
     for threshold in thresholds:
         for model, judged in judgements.items():
-            found = {stem: judged[at_threshold(stem, threshold)] for stem in titles}
+            found = {stem: judged[at_threshold(stem, threshold)] for stem in RATES}
             name = f"{threshold:g}" if len(judgements) == 1 else f"{threshold:g} {model}"
             rows.append([name, *(format_estimate(estimate) for estimate in found.values())])
             for stem, estimate in found.items():
-                estimates[titles[stem]].append(estimate)
-    meanings = [f"{title}: {AT_THRESHOLD[stem]}" for stem, title in titles.items()]
+                estimates[RATES[stem]].append(estimate)
+    meanings = [f"{title}: {AT_THRESHOLD[stem]}" for stem, title in RATES.items()]
     notes = [*column_notes(estimates), *meanings]
-    return "\n".join([text_table(["threshold", *titles.values()], rows), *map(_wrapped, notes)])
+    return "\n".join([text_table(["threshold", *RATES.values()], rows), *map(_wrapped, notes)])
 
 
 def _wrapped(text: str) -> str:

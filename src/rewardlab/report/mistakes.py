@@ -42,6 +42,10 @@ class FoundTexts(Protocol):
         """Accuracy of a judge who knew the true probabilities, where the data hold them."""
 
     @property
+    def turns(self) -> Mapping[Key, int]:
+        """Turns of every judged preference that was found, reply included."""
+
+    @property
     def problems(self) -> Sequence[str]:
         """Why texts are missing."""
 
@@ -56,6 +60,7 @@ class KnownTexts:
 
     preferences: Mapping[Key, Preference]
     ceiling: Estimate | None
+    turns: Mapping[Key, int]
     problems: Sequence[str]
 
 

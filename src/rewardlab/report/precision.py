@@ -29,10 +29,16 @@ def card_block(card: PrecisionCard) -> str:
     if NEAREST + half not in card.measures:
         title = f"Precision card: the saved model, whose weights are {half}, in {CANONICAL} and in {half} ({drawn}):"
     advice = (
-        f"To the nearest {half}, margins are off by more than the interval of the mean margin leaves open. For an "
-        f"engine that computes in {half}, make a folder with `rewardlab export FOLDER --dtype {WRITTEN[half]}`."
+        f"For an engine that computes in {half}, make a folder with `rewardlab export FOLDER --dtype {WRITTEN[half]}`."
     )
-    return _block(title, card, [advice] if NEAREST + half in card.off() else [])
+    said = [*map(str, card.verdicts()), *([advice] if NEAREST + half in card.off() else [])]
+    return _block(title, card, said)
+
+
+def verdict_block(card: PrecisionCard) -> str:
+    """Return a line for each precision: whether the saved model may be served in it, and why."""
+    lines = ["In which precision may it be served?", *map(str, card.verdicts())]
+    return "\n".join(line for one in lines for line in textwrap.wrap(one, width=report_width()))
 
 
 def live_block(card: PrecisionCard) -> str:
@@ -45,8 +51,8 @@ def live_block(card: PrecisionCard) -> str:
     return _block(title, card, [])
 
 
-def _block(title: str, card: PrecisionCard, remarks: Sequence[str]) -> str:
-    """Return title, table of measures by precision, notes and remarks."""
+def _block(title: str, card: PrecisionCard, said: Sequence[str]) -> str:
+    """Return title, table of measures by precision, what is said of it, and notes."""
     rows = [
         [measure, *(format_estimate(own[measure]) if measure in own else "" for own in card.measures.values())]
         for measure in MEASURES
@@ -60,5 +66,5 @@ def _block(title: str, card: PrecisionCard, remarks: Sequence[str]) -> str:
         for name, count in card.not_finite.items()
         if count
     ]
-    foot = [line for note in [*notes, *meanings, *remarks] for line in textwrap.wrap(note, width=report_width())]
+    foot = [line for note in [*said, *notes, *meanings] for line in textwrap.wrap(note, width=report_width())]
     return "\n".join([*textwrap.wrap(title, width=report_width()), text_table(["", *card.measures], rows), *foot])

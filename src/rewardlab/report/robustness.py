@@ -11,6 +11,7 @@ from rewardlab.analysis.robustness import MEASURES, Effect
 from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 LEVEL = 0.05
+MOVES = "moves: what changes beyond chance, by sign flips of prompts, corrected for all tests of all rows (Holm, 5 %)."
 
 
 @runtime_checkable
@@ -50,7 +51,7 @@ def robustness_block(robustness: Moved) -> str:
         [
             name,
             *(format_estimate(effect.estimates[measure]) for measure in MEASURES),
-            _verdict(robustness.p_shift[name], robustness.p_accuracy[name]),
+            moves(robustness.p_shift[name], robustness.p_accuracy[name]),
             format_count(effect.num_preferences),
         ]
         for name, effect in robustness.effects.items()
@@ -69,14 +70,15 @@ def robustness_block(robustness: Moved) -> str:
     notes = [
         *column_notes(columns),
         *(f"{measure}: {meaning}." for measure, meaning in MEASURES.items()),
-        "moves: what changes beyond chance, by sign flips of prompts, corrected for all tests of all rows (Holm, 5 %).",
+        MOVES,
         *left_out,
     ]
     table = text_table(["texts", *MEASURES, "moves", "prefs"], rows)
     return "\n".join([_wrapped(title), table, *map(_wrapped, notes)])
 
 
-def _verdict(p_shift: float, p_accuracy: float) -> str:
+def moves(p_shift: float, p_accuracy: float) -> str:
+    """Return what changes beyond chance, with its corrected p value; NaN is one that was not computed."""
     if math.isnan(p_shift) and math.isnan(p_accuracy):
         return "too few"
     moved = {"score": p_shift, "accuracy": p_accuracy}

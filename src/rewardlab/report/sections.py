@@ -69,8 +69,7 @@ def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Se
     The ceiling is that of judges who knew the true probabilities, or what repeated judgements, soft labels and
     strengths tell.
     """
-    data = record.manifest.get("data")
-    control = notice_of(data.get("control") if isinstance(data, Mapping) else None)
+    control = notice_of(record.control)
     first: tuple[Block, ...] = () if control is None else (Paragraph(text=f"{control}.", tone="warning"),)
     judged = record.judged
     if judged is None:

@@ -15,6 +15,10 @@ MOST_SHOWN = 6
 """Subsets named in a note."""
 MARK = {"subset": "", "section": "– ", "total": "= "}
 """Kind of a row -> what stands before its name."""
+P_MEANS = (
+    "p: sign-flip test by prompt of the difference to the better of three length rules, two-sided; after Holm's "
+    "correction over the subsets, plain for – and =."
+)
 
 
 def suite_report(
@@ -59,7 +63,11 @@ def suite_report(
 
 def _p_value(row: SuiteRow) -> str:
     """Return the p-value after Holm's correction for subsets, and the plain one for others."""
-    value = row.p_holm if row.kind == "subset" else row.p_value
+    return p_text(row.p_holm if row.kind == "subset" else row.p_value)
+
+
+def p_text(value: float) -> str:
+    """Return a p-value as a cell; a dash for NaN."""
     if math.isnan(value):
         return "—"
     return "<0.001" if value < 0.0005 else f"{value:.3f}"
@@ -81,8 +89,7 @@ def _notes(
         f"Rule: {result.ties}. Total: {result.weighting}.",
         interval_note(row.score for row in result.rows if not math.isnan(row.score.low)),
         "Differences are paired: in every draw both are of the same prompts.",
-        "p: sign-flip test by prompt of the difference to the better of three length rules, two-sided; after Holm's "
-        "correction over the subsets, plain for – and =.",
+        P_MEANS,
     ]
     few = [row.name for row in result.rows if math.isnan(row.score.low) and not math.isnan(row.score.value)]
     if few:
