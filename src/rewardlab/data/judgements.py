@@ -59,6 +59,8 @@ class ParsedRow:
     skipped_identical: int = 0
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Cause -> judgements of a kept row (of several rows, where these make one preference) that flags left out."""
+    second_preferred: int = 0
+    """Comparisons written in the row whose label is below ½."""
 
 
 def seeded_generator(seed: int, name: str) -> np.random.Generator:
@@ -300,7 +302,11 @@ def read_judged(row: Row, place: str, rules: Rules) -> ParsedRow:
     )
     if rules.kwise_loss == "plackett-luce":
         _require_strict_ranking(preference, texts)
-    return ParsedRow(preference=preference, skipped_identical=len(among) - len(different))
+    return ParsedRow(
+        preference=preference,
+        skipped_identical=len(among) - len(different),
+        second_preferred=sum(one.label < 0.5 for one in comparisons),
+    )
 
 
 def _read_judgement(entry: object, num_replies: int, row: Row, reading: ReadingConfig) -> Comparison:
