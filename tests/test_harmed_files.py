@@ -9,6 +9,7 @@ import hashlib
 import json
 import random
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -222,4 +223,4 @@ def test_a_file_that_is_harmed_in_every_way(name, files, tmp_path, capsys):
     taken, refused, slowest = try_to_read(name, files, tmp_path / "copy", 1)
     assert slowest < 20
     with capsys.disabled():
-        print(f"\n{name}: {taken} files read, {refused} refused, slowest {slowest:.1f} s")
+        sys.stdout.write(f"\n{name}: {taken} files read, {refused} refused, slowest {slowest:.1f} s\n")

@@ -1,4 +1,4 @@
-"""One small folder with a file of every kind that a command reads: a study, stages of gold data, a run of RL, scores."""
+"""One small folder with a file of every kind that a command reads: a study, gold data, rollouts, scores."""
 
 from __future__ import annotations
 
