@@ -1,4 +1,4 @@
-"""What a stage has finished, by what decides it, on the disk as soon as it is there.
+"""Keeps each result of a stage on disk as soon as it is there, under a hash of everything that decides it.
 
 A stage that was killed finds it again and does only the rest, whatever rows came before or between. A line that a kill
 has torn is cut off.
@@ -34,7 +34,7 @@ class Kept:
         require_no_pipe(self.path)
         self.path.touch()
         self.is_done = True
-        """Whether nothing of it is of use once the output is written."""
+        """Whether these results can be deleted once the output is written."""
         self._places: dict[str, tuple[int, int]] = {}
         self._open()
 
