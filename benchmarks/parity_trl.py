@@ -34,7 +34,7 @@ from rewardlab.core.files import write_json
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.chat import load_tokenizer
 from rewardlab.data.groups import Datasets
-from rewardlab.data.loader import macro_batch, tokenize, weigh
+from rewardlab.data.loader import batch_of_step, tokenize, weigh
 from rewardlab.data.synthetic import generate
 from rewardlab.data.templates import build_renderer
 from rewardlab.model import lora
@@ -196,7 +196,7 @@ def build_trl(
     order = [
         index
         for step in range(num_steps)
-        for index in macro_batch(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
+        for index in batch_of_step(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
     ]
     rows = [
         {"chosen_ids": groups[n].conversation(0).tolist(), "rejected_ids": groups[n].conversation(1).tolist()}

@@ -57,7 +57,7 @@ def test_the_batch_script_queues_a_run_again_if_work_is_left_and_only_then(statu
         check=False,
     )
     line = answer.stdout.splitlines()[0]
-    assert line == "3 1 4 2 node7 -m rewardlab train --model m --system-prompt Be kind. --resume auto", answer.stderr
+    assert line == "3 1 4 2 node7 -P -m rewardlab train --model m --system-prompt Be kind. --resume auto", answer.stderr
     told = tmp_path / "queued"
     assert (told.read_text().split() if told.exists() else None) == (["requeue", "4711"] if queued else None)
     assert answer.returncode == (0 if queued else status)

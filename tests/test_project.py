@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -10,7 +11,10 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import grimp
 import pytest
+
+import rewardlab
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "src/rewardlab/"
@@ -168,3 +172,31 @@ def test_scripts_test_runs_all_or_what_it_is_told_or_the_long_forms(
     python.chmod(0o755)
     answer = subprocess.run([script, *arguments.split()], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == passed
+
+
+def imports_of_rooms() -> dict[str, set[str]]:
+    """Room -> the rooms that its modules import from, besides itself and `core`; imports for type checkers alone left
+    out."""
+    graph = grimp.build_graph("rewardlab", exclude_type_checking_imports=True, cache_dir=None)
+    found: dict[str, set[str]] = {}
+    for module in graph.modules - {"rewardlab", "rewardlab.__main__"}:
+        room = module.split(".")[1]
+        rooms = {one.split(".")[1] for one in graph.find_modules_directly_imported_by(module) if "." in one}
+        found.setdefault(room, set()).update(rooms - {room, "core"})
+    return found
+
+
+def test_the_table_of_rooms_has_the_imports_of_the_code() -> None:
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    table = page.split("| room | imports from | owns |")[1].split("\n\n")[0]
+    rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+    assert {room.strip(" `"): set(re.findall(r"`(\w+)`", rooms)) for room, rooms in rows} == imports_of_rooms()
+
+
+def test_the_names_of_the_api_are_those_that_type_checkers_see() -> None:
+    tree = ast.parse((ROOT / PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {name.asname: f"{node.module}" for node in imports for name in node.names if name.asname == name.name}
+    assert seen == {name: f"rewardlab.{module}" for name, module in rewardlab._HOME.items()}
+    assert all(hasattr(rewardlab, name) for name in rewardlab.__all__)

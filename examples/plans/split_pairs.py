@@ -18,7 +18,7 @@ from dataclasses import replace
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.commands.training import train
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.loader import macro_batch
+from rewardlab.data.loader import batch_of_step
 from rewardlab.training.loop.reward_trainer import RewardSteps
 
 
@@ -45,7 +45,7 @@ def whole_pairs(groups: Sequence[TokenGroup], budget: int) -> list[list[int]]:
 def broken_plan(steps: RewardSteps, step: int, budget: int) -> list[PackedBatch]:
     """Return the micro-batches of a step, with the pairs that were not broken apart."""
     run = steps.config.run
-    chosen = macro_batch(step, num_groups=len(steps.train), batch_size=run.batch_size, seed=run.seed)
+    chosen = batch_of_step(step, num_groups=len(steps.train), batch_size=run.batch_size, seed=run.seed)
     groups = [steps.train[index] for index in chosen]
     kept = whole_pairs(groups, budget)
     batches = []

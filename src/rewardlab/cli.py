@@ -10,7 +10,7 @@ from importlib.metadata import version
 from typing import Final
 
 from rewardlab.commands import folders, judging, scoring, training
-from rewardlab.commands.data.tools import data
+from rewardlab.commands.data import data
 from rewardlab.commands.diagnosing import diagnose
 from rewardlab.commands.gold import gold
 from rewardlab.commands.parsing import PURPOSES, listed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -90,6 +91,24 @@ def test_a_clean_process_minds_no_file_of_the_current_folder(copy, tmp_path, mon
     (tmp_path / "random.py").write_text("raise SystemExit('run')")
     monkeypatch.chdir(tmp_path)
     verify_in_clean_process(copy)
+    # Typed by hand, without -P, it is no other.
+    by_hand = [sys.executable, "-m", "rewardlab", "verify", "nosuch"]
+    said = subprocess.run(by_hand, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert said.stderr.startswith("error: nosuch: no such folder.")
+
+
+def test_every_process_that_is_started_keeps_the_current_folder_off_its_path():
+    """`-P` stands before each `-m` that a program or a batch script gives to Python."""
+    root = Path(__file__).resolve().parents[2]
+    files = [*root.glob("src/**/*.py"), *root.glob("examples/**/*.sbatch"), *root.glob("examples/**/*.slurm")]
+    starts = [
+        start
+        for path in files
+        for start in re.findall(r"""(\S+) ["']?-m["']?,? ["']?(?:rewardlab|pip)\b""", path.read_text(encoding="utf-8"))
+        if not start.strip('f"').startswith("`")  # words of a message
+    ]
+    assert len(starts) >= 9
+    assert {start.strip("\"',") for start in starts} == {"-P"}
 
 
 def test_the_folder_says_what_engines_need_to_know(saved):

@@ -13,6 +13,7 @@ from loading import load, pair, write
 from rewardlab.core.errors import DataError
 from rewardlab.data.formats import meant_column
 from rewardlab.data.prepare import load_data
+from rewardlab.data.reading import log_source
 from rewardlab.data.templates import build_renderer
 from rewardlab.training.settings.config import RewardTrainerConfig
 
@@ -83,3 +84,14 @@ def test_labels_are_counted_and_those_that_swap_the_preferred_reply(tmp_path: Pa
         assert line in said[0].getMessage()
         assert (said[0].levelno == logging.WARNING) == (swapped > 0)
         assert (f"in {swapped} it is below 1/2, so that rejected is preferred" in said[0].getMessage()) == (swapped > 0)
+
+
+def test_comparisons_that_prefer_their_second_reply_are_counted_and_told(tmp_path: Path, caplog) -> None:
+    judged = [{"first": 0, "second": 1, "label": 0.2}, {"first": 0, "second": 2}, {"first": 1, "second": 2, "label": 0}]
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"prompt": "p", "replies": ["a", "b", "c"], "comparisons": judged}) + "\n")
+    (report,) = load(path).reports
+    assert report.second_preferred == report.as_dict()["second_preferred"] == 2
+    with caplog.at_level(logging.INFO, logger="rewardlab"):
+        log_source(report)
+    assert "2 of the comparisons have a label below 1/2, so that their second reply is preferred" in caplog.text

@@ -92,6 +92,7 @@ class TestAccount:
             "skipped": {},
             "labelled": 0,
             "swapped": 0,
+            "second_preferred": 0,
             "unused_by_limit": 0,
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         }

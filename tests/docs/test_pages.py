@@ -23,7 +23,9 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
-@pytest.mark.parametrize("page", [name for name in PAGES if name.startswith("docs/") and name not in GENERATED])
+@pytest.mark.parametrize(
+    "page", [name for name in PAGES if name.startswith(("docs/", "CONTRIBUTING")) and name not in GENERATED]
+)
 def test_a_page_is_read_in_one_go(page: str) -> None:
     words = [word for word in prose((ROOT / page).read_text(encoding="utf-8")).split() if re.search(r"\w", word)]
     assert len(words) <= MAX_WORDS

@@ -167,7 +167,7 @@ def test_the_comparator_loses_the_pairs_that_a_budget_breaks() -> None:
 def test_its_micro_batches_count_the_same_however_many_pairs_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     split = module("split_pairs")
     packed: list[Any] = []
-    monkeypatch.setattr(split, "macro_batch", lambda step, **how: [0, 1, 2])
+    monkeypatch.setattr(split, "batch_of_step", lambda step, **how: [0, 1, 2])
     monkeypatch.setattr(split, "pack", lambda groups, **how: packed.append((groups, how["indices"])) or len(packed))
     steps = SimpleNamespace(
         config=SimpleNamespace(run=SimpleNamespace(batch_size=3, seed=0)),

@@ -39,8 +39,8 @@ def test_the_flags_of_a_training_job_are_those_of_rewardlab_and_given_ones_win(t
     words = ["--model", "Qwen/Qwen2.5-3B", "--lora", "--lora-rank", "4", "--lr", "5e-5"]
     status, (asked,) = run("train_rm.slurm", words, tmp_path)
     assert status == 0
-    assert asked[:3] == ["-m", "rewardlab", "train"]
-    settings = to_mapping(parse_train(asked[3:]))
+    assert asked[:4] == ["-P", "-m", "rewardlab", "train"]
+    settings = to_mapping(parse_train(asked[4:]))
     assert (settings["model"], settings["lr"], settings["resume"]) == ("Qwen/Qwen2.5-3B", 5e-5, "auto")
     assert (settings["eval_split"], settings["test_split"]) == ("validation", "test")
 
@@ -58,16 +58,16 @@ def test_a_plan_is_frozen_once_and_submitted_each_time(tmp_path):
     _, asked = run("run_rm_experiments.slurm", ["plans/lora.yaml"], tmp_path)
     study = ["studies/lora"]
     assert asked == [
-        ["-m", "rewardlab", "plan", "freeze", "plans/lora.yaml", "--output-dir", *study],
-        ["-m", "rewardlab", "plan", "submit", *study],
+        ["-P", "-m", "rewardlab", "plan", "freeze", "plans/lora.yaml", "--output-dir", *study],
+        ["-P", "-m", "rewardlab", "plan", "submit", *study],
     ]
     (tmp_path / "studies/lora").mkdir(parents=True)
     (tmp_path / "studies/lora/log.jsonl").touch()
     (tmp_path / "asked").unlink()
     _, asked = run("run_rm_experiments.slurm", ["plans/lora.yaml"], tmp_path)
-    assert asked == [["-m", "rewardlab", "plan", "submit", *study]]
+    assert asked == [["-P", "-m", "rewardlab", "plan", "submit", *study]]
 
 
 def test_the_plan_that_is_taken_by_default_is_there(tmp_path):
     _, asked = run("run_rm_experiments.slurm", [], tmp_path)
-    assert (FOLDER.parents[1] / asked[0][4]).is_file()
+    assert (FOLDER.parents[1] / asked[0][5]).is_file()

@@ -23,7 +23,7 @@ PYTHON = f"""\
 # `python -m rewardlab plan …` that gets USR2 in the fourth step of its first start, and is killed in its second.
 import os, signal, sys
 
-if sys.argv[4] != "task":
+if sys.argv[5] != "task":
     sys.exit(0)
 from rewardlab.training.loop.trainer import Trainer
 
@@ -39,7 +39,7 @@ def interrupted(trainer, batches):
 
 
 Trainer.train_step = interrupted
-sys.argv[1:] = sys.argv[3:]
+sys.argv[1:] = sys.argv[4:]
 from rewardlab.cli import main
 
 sys.exit(main())

@@ -96,7 +96,7 @@ def test_bash_takes_values_as_they_are(text, tmp_path):
     script = array_script(slurm_config(values), PLACE, name="main", phase="main", runs=RUNS)
     found = run_script(script, tmp_path)
     assert found["says"] == text
-    assert found["words"] == f"-m rewardlab plan task {PLACE.study} --run {RUNS[1]}"
+    assert found["words"] == f"-P -m rewardlab plan task {PLACE.study} --run {RUNS[1]}"
     assert (tmp_path / "modules").read_text() == f"load {text}\n"
     assert not (tmp_path / "x").exists()
     options = options_in(script)

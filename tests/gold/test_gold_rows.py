@@ -49,7 +49,7 @@ def test_rows_without_ids_are_numbered_over_all_files(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"responses": []}, "`responses` is empty"),
-        ({"responses": "x"}, "no list of texts"),
+        ({"responses": "x"}, "not a list of texts"),
         ({"gold": [1.0]}, "1 scores for 2 replies"),
         ({"gold": [1.0, True]}, "reply 1 .* is True"),
         ({"gold": ["1", 2]}, "reply 0 .* is '1'"),

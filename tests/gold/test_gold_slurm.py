@@ -48,7 +48,7 @@ def test_a_task_reads_and_writes_the_parts_of_its_number(tmp_path, first) -> Non
     assert found.returncode == 0, found.stderr
     shard = Shard.parse("3/64")
     inputs, output = (str(shard.path(Path(name))) for name in ("in/samples.jsonl", "labelled.jsonl"))
-    wanted = ["-m", "rewardlab", "gold", "label", "--input", inputs, "--output", output, "--system", "Be kind."]
+    wanted = ["-P", "-m", "rewardlab", "gold", "label", "--input", inputs, "--output", output, "--system", "Be kind."]
     assert found.stdout.splitlines() == wanted
 
 

@@ -24,7 +24,7 @@ PHASES = [
 FAKE_PYTHON = """\
 #!/usr/bin/env bash
 # `python -m rewardlab plan …`: notes what it was asked, and ends as the file of that name says.
-if [ "$4" = task ]; then name=${7//\\//:}; else name=$4${7:+:$7}; fi
+if [ "$5" = task ]; then name=${8//\\//:}; else name=$5${8:+:$8}; fi
 said="$name restart=${SLURM_RESTART_COUNT:-0} rank=${RANK:-} world=${WORLD_SIZE:-} job=$SLURM_JOB_ID"
 echo "$said" >> "$FAKE_TASKS/log"
 file="$FAKE_TASKS/$name.${SLURM_RESTART_COUNT:-0}"

@@ -12,7 +12,7 @@ from conftest import arithmetic, make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Sums
-from rewardlab.data.loader import macro_batch, steps_per_epoch, weigh
+from rewardlab.data.loader import batch_of_step, steps_per_epoch, weigh
 from rewardlab.data.pack import deal, plan_groups, plan_packed, plan_padded
 from rewardlab.training.loop.losses import STATISTICS, preference_loss, statistics, to_sums, total_weight
 from rewardlab.training.settings.config import LossConfig
@@ -156,7 +156,7 @@ def test_every_epoch_sees_every_group_once_in_an_order_of_its_own(num_groups, ba
         [
             index
             for step in range(epoch * steps, (epoch + 1) * steps)
-            for index in macro_batch(step, num_groups=num_groups, batch_size=batch_size, seed=seed)
+            for index in batch_of_step(step, num_groups=num_groups, batch_size=batch_size, seed=seed)
         ]
         for epoch in range(2)
     ]

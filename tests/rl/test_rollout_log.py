@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rewardlab.core.errors import DataError
+from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Message
 from rewardlab.rl.rollout_log import FIELDS, ONE, RolloutLog, RolloutRow, find_logs, key_of, read_rollouts
 from rewardlab.rl.rollouts import RolloutError
@@ -165,7 +165,7 @@ def test_a_record_in_a_folder_below_is_named(tmp_path: Path) -> None:
 def test_a_closed_log_refuses_rows(tmp_path: Path) -> None:
     log = RolloutLog(tmp_path)
     log.close()
-    with pytest.raises(ValueError, match="closed"):
+    with pytest.raises(ConfigError, match="closed"):
         log.write([row()])
 
 
@@ -214,5 +214,5 @@ def test_a_folder_without_a_record_says_what_is_wanted(tmp_path: Path) -> None:
 
 
 def test_a_rank_beyond_the_number_of_processes_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="rank 2 of 2 processes"):
+    with pytest.raises(ConfigError, match="rank 2 of 2 processes"):
         RolloutLog(tmp_path, rank=2, world_size=2)

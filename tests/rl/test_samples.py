@@ -47,12 +47,12 @@ def test_rows_of_texts_and_messages_under_either_name_are_read(tmp_path: Path) -
         ({"prompt": [{"role": "user"}], "replies": ["Hi."]}, "the prompt cannot be read"),
         ({"prompt": [], "replies": ["Hi."]}, "the prompt is empty"),
         ({"prompt": [{"role": "assistant", "content": "Hi"}], "replies": ["Hi."]}, "ends with a turn of the assistant"),
-        ({"prompt": "Hello", "replies": []}, "no list of texts"),
-        ({"prompt": "Hello", "replies": "Hi."}, "no list of texts"),
-        ({"prompt": "Hello", "replies": ["Hi.", None]}, "no list of texts"),
-        ({"prompt": "Hello", "replies": ["Hi."], "gold": [1, 2]}, "no list of 1 finite numbers"),
-        ({"prompt": "Hello", "replies": ["Hi."], "gold": ["1"]}, "no list of 1 finite numbers"),
-        ('{"prompt": "Hello", "replies": ["Hi."], "gold": [NaN]}', "no list of 1 finite numbers"),
+        ({"prompt": "Hello", "replies": []}, "not a list of texts"),
+        ({"prompt": "Hello", "replies": "Hi."}, "not a list of texts"),
+        ({"prompt": "Hello", "replies": ["Hi.", None]}, "not a list of texts"),
+        ({"prompt": "Hello", "replies": ["Hi."], "gold": [1, 2]}, "not a list of 1 finite numbers"),
+        ({"prompt": "Hello", "replies": ["Hi."], "gold": ["1"]}, "not a list of 1 finite numbers"),
+        ('{"prompt": "Hello", "replies": ["Hi."], "gold": [NaN]}', "not a list of 1 finite numbers"),
     ],
 )
 def test_a_row_that_is_none_is_refused_with_file_and_line(row: Any, said: str, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ import runs
 from conftest import SIZES, make_groups, make_model, make_tokenizer, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack
-from rewardlab.data.loader import macro_batch
+from rewardlab.data.loader import batch_of_step
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.evaluate import evaluate_folder
 from rewardlab.model.config import ModelConfig
@@ -124,7 +124,7 @@ def test_the_logged_loss_is_that_of_the_saved_weights_on_the_rows_of_the_step(ba
     train(config)
     logged = [float(row["train_loss"]) for row in rows_of(tmp_path / "run")]
     for step in range(1, 4):
-        chosen = macro_batch(step, num_groups=20, batch_size=6, seed=3)
+        chosen = batch_of_step(step, num_groups=20, batch_size=6, seed=3)
         wanted = mean_loss(
             tmp_path / f"run/step_{step}", [[*pairs, *ranked][n] for n in chosen], by_prompt=weighting == "prompt"
         )

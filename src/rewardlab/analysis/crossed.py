@@ -7,14 +7,14 @@ each other, and nothing is counted twice:
     A, what seeds do not share    σ²_S/k + σ²_SP/(kC): the variance of the k values over k, k − 1 degrees of freedom
     B, what they share            σ²_P/C: the mean covariance of two seeds through the prompts that both met
 
-The interval has the half-width √(t²_{k−1}·A + t²_{C−1}·B), whose level is never below what it says, however large A is
-against B (Banerjee 1961, Sankhyā A 23, 85-108). Satterthwaite's degrees of freedom, which the variance by A + B would
-also allow, let two or three seeds find too much; docs/design/verdicts.md has both simulated.
+The half-width of the interval is √(t²_{k−1}·A + t²_{C−1}·B). Its coverage is at least the nominal level, whatever the
+ratio of A to B (Banerjee 1961, Sankhyā A 23, 85-108). Satterthwaite's degrees of freedom would also be possible for the
+variance A + B, but with two or three seeds they give too many false findings; docs/design/verdicts.md simulates both.
 
-Numbers that are no means are linearised: the influence ψ_sc of a prompt c on the value of seed s says how the value
-moves with the weight of the prompt (see influence.py). An expression of several numbers moves with its gradient.
-Numbers that lie above the truth on average, as ECE does, are believed to be above a limit only by what is left when
-that is taken off.
+Numbers that are not means are linearised: the influence ψ_sc of a prompt c on the value of seed s says how the value
+changes with the weight of the prompt (see influence.py). An expression of several numbers changes by its gradient.
+Some numbers lie above the truth on average, as ECE does. Before such a number is compared with a limit, this excess is
+subtracted from it.
 
 Legend: S seeds, C prompts (clusters).
 """
@@ -56,8 +56,8 @@ class Observed:
     clusters: tuple[str, ...] = ()
     """[C] prompts; the same name in every arm."""
     row_error: float | None = None
-    """Of a value from rows without influences, as curves have: the standard error of one seed from these rows, NaN if
-    it is not known; None where the value comes from no rows, or has influences."""
+    """The standard error of one seed, for a value that is computed from rows but has no influences, as values of curves
+    are. NaN if it is not known; None for values that have influences, or do not come from rows."""
     num_rows: int = 0
     """Rows that `row_error` is of; 0 if that is not known."""
     excess: float = 0.0

@@ -20,6 +20,7 @@ from rewardlab.analysis import stats
 from rewardlab.analysis.calibration import ece_estimate
 from rewardlab.analysis.ceiling import Ceiling, of_score_rows
 from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.score_table import outcome_of
 from rewardlab.core.types import Estimate, ScoredComparison, ScoreRow, Sums, join_comparisons
 
 METRICS: Mapping[str, str] = MappingProxyType(
@@ -96,8 +97,7 @@ class OrientedComparisons:
     @property
     def outcome(self) -> FloatArray:
         """[N] 1 where the preferred reply scores higher, ½ where the scores tie, else 0; scores must be finite."""
-        assert np.isfinite(self.difference).all(), "a score that is not finite is never compared"
-        return np.heaviside(self.difference, 0.5)
+        return outcome_of(self.difference)
 
     def probability(self, *, beta: float) -> FloatArray:
         """Return [N] σ(β d), the model's probability that the preferred reply is preferred."""

@@ -28,6 +28,12 @@ LARGEST: Final = 1e150
 """Largest score and largest β d that can be judged: their squares still are numbers of float64."""
 
 
+def outcome_of(difference_N: FloatArray) -> FloatArray:
+    """Return [N] 1 where a difference of two scores is above 0, ½ where it is 0, else 0; all must be finite."""
+    assert np.isfinite(difference_N).all(), "a score that is not finite is never compared"
+    return np.heaviside(difference_N, 0.5)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replies:
     """One entry a score row, in the order of source, preference and reply."""
@@ -99,8 +105,7 @@ class Pairs:
     @property
     def outcome(self) -> FloatArray:
         """[N] 1 where the preferred reply scores higher, ½ where scores tie, else 0; scores must be finite."""
-        assert np.isfinite(self.difference).all(), "a score that is not finite is never compared"
-        return np.heaviside(self.difference, 0.5)
+        return outcome_of(self.difference)
 
     @property
     def length_difference(self) -> FloatArray:

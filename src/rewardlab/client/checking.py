@@ -27,7 +27,8 @@ async def check(asking: Asking, endpoint: EndpointSpec, artifact: Artifact | Non
     Raises CanaryError if the scores are not the model's, or ConfigError if there are no canaries.
     """
     known, precision = _references(endpoint, artifact, config)
-    # One that fills the limit may have been cut to it, which nobody does unasked. Its tokens were cut already.
+    # A canary that fills the limit may have been cut to it, and a server cuts only when asked to. So its tokens, which
+    # are cut already, are sent in place of its text.
     limit = _limit(endpoint, artifact)
     fills = [limit is not None and len(canary.token_ids) >= limit for canary in known]
     rows = [

@@ -61,7 +61,7 @@ class Publisher:
         logger.info("published %d times to %s%s", self.swaps, self.url, failed)
 
     def publish(self, folder: Path, *, step: int) -> bool:
-        """Ask the server to swap to a folder; return whether it did. Any failure is a warning."""
+        """Ask the server to swap to a folder; return whether it did. Any failure is a warning; nothing is raised."""
         body = {"model": self.model, "folder": str(folder.resolve())}
         try:
             wanted = digest_in(folder)

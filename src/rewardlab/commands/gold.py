@@ -55,7 +55,7 @@ def settings_for(config_type: type[Any], arguments: Sequence[str], stage: str) -
 
 @contextmanager
 def going_on_later() -> Iterator[None]:
-    """Let signals end a stage at once, and say that the same command goes on."""
+    """Let signals end a stage at once. Raises RunInterrupted, which says that the same command goes on."""
     from rewardlab.core.signals import RESUME_LATER, Terminated, raised_at_once
 
     try:

@@ -94,8 +94,9 @@ def write_json(path: Path, value: object) -> None:
 def read_json(path: Path) -> object:
     """Return the JSON value in `path`.
 
-    Raises DataError, naming file and position, if it is not JSON or if an object has the same key twice.
+    Raises DataError, naming file and position, if it is not JSON, if an object has the same key twice, and for a pipe.
     """
+    require_no_pipe(path)
     try:
         return parse_json(path.read_text(encoding=UTF8))
     except DuplicateKeyError as error:
@@ -250,7 +251,8 @@ def _with_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the hex SHA-256 of a file's bytes."""
+    """Return the hex SHA-256 of a file's bytes. Raises DataError for a pipe."""
+    require_no_pipe(path)
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(HASH_CHUNK_BYTES):
@@ -337,6 +339,12 @@ def remove(path: Path) -> None:
     if not re.search(r"\.(tmp|old)-\d+$", path.name):
         path = path.rename(path.with_name(f".{path.name}.tmp-{os.getpid()}"))
     shutil.rmtree(path)
+
+
+def require_no_pipe(path: Path) -> None:
+    """Raise DataError for a named pipe, whose reader would wait for ever."""
+    if path.is_fifo():
+        raise DataError(f"{path}: it is a pipe, not a file. Move it away, or name another place.")
 
 
 def require_writable_folder(folder: Path, flag: str) -> None:

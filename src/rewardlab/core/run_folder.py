@@ -79,8 +79,8 @@ MODELS_FILE: Final = "models.json"
 """What `rewardlab eval` writes for several models: name -> what is known of each, whose folder has that name."""
 MISTAKES: Final = "mistakes.jsonl"
 SLICES: Final = "slices.jsonl"
-"""Endings of what an evaluation writes beside its scores: its worst mistakes with their texts, and columns to divide it
-by."""
+"""Endings of two files beside the scores of an evaluation: the texts of its worst mistakes, and the columns by which it
+is divided into slices."""
 COMBINED = ("mean", "minimum", "lower")
 """Endings of the names of combinations of an ensemble (analysis.ensembles.COMBINATIONS)."""
 SCORED = ("eval", "fitted", "judged", *(f"ensemble.{how}" for how in COMBINED))

@@ -62,6 +62,8 @@ class ParsedRow:
     order: tuple[int, ...] | None = None
     """The place in its row of each reply; None where the format names the better reply or joins several rows, so that
     places say nothing."""
+    second_preferred: int = 0
+    """Comparisons written in the row whose label is below ½."""
 
 
 def seeded_generator(seed: int, name: str) -> np.random.Generator:
@@ -75,7 +77,10 @@ def seeded_generator(seed: int, name: str) -> np.random.Generator:
 def make_pair(
     prompt: Conversation, replies: tuple[Conversation, Conversation], row: Row, place: str, rules: Rules
 ) -> ParsedRow:
-    """Return a preference of two replies, of which the first is preferred with the probability in `label`."""
+    """Return a preference of two replies, of which the first is preferred with the probability in `label`.
+
+    Raises UnusableRowError for equal replies, and for a label, strength or margin that cannot be used.
+    """
     if text_key(replies[0]) == text_key(replies[1]):
         raise UnusableRowError("identical_replies", f"both are {show(replies[0][-1].content)}")
     label = read_number(row, "label", "bad_label", high=1.0)
@@ -88,7 +93,10 @@ def make_pair(
 
 
 def make_comparison(first: int, second: int, label: float, row: Row, reading: ReadingConfig) -> Comparison:
-    """Return a judgement with the row's strength and margin used as the flags say. A tie has no margin."""
+    """Return a judgement with the row's strength and margin used as the flags say. A tie has no margin.
+
+    Raises UnusableRowError for a strength or margin that is missing, not a number, or out of its range.
+    """
     strength_as = reading.strength_as
     low, high = (0.5, 1.0) if strength_as == "soft" else (0.0, math.inf)
     strength = read_number(row, "strength", "bad_strength", low=low, high=high)
@@ -172,7 +180,10 @@ def judge_pair(
 
 
 def read_scores(row: Row, num_replies: int) -> list[float]:
-    """Return a score for each reply, from `scores` or counted down from the best of `ranking`. Both must agree."""
+    """Return a score for each reply, from `scores` or counted down from the best of `ranking`.
+
+    Raises UnusableRowError if both are missing, if one is not as long as the replies, or if they contradict each other.
+    """
     ranking, scores = row.get("ranking"), row.get("scores")
     order: list[int] | None = None
     if not is_absent(ranking):
@@ -227,6 +238,8 @@ def compare_all(
 
     With `by_difference` the strength of a comparison is the difference of the scores. Ties then weigh nothing under
     `--strength-as weight`, and are left out.
+
+    Raises UnusableRowError if all scores tie, if replies are the same text, and for a strength that cannot be used.
     """
     texts = [text_key(reply) for reply in replies]
     pairs = list(combinations(range(len(replies)), 2))
@@ -283,7 +296,10 @@ def _half_labels(score: float, place: str, rules: Rules) -> bool:
 
 
 def read_judged(row: Row, place: str, rules: Rules) -> ParsedRow:
-    """Read prompt + replies + comparisons, each of which names two replies: a `Preference` as JSON."""
+    """Read prompt + replies + comparisons, each of which names two replies: a `Preference` as JSON.
+
+    Raises UnusableRowError for a comparison that cannot be used, and if none is left.
+    """
     prompt = read_prompt(row["prompt"], bare=rules.bare)
     replies, entries = row["replies"], row["comparisons"]
     if not isinstance(replies, (list, tuple)) or not isinstance(entries, (list, tuple)):
@@ -313,7 +329,12 @@ def read_judged(row: Row, place: str, rules: Rules) -> ParsedRow:
     )
     if rules.kwise_loss == "plackett-luce":
         _require_strict_ranking(preference, texts)
-    return ParsedRow(preference=preference, skipped_identical=len(among) - len(different), order=tuple(kept))
+    return ParsedRow(
+        preference=preference,
+        skipped_identical=len(among) - len(different),
+        order=tuple(kept),
+        second_preferred=sum(one.label < 0.5 for one in comparisons),
+    )
 
 
 def _read_judgement(entry: object, num_replies: int, row: Row, reading: ReadingConfig) -> Comparison:

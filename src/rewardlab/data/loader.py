@@ -187,12 +187,12 @@ def weigh(groups: Sequence[TokenGroup], *, by: str) -> Sequence[TokenGroup]:
 
 
 def steps_per_epoch(num_groups: int, batch_size: int) -> int:
-    """Return the number of macro-batches in one epoch, of which the last may be smaller."""
+    """Return the number of optimiser steps in one epoch, of which the last may have fewer groups."""
     return -(-num_groups // batch_size)
 
 
-def macro_batch(step: int, *, num_groups: int, batch_size: int, seed: int) -> list[int]:
-    """Return the indices of the groups of macro-batch `step` (from 0)."""
+def batch_of_step(step: int, *, num_groups: int, batch_size: int, seed: int) -> list[int]:
+    """Return the indices of the groups whose losses make up optimiser step `step` (from 0)."""
     epoch, position = divmod(step, steps_per_epoch(num_groups, batch_size))
     chosen = _order(seed, epoch, num_groups)[position * batch_size : (position + 1) * batch_size]
     return [int(index) for index in chosen]

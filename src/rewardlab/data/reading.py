@@ -133,6 +133,13 @@ def log_source(report: SourceReport) -> None:
             report.labelled,
             f"; in {report.swapped} it is below 1/2, so that rejected is preferred" if report.swapped else "",
         )
+    if report.second_preferred:
+        logger.info(
+            "data: %s[%s]: %d of the comparisons have a label below 1/2, so that their second reply is preferred",
+            report.name,
+            report.split,
+            report.second_preferred,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

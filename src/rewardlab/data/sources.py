@@ -67,6 +67,8 @@ class SourceReport:
     """Hash of the file, of the list of several files, or of rows in memory; None for data from the hub."""
     format: str = ""
     """The format that was found, and the columns by which."""
+    second_preferred: int = 0
+    """Comparisons that rows of judged replies hold with a label below ½: `second` is preferred."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Cause -> judgements of kept groups of rows that a flag left out."""
     hub: Mapping[str, object] | None = None
@@ -90,6 +92,7 @@ class SourceReport:
             "skipped": dict(self.skipped),
             "labelled": self.labelled,
             "swapped": self.swapped,
+            "second_preferred": self.second_preferred,
             "unused_by_limit": self.unused_by_limit,
             "sha256": self.sha256,
             **({} if self.hub is None else {"hub": dict(self.hub)}),
@@ -148,6 +151,7 @@ class Tally:
     skipped_identical: int = 0
     labelled: int = 0
     swapped: int = 0
+    second_preferred: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     format: str = ""
     """What the dataset was recognised as, once it was opened."""
@@ -160,6 +164,7 @@ class Tally:
         self.skipped.update(parsed.skipped)
         self.labelled += parsed.label is not None
         self.swapped += parsed.label is not None and parsed.label < 0.5
+        self.second_preferred += parsed.second_preferred
 
     def drop(self, place: str, unusable: UnusableRowError) -> None:
         """Count a row that was dropped."""
@@ -178,6 +183,7 @@ class Tally:
         self.skipped_identical += later.skipped_identical
         self.labelled += later.labelled
         self.swapped += later.swapped
+        self.second_preferred += later.second_preferred
         self.skipped.update(later.skipped)
         self.format = self.format or later.format
 
@@ -204,6 +210,7 @@ class Tally:
             skipped_identical=self.skipped_identical,
             labelled=self.labelled,
             swapped=self.swapped,
+            second_preferred=self.second_preferred,
             unused_by_limit=self.kept - used,
             sha256=sha256,
             format=self.format,

@@ -98,9 +98,9 @@ class Contrast:
     by_seed: FloatArray
     """[S]."""
     variance_seeds: float
-    """Of the value, over seeds."""
+    """Variance of `value` that comes from the seeds."""
     variance_conversations: float
-    """Of the value, over conversations."""
+    """Variance of `value` that comes from the conversations."""
     num_conversations: int
 
     @classmethod

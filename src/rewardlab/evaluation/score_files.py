@@ -123,4 +123,7 @@ def _value_in(value: object, *keys: str) -> object:
 
 def _number_in(value: object, *keys: str) -> float | None:
     found = _value_in(value, *keys)
-    return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+    try:
+        return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+    except OverflowError:  # a whole number that is beyond all floats
+        return None

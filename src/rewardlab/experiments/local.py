@@ -133,8 +133,11 @@ class _Work:
 
 
 def command_of(study: Study, run: Run) -> list[str]:
-    """Return the command that does one run."""
-    return [sys.executable, "-m", "rewardlab", "plan", "task", str(study.folder), "--run", run.name]
+    """Return the command that does one run.
+
+    -P keeps the current folder off the import path, where a file such as `random.py` would shadow a module.
+    """
+    return [sys.executable, "-P", "-m", "rewardlab", "plan", "task", str(study.folder), "--run", run.name]
 
 
 def environment(gpu: str | None, jobs: int, given: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -55,7 +55,10 @@ class Start:
 
 @contextmanager
 def first_of(study: Study, run: Run) -> Iterator[Start]:
-    """Yield what tells the others; they are told of an error, or that there was nothing to do, if nothing else was."""
+    """Yield what rank 0 sends its result to the other ranks with.
+
+    If the block ends with an error, the others are sent that error; if it sends nothing, that there was nothing to do.
+    """
     start = Start(study, run)
     try:
         yield start

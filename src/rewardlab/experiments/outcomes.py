@@ -87,9 +87,10 @@ class Outcome:
             whole = math.fsum(seconds for seconds, _ in timed)
             return math.fsum(seconds * value for seconds, value in timed) / whole if whole else math.nan
         counts = self.record.manifest.get("parameters")
-        if not isinstance(counts, Mapping):
+        found = [counts.get(one) for one in ("trainable", "total")] if isinstance(counts, Mapping) else []
+        if not found or not all(isinstance(one, int) and 0 < one < 1 << 63 for one in found):
             return math.nan
-        trainable, total = float(counts["trainable"]), float(counts["total"])
+        trainable, total = map(float, found)
         return trainable if name == "trainable_parameters" else trainable / total
 
 

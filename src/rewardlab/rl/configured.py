@@ -136,7 +136,10 @@ def parts_of_environment(environ: Mapping[str, str] | None = None) -> list[Part]
 
 
 def from_parts(parts: Iterable[Part], *, takes: Collection[str]) -> Configured:
-    """Return the reward that settings from one or several places describe, as `from_environment` does."""
+    """Return the reward that settings from one or several places describe, as `from_environment` does.
+
+    Raises ConfigError for an unknown setting, and for one that is given in two places.
+    """
     loop: dict[str, object] = {}
     scorer: dict[str, object] = {}
     client: dict[str, object] = {}

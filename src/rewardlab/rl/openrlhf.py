@@ -81,7 +81,10 @@ def _configured_reward() -> OpenRLHFReward:
 
 
 def reward_func(queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **more: Any) -> Any:
-    """The function that OpenRLHF looks for; see `OpenRLHFReward`."""
+    """Return the rewards of a batch; OpenRLHF looks for this name. See `OpenRLHFReward`.
+
+    Raises RewardStop, which ends the run, if the reward cannot be made or a reply cannot be scored.
+    """
     try:
         with _MAKING:
             made = _configured_reward()

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from rewardlab.core.errors import DataError
-from rewardlab.core.files import append_text, parse_line, require_writable_folder
+from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.files import append_text, parse_line, require_no_pipe, require_writable_folder
 from rewardlab.core.schema import Refusal, typed
 from rewardlab.core.terminal import brief
 from rewardlab.core.types import Conversation, Message, prompt_key
@@ -93,16 +93,18 @@ class RolloutLog:
         """`folder` is that of the run, made if it is not there. A line that an earlier process was killed in is taken
         off.
 
-        Raises ValueError for a rank that is not below `world_size`, RewardlabError if nothing can be written there.
+        Raises ConfigError for a rank that is not below `world_size`, RewardlabError if nothing can be written there.
         """
         if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of {world_size} processes: ranks are counted from 0.")
+            raise ConfigError(f"rank {rank} of {world_size} processes: ranks are counted from 0.")
         self._folder = Path(folder)
         require_writable_folder(self._folder, "the folder of RolloutLog")
         self._rank, self._world_size = rank, world_size
         self.path = self._folder / _name_of(rank, world_size)
         self._lock = threading.Lock()
         self._closed = False
+        for path in self._own_files():
+            require_no_pipe(path)
         self.path.touch()
         if left := _without_torn_line(self.path):
             logger.warning("%s: took off %d bytes of a line that was not finished when the run ended", self.path, left)
@@ -111,12 +113,12 @@ class RolloutLog:
         """Append rows. A run that is resumed goes on in the same file; `resume_at` takes off what came after.
 
         Either all rows are written or none. Raises RolloutError, naming the row, for a number that is not finite and
-        for a row without a step or a reply, and OSError if the disk refuses.
+        for a row without a step or a reply, ConfigError if the log is closed, and OSError if the disk refuses.
         """
         text = "".join(f"{_line_of(row, number)}\n" for number, row in enumerate(rows))
         with self._lock:
             if self._closed:
-                raise ValueError(f"{self.path}: this log is closed. Open a new RolloutLog to write more.")
+                raise ConfigError(f"{self.path}: this log is closed. Open a new RolloutLog to write more.")
             before = self.path.stat().st_size
             try:
                 append_text(self.path, text)
@@ -171,7 +173,7 @@ def find_logs(run: str | Path) -> list[Path]:
     run = Path(run)
     if run.is_file():
         return [run]
-    found = sorted(run.glob(PATTERN)) if run.is_dir() else []
+    found = [path for path in sorted(run.glob(PATTERN)) if path.is_file()] if run.is_dir() else []
     if not found:
         what = f"holds no {ONE} and no rollouts-RANK.jsonl" if run.is_dir() else "there is no such file or folder"
         below = sorted({path.parent for path in run.glob(f"*/{PATTERN}")}) if run.is_dir() else []

@@ -13,7 +13,7 @@ from rewardlab.core.types import Conversation
 from rewardlab.data.chat import to_messages
 from rewardlab.data.prompts import prompt_turns
 from rewardlab.data.readers import read_each_row
-from rewardlab.data.rows import UnusableRowError
+from rewardlab.data.rows import UnusableRowError, to_float
 
 PROMPT: Final = ("prompt", "messages")
 REPLIES: Final = ("replies", "responses")
@@ -66,9 +66,9 @@ def _samples(where: str, row: Mapping[str, Any]) -> Samples:
         last = "is empty" if not turns else "ends with a turn of the assistant"
         raise DataError(f"{where}: the prompt {last}, so there is nothing that the replies answer. {REMEDY}")
     if not isinstance(replies, list) or not replies or not all(isinstance(reply, str) for reply in replies):
-        raise DataError(f"{where}: the replies are no list of texts with at least one. {REMEDY}")
+        raise DataError(f"{where}: the replies are not a list of texts with at least one. {REMEDY}")
     if gold is not None and (not isinstance(gold, list) or len(gold) != len(replies) or not all(map(_is_score, gold))):
-        raise DataError(f"{where}: gold is no list of {len(replies)} finite numbers, one for each reply. {REMEDY}")
+        raise DataError(f"{where}: gold is not a list of {len(replies)} finite numbers, one for each reply. {REMEDY}")
     return Samples(
         where=where,
         prompt=prompt if isinstance(prompt, str) else to_messages(prompt),
@@ -87,4 +87,4 @@ def _one_of(names: tuple[str, str], where: str, row: Mapping[str, Any]) -> Any:
 
 
 def _is_score(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and math.isfinite(to_float(value))

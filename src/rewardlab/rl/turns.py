@@ -23,8 +23,8 @@ _READING: Final = Reading(joins_texts=False)
 def rollout_of(prompt: Any, reply: str, *, name: str) -> Rollout:
     """Return the rollout of a prompt, its messages in any sequence, and a reply, which becomes the last turn.
 
-    Raises RolloutError naming the rollout for messages that are none, an empty prompt, and one that ends with an
-    assistant's turn, which the reply would go on with.
+    Raises RolloutError, naming the rollout, for values that are not messages, for an empty prompt, and for a prompt
+    whose last turn is the assistant's, since the reply would continue that turn.
     """
     if isinstance(prompt, str):
         raise RolloutError(f"{name}: the prompt is a text; wanted a list of messages.")
@@ -81,7 +81,8 @@ def require_same_prompt(rollout: Rollout, rendered: str) -> None:
 class ReplyEnds:
     """The texts with which a policy ends its turn, taken off the ends of replies, which may come in many threads.
 
-    A reply that was cut at its longest ends with none of them. So one is no error, but a first `MOST_UNENDED` are.
+    A reply that was cut at the length limit ends with none of these texts, so a single one is no error. If the first
+    `MOST_UNENDED` replies all lack them, the texts are wrong for this policy, and that is an error.
     """
 
     def __init__(self, ends: Sequence[str]) -> None:

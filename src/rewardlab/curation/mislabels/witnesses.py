@@ -1,4 +1,4 @@
-"""Who testifies: heads on layers of a model, reward models that score the data, and scores that are there already.
+"""The margins that judge a label: from heads on layers of a model, reward models that score the data, and old scores.
 
 Legend: N pairs, G groups, R replies, F features.
 """
@@ -84,7 +84,7 @@ def of_scores(scores: ScoreSet, pairs: Pairs, data: ReadData) -> Witness:
         first, second = (found(owner, int(side[number])) for side in (pairs.first_N, pairs.second_N))
         if first is None or second is None:
             continue
-        # Rows of our own evaluations know their prompts by the same key; other layouts may have made theirs of less.
+        # Our own evaluations hash prompts as we do here, so keys can be compared. Other layouts may have hashed less.
         if scores.layout == "rewardlab" and first.prompt_key != pairs.preferences[owner].key:
             raise DataError(
                 f"--witness {scores.name}: scores another prompt for {pairs.preferences[owner].id}. These are scores "

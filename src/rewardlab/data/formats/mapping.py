@@ -27,7 +27,7 @@ def mapped(row: Row, reading: ReadingConfig) -> Row:
     known = {name: value for name, value in row.items() if name not in names and name not in names.values()}
     for name, own in names.items():
         if own in row:
-            known[name] = _listed(row[own]) if name in LISTS else row[own]
+            known[name] = unpacked(row[own]) if name in LISTS else row[own]
     if "label" in names and isinstance(label := known.get("label"), (list, tuple, Mapping)):
         known = {name: value for name, value in known.items() if name != "label"} | {"labels": label}
     return _with_numbers(known, values) if values else known
@@ -80,8 +80,8 @@ def _number(value: object, values: Mapping[str, float]) -> float | None:
     )
 
 
-def _listed(value: object) -> object:
-    """Return a text that is a list or an object as JSON as such, everything else as it is."""
+def unpacked(value: object) -> object:
+    """Return the list or object that a text holds as JSON, as cells of CSV files do; any other value as it is."""
     if isinstance(value, str) and value.startswith(("[", "{")):
         try:
             return json.loads(value)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 
 from rewardlab.core.types import Conversation
 from rewardlab.data.formats.kwise import helpsteer_prompt
+from rewardlab.data.formats.mapping import unpacked
 from rewardlab.data.formats.plain import read_sides
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules, Vote, judge_pair
@@ -50,12 +50,12 @@ def _said(row: Row) -> list[tuple[str, object]]:
 
     Raises UnusableRowError for labels that are neither a list nor a mapping, or do not fit the annotators.
     """
-    labels = _unpacked(row["labels"])
+    labels = unpacked(row["labels"])
     if isinstance(labels, Mapping):
         pairs = [(read_name(who), said) for who, said in labels.items()]
     elif isinstance(labels, (list, tuple)):
         names = row.get("annotators")
-        names = range(1, len(labels) + 1) if is_absent(names) else _unpacked(names)
+        names = range(1, len(labels) + 1) if is_absent(names) else unpacked(names)
         if not isinstance(names, (list, tuple, range)) or len(names) != len(labels):
             raise UnusableRowError("bad_label", f"{len(labels)} labels by the annotators {show(row.get('annotators'))}")
         pairs = [(read_name(who), said) for who, said in zip(names, labels, strict=True)]
@@ -64,22 +64,12 @@ def _said(row: Row) -> list[tuple[str, object]]:
     return [(who, said) for who, said in pairs if not is_absent(said)]
 
 
-def _unpacked(value: object) -> object:
-    """Return a cell of a CSV file that is a list or an object as JSON as such."""
-    if isinstance(value, str) and value.startswith(("[", "{")):
-        try:
-            return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-    return value
-
-
 def _holds_labels(row: Row) -> bool:
     """Whether the labels of a row are those of annotators, and not something else that is called so, such as tags.
 
     Where nobody said anything they are, too: taken for tags, the labels of all later rows would go unread.
     """
-    labels = _unpacked(row.get("labels"))
+    labels = unpacked(row.get("labels"))
     if not isinstance(labels, (list, tuple)):
         return isinstance(labels, Mapping)
     return all(is_absent(said) or isinstance(said, bool) or math.isfinite(to_float(said)) for said in labels)

@@ -66,7 +66,7 @@ class Deviation:
 
 @dataclass(frozen=True, kw_only=True)
 class Frozen:
-    """The plan as it was frozen, and as it holds."""
+    """When and how the plan was frozen: its time, hash, scale and replaced settings."""
 
     time: str
     sha256: str

@@ -247,7 +247,7 @@ def _srun(config: SlurmConfig, place: Place, words: Sequence[str], last: str, *,
         nvidia = ["--nv"] if config.gpus_per_node and not light else []
         lines.append(_words(["apptainer", "exec", *nvidia, *binds, "--pwd", str(place.work), config.container]))
     python = config.python or ("python" if config.venv or config.container else place.python)
-    lines.append(f"{_words([python, '-m', 'rewardlab', *words])} {last}".rstrip())
+    lines.append(f"{_words([python, '-P', '-m', 'rewardlab', *words])} {last}".rstrip())
     return " \\\n    ".join(lines)
 
 

@@ -13,9 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from rewardlab.core.terminal import short
 from rewardlab.core.types import prompt_key
-from rewardlab.gold.checking.reading import Built, Pair, Stages, bare_key, system_of
+from rewardlab.gold.checking.reading import Built, Pair, Stages, bare_key, shown_system, system_of
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.findings import Finding, further
 
@@ -151,16 +150,12 @@ def _system(about: str, known: Sequence[Found], rows: Sequence[GoldRow]) -> Find
         about=about,
         status="warn" if harmless else "fail",
         evidence=f"{sum(wrong.values()):,} of {len(known):,} pairs have another system turn than their rows, most "
-        f"often {_shown(ours)} beside {_shown(theirs)} ({count:,}).",
+        f"often {shown_system(ours)} beside {shown_system(theirs)} ({count:,}).",
         advice="Some templates render an empty system turn, some put a text of their own where there is none, so gold "
         "and proxy may see other texts. Give the same --system to every stage."
         if harmless
         else "Gold and proxy see other templates. Give the same --system to every stage, and build again.",
     )
-
-
-def _shown(system: str | None) -> str:
-    return "none" if system is None else "an empty one" if not system else f"“{short(system)}”"
 
 
 def _agreement(about: str, known: Sequence[Found], rows: Sequence[GoldRow]) -> Finding:

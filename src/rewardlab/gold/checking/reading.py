@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json
+from rewardlab.core.terminal import short
 from rewardlab.core.types import Conversation, Message, prompt_key
 from rewardlab.data.readers import read_each_row
 from rewardlab.gold.checking.config import CheckConfig
@@ -249,6 +250,11 @@ def _of_sides(row: Mapping[str, Any], number: int, where: str) -> Pair:
     return Pair(prompt=before, chosen=good[-1].content, rejected=bad[-1].content, number=number)
 
 
+def shown_system(system: str | None) -> str:
+    """Return a system turn as a message shows it."""
+    return "none" if system is None else "an empty one" if not system else f"“{short(system)}”"
+
+
 def _conversation(value: Any, where: str) -> Conversation:
     turns = [Message("assistant", value)] if isinstance(value, str) else value
     try:
@@ -256,7 +262,7 @@ def _conversation(value: Any, where: str) -> Conversation:
             one if isinstance(one, Message) else Message(str(one["role"]), str(one["content"])) for one in turns
         )
     except (TypeError, KeyError) as error:
-        raise DataError(f"{where}: a side is no list of messages with `role` and `content`.") from error
+        raise DataError(f"{where}: a side is not a list of messages with `role` and `content`.") from error
     if not found or found[-1].role != "assistant":
         raise DataError(f"{where}: a side does not end with a turn of the assistant.")
     return found

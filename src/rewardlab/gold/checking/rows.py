@@ -168,7 +168,8 @@ def _ties(share: Estimate, count: int, is_judge: bool, scores: FloatArray) -> Fi
 
 def is_bfloat16(scores: FloatArray) -> bool:
     """Whether every score is one that bfloat16 can hold: a float32 whose lower 16 bits are 0."""
-    as_float = scores.astype(np.float32)
+    with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is not a bfloat16
+        as_float = scores.astype(np.float32)
     bits = as_float.view(np.uint32)
     return bool((as_float.astype(np.float64) == scores).all() and not (bits & 0xFFFF).any())
 

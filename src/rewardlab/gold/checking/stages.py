@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from rewardlab.core.terminal import short
 from rewardlab.core.types import Conversation
-from rewardlab.gold.checking.reading import Stages, bare_key, system_of
+from rewardlab.gold.checking.reading import Stages, bare_key, shown_system, system_of
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.findings import Finding, further
 
@@ -89,7 +88,7 @@ def _same_rows(samples: Sequence[GoldRow], labels: Sequence[GoldRow], stages: St
     turns = [number for number in wrong if bare_key(samples[number].prompt) == bare_key(labels[number].prompt)]
     by_system = sum(system_of(samples[number].prompt) != system_of(labels[number].prompt) for number in turns)
     if by_system == len(wrong):
-        one, other = (_shown(system_of(rows[first].prompt)) for rows in (samples, labels))
+        one, other = (shown_system(system_of(rows[first].prompt)) for rows in (samples, labels))
         return Finding(
             name=name,
             status="fail",
@@ -130,7 +129,3 @@ def _same_prompts(prompts: Sequence[Conversation], rows: Sequence[GoldRow], stag
     moved = _displacement([bare_key(one) for one in prompts], [bare_key(row.prompt) for row in rows], wrong)
     told = f"{len(wrong):,} rows have another prompt than {stages.name('prompts')}, the first is row {wrong[0] + 1}."
     return Finding(name=name, status="fail", evidence=f"{told} From there on {moved}." if moved else told, advice=AGAIN)
-
-
-def _shown(system: str | None) -> str:
-    return "none" if system is None else "an empty one" if not system else f"“{short(system)}”"

@@ -19,7 +19,7 @@ from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.types import Conversation, Message, prompt_key
 from rewardlab.data.prompts import prompt_turns
 from rewardlab.data.readers import read_each_row
-from rewardlab.data.rows import UnusableRowError
+from rewardlab.data.rows import UnusableRowError, to_float
 from rewardlab.gold.files.parts import parts_of
 
 OWN: Final = ("id", "prompt", "responses", "samples", "gold", "gold_errors")
@@ -106,7 +106,7 @@ def read_gold_row(row: Mapping[str, Any], where: str, number: int, *, labelled: 
     name = "responses" if row.get("responses") is not None else "replies"
     responses, samples, errors = row.get(name), row.get("samples"), row.get("gold_errors")
     if not isinstance(responses, list) or not all(one is None or isinstance(one, str) for one in responses):
-        raise DataError(f"{where}: `responses` is no list of texts. {WANTED}")
+        raise DataError(f"{where}: `responses` is not a list of texts. {WANTED}")
     if not responses:
         raise DataError(f"{where}: `responses` is empty. {WANTED}")
     if samples is not None and (not isinstance(samples, list) or len(samples) != len(responses)):
@@ -164,7 +164,7 @@ def scores_of(scores: Any, num_responses: int, where: str) -> tuple[float | None
         got = f"{len(scores)} scores" if isinstance(scores, list | tuple) else f"a {type(scores).__name__}"
         raise DataError(f"{where}: got {got} for {num_responses} replies; wanted a list of one score for each.")
     for place, score in enumerate(scores):
-        is_number = isinstance(score, int | float) and not isinstance(score, bool) and math.isfinite(score)
+        is_number = isinstance(score, int | float) and math.isfinite(to_float(score))
         if score is not None and not is_number:
             raise DataError(
                 f"{where}: the gold score of reply {place} (counted from 0) is {score!r:.60}; wanted a "

@@ -79,7 +79,10 @@ class Order:
 def order_of(
     scores_LK: FloatArray, gold_LK: FloatArray, prompts: Sequence[str], *, shifts: Sequence[int] = SHIFTS
 ) -> Order:
-    """Return every alternative place of scores [L, K], NaN where there is none, with the match there."""
+    """Return how well scores [L, K] match gold if they are put elsewhere: swapped, or shifted by some rows.
+
+    A score is NaN where a reply has none.
+    """
     if not gold_LK.size or gold_LK.shape[1] < 2:
         return Order(alternatives=())
     here_LN = _outcomes(scores_LK, gold_LK)

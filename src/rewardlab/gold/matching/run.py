@@ -83,7 +83,7 @@ class Matched:
     train: PartMatch | None
     beside: tuple[Beside, ...]
     standings: Mapping[str, Standing]
-    """Of three proxies and more."""
+    """Each proxy's place among the others, by name; empty for fewer than three proxies."""
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
 

@@ -225,7 +225,8 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope:
-    """Regression of the evidence on the reward, within prompts of the first window, with what leaving out gives."""
+    """The slope of the evidence on the reward within prompts of the first window, and its values when parts of the data
+    are left out, for the jackknife."""
 
     value: float
     blocks_B: FloatArray

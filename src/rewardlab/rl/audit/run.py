@@ -172,7 +172,7 @@ def _judged(
 def _of_rows(
     part: int, name: str, values_N: FloatArray, own: Columns, windows: Sequence[IntArray], limits: Limits
 ) -> Judged:
-    """Return evidence that replies of the record have."""
+    """Judge one kind of evidence, whose value the record holds for each reply."""
     kept = np.isfinite(values_N)
     if not kept.any():
         return _impossible(part, name, "no reply of this reward model has it.")

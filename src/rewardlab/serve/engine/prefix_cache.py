@@ -31,7 +31,7 @@ MIN_TOKENS: Final = 32
 class _Block:
     owner: int
     number: int
-    """By which the blocks behind it name it; never used again."""
+    """Identifies the block; the next blocks of a prompt refer to it by this number, which no other block ever gets."""
     states: PromptStates
 
 

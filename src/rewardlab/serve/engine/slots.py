@@ -50,7 +50,7 @@ class EngineConfig:
     heads · head width numbers."""
 
     def __post_init__(self) -> None:
-        """Raise ConfigError for limits that cannot be."""
+        """Raises ConfigError for a limit that is too small."""
         for name, least in (("token_budget", 1), ("max_waiting_tokens", 1), ("max_batch_wait_ms", 0)):
             require(getattr(self, name) >= least, f"{name} is {getattr(self, name)}; it must be at least {least}.")
         require(self.cache_tokens >= 0, f"cache_tokens is {self.cache_tokens}; it must be at least 0.")
@@ -85,7 +85,7 @@ def _digest_of(folder: Path) -> str:
         # A folder of the first version holds no digest of its spec.
         return recorded_digest(folder) or sha256_file(folder / SPEC_FILE)
     except FileNotFoundError as error:
-        # This says better what is missing, if it is the folder or its spec.
+        # If the folder or its spec is missing, read_spec raises an error that says so more clearly.
         read_spec(folder)
         raise ArtifactError(f"{folder}: {Path(error.filename).name} is missing. Restore it.") from None
 

@@ -163,7 +163,10 @@ def _end_on_signals(loop: asyncio.AbstractEventLoop, server: Server, *, both: bo
 def in_thread(
     served: Served, limits: LimitsConfig, *, drain_timeout_s: float = 5.0
 ) -> tuple[str, Callable[[], None], Any]:
-    """Serve on a free port of this machine in a thread; return (URL, what ends it and waits, the server)."""
+    """Serve on a free port of this machine in a thread; return (URL, what ends it and waits, the server).
+
+    Raises RuntimeError if the server does not begin to accept connections.
+    """
     bound = listen("127.0.0.1", 0)
     url, begun, servers = url_of(bound), threading.Event(), list[Server]()
 

@@ -25,7 +25,8 @@ FORMAT: Final = 1
 """Version of both files, and of how rows are divided into parts."""
 
 FINISHED: Final = "finished.json"
-"""Which file the output is, written just before it takes its place: then the scores are spent, whatever happens."""
+"""Identifies the finished output. It is written just before the output is moved into place; once the file there is this
+one, the kept scores are no longer needed."""
 
 Outcome = str | list[float | str | list[float]]
 """What became of a row: the cause for which it could not be asked, or the entry of each reply (see `backends.Entry`).

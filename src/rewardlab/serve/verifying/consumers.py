@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from rewardlab.analysis.diagnosis import DESCRIPTIONS, PRECISIONS, REMEDIES, Finding, Heard, find
 from rewardlab.client.offers import chosen
@@ -22,7 +22,6 @@ from rewardlab.serve.verifying.endpoints import NAMED_BY, Answer, Question, Wire
 from rewardlab.serve.verifying.live import LiveVerification, also_stale, hear, look_again
 from rewardlab.serve.verifying.reference import Reference, reference_of
 
-Consumer = Literal["openrlhf", "verl", "slime"]
 TAKE_A_ROUTE: Final = ("openrlhf", "slime")
 """Frameworks that are given the whole address of a route, and that name no model."""
 

@@ -18,7 +18,7 @@ from rewardlab.core.run_folder import saved_step, saved_steps
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, origin
-from rewardlab.data.loader import macro_batch, steps_per_epoch
+from rewardlab.data.loader import batch_of_step, steps_per_epoch
 from rewardlab.data.pack import largest_cost, plan_micro_batches
 from rewardlab.distributed.ranks import Parallel, Ranks
 from rewardlab.evaluation.evaluate import (
@@ -79,7 +79,7 @@ class RewardSteps:
         Raises ConfigError if a preference is larger than `budget`.
         """
         config, groups = self.config, self.train
-        chosen = macro_batch(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
+        chosen = batch_of_step(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
         built, layout = [groups[index] for index in chosen], self.model.layout
         # Every rank plans for all ranks and takes its own part: planning is cheap, and nothing has to be communicated.
         plans = plan_micro_batches(built, budget, layout=layout, num_ranks=self._ranks.size)
@@ -91,7 +91,7 @@ class RewardSteps:
     def reads(self, step: int) -> str:
         """Return the numbers of the step's preferences, and where they are stored."""
         config, groups = self.config, self.train
-        rows = macro_batch(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
+        rows = batch_of_step(step, num_groups=len(groups), batch_size=config.run.batch_size, seed=config.run.seed)
         return f"preferences {_some(list(map(str, rows)))} of {origin(groups)}"
 
     def least_budget(self) -> int:
