@@ -14,6 +14,10 @@ import pytest
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Comparison, TokenGroup
+from rewardlab.data.config import ReadingConfig
+from rewardlab.data.formats import read_rows
+from rewardlab.data.formats.known import recognise
+from rewardlab.data.judgements import Rules
 from rewardlab.experiments.checking import check
 from rewardlab.experiments.doing import do, program_words
 from rewardlab.experiments.gates import gate_claim
@@ -43,31 +47,49 @@ def test_all_are_there() -> None:
     assert {name.removesuffix(".yaml") for name in NAMES} == WANTED
 
 
+@pytest.fixture(scope="module")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what `python examples/plans/tiny_data.py FOLDER` writes, and nothing else."""
+    folder = tmp_path_factory.mktemp("tiny")
+    module("tiny_data").main(folder)
+    return folder
+
+
 @pytest.mark.parametrize("scale", [None, "tiny"])
 @pytest.mark.parametrize("name", NAMES)
 def test_each_can_be_frozen_and_each_hypothesis_decided_either_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, scale: str | None
+    tiny_data: Path, monkeypatch: pytest.MonkeyPatch, name: str, scale: str | None
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    for part in ("pairs.train", "pairs.test", "kwise.train", "kwise.test"):
-        rows = [{"prompt": f"{part} {n}", "chosen": "yes", "rejected": "no"} for n in range(30)]
-        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    monkeypatch.chdir(tiny_data)
     checked = check(read_plan(PLANS / name, scale=scale))
     assert checked.errors == []
     assert all(one.reach.holds_at is not None and one.reach.fails_at is not None for one in checked.tested.values())
     assert all(len({run.seed for run in checked.runs if run.arm == arm}) >= 3 for arm in checked.costs)
     if scale == "tiny":
-        assert checked.num_comparisons == 30, "counted in the data of this scale"
+        assert checked.num_comparisons in (100, 400), "counted in the data of this scale"
         for run in checked.runs:
             told = json.dumps(dict(run.settings))
             assert "Qwen" not in told, f"{run.name} would load a model of the hub"
             assert "stanfordnlp" not in told
 
 
-def test_heads_on_a_frozen_backbone_answer_what_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for part in ("train", "test"):
-        (tmp_path / f"pairs.{part}.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+def test_the_ranked_rows_of_tiny_data_are_four_rated_replies_to_a_prompt(tiny_data: Path) -> None:
+    prompts = {}
+    for part, count in (("train", 200), ("test", 100)):
+        lines = (tiny_data / f"kwise.{part}.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        for number, row in enumerate(rows):
+            rules = Rules(source=part, reading=ReadingConfig(), seed=0)
+            preference = read_rows([row], schema=recognise(row, part), place=f"row {number}", rules=rules).preference
+            assert len(preference.replies) == len(set(row["scores"])) == 4
+            assert len(preference.comparisons) == 6
+        prompts[part] = {row["prompt"] for row in rows}
+        assert len(prompts[part]) == count
+    assert prompts["train"].isdisjoint(prompts["test"])
+
+
+def test_heads_on_a_frozen_backbone_answer_what_they_can(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tiny_data)
     plan = read_plan(PLANS / "lora.yaml", scale="tiny", probes=True)
     assert list(plan.arms) == ["full"]
     assert set(plan.left_out) == {"lora_r8", "lora_r16"}
