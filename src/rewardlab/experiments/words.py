@@ -62,7 +62,7 @@ def amendment_lines(study: Study) -> list[str]:
     entry = study.amendments[-1]
     lines = [f"amended: version {study.version}. The report lists it among the deviations."]
     lines += [f"  {line}" for line in entry["changes"]]
-    lines += [f"  other data: {name}" for name in entry["data_changed"]]
+    lines += [f"  another file: {name}" for name in entry["data_changed"]]
     outdated = [run for run in study.runs if record_of(study, run).state == "outdated"]
     if outdated:
         arms = list(dict.fromkeys(run.arm for run in outdated))
