@@ -22,7 +22,9 @@ from rewardlab.experiments.checking import check
 from rewardlab.experiments.doing import do, program_words
 from rewardlab.experiments.gates import gate_claim
 from rewardlab.experiments.plan_file import read_plan
+from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.records import record_of
+from rewardlab.experiments.resolving import runs_of
 from study_folders import PLAN, frozen_study
 
 PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
@@ -136,12 +138,35 @@ def test_what_else_keeps_a_plan_from_being_frozen(
         raise ConfigError(error)
 
 
-def test_gates_of_the_diagnostics_are_the_criteria_of_readiness() -> None:
-    plan = read_plan(PLANS / "diagnostics.yaml")
-    claims = [gate_claim(text) for text in plan.phases[0].gate.values()]
-    asked = {term.quantity for claim in claims for term in claim.terms}
-    assert asked == {"accuracy", "margin_p50", "negative_margin_rate", "ece", "gap"}
-    assert all(term.on == "validation" for claim in claims for term in claim.terms)
+@pytest.mark.parametrize(
+    ("name", "phase", "judged", "all_weights"),
+    [("diagnostics", 0, "full", "all_weights"), ("v5", 0, "C1", "all_weights"), ("scale", 1, "3b", "3b_all_weights")],
+)
+def test_a_gate_before_what_is_larger_asks_for_all_criteria_of_readiness(
+    name: str, phase: int, judged: str, all_weights: str
+) -> None:
+    plan = read_plan(PLANS / f"{name}.yaml")
+    claims = [gate_claim(text) for text in plan.phases[phase].gate.values()]
+    asked = {term.quantity for claim in claims for term in claim.terms if term.arm == judged}
+    assert asked == {"accuracy", "margin_p50", "negative_margin_rate", "ece", "gap", "speed_spread"}
+    scored = [term for claim in claims for term in claim.terms if quantity_named(term.quantity).source == "scores"]
+    assert all(term.on == "validation" for term in scored)
+    assert any({term.arm for term in claim.terms} == {judged, all_weights} for claim in claims)
+    settings = {run.arm: run.settings for run in runs_of(plan)}
+    assert settings[judged]["lora"]
+    assert not settings[all_weights]["lora"]
+
+
+def test_the_arms_of_the_study_before_are_there_with_their_settings() -> None:
+    arms = {run.arm: run.settings for run in runs_of(read_plan(PLANS / "v4.yaml"))}
+    told = {name: (arms[name]["lora"], arms[name]["lora_rank"], arms[name]["lr"]) for name in ("B2", "C0", "C1")}
+    assert told == {"B2": (True, 4, 5e-5), "C0": (True, 8, 1e-4), "C1": (True, 8, 2e-5)}
+    assert not arms["A0"]["lora"]
+    assert arms["V4-8"]["lora_rank"] == 8
+    assert arms["V4-8"]["early_stopping_patience"] == 5
+    assert arms["V4-8"]["lora_modules_to_save"]
+    controls = {run.settings["diagnostic_mode"] for run in runs_of(read_plan(PLANS / "v5.yaml"))}
+    assert controls == {"none", "label_shuffle", "prompt_only", "random_negatives", "length_matched"}
 
 
 # --- programs ----------------------------------------------------------------------------------------------------
