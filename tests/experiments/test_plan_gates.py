@@ -155,9 +155,9 @@ def test_the_spread_of_the_speed_leaves_out_the_first_row_which_warms_up(tmp_pat
     study = finished_study(tmp_path)
     path = study.run_folder(study.runs[0]) / "metrics.csv"
     rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
-    assert [bool(row["tokens_per_second"]) for row in rows] == [False, True, True, True, True]
+    assert [bool(row["pairs_per_second"]) for row in rows] == [False, True, True, True, True]
     for row, speed in zip(rows[1:], (5, 900, 1000, 1100), strict=True):
-        row["tokens_per_second"] = str(speed)
+        row["pairs_per_second"] = str(speed)
     path.write_text("\n".join([",".join(rows[0]), *(",".join(row.values()) for row in rows)]), encoding="utf-8")
     term = Term("speed_spread", "plain")
     found, _ = Outcomes(study, may_read="validation").observe([term])

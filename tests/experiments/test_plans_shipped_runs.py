@@ -20,12 +20,12 @@ from rewardlab.experiments.doing import do, redo
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import record_of
 from rewardlab.experiments.study import Study, open_study
+from rewardlab.training import run as run_module
 
 PLANS = ROOT / "examples" / "plans"
 SHIPPED = "smollm2-135m-instruct"
 MODEL = "tiny-model"
-SEEDS = 2
-"""The fewest that have a spread."""
+SEEDS = 1
 GRID = {"lr": [1.0e-6, 1.0e-3], "label_smoothing": [0.0, 0.1]}
 """In place of the grid of sensitivity.yaml, which has 81 arms."""
 
@@ -64,15 +64,16 @@ def done_here(study: Study, runs: Sequence[Run], *, say: Callable[[str], None], 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", sorted(path.stem for path in PLANS.glob("*.yaml")))
 def test_each_plan_runs_at_its_tiny_scale(place: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Some twelve arms of two seeds, a few seconds each."""
+    """Some seven arms, a few seconds each. A second process does not prove each model; other tests do that."""
     monkeypatch.setattr(running, "run_all", done_here)
+    monkeypatch.setattr(run_module, "verify_in_clean_process", lambda folder: None)
     path, folder = Path("plans") / f"{name}.yaml", Path("studies") / name
     with chdir(place):
         made_smaller(path)
         main(["plan", "freeze", str(path), "--scale", "tiny", "--output-dir", str(folder)])
         gates = [phase.name for phase in open_study(folder).plan.phases if phase.gate]
         for gate in [*gates, ""]:
-            config = RunConfig(study=folder, past_gate=gate or None, reason="two seeds decide nothing" if gate else "")
+            config = RunConfig(study=folder, past_gate=gate or None, reason="one seed decides nothing" if gate else "")
             running.run_study(config, say=print, redo=redo)
         study = open_study(folder)
         assert [run.name for run in study.runs if not record_of(study, run).is_over] == []

@@ -87,7 +87,7 @@ class Outcome:
             whole = math.fsum(seconds for seconds, _ in timed)
             return math.fsum(seconds * value for seconds, value in timed) / whole if whole else math.nan
         if name == "speed_spread":
-            speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")][1:]
+            speeds = [row["pairs_per_second"] for row in rows if row.get("pairs_per_second")][1:]
             return float(np.std(speeds, ddof=1) / np.mean(speeds)) if len(speeds) > 1 else math.nan
         counts = self.record.manifest.get("parameters")
         if not isinstance(counts, Mapping):
