@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.experiments import running
+from rewardlab.experiments.checking import check
 from rewardlab.experiments.config import RunConfig
 from rewardlab.experiments.doing import redo
 from rewardlab.experiments.expressions import Term, parse
@@ -17,8 +19,8 @@ from rewardlab.experiments.gates import gate_claim, judge_gate, select
 from rewardlab.experiments.outcomes import Outcomes
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import TEST_SCORES, record_of
-from rewardlab.experiments.study import Study, open_study
-from study_folders import PLAN, do_all, finished_study, frozen_study
+from rewardlab.experiments.study import Study, freeze, open_study
+from study_folders import PLAN, do_all, finished_study, frozen_study, write_plan
 
 PHASES = """\
 [0, 1, 2]
@@ -147,6 +149,36 @@ def test_quantities_are_read_from_scores_curves_and_records(tmp_path: Path) -> N
     assert (stopped.mean, best.mean) == (400, 300)
     assert share.by_seed_S.tolist() == [0.02] * 3
     assert at_step.influence_SC is None
+
+
+def test_the_spread_of_the_speed_leaves_out_the_first_row_which_warms_up(tmp_path: Path) -> None:
+    study = finished_study(tmp_path)
+    path = study.run_folder(study.runs[0]) / "metrics.csv"
+    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    assert [bool(row["pairs_per_second"]) for row in rows] == [False, True, True, True, True]
+    for row, speed in zip(rows[1:], (5, 900, 1000, 1100), strict=True):
+        row["pairs_per_second"] = str(speed)
+    path.write_text("\n".join([",".join(rows[0]), *(",".join(row.values()) for row in rows)]), encoding="utf-8")
+    term = Term("speed_spread", "plain")
+    found, _ = Outcomes(study, may_read="validation").observe([term])
+    assert found[term].by_seed_S == pytest.approx([0.1, 0.0, 0.0])
+
+
+def test_a_gate_does_not_ask_about_arms_that_are_left_out_unless_none_is_left(tmp_path: Path) -> None:
+    text = GATED.replace("LIMIT", "0.6, as_good: accuracy(plain) >= accuracy(harsh) - 0.1").replace(
+        "arms: [plain]", "arms: [plain, harsh]"
+    )
+    text = text.replace("arms: [smooth, harsh]", "arms: [smooth]") + "scales: {small: {leave_out: {harsh: costly}}}\n"
+    path = write_plan(tmp_path, text)
+    study = freeze(path, tmp_path / "study", scale="small")
+    status, told = run(study)
+    assert (status, [line.split(":")[0].strip() for line in told]) == (0, ["gate of one", "learns"])
+    warned = [problem.text for problem in check(study.plan).problems]
+    assert "gate of one: as_good: is not asked at this scale: no harsh" in warned
+
+    path.write_text(path.read_text(encoding="utf-8").replace("{harsh: costly}", "{plain: costly}"), encoding="utf-8")
+    none_left = freeze(path, tmp_path / "other", scale="small")
+    assert run(none_left)[0] == 2
 
 
 def test_scores_that_were_changed_afterwards_are_refused(tmp_path: Path) -> None:

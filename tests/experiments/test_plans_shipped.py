@@ -14,11 +14,17 @@ import pytest
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Comparison, TokenGroup
+from rewardlab.data.config import ReadingConfig
+from rewardlab.data.formats import read_rows
+from rewardlab.data.formats.known import recognise
+from rewardlab.data.judgements import Rules
 from rewardlab.experiments.checking import check
 from rewardlab.experiments.doing import do, program_words
 from rewardlab.experiments.gates import gate_claim
 from rewardlab.experiments.plan_file import read_plan
+from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.records import record_of
+from rewardlab.experiments.resolving import runs_of
 from study_folders import PLAN, frozen_study
 
 PLANS = Path(__file__).resolve().parents[2] / "examples" / "plans"
@@ -43,31 +49,52 @@ def test_all_are_there() -> None:
     assert {name.removesuffix(".yaml") for name in NAMES} == WANTED
 
 
+@pytest.fixture(scope="module")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what `python examples/plans/tiny_data.py FOLDER` writes, and nothing else."""
+    folder = tmp_path_factory.mktemp("tiny")
+    module("tiny_data").main(folder)
+    return folder
+
+
 @pytest.mark.parametrize("scale", [None, "tiny"])
 @pytest.mark.parametrize("name", NAMES)
 def test_each_can_be_frozen_and_each_hypothesis_decided_either_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, scale: str | None
+    tiny_data: Path, monkeypatch: pytest.MonkeyPatch, name: str, scale: str | None
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    for part in ("pairs.train", "pairs.test", "kwise.train", "kwise.test"):
-        rows = [{"prompt": f"{part} {n}", "chosen": "yes", "rejected": "no"} for n in range(30)]
-        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    monkeypatch.chdir(tiny_data)
     checked = check(read_plan(PLANS / name, scale=scale))
     assert checked.errors == []
     assert all(one.reach.holds_at is not None and one.reach.fails_at is not None for one in checked.tested.values())
     assert all(len({run.seed for run in checked.runs if run.arm == arm}) >= 3 for arm in checked.costs)
-    if scale == "tiny":
-        assert checked.num_comparisons == 30, "counted in the data of this scale"
+    if scale is None:
+        programs = {run.arm for run in checked.runs if run.program}
+        assert [arm for arm, cost in checked.costs.items() if cost.hours is None and arm not in programs] == []
+    else:
+        assert checked.num_comparisons in (100, 400), "counted in the data of this scale"
         for run in checked.runs:
             told = json.dumps(dict(run.settings))
             assert "Qwen" not in told, f"{run.name} would load a model of the hub"
             assert "stanfordnlp" not in told
 
 
-def test_heads_on_a_frozen_backbone_answer_what_they_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for part in ("train", "test"):
-        (tmp_path / f"pairs.{part}.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+def test_the_ranked_rows_of_tiny_data_are_four_rated_replies_to_a_prompt(tiny_data: Path) -> None:
+    prompts = {}
+    for part, count in (("train", 200), ("test", 100)):
+        lines = (tiny_data / f"kwise.{part}.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        for number, row in enumerate(rows):
+            rules = Rules(source=part, reading=ReadingConfig(), seed=0)
+            preference = read_rows([row], schema=recognise(row, part), place=f"row {number}", rules=rules).preference
+            assert len(preference.replies) == len(set(row["scores"])) == 4
+            assert len(preference.comparisons) == 6
+        prompts[part] = {row["prompt"] for row in rows}
+        assert len(prompts[part]) == count
+    assert prompts["train"].isdisjoint(prompts["test"])
+
+
+def test_heads_on_a_frozen_backbone_answer_what_they_can(tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tiny_data)
     plan = read_plan(PLANS / "lora.yaml", scale="tiny", probes=True)
     assert list(plan.arms) == ["full"]
     assert set(plan.left_out) == {"lora_r8", "lora_r16"}
@@ -114,12 +141,35 @@ def test_what_else_keeps_a_plan_from_being_frozen(
         raise ConfigError(error)
 
 
-def test_gates_of_the_diagnostics_are_the_criteria_of_readiness() -> None:
-    plan = read_plan(PLANS / "diagnostics.yaml")
-    claims = [gate_claim(text) for text in plan.phases[0].gate.values()]
-    asked = {term.quantity for claim in claims for term in claim.terms}
-    assert asked == {"accuracy", "margin_p50", "negative_margin_rate", "ece", "gap"}
-    assert all(term.on == "validation" for claim in claims for term in claim.terms)
+@pytest.mark.parametrize(
+    ("name", "phase", "judged", "all_weights"),
+    [("diagnostics", 0, "full", "all_weights"), ("v5", 0, "C1", "all_weights"), ("scale", 1, "3b", "3b_all_weights")],
+)
+def test_a_gate_before_what_is_larger_asks_for_all_criteria_of_readiness(
+    name: str, phase: int, judged: str, all_weights: str
+) -> None:
+    plan = read_plan(PLANS / f"{name}.yaml")
+    claims = [gate_claim(text) for text in plan.phases[phase].gate.values()]
+    asked = {term.quantity for claim in claims for term in claim.terms if term.arm == judged}
+    assert asked == {"accuracy", "margin_p50", "negative_margin_rate", "ece", "gap", "speed_spread"}
+    scored = [term for claim in claims for term in claim.terms if quantity_named(term.quantity).source == "scores"]
+    assert all(term.on == "validation" for term in scored)
+    assert any({term.arm for term in claim.terms} == {judged, all_weights} for claim in claims)
+    settings = {run.arm: run.settings for run in runs_of(plan)}
+    assert settings[judged]["lora"]
+    assert not settings[all_weights]["lora"]
+
+
+def test_the_arms_of_the_study_before_are_there_with_their_settings() -> None:
+    arms = {run.arm: run.settings for run in runs_of(read_plan(PLANS / "v4.yaml"))}
+    told = {name: (arms[name]["lora"], arms[name]["lora_rank"], arms[name]["lr"]) for name in ("B2", "C0", "C1")}
+    assert told == {"B2": (True, 4, 5e-5), "C0": (True, 8, 1e-4), "C1": (True, 8, 2e-5)}
+    assert not arms["A0"]["lora"]
+    assert arms["V4-8"]["lora_rank"] == 8
+    assert arms["V4-8"]["early_stopping_patience"] == 5
+    assert arms["V4-8"]["lora_modules_to_save"]
+    controls = {run.settings["diagnostic_mode"] for run in runs_of(read_plan(PLANS / "v5.yaml"))}
+    assert controls == {"none", "label_shuffle", "prompt_only", "random_negatives", "length_matched"}
 
 
 # --- programs ----------------------------------------------------------------------------------------------------

@@ -12,12 +12,13 @@ from transformers import Qwen2Config
 from conftest import make_model
 from fake_cuda import DEVICE, fake_cuda
 from harness.gpu_runs import MODELS
-from harness.memory_formula import layer_bytes_a_token, predict
+from harness.memory_formula import predict
 from harness.workload import random_group
 from rewardlab.batch import pack
 from rewardlab.model.compute import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.trainable import choose_trainable, half_frozen
+from rewardlab.training.cost.activations import layer_bytes_a_token
 from rewardlab.training.loop.losses import preference_loss
 from rewardlab.training.settings.config import LossConfig
 

@@ -202,6 +202,9 @@ def _about_gates(plan: Plan, runs: Sequence[Run]) -> Iterator[Problem]:
                 yield Problem(level="error", text=f"gate of {phase.name}: {name}: {error}")
                 continue
             where = f"gate of {phase.name}: {name}"
+            if left := sorted({term.arm for term in claim.terms if term.arm in plan.left_out}):
+                yield Problem(level="warning", text=f"{where}: is not asked at this scale: no {', '.join(left)}")
+                continue
             yield from about_values(where, claim, runs)
             ranges = ranges_in(claim.terms, runs)
             yield from about_reach(where, reach_of(claim, ranges), ranges, "it decides nothing")

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 from rewardlab.core.errors import DataError, RewardlabError
@@ -20,6 +21,7 @@ from rewardlab.data.named import all_named
 from rewardlab.data.readers import read_source
 from rewardlab.data.weights import local_path
 from rewardlab.experiments.plan import Plan, Run
+from rewardlab.training.cost.activations import bytes_a_token
 
 CHARACTERS_A_TOKEN: Final = 4.0
 """Of English text, about."""
@@ -51,7 +53,9 @@ class Cost:
     """Of the model."""
     flops: float | None
     gib: float | None
-    """Weights, gradients and optimiser; activations come on top."""
+    """Weights, gradients and optimiser."""
+    activations_gib: float | None = None
+    """What a micro-batch keeps for its backward pass, which comes on top; None where the model is not at hand."""
     hours: float | None = None
     """Of training alone, on devices whose speed the plan states; None without it."""
     note: str = ""
@@ -82,8 +86,43 @@ def cost_of(run: Run, *, tflops: float | None = None) -> Cost:
         flops=flops,
         hours=None if flops is None or not tflops else flops / (tflops * 1e12) / 3600,
         gib=None if weights is None else weights * (FROZEN_BYTES if frozen else FULL_BYTES) / 2**30,
+        activations_gib=_activations_gib(settings, pair),
         note=note,
     )
+
+
+def _activations_gib(settings: Mapping[str, Any], pair: float) -> float | None:
+    """Return what a micro-batch keeps, about; `pair` are the tokens of a comparison."""
+    if settings.get("train_head_only"):
+        return 0.0
+    config, budget = _config_of(str(settings["model"])), settings["micro_token_budget"]
+    if config is None or not isinstance(budget, int):
+        return None
+    checkpointing = "full" if settings["activation_checkpointing"] == "full" else "none"
+    rank = int(settings["lora_rank"]) if settings.get("lora") else 0
+    try:
+        each = bytes_a_token(SimpleNamespace(**config), lora_rank=rank, checkpointing=checkpointing)
+    except (AttributeError, TypeError, ZeroDivisionError):
+        return None
+    wide = 2.0 if settings["precision"] == "fp32" else 1.0
+    return wide * each * min(float(budget), float(settings["batch_size"]) * pair) / 2**30
+
+
+def _config_of(model: str) -> dict[str, Any] | None:
+    """Return the config.json of a model in a folder, or in the cache of the hub; None if it is in neither."""
+    path: Any = Path(model) / "config.json"
+    if not path.is_file():
+        from huggingface_hub import try_to_load_from_cache
+
+        try:
+            path = try_to_load_from_cache(model, "config.json")
+        except ValueError:
+            return None  # no name that a model of the hub can have
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8")) if isinstance(path, (str, Path)) else None
+    except (OSError, ValueError):
+        return None
+    return config if isinstance(config, dict) else None
 
 
 def weights_of(model: str) -> float | None:
@@ -126,7 +165,8 @@ def _looked_at(settings: Mapping[str, Any]) -> tuple[int | None, float, str]:
             if count <= SAMPLE:
                 lengths.append(_characters(row))
     except (RewardlabError, OSError) as error:
-        return None, float(DEFAULT_PAIR), f"its data cannot be looked at here ({str(error)[:80]})"
+        limit = settings.get("limit")
+        return limit and int(limit), float(DEFAULT_PAIR), f"its data cannot be looked at here ({str(error)[:80]})"
     if settings.get("limit"):
         count = min(count, int(settings["limit"]))
     most = 2.0 * float(settings["max_seq_len"]) if isinstance(settings.get("max_seq_len"), int) else float("inf")

@@ -156,7 +156,7 @@ def program_words(study: Study, run: Run) -> list[str]:
         "output_dir": str(study.run_folder(run)),
         "seed": str(run.seed),
         "python": sys.executable,
-        "plan_folder": str(study.frozen["plan_folder"]),
+        "plan_folder": str(study.plan_folder),
     }
     try:
         return [word.format(**filled) for word in run.program]

@@ -12,7 +12,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Estimate
 from rewardlab.experiments.expressions import Claim, Term, parse
 from rewardlab.experiments.outcomes import Outcomes
-from rewardlab.experiments.plan import Phase, Run
+from rewardlab.experiments.plan import Phase, Plan, Run
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.records import undone
 from rewardlab.experiments.study import Study
@@ -52,12 +52,19 @@ def gate_claim(text: str) -> Claim:
     return claim.judged_on("validation")
 
 
+def asked_of(plan: Plan, phase: Phase) -> dict[str, Claim]:
+    """Return the claims of a gate, without those about arms that are not run at this scale, if others are left."""
+    claims = {name: gate_claim(text) for name, text in phase.gate.items()}
+    kept = {name: claim for name, claim in claims.items() if not {term.arm for term in claim.terms} & {*plan.left_out}}
+    return kept or claims
+
+
 def judge_gate(study: Study, phase: Phase) -> GateVerdict:
     """Return whether the gate of a phase is open. It is not before every run that it asks about is done.
 
     Runs that failed may be the ones that would have closed it.
     """
-    claims = {name: gate_claim(text) for name, text in phase.gate.items()}
+    claims = asked_of(study.plan, phase)
     found, missing = Outcomes(study, may_read="validation").observe(
         term for claim in claims.values() for term in claim.terms
     )

@@ -86,6 +86,9 @@ class Outcome:
             timed = [(row["seconds"], row[name]) for row in rows if name in row and row.get("seconds")]
             whole = math.fsum(seconds for seconds, _ in timed)
             return math.fsum(seconds * value for seconds, value in timed) / whole if whole else math.nan
+        if name == "speed_spread":
+            speeds = [row["pairs_per_second"] for row in rows if row.get("pairs_per_second")][1:]
+            return float(np.std(speeds, ddof=1) / np.mean(speeds)) if len(speeds) > 1 else math.nan
         counts = self.record.manifest.get("parameters")
         found = [counts.get(one) for one in ("trainable", "total")] if isinstance(counts, Mapping) else []
         if not found or not all(isinstance(one, int) and 0 < one < 1 << 63 for one in found):

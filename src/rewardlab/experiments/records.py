@@ -81,7 +81,7 @@ def _record(values: dict[str, Any], run: Run, data: Mapping[str, str]) -> RunRec
     if values["settings"] != settings_hash(run):
         state, message = "outdated", "it was begun with other settings than the plan has now"
     elif changed := [name for name, digest in values.get("data", {}).items() if data.get(name, digest) != digest]:
-        state, message = "outdated", f"it was begun with other data than the plan has now ({changed[0]})"
+        state, message = "outdated", f"it was begun with another {changed[0]} than the plan has now"
     return RunRecord(
         state=state,
         message=message,

@@ -2,6 +2,7 @@
 
 plan.yaml             the plan as it holds; it may be edited only to amend it
 frozen/plan.1.yaml    the plan as it was frozen, and each amendment after it
+frozen/programs/      copies of the files of arms that are other programs
 log.jsonl             when it was frozen, amended, and what else was decided (`log`)
 settings/             the settings of every run, as `rewardlab train --config` reads them
 runs/ARM/seed_S/      run folders
@@ -29,6 +30,7 @@ from rewardlab.experiments.config import Seen
 from rewardlab.experiments.log import LOG, append_log, read_log
 from rewardlab.experiments.plan import Plan, Run
 from rewardlab.experiments.plan_file import read_plan
+from rewardlab.experiments.programs import copy_of, keep_programs, program_files
 from rewardlab.experiments.resolving import runs_of
 from rewardlab.experiments.sweeps import DRAWN, with_drawn, with_stand_ins
 
@@ -61,6 +63,11 @@ class Study:
         return self.entries[0]
 
     @property
+    def plan_folder(self) -> Path:
+        """Where the plan was when it was frozen: `{plan_folder}` in the words of programs."""
+        return Path(str(self.frozen["plan_folder"]))
+
+    @property
     def amendments(self) -> list[Mapping[str, Any]]:
         """The entries by which it was amended, oldest first."""
         return [entry for entry in self.entries if entry["kind"] == "amended"]
@@ -72,13 +79,13 @@ class Study:
 
     @cached_property
     def data(self) -> Mapping[str, str]:
-        """File of data -> its SHA-256, as frozen or amended."""
+        """File of data, or of a program -> its SHA-256, as frozen or amended."""
         found: Mapping[str, str] = next(entry["data"] for entry in reversed(self.entries) if "data" in entry)
         return found
 
     def data_of(self, run: Run) -> dict[str, str]:
         """Return the part of `data` that a run reads."""
-        names = {str(path) for setting in DATA for path in _files(run.settings.get(setting))}
+        names = {str(path) for path in _read_by_run(run, self.plan_folder)}
         return {name: digest for name, digest in self.data.items() if name in names}
 
     @cached_property
@@ -138,6 +145,9 @@ def freeze(
     require_writable_folder(folder, "--output-dir")
     with only_process(folder, "--output-dir"):
         kept = folder / f"plan{path.suffix.lower()}"
+        plan_folder = path.absolute().parent
+        digests = data_digests(runs, plan_folder)
+        keep_programs(runs, plan_folder, digests, folder)
         text = path.read_text(encoding="utf-8")
         write_text(_version(folder, kept, 1), text)
         write_text(kept, text)
@@ -147,12 +157,12 @@ def freeze(
             {
                 "plan": kept.name,
                 "title": plan.title,
-                "plan_folder": str(path.absolute().parent),
+                "plan_folder": str(plan_folder),
                 "sha256": sha256_file(kept),
                 "scale": scale,
                 "probes": probes,
                 "sets": dict(sets or {}),
-                "data": data_digests(runs),
+                "data": digests,
                 "provenance": provenance(),
             },
         )
@@ -205,11 +215,14 @@ def amend(folder: Path, *, reason: str, seen: Seen, begun: bool, judged: bool) -
         first, plan_file = entries[0], folder / str(entries[0]["plan"])
         version = 1 + sum(entry["kind"] == "amended" for entry in entries)
         before = _version(folder, plan_file, version)
-        if sha256_file(plan_file) == sha256_file(before):
-            raise ConfigError(f"{plan_file}: is as it was. Edit it first, then amend.")
         plan = read_plan(plan_file, scale=first["scale"], probes=first["probes"], sets=first["sets"])
         known = next(entry["data"] for entry in reversed(entries) if "data" in entry)
-        digests = data_digests(_all_runs(plan))
+        runs, plan_folder = _all_runs(plan), Path(str(first["plan_folder"]))
+        digests = data_digests(runs, plan_folder)
+        changed = sorted(name for name in digests if known.get(name, digests[name]) != digests[name])
+        if sha256_file(plan_file) == sha256_file(before) and not changed:
+            raise ConfigError(f"{plan_file}: is as it was, and so are the files that it names. Edit first, then amend.")
+        keep_programs(runs, plan_folder, digests, folder)
         # Before the log: an entry whose text is missing could not be opened again. Both files, so that line ends of
         # another system do not tell them apart.
         text = plan_file.read_text(encoding="utf-8")
@@ -225,7 +238,7 @@ def amend(folder: Path, *, reason: str, seen: Seen, begun: bool, judged: bool) -
                 "seen": seen,
                 "changes": _diff(before, plan_file),
                 "data": digests,
-                "data_changed": sorted(name for name in digests if known.get(name, digests[name]) != digests[name]),
+                "data_changed": changed,
             },
         )
     return open_study(folder)
@@ -256,8 +269,8 @@ def begun_and_judged(folder: Path) -> tuple[bool, bool]:
 
 
 def require_same_data(study: Study) -> None:
-    """Raise DataError if a file of data is not the one of the frozen or amended plan, is gone, or is new."""
-    told, now = study.data, data_digests(study.runs)
+    """Raise DataError if a file of data or of a program is not that of the frozen or amended plan, is gone, or new."""
+    told, now = study.data, data_digests(study.runs, study.plan_folder)
     # Files of runs that are not known yet, such as those of a search's winner.
     now |= {name: sha256_file(Path(name)) for name in told if name not in now and Path(name).is_file()}
     for name in sorted({*told, *now}):
@@ -267,21 +280,29 @@ def require_same_data(study: Study) -> None:
                 f"the folder in which the plan was frozen: work there, or restore the file."
             )
         if told.get(name) != now[name]:
+            kept = copy_of(study.folder, name, told.get(name, now[name]))
+            where = f", from its copy {kept}" if kept.is_file() else ""
             raise DataError(
-                f"{name}: is not the file that the plan was frozen with. Restore it; if other data are meant, amend "
-                f"the plan."
+                f"{name}: is not the file that the plan was frozen with. Restore it{where}; if another file is meant, "
+                f"amend the plan."
             )
 
 
-def data_digests(runs: Sequence[Run]) -> dict[str, str]:
-    """Return local file of data -> its SHA-256, for all files that runs name.
+def data_digests(runs: Sequence[Run], plan_folder: Path) -> dict[str, str]:
+    """Return local file of data, or of a program -> its SHA-256, for all files that runs name.
 
     Raises DataError for a test file that is also trained on or chosen by.
     """
     for told in test_files_used(runs):
         raise DataError(told)
-    files = {path for run in runs for setting in DATA for path in _files(run.settings.get(setting))}
+    files = {path for run in runs for path in _read_by_run(run, plan_folder)}
     return {str(path): sha256_file(path) for path in sorted(files, key=str)}
+
+
+def _read_by_run(run: Run, plan_folder: Path) -> list[Path]:
+    """Return the local files that decide a run: those of its data and of its program."""
+    data = [path for setting in DATA for path in _files(run.settings.get(setting))]
+    return [*data, *program_files(run, plan_folder)]
 
 
 def test_files_used(runs: Sequence[Run]) -> list[str]:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
 
 from rewardlab.experiments.checking import Checked
 from rewardlab.experiments.costs import Cost
 from rewardlab.experiments.records import record_of
 from rewardlab.experiments.study import Study
 from rewardlab.report.tables import format_count, format_counted, text_table
-
-GIB: Final = (
-    "GiB: weights, gradients and optimiser on a device that holds them whole; activations come on top, and may be more."
-)
 
 
 def check_report(checked: Checked) -> str:
@@ -35,7 +30,7 @@ def check_report(checked: Checked) -> str:
         ),
     ]
     if any(cost.gib is not None for cost in checked.costs.values()):
-        blocks.append(GIB)
+        blocks.append(_memory(checked.costs, arms))
     if plan.left_out:
         blocks += ["", "left out:", *(f"  {arm}: {why}" for arm, why in plan.left_out.items())]
     blocks += ["", _power(checked)]
@@ -62,7 +57,7 @@ def amendment_lines(study: Study) -> list[str]:
     entry = study.amendments[-1]
     lines = [f"amended: version {study.version}. The report lists it among the deviations."]
     lines += [f"  {line}" for line in entry["changes"]]
-    lines += [f"  other data: {name}" for name in entry["data_changed"]]
+    lines += [f"  another file: {name}" for name in entry["data_changed"]]
     outdated = [run for run in study.runs if record_of(study, run).state == "outdated"]
     if outdated:
         arms = list(dict.fromkeys(run.arm for run in outdated))
@@ -92,7 +87,21 @@ def _cost_cells(cost: Cost) -> tuple[str, ...]:
         _large(cost.weights),
         short(cost.flops, 1e15),
         short(cost.hours, 1.0),
-        short(cost.gib, 1.0),
+        short(None if cost.gib is None else cost.gib + (cost.activations_gib or 0.0), 1.0),
+    )
+
+
+def _memory(costs: Mapping[str, Cost], arms: Sequence[str]) -> str:
+    """Return what the numbers of memory hold."""
+    text = "GiB: weights, gradients, optimiser and activations of a micro-batch, on a device that holds them whole."
+    counted = [arm for arm in arms if costs[arm].gib is not None]
+    without = [arm for arm in counted if costs[arm].activations_gib is None]
+    if not without:
+        return text
+    which = "" if without == counted else f" of {', '.join(without)}"
+    return (
+        f"{text}\nThe activations{which} come on top, and may be more: config.json of the model is not on this "
+        f"machine, or --micro-token-budget is auto."
     )
 
 

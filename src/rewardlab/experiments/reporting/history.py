@@ -146,7 +146,7 @@ def deviations_of(study: Study, states: Mapping[str, RunRecord], progress: Progr
 def _amendment(entry: Mapping[str, Any]) -> Deviation:
     seen = SEEN.get(str(entry["seen"]), str(entry["seen"]))
     data = ", ".join(entry.get("data_changed") or ())
-    others = f" Data were changed with it: {data}." if data else ""
+    others = f" Files were changed with it: {data}." if data else ""
     return Deviation(
         kind="amendment",
         text=f"Amended to version {entry['version']} at {entry['time']}, when {seen}: {entry['reason']}{others}",

@@ -1,0 +1,30 @@
+"""What a step keeps of a device's memory for its backward pass, by the formulas of docs/scaling.md. No torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def layer_bytes_a_token(config: Any, *, lora: bool, lora_rank: int = 0, keys: float = 1.0) -> float:
+    """Return the bytes a token that a decoder layer keeps, in bf16 with a ragged kernel.
+
+    `config` is that of a model of transformers, or anything with its names. Inputs of matrices and what activation
+    functions need are bf16. Norms keep their input in float32, and where the embeddings train the row that the layers
+    add to is float32 too. `keys` are the keys of a packed row over its tokens: a prompt's are copied for each reply.
+    """
+    heads = config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    grouped = 2 * config.num_key_value_heads * width
+    wide, adapters = (24, 14 * lora_rank) if lora else (26, 0)
+    kept = wide * config.hidden_size + 8 * config.intermediate_size + 2 * grouped * keys + adapters
+    return kept + 4 * heads + 8  # sums of the attention and of the norms
+
+
+def bytes_a_token(config: Any, *, lora_rank: int, checkpointing: str, keys: float = 1.0) -> float:
+    """Return the bytes a token that all layers keep; a rank of 0 is all weights. Not for selective checkpointing."""
+    layer = layer_bytes_a_token(config, lora=lora_rank > 0, lora_rank=lora_rank, keys=keys)
+    layers = config.num_hidden_layers
+    if checkpointing == "none":
+        return float(layers * layer)
+    border = (2 if lora_rank else 4) * config.hidden_size
+    return float(layers * border + layer)

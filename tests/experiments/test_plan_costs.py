@@ -1,0 +1,72 @@
+"""What `check` says that a run takes: the formulas of docs/scaling.md where the model's widths are at hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+
+from rewardlab.experiments.checking import check
+from rewardlab.experiments.costs import Cost
+from rewardlab.experiments.plan_file import read_plan
+from rewardlab.experiments.words import check_report
+
+QWEN_3B = {
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+}
+LORA_BYTES = 5.0e6 * 8192
+"""Of Qwen2.5-3B with LoRA at the default budget, as docs/scaling.md has it."""
+
+
+def checked(folder: Path, **settings: Any) -> tuple[Cost, str]:
+    """The cost of a run, and the whole report."""
+    base = {"model": "org/some-model", "dataset": ["org/d"], "test_dataset": ["org/t"], "eval_fraction": 0.1}
+    plan = {"question": "q", "base": base | {"steps": 10, "batch_size": 16} | settings, "arms": {"a": {}}}
+    (folder / "plan.yaml").write_text(json.dumps(plan), encoding="utf-8")
+    found = check(read_plan(folder / "plan.yaml"))
+    return found.costs["a"], check_report(found)
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({"lora": True, "lora_rank": 4}, 1.0),
+        ({"lora": True, "lora_rank": 4, "precision": "fp32"}, 2.0),
+        ({"lora": True, "lora_rank": 4, "micro_token_budget": 4096}, 0.5),
+        ({}, 5.1 / 5.0),
+        ({"activation_checkpointing": "full"}, 0.43 / 5.0),
+        ({"train_head_only": True}, 0.0),
+    ],
+)
+def test_activations_are_those_of_the_formulas(tmp_path: Path, settings: dict[str, Any], share: float) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_3B), encoding="utf-8")
+    cost, report = checked(tmp_path, model=str(tmp_path), **settings)
+    assert cost.gib is not None
+    assert cost.activations_gib is not None
+    assert cost.activations_gib * 2**30 == pytest.approx(share * LORA_BYTES, rel=0.03)
+    assert f"{cost.gib + cost.activations_gib:.3g}" in report
+    assert "activations come on top" not in report
+
+
+def test_a_config_in_the_cache_of_the_hub_will_do_and_without_one_the_table_says_what_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cost, report = checked(tmp_path, model="org/some-3b", lora=True)
+    assert (cost.gib is not None, cost.activations_gib) == (True, None)
+    assert "The activations come on top, and may be more: config.json of the model is not on this machine" in report
+
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_3B), encoding="utf-8")
+    cached = str(tmp_path / "config.json")
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda model, name: cached)
+    cost, report = checked(tmp_path, model="org/some-3b", lora=True)
+    assert cost.activations_gib is not None
+    cost, report = checked(tmp_path, model="org/some-3b", lora=True, micro_token_budget="auto")
+    assert cost.activations_gib is None
