@@ -15,6 +15,7 @@ from rewardlab.core.files import read_json
 from rewardlab.core.spec import REFUSING, SPEC_FILE, read_spec
 from rewardlab.gold.engine import DEFAULT_ENGINE
 from rewardlab.gold.files.rows import HALF, GoldRow, is_encodable
+from rewardlab.gold.foreign import find_model
 from rewardlab.gold.kept import Kept, key_of
 from rewardlab.gold.pool import Finished, PassingError
 from rewardlab.gold.scoring import ScoringConfig
@@ -68,20 +69,28 @@ class RewardModel:
         await self._backend.close()
 
 
-def reward_models(model: str, config: ScoringConfig) -> list[RewardModel]:
-    """Return the sources that settings name, none of them open. Raises ConfigError, ArtifactError."""
+def reward_models(model: str, config: ScoringConfig, *, flag: str = "--model") -> list[RewardModel]:
+    """Return the sources that settings name, none of them open. Raises ConfigError, ArtifactError.
+
+    A model of another project is imported first, as `find_model` says; `flag` is what names it in messages.
+    """
     if config.backend == "local":
         if not model:
-            raise ConfigError("--model is missing: name the folder of the gold reward model.")
-        backend = _local(model, config)
+            raise ConfigError("--model is missing: name the folder of the gold reward model, or its hub name.")
+        _require_reward_model(model, flag)
+        found = find_model(model, flag=flag)
+        backend = _local(str(found.folder), config)
         asked = {name: value for name, value in backend.identity.items() if name != "backend"}
-        return [RewardModel(model, backend, asked=asked | {"overlong": backend.model.overlong})]
+        # The spec of an import holds when it was made, and the model may be imported on several machines.
+        asked |= {"overlong": backend.model.overlong} | ({} if found.source is None else {"model": found.source})
+        return [RewardModel(found.name, backend, asked=asked)]
     if config.backend == "chat":
         raise ConfigError("--backend chat: a language model as judge gives no scores to compare. Name a reward model.")
-    return [_remote(url, model, config) for url in config.url]
+    folder = str(find_model(model, flag=flag).folder) if model else ""
+    return [_remote(url, folder, config) for url in config.url]
 
 
-def _require_reward_model(model: str) -> None:
+def _require_reward_model(model: str, flag: str) -> None:
     """Raise ConfigError for a language model, which gives no scores."""
     folder = Path(model)
     if (folder / SPEC_FILE).is_file():
@@ -90,13 +99,12 @@ def _require_reward_model(model: str) -> None:
     kinds = [str(one) for one in facts.get("architectures") or ()] if isinstance(facts, dict) else []
     if model.lower() in BUILTIN_NAMES or any(kind.endswith(LANGUAGE_MODELS) for kind in kinds):
         raise ConfigError(
-            f"--model {model}: is a language model, and gives no scores. Name a reward model, as `rewardlab train` and "
+            f"{flag} {model}: is a language model, and gives no scores. Name a reward model, as `rewardlab train` and "
             f"`rewardlab import` write; a language model can be a judge behind a server (--backend chat)."
         )
 
 
 def _local(model: str, config: ScoringConfig) -> Any:
-    _require_reward_model(model)
     overlong = config.overlong
     if overlong == "auto":
         overlong = "refuse" if read_spec(Path(model)).renderer.truncation in REFUSING else "cut"
@@ -206,10 +214,11 @@ async def _score_by(
     title: str,
     accept: Accept,
 ) -> Scored:
+    # Rows that cannot be read are told before a model is loaded.
+    total = sum(len(row.responses) for row in rows())
     async with team as workers:
         accept(workers.identity)
         scored = Scored(identity=workers.identity, kept=kept)
-        total = sum(len(row.responses) for row in rows())
         with bar(title=title, unit=" replies", total=total) as shown:
             collector = _Collector(scored, shown.update)
             await workers.run(_parts(rows(), scored, shown.update), collector.keep)

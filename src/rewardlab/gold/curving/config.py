@@ -15,7 +15,8 @@ class CurvingConfig:
     """Whose picks are followed, how far, on which prompts, and where the results go."""
 
     proxies: tuple[str, ...] = ()
-    """`[NAME=]WHAT` for each proxy: a reward-model folder, or a file with its scores of the rows of --input."""
+    """`[NAME=]WHAT` for each proxy: a reward-model folder, a plain sequence-classification model of another project (a
+    folder or a hub name), or a file with its scores of the rows of --input."""
     ood: tuple[Path, ...] = ()
     """Rows with gold scores of prompts unlike those that the proxies were trained on: a second set, judged beside
     --input."""

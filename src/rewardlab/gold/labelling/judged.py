@@ -115,10 +115,11 @@ def judge_all(
 async def _judge_all(
     rows: Callable[[], Iterable[GoldRow]], judges: Sequence[ServedJudge], kept: Kept, accept: Accept
 ) -> Judged:
+    # Rows that cannot be read are told before a server is asked.
+    total = sum(2 * len(pairs_of(row)) for row in rows())
     async with team_of(lambda: judges, DEFAULT_ENGINE) as team:
         accept(team.identity)
         judged = Judged(identity=team.identity, kept=kept)
-        total = sum(2 * len(pairs_of(row)) for row in rows())
         with bar(title="judging", unit=" questions", total=total) as shown:
 
             def keep(finished: Finished[Question, Opinion]) -> None:

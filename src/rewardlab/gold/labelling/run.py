@@ -66,9 +66,10 @@ def label(config: LabelConfig) -> Labelled:
     shard = shard_of(config.shard)
     place = Place.of(config.output if shard is None else shard.path(config.output))
     by_judge = config.scoring.backend == "chat"
+    inputs = config.rows.digests()  # before a model of another project is imported
     sources = [] if by_judge else reward_models(config.model, config.scoring)
     judges = judges_of(config.scoring, config.judge) if by_judge else []
-    asked = _asked(config, shard, sources)
+    asked = _asked(config, shard, sources, inputs)
     may = {"overwrite": config.overwrite, "follow_input": config.follow_input}
     state = require_own(place, asked, read=config.rows.files(), **may)
     if not config.restart and state == "complete":
@@ -82,7 +83,9 @@ def label(config: LabelConfig) -> Labelled:
         if by_judge:
             done: Scored | Judged = judge_all(rows, judges, kept, accept=accept)
         else:
-            team = team_of(partial(reward_models, config.model, config.scoring), config.workers)
+            # Workers of Ray find the very model by the name that it has now, a commit of the hub included.
+            model = sources[0].name if config.scoring.backend == "local" else config.model
+            team = team_of(partial(reward_models, model, config.scoring), config.workers)
             done = score_by(rows, team, kept, title="labelling", accept=accept)
         with writing(place, asked):
             labelled = _write(place, rows, done)
@@ -114,7 +117,7 @@ def _part(config: LabelConfig, shard: Shard | None) -> Iterator[GoldRow]:
     return islice(config.rows.rows(), wanted.start, wanted.stop)
 
 
-def _asked(config: LabelConfig, shard: Shard | None, sources: list[RewardModel]) -> Asked:
+def _asked(config: LabelConfig, shard: Shard | None, sources: list[RewardModel], inputs: Mapping[str, str]) -> Asked:
     scoring = to_mapping(config.scoring)
     settings: dict[str, Any] = {
         "backend": config.scoring.backend,
@@ -124,7 +127,7 @@ def _asked(config: LabelConfig, shard: Shard | None, sources: list[RewardModel])
         "system": config.rows.system,
         "shard": None if shard is None else f"{shard.number + 1}/{shard.count}",
     }
-    return Asked(stage="label", settings=settings, inputs=config.rows.digests())
+    return Asked(stage="label", settings=settings, inputs=inputs)
 
 
 def _judge(config: LabelConfig) -> dict[str, Any]:

@@ -15,7 +15,8 @@ class MatchingConfig:
     """Which proxies are held against gold, on what, and where the results go."""
 
     proxies: tuple[str, ...] = ()
-    """`[NAME=]WHAT` for each proxy: a reward-model folder, or a file with its scores of the rows of --input."""
+    """`[NAME=]WHAT` for each proxy: a reward-model folder, a plain sequence-classification model of another project (a
+    folder or a hub name), or a file with its scores of the rows of --input."""
     train_input: tuple[Path, ...] = ()
     """Rows with gold scores that the proxies were trained on: their match there says what they learned."""
     train_prompts_path: Path | None = None
