@@ -46,9 +46,13 @@ class Proxy:
 
 
 def proxy_scores(
-    sources: Sequence[str], rows: Sequence[GoldRow], folder: Path, config: ScoringConfig = DEFAULT_SCORING
+    sources: Sequence[str],
+    rows: Sequence[GoldRow],
+    folder: Path,
+    config: ScoringConfig = DEFAULT_SCORING,
+    most: int | None = None,
 ) -> list[Proxy]:
-    """Return the scores of each proxy for rows, in their order.
+    """Return the scores of each proxy for rows, in their order; with `most` for the first so many. Files have all.
 
     A source is `[NAME=]WHAT`, where WHAT is a reward-model folder, a run, a sequence-classification model of another
     project (a folder or a hub name, which is imported), or a file with a score for each reply of each
@@ -59,7 +63,7 @@ def proxy_scores(
     belong to the rows.
     """
     named = named_sources(sources)
-    return [_proxy(name, what, rows, folder, config) for name, what in named.items()]
+    return [_proxy(name, what, rows, folder, config, most) for name, what in named.items()]
 
 
 def named_sources(sources: Sequence[str]) -> dict[str, str]:
@@ -113,9 +117,12 @@ def _short_name(source: str) -> str:
     return path.name if path.is_dir() else path.name.removesuffix(extension_of(path) or "") or path.name
 
 
-def _proxy(name: str, what: str, rows: Sequence[GoldRow], folder: Path, config: ScoringConfig) -> Proxy:
+def _proxy(
+    name: str, what: str, rows: Sequence[GoldRow], folder: Path, config: ScoringConfig, most: int | None
+) -> Proxy:
     if Path(what).is_file():
-        return Proxy(name=name, scores=tuple(_read(Path(what), rows)))
+        return Proxy(name=name, scores=tuple(_read(Path(what), rows))[:most])
+    rows = rows[:most]
     folder.mkdir(parents=True, exist_ok=True)
     with only_process(folder, "--output-dir"):
         model = what if is_hub_name(what) else str(folder_of(what))

@@ -62,7 +62,9 @@ class CurveConfig(Composed):
     def __post_init__(self) -> None:
         """Raises ConfigError if there is nothing to draw a curve of."""
         require(
-            self.rows.is_given, "--input is missing: name a file with gold scores, as `rewardlab gold label` writes."
+            self.rows.is_given,
+            "--input is missing: name a file with gold scores, as `rewardlab gold label` writes, or in its place "
+            "--prompts-path, --responses-path and --rewards-path.",
         )
         require(bool(self.curving.proxies), "--proxies is missing: name a reward-model folder or a file with scores.")
 

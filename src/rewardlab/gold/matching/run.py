@@ -31,7 +31,7 @@ from rewardlab.gold.proxies import Proxy, proxy_scores
 from rewardlab.gold.scoring import ScoringConfig
 
 PERCENTS: Final = (5, 25, 50, 75, 95)
-Scores = Callable[[Sequence[str], Sequence[GoldRow], Path, ScoringConfig], list[Proxy]]
+Scores = Callable[[Sequence[str], Sequence[GoldRow], Path, ScoringConfig, int | None], list[Proxy]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +96,18 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
     folder = config.output_dir / "scores"
     own = config.matching
     test_rows = list(config.rows.rows(labelled=True))
-    proxies = scores(own.proxies, test_rows, folder, config.scoring)
+    proxies = scores(own.proxies, test_rows, folder, config.scoring, own.num_samples)
     if len(proxies) != len(own.proxies):
         raise ConfigError(f"--proxies: {len(own.proxies)} were named and {len(proxies)} have scores.")
-    test = part_of("test", test_rows, proxies)
+    test = part_of("test", test_rows[: own.num_samples], proxies)
     train_rows, train_proxies = _train(config, proxies, folder, scores)
-    train = part_of("train", train_rows, train_proxies) if train_proxies else None
-    notes = [proxy.note for proxy in proxies if proxy.note] + ([] if train is None else _shared(test, train))
+    train = part_of("train", train_rows[: own.num_samples], train_proxies) if train_proxies else None
+    notes = [
+        f"Only the first {own.num_samples:,} of the {len(rows):,} {name} rows are judged (--num-samples)."
+        for name, rows in (("test", test_rows), ("training", train_rows))
+        if own.num_samples is not None and own.num_samples < len(rows)
+    ]
+    notes += [proxy.note for proxy in proxies if proxy.note] + ([] if train is None else _shared(test, train))
     if config.train.is_given and train is None:
         notes.append("No proxy has scores of the training rows: name them with --train-proxies NAME=FILE.")
     sources = dict(zip([proxy.name for proxy in proxies], own.proxies, strict=True))
@@ -184,7 +189,7 @@ def _train(
         for proxy, source in zip(proxies, own.proxies, strict=True)
         if proxy.name in given or what_of(source).is_dir()
     ]
-    return rows, scores(sources, rows, folder, config.scoring) if sources else []
+    return rows, scores(sources, rows, folder, config.scoring, own.num_samples) if sources else []
 
 
 def _shared(test: Part, train: Part) -> list[str]:
