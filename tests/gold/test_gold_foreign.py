@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shutil
 from pathlib import Path
 
@@ -144,7 +145,9 @@ def test_a_proxy_may_be_a_plain_folder_and_one_with_a_value_head_is_refused(plai
 def test_the_command_line_takes_a_plain_folder(plain, samples, tmp_path, capsys) -> None:
     words = ["--model_name", str(plain.folder), "--input", str(samples), "--output", str(tmp_path / "x.jsonl")]
     main(["gold", "label", *words])
-    assert "8 gold scores of 4 prompts" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "8 gold scores of 4 prompts" in out
+    assert re.search(r"\n[\d,]+ tokens scored now, [\d,]+ a second\n", out)
 
 
 def test_rows_that_cannot_be_read_are_told_before_a_model_is_loaded(plain, tmp_path, monkeypatch) -> None:

@@ -36,6 +36,15 @@ CHARACTERS_AT_A_TIME: Final = 500_000
 """Characters of replies and prompts after which none joins, so that long rows are kept sooner."""
 
 
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """What a source says of the replies to one prompt."""
+
+    scores: Scores
+    num_tokens: int
+    """Tokens of the conversations, as far as they are known."""
+
+
 class RewardModel:
     """A source of scores. Its items are prompts with replies."""
 
@@ -55,10 +64,11 @@ class RewardModel:
         told = {name: decided[name] for name in ("digest", "precision") if name in decided}
         self.identity = {**self.asked, **told}
 
-    async def ask(self, items: Sequence[Asked]) -> Sequence[Scores]:
+    async def ask(self, items: Sequence[Asked]) -> Sequence[RowScores]:
         """Return the scores of the replies to each prompt. Raises as `Source.ask` does."""
         try:
-            return (await self._backend.score_rows(items)).scores
+            answer = await self._backend.score_rows(items)
+            return [*map(RowScores, answer.scores, answer.num_tokens or [0] * len(items))]
         except EndpointError as error:
             if may_pass(error):
                 raise PassingError(str(error)) from error
@@ -156,6 +166,8 @@ class Scored:
     """Key -> why there is no score."""
     cut: int = 0
     """Replies of the rows so far of which something was cut before they were scored."""
+    num_tokens: int = 0
+    """Tokens of the conversations that were scored by this call, as far as they are known."""
 
     def row(self, row: GoldRow) -> GoldRow:
         """Return a row with its scores."""
@@ -194,7 +206,7 @@ def score_all(
 
 def score_by(
     rows: Callable[[], Iterable[GoldRow]],
-    team: AbstractAsyncContextManager[Team[Asked, Scores]],
+    team: AbstractAsyncContextManager[Team[Asked, RowScores]],
     kept: Kept,
     *,
     title: str,
@@ -209,7 +221,7 @@ def score_by(
 
 async def _score_by(
     rows: Callable[[], Iterable[GoldRow]],
-    team: AbstractAsyncContextManager[Team[Asked, Scores]],
+    team: AbstractAsyncContextManager[Team[Asked, RowScores]],
     kept: Kept,
     title: str,
     accept: Accept,
@@ -220,7 +232,7 @@ async def _score_by(
         accept(workers.identity)
         scored = Scored(identity=workers.identity, kept=kept)
         with bar(title=title, unit=" replies", total=total) as shown:
-            collector = _Collector(scored, shown.update)
+            collector = _Collector(scored, shown)
             await workers.run(_parts(rows(), scored, shown.update), collector.keep)
         return scored
 
@@ -228,24 +240,28 @@ async def _score_by(
 class _Collector:
     """Keeps what is finished."""
 
-    def __init__(self, scored: Scored, update: Callable[[int], object]) -> None:
+    def __init__(self, scored: Scored, shown: Any) -> None:
+        """`shown` is a bar."""
         self._scored = scored
-        self._update = update
+        self._shown = shown
 
-    def keep(self, finished: Finished[Asked, Scores]) -> None:
+    def keep(self, finished: Finished[Asked, RowScores]) -> None:
         """Keep scores, and note why there is none."""
         results: list[tuple[str, Mapping[str, Any]]] = []
         for asked, found in finished:
             for number, one in enumerate(asked):
-                entries = [found] * len(one.replies) if isinstance(found, str) else found[number]
-                for reply, entry in zip(one.replies, entries, strict=True):
+                told = RowScores([found] * len(one.replies), 0) if isinstance(found, str) else found[number]
+                self._scored.num_tokens += told.num_tokens
+                for reply, entry in zip(one.replies, told.scores, strict=True):
                     key = reply_key(GoldRow(id="", prompt=_turns(one), responses=()), reply, self._scored.identity)
                     if isinstance(entry, str):
                         self._scored.errors[key] = entry
                         continue
                     score, *cut = entry if isinstance(entry, list) else [entry]
                     results.append((key, {"score": score, **({"cut": cut} if cut else {})}))
-                self._update(len(one.replies))
+                self._shown.update(len(one.replies))
+        if self._scored.num_tokens:
+            self._shown.set_postfix_str(f"{self._scored.num_tokens:,} tokens", refresh=False)
         if results:
             self._scored.kept.add(results)
 

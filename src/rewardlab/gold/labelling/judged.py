@@ -73,6 +73,8 @@ class Judged:
     lost: dict[str, Opinion] = field(default_factory=dict)
     """Key -> an opinion that is none and may be another time: no answer came, or the server refused."""
     cut: int = 0
+    num_tokens: int = 0
+    """Tokens of the questions and answers of this call, as far as the server tells."""
 
     def row(self, row: GoldRow) -> GoldRow:
         """Return a row with its scores and what was said of its pairs, and count it."""
@@ -125,6 +127,7 @@ async def _judge_all(
             def keep(finished: Finished[Question, Opinion]) -> None:
                 _keep(judged, finished)
                 shown.update(len(finished))
+                shown.set_postfix_str(f"{judged.num_tokens:,} tokens", refresh=False)
 
             await team.run(_missing(rows(), judged, shown.update), keep)
         return judged
@@ -136,6 +139,7 @@ def _keep(judged: Judged, finished: Finished[Question, Opinion]) -> None:
         for number, question in enumerate(asked):
             opinion = Opinion(share=None, cause="failed", detail=found) if isinstance(found, str) else found[number]
             key = question_key(question, judged.identity)
+            judged.num_tokens += (opinion.prompt_tokens or 0) + (opinion.tokens or 0)
             if opinion.cause in ("failed", "refused") and opinion.tokens is None:
                 judged.lost[key] = opinion
             else:

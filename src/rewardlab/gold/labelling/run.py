@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -54,6 +55,10 @@ class Labelled:
     """Whether it had all been done before."""
     judge: Summary | None = None
     """What a language model as judge said and cost."""
+    tokens: int = 0
+    """Tokens of the conversations that this call had scored, as far as they are known."""
+    tokens_per_s: float = 0.0
+    """How many of them a second, with the time to load the model."""
 
 
 def label(config: LabelConfig) -> Labelled:
@@ -80,6 +85,7 @@ def label(config: LabelConfig) -> Labelled:
     with claimed(place, restart=config.restart) as kept:
         if not config.restart:
             _take_over(place, kept)
+        started = time.monotonic()
         if by_judge:
             done: Scored | Judged = judge_all(rows, judges, kept, accept=accept)
         else:
@@ -87,8 +93,11 @@ def label(config: LabelConfig) -> Labelled:
             model = sources[0].name if config.scoring.backend == "local" else config.model
             team = team_of(partial(reward_models, model, config.scoring), config.workers)
             done = score_by(rows, team, kept, title="labelling", accept=accept)
+        spent = time.monotonic() - started
         with writing(place, asked):
             labelled = _write(place, rows, done)
+            if isinstance(done, Scored) and done.num_tokens:
+                labelled = replace(labelled, tokens=done.num_tokens, tokens_per_s=done.num_tokens / spent)
             write_manifest(place, asked, decided={"identity": dict(done.identity)}, counts=labelled.counts)
         # Rows tell neither what was said of a pair by a judge in full, nor what was cut for a score.
         kept.is_done = not labelled.counts["errors"]
