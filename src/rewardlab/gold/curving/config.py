@@ -23,6 +23,9 @@ class CurvingConfig:
     ood_proxies: tuple[str, ...] = ()
     """`NAME=FILE` with the scores of a proxy for the rows of --ood, where it is a file; a proxy that is a folder scores
     them itself."""
+    sizes: tuple[str, ...] = ()
+    """`NAME=NUMBER`, the trained weights of a proxy, by which the results are ordered; by default those that its run
+    recorded, else all weights of its model. A file of scores tells none."""
     most: int | None = None
     """Largest n; by default as many as nine in ten prompts of every set have scored replies."""
     ensemble: tuple[str, ...] = ()
@@ -45,6 +48,8 @@ class CurvingConfig:
         require_between(self, penalty=(0.0, 100.0), most=(2, 10_000))
         for value in self.ood_proxies:
             require("=" in value, f"--ood-proxies {value}: wanted NAME=FILE.")
+        for value in self.sizes:
+            require(value.partition("=")[2].isdecimal(), f"--sizes {value}: wanted NAME=NUMBER.")
         require(not self.ood_proxies or bool(self.ood), "--ood-proxies: only with --ood, the rows that they score.")
         require(len(self.ensemble) != 1, "--ensemble: name two proxies or more, by the names in --proxies.")
         require(len(set(self.ensemble)) == len(self.ensemble), "--ensemble: a proxy is named twice.")
