@@ -32,6 +32,16 @@ def test_a_log_gets_a_line_now_and_then(soon, log):
     assert all(line.endswith("left") for line in lines)
 
 
+def test_what_is_told_besides_stands_behind_the_time_left(soon, log):
+    with bar(title="labelling", unit=" replies", total=10) as shown:
+        time.sleep(0.03)
+        shown.set_postfix_str("1,200 tokens", refresh=False)
+        shown.update(5)
+    line = log.records[0].getMessage()
+    assert line.startswith("labelling: 50 %, ")
+    assert line.endswith(" left, 1,200 tokens")
+
+
 def test_work_of_unknown_length_counts(soon, log):
     with bar(title="preparing", unit=" rows") as shown:
         time.sleep(0.03)

@@ -11,15 +11,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
+from reward_models import save_tiny
 from rewardlab.analysis.best_of_n import Candidates, best_of_n
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Message
 from rewardlab.gold.curving.config import CurveConfig
 from rewardlab.gold.curving.files import FILES, claim, write
+from rewardlab.gold.curving.pictures import charts_of
 from rewardlab.gold.curving.pools import largest_size, pool_of, used, with_ensemble
-from rewardlab.gold.curving.report import COLUMNS, csv_report, text_report
+from rewardlab.gold.curving.report import COLUMNS, csv_report, json_report, text_report
 from rewardlab.gold.curving.run import IN, OUT, Result, curve, curve_of
+from rewardlab.gold.curving.sizes import sizes_of
 from rewardlab.gold.curving.words import headline, interval
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.proxies import Proxy
@@ -276,3 +280,43 @@ def test_a_fall_that_could_not_be_seen_is_undecided() -> None:
     assert headline(alone) == (
         "UNDECIDED within n ≤ 8: no fall of gold is shown, and one of all that it gained could hide."
     )
+
+
+# --- sizes -----------------------------------------------------------------------------------------------------
+
+
+def test_proxies_are_ordered_by_the_weights_that_were_trained_and_shown_with_them(tmp_path: Path) -> None:
+    planted(tmp_path, bend=0.45)
+    assert list(sizes_of(config_of(tmp_path))) == ["good", "bad"], "nothing is known of files of scores"
+    config = config_of(tmp_path, sizes=("good=134500000", "bad=1200000"))
+    result = curve(config)
+    assert [one.proxy for one in result.curves] == ["bad", "good"]
+    assert "bad (1.2M trained), in distribution" in text_report(result)
+    told = {row["proxy"]: row["trained_weights"] for row in csv.DictReader(io.StringIO(csv_report(result)))}
+    assert told == {"bad": "1200000", "good": "134500000"}
+    assert json_report(result, config)["sizes"]["good"] == {"num": 134_500_000, "is_trained": True}
+    legends = [name for chart in charts_of(result, result.sets[0]) for _, name in chart.legend]
+    assert set(legends) == {"bad (1.2M trained)", "good (134M trained)"}
+
+
+def test_a_size_is_what_the_run_trained_else_all_weights_of_the_model(tmp_path: Path) -> None:
+    planted(tmp_path, bend=0.45)
+    for run in ("adapters", "bare"):
+        save_tiny(tmp_path / run / "best")
+    (tmp_path / "adapters" / "manifest.json").write_text(json.dumps({"parameters": {"trainable": 7000, "total": 9000}}))
+    sources = (f"all={tmp_path / 'bare' / 'best'}", f"few={tmp_path / 'adapters'}", f"file={tmp_path / 'in-bad.json'}")
+    found = sizes_of(config_of(tmp_path, proxies=sources))
+    assert list(found) == ["few", "all", "file"]
+    assert (str(found["few"]), found["file"]) == ("7K trained", None)
+    whole = found["all"]
+    assert whole is not None
+    assert not whole.is_trained
+    assert whole.num == sum(one.numel() for one in load_file(tmp_path / "bare" / "best" / "model.safetensors").values())
+
+
+def test_a_size_of_no_proxy_is_refused(tmp_path: Path) -> None:
+    planted(tmp_path, bend=0.45)
+    with pytest.raises(ConfigError, match="--sizes other: --proxies has no proxy of this name"):
+        sizes_of(config_of(tmp_path, sizes=("other=3",)))
+    with pytest.raises(ConfigError, match="--sizes good=large: wanted NAME=NUMBER"):
+        config_of(tmp_path, sizes=("good=large",))

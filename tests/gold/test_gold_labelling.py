@@ -160,8 +160,10 @@ def by(url: str, *others: str) -> dict[str, Any]:
     return {"backend": "http", "url": (url, *others)}
 
 
-def test_a_server_gives_the_scores_of_its_folder(url, samples, tmp_path, undisturbed) -> None:
+def test_a_server_gives_the_scores_of_its_folder_and_its_tokens(folder, url, samples, tmp_path, undisturbed) -> None:
     found = label(config("", samples, tmp_path / "labels.jsonl", scoring=by(url)))
+    assert found.tokens == label(config(folder, samples, tmp_path / "here.jsonl")).tokens > 20 * NUM
+    assert found.tokens_per_s > 0
     wanted = json.loads(undisturbed[1])
     assert numbers(found.place.twin) == [pytest.approx(row, abs=1e-4) for row in wanted]
 

@@ -342,7 +342,9 @@ def config(folder: Path, rows: list[GoldRow], **more: object) -> MatchConfig:
 
 
 def given(rows_scores: np.ndarray) -> Callable[..., list[Proxy]]:
-    def scores(sources: Sequence[str], rows: Sequence[GoldRow], folder: Path, scoring: ScoringConfig) -> list[Proxy]:
+    def scores(
+        sources: Sequence[str], rows: Sequence[GoldRow], folder: Path, scoring: ScoringConfig, most: int | None
+    ) -> list[Proxy]:
         return [proxy(rows_scores, source.partition("=")[0]) for source in sources]
 
     return scores

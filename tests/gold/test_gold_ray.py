@@ -49,10 +49,11 @@ PATH = os.pathsep.join([str(Path(rewardlab.__file__).parents[1]), str(Path(ray_w
 
 
 def alive(mark: str) -> list[int]:
-    """The processes with a mark, apart from this one; those of a cluster get a while to end."""
+    """The processes with a mark, apart from this one; those of a cluster get three minutes to end, which a machine with
+    much else to do has needed."""
     wanted = f"{MARK}={mark}".encode()
     found: list[int] = []
-    for _ in range(300):
+    for _ in range(900):
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:

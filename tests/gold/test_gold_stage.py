@@ -155,3 +155,15 @@ def test_what_was_cut_is_counted_after_errors_too(folder, samples, monkeypatch) 
     assert (first.counts["errors"], first.counts["cut"]) == (2, 2)
     then = label(labels(folder, samples, scoring=scoring))
     assert (then.counts["errors"], then.counts["cut"]) == (0, 2)
+
+
+def test_what_a_kill_left_of_the_files_of_an_output_goes_and_of_others_stays(tmp_path) -> None:
+    place = Place.of(tmp_path / "labels.jsonl")
+    torn = [tmp_path / f".{path.name}.tmp-17" for path in (place.rows, place.twin, place.manifest)]
+    others = [tmp_path / ".labels-00001-of-00002.jsonl.tmp-17", tmp_path / ".other.jsonl.tmp-17"]
+    for path in (*torn, *others):
+        path.touch()
+    with claimed(place):
+        pass
+    assert [path for path in torn if path.exists()] == []
+    assert all(path.exists() for path in others)

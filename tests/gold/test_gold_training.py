@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import labelled
+from rewardlab.cli import main
 from rewardlab.commands.training import parse_train
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import ConfigError, DataError
@@ -58,8 +59,17 @@ def test_every_flag_wins_over_preset_and_data(built, tmp_path):
     settings.write_text("batch_size: 4\n")
     config = parsed(built, f"--config={settings}")
     assert (config["preset"], config["batch_size"]) == ("proxy-rm", 4)
-    assert train_arguments(["--help"]) == ["--help"]
     assert train_arguments(["--resume", "runs/one", "--steps", "9"]) == ["--resume", "runs/one", "--steps", "9"]
+
+
+def test_the_help_is_of_this_command_and_says_what_data_is(capsys):
+    with pytest.raises(SystemExit):
+        main(["gold", "train", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert text.startswith("usage: rewardlab gold train")
+    assert "--data FOLDER names what `rewardlab gold build` wrote" in text
+    assert "The preset is proxy-rm unless another is named" in text
+    assert "--lora" in text
 
 
 def test_nothing_held_out_means_no_test_data(tmp_path):

@@ -52,6 +52,31 @@ main(sys.argv[3:])
 """Program that runs a command in a folder and is killed at a write: FOLDER NUMBER command…"""
 
 
+KILLED_AT_WRITES = """
+import os, signal, sys
+from pathlib import Path
+
+import torch, transformers
+from killing import at_write
+from rewardlab.cli import main
+from rewardlab.gold import reward_models
+
+reward_models.REPLIES_AT_A_TIME = 6
+for place in sys.argv[2].split(","):
+    os.chdir(Path(sys.argv[1], place))
+    child = os.fork()
+    if not child:
+        os.fsync = at_write(int(place), lambda: os.kill(os.getpid(), signal.SIGKILL))
+        try:
+            main(sys.argv[3:])
+        finally:
+            os._exit(0)
+    print(place, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Program that runs a command in FOLDER/PLACE for each of some places, each time in a process of its own, which is
+killed at that write, and prints how each ended: FOLDER PLACE,PLACE,… command…"""
+
+
 def run_program(
     program: str, words: Sequence[str], environment: Mapping[str, str] = os.environ
 ) -> subprocess.CompletedProcess[str]:

@@ -11,46 +11,15 @@ from typing import Any, Final
 from rewardlab.commands.parsing import parse_command, run_tool
 from rewardlab.console import print_report, say
 from rewardlab.core.errors import ConfigError, RunInterrupted
-
-THEIRS: Final[Mapping[str, Mapping[str, str]]] = {
-    "sample": {"prompts_path": "prompts", "target_path": "output", "model_path": "model"},
-    "label": {"target_path": "output", "model_name": "model", "model_path": "model"},
-    "match": {"model_path": "proxies", "models": "proxies", "target_path": "output_dir"},
-    "check": {"target_path": "output_dir"},
-}
-"""Stage -> flag of the scripts that this replaces -> ours."""
-BY_TOKENS: Final = "batches are filled by tokens (--micro-token-budget), and change no score"
-WITHOUT_EFFECT: Final[Mapping[str, Mapping[str, str]]] = {
-    "label": {"batch_size": BY_TOKENS},
-    "match": {"batch_size": BY_TOKENS, "num_samples": "all rows are used"},
-}
-"""Stage -> flag of those scripts that is accepted and does nothing -> why."""
-
-
-def translated(arguments: Sequence[str], stage: str) -> list[str]:
-    """Return arguments with the flags of the scripts that `rewardlab gold` replaces by our names."""
-    ours, idle, found = THEIRS.get(stage, {}), WITHOUT_EFFECT.get(stage, {}), list[str]()
-    words = iter(arguments)
-    for word in words:
-        flag, equals, value = word.partition("=")
-        name = flag.removeprefix("--").replace("-", "_") if flag.startswith("--") else ""
-        if name in idle:
-            say(f"{flag}: has no effect here; {idle[name]}")
-            if not equals:
-                next(words, None)
-        elif name in ours:
-            found.append(f"--{ours[name].replace('_', '-')}{equals}{value}")
-        else:
-            found.append(word)
-    return found
+from rewardlab.gold.earlier import theirs, translated
 
 
 def settings_for(config_type: type[Any], arguments: Sequence[str], stage: str) -> Any:
     """Return the settings of a stage from its arguments. Raises as `parse_command`."""
-    theirs = [*THEIRS.get(stage, {}), *WITHOUT_EFFECT.get(stage, {})]
-    earlier = f"; of earlier scripts also {', '.join(f'--{name}' for name in theirs)}" if theirs else ""
+    named = ", ".join(f"--{name}" for name in theirs(stage))
+    earlier = f"; of earlier scripts also {named}" if named else ""
     more = f"Flags may have underscores (--prompts_path){earlier}." if stage != "run" else ""
-    return parse_command(config_type, translated(arguments, stage), f"gold {stage}", more=more)
+    return parse_command(config_type, translated(arguments, stage, say=say), f"gold {stage}", more=more)
 
 
 @contextmanager
@@ -100,8 +69,12 @@ def build(arguments: Sequence[str]) -> None:
 
 def train(arguments: Sequence[str]) -> None:
     from rewardlab.commands.training import train
-    from rewardlab.gold.training import train_arguments
+    from rewardlab.gold.training import HELP, train_arguments
 
+    if {"-h", "--help"} & set(arguments):
+        from rewardlab.training.settings.config import RewardTrainerConfig
+
+        parse_command(RewardTrainerConfig, ["--help"], "gold train", more=HELP)
     train(train_arguments(arguments))
 
 

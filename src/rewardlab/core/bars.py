@@ -74,7 +74,7 @@ def bar(
         mininterval=LINE_EVERY_S,
         # With another value the monitor thread of tqdm refreshes the bar as well, which repeats lines.
         miniters=1,
-        bar_format="{desc}: {percentage:.0f} %, {remaining} left" if known else "{desc}: {n_fmt}" + unit,
+        bar_format="{desc}: {percentage:.0f} %, {remaining} left{postfix}" if known else "{desc}: {n_fmt}" + unit,
     )
 
 

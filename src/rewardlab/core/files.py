@@ -18,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -361,8 +362,9 @@ def require_writable_folder(folder: Path, flag: str) -> None:
         ) from error
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / ".write-test", "")
-        (folder / ".write-test").unlink(missing_ok=True)
+        # Without a name where the system can: a process that is killed here leaves nothing.
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(b" ")
     except OSError as error:
         raise RewardlabError(
             f"cannot write to {folder} ({error.strerror or error}). Choose another place with {flag}, "

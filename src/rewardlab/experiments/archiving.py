@@ -19,7 +19,7 @@ SUMS: Final = "SHA256SUMS"
 """In the archive, in the format of `sha256sum --check`."""
 WEIGHTS: Final = ("best", "checkpoints")
 """Folders of a run that hold models; those of its steps besides."""
-NEVER: Final = (".lock", ".write-test")
+NEVER: Final = (".lock",)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from rewardlab.data.readers import read_each_row
 from rewardlab.data.shards import extension_of
 from rewardlab.gold.files.layouts import read_rewards
 from rewardlab.gold.files.rows import GoldRow, scores_of
+from rewardlab.gold.foreign import is_classifier, is_hub_name
 from rewardlab.gold.kept import Kept
 from rewardlab.gold.reward_models import reward_models, score_all
 from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
@@ -45,11 +46,16 @@ class Proxy:
 
 
 def proxy_scores(
-    sources: Sequence[str], rows: Sequence[GoldRow], folder: Path, config: ScoringConfig = DEFAULT_SCORING
+    sources: Sequence[str],
+    rows: Sequence[GoldRow],
+    folder: Path,
+    config: ScoringConfig = DEFAULT_SCORING,
+    most: int | None = None,
 ) -> list[Proxy]:
-    """Return the scores of each proxy for rows, in their order.
+    """Return the scores of each proxy for rows, in their order; with `most` for the first so many. Files have all.
 
-    A source is `[NAME=]WHAT`, where WHAT is a reward-model folder, a run, or a file with a score for each reply of each
+    A source is `[NAME=]WHAT`, where WHAT is a reward-model folder, a run, a sequence-classification model of another
+    project (a folder or a hub name, which is imported), or a file with a score for each reply of each
     row: `[[r1, r2], …]`, rows with `scores` (as `rewardlab score` writes them) or with `gold` (as `rewardlab gold
     label` does). Scores that are computed are kept in `folder`, so that the same call goes on from them.
 
@@ -57,7 +63,7 @@ def proxy_scores(
     belong to the rows.
     """
     named = named_sources(sources)
-    return [_proxy(name, what, rows, folder, config) for name, what in named.items()]
+    return [_proxy(name, what, rows, folder, config, most) for name, what in named.items()]
 
 
 def named_sources(sources: Sequence[str]) -> dict[str, str]:
@@ -70,9 +76,10 @@ def named_sources(sources: Sequence[str]) -> dict[str, str]:
             raise ConfigError(
                 f"{source}: another proxy is called {name!r} too. Give names: {name}1={named[name]} {name}2={what}."
             )
-        if not Path(what).exists():
+        if not (Path(what).exists() or is_hub_name(what)):
             raise ConfigError(
-                f"{what}: no such file or folder. Name a reward-model folder, a run, or a file of scores."
+                f"{what}: no such file or folder. Name a reward-model folder, a run, a sequence-classification model "
+                f"of another project (a folder or a hub name), or a file of scores."
             )
         if Path(what).is_dir():
             folder_of(what)
@@ -81,10 +88,17 @@ def named_sources(sources: Sequence[str]) -> dict[str, str]:
 
 
 def folder_of(what: str) -> Path:
-    """Return the reward-model folder that a folder or a run is. Raises ConfigError if it is neither."""
+    """Return the reward-model folder that a folder or a run is, or the folder itself if it is a sequence classifier of
+    another project. Raises ConfigError if it is none of them."""
     found = model_in(Path(what))
+    if found is None and is_classifier(Path(what)):
+        return Path(what)
     if found is None:
-        raise ConfigError(f"{what}: is no reward-model folder ({SPEC_FILE} is missing), and no run with a model in it.")
+        raise ConfigError(
+            f"{what}: is no reward-model folder ({SPEC_FILE} is missing), no run with a model in it, and no "
+            f"…ForSequenceClassification of another project. `rewardlab import {what} --output-dir NEW` makes a folder "
+            f"of other reward models."
+        )
     return found
 
 
@@ -103,12 +117,16 @@ def _short_name(source: str) -> str:
     return path.name if path.is_dir() else path.name.removesuffix(extension_of(path) or "") or path.name
 
 
-def _proxy(name: str, what: str, rows: Sequence[GoldRow], folder: Path, config: ScoringConfig) -> Proxy:
+def _proxy(
+    name: str, what: str, rows: Sequence[GoldRow], folder: Path, config: ScoringConfig, most: int | None
+) -> Proxy:
     if Path(what).is_file():
-        return Proxy(name=name, scores=tuple(_read(Path(what), rows)))
+        return Proxy(name=name, scores=tuple(_read(Path(what), rows))[:most])
+    rows = rows[:most]
     folder.mkdir(parents=True, exist_ok=True)
     with only_process(folder, "--output-dir"):
-        sources = reward_models(str(folder_of(what)), config)
+        model = what if is_hub_name(what) else str(folder_of(what))
+        sources = reward_models(model, config, flag="--proxies")
         scored = score_all(lambda: rows, sources, Kept(folder), title=f"scoring with {Path(what).name}")
         found = [scored.of(row) for row in rows]
     failed = [

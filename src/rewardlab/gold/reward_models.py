@@ -15,6 +15,7 @@ from rewardlab.core.files import read_json
 from rewardlab.core.spec import REFUSING, SPEC_FILE, read_spec
 from rewardlab.gold.engine import DEFAULT_ENGINE
 from rewardlab.gold.files.rows import HALF, GoldRow, is_encodable
+from rewardlab.gold.foreign import find_model
 from rewardlab.gold.kept import Kept, key_of
 from rewardlab.gold.pool import Finished, PassingError
 from rewardlab.gold.scoring import ScoringConfig
@@ -33,6 +34,15 @@ REPLIES_AT_A_TIME: Final = 256
 micro-batches."""
 CHARACTERS_AT_A_TIME: Final = 500_000
 """Characters of replies and prompts after which none joins, so that long rows are kept sooner."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """What a source says of the replies to one prompt."""
+
+    scores: Scores
+    num_tokens: int
+    """Tokens of the conversations, as far as they are known."""
 
 
 class RewardModel:
@@ -54,10 +64,11 @@ class RewardModel:
         told = {name: decided[name] for name in ("digest", "precision") if name in decided}
         self.identity = {**self.asked, **told}
 
-    async def ask(self, items: Sequence[Asked]) -> Sequence[Scores]:
+    async def ask(self, items: Sequence[Asked]) -> Sequence[RowScores]:
         """Return the scores of the replies to each prompt. Raises as `Source.ask` does."""
         try:
-            return (await self._backend.score_rows(items)).scores
+            answer = await self._backend.score_rows(items)
+            return [*map(RowScores, answer.scores, answer.num_tokens or [0] * len(items))]
         except EndpointError as error:
             if may_pass(error):
                 raise PassingError(str(error)) from error
@@ -68,20 +79,28 @@ class RewardModel:
         await self._backend.close()
 
 
-def reward_models(model: str, config: ScoringConfig) -> list[RewardModel]:
-    """Return the sources that settings name, none of them open. Raises ConfigError, ArtifactError."""
+def reward_models(model: str, config: ScoringConfig, *, flag: str = "--model") -> list[RewardModel]:
+    """Return the sources that settings name, none of them open. Raises ConfigError, ArtifactError.
+
+    A model of another project is imported first, as `find_model` says; `flag` is what names it in messages.
+    """
     if config.backend == "local":
         if not model:
-            raise ConfigError("--model is missing: name the folder of the gold reward model.")
-        backend = _local(model, config)
+            raise ConfigError("--model is missing: name the folder of the gold reward model, or its hub name.")
+        _require_reward_model(model, flag)
+        found = find_model(model, flag=flag)
+        backend = _local(str(found.folder), config)
         asked = {name: value for name, value in backend.identity.items() if name != "backend"}
-        return [RewardModel(model, backend, asked=asked | {"overlong": backend.model.overlong})]
+        # The spec of an import holds when it was made, and the model may be imported on several machines.
+        asked |= {"overlong": backend.model.overlong} | ({} if found.source is None else {"model": found.source})
+        return [RewardModel(found.name, backend, asked=asked)]
     if config.backend == "chat":
         raise ConfigError("--backend chat: a language model as judge gives no scores to compare. Name a reward model.")
-    return [_remote(url, model, config) for url in config.url]
+    folder = str(find_model(model, flag=flag).folder) if model else ""
+    return [_remote(url, folder, config) for url in config.url]
 
 
-def _require_reward_model(model: str) -> None:
+def _require_reward_model(model: str, flag: str) -> None:
     """Raise ConfigError for a language model, which gives no scores."""
     folder = Path(model)
     if (folder / SPEC_FILE).is_file():
@@ -90,13 +109,12 @@ def _require_reward_model(model: str) -> None:
     kinds = [str(one) for one in facts.get("architectures") or ()] if isinstance(facts, dict) else []
     if model.lower() in BUILTIN_NAMES or any(kind.endswith(LANGUAGE_MODELS) for kind in kinds):
         raise ConfigError(
-            f"--model {model}: is a language model, and gives no scores. Name a reward model, as `rewardlab train` and "
+            f"{flag} {model}: is a language model, and gives no scores. Name a reward model, as `rewardlab train` and "
             f"`rewardlab import` write; a language model can be a judge behind a server (--backend chat)."
         )
 
 
 def _local(model: str, config: ScoringConfig) -> Any:
-    _require_reward_model(model)
     overlong = config.overlong
     if overlong == "auto":
         overlong = "refuse" if read_spec(Path(model)).renderer.truncation in REFUSING else "cut"
@@ -148,6 +166,8 @@ class Scored:
     """Key -> why there is no score."""
     cut: int = 0
     """Replies of the rows so far of which something was cut before they were scored."""
+    num_tokens: int = 0
+    """Tokens of the conversations that were scored by this call, as far as they are known."""
 
     def row(self, row: GoldRow) -> GoldRow:
         """Return a row with its scores."""
@@ -186,7 +206,7 @@ def score_all(
 
 def score_by(
     rows: Callable[[], Iterable[GoldRow]],
-    team: AbstractAsyncContextManager[Team[Asked, Scores]],
+    team: AbstractAsyncContextManager[Team[Asked, RowScores]],
     kept: Kept,
     *,
     title: str,
@@ -201,17 +221,18 @@ def score_by(
 
 async def _score_by(
     rows: Callable[[], Iterable[GoldRow]],
-    team: AbstractAsyncContextManager[Team[Asked, Scores]],
+    team: AbstractAsyncContextManager[Team[Asked, RowScores]],
     kept: Kept,
     title: str,
     accept: Accept,
 ) -> Scored:
+    # Rows that cannot be read are told before a model is loaded.
+    total = sum(len(row.responses) for row in rows())
     async with team as workers:
         accept(workers.identity)
         scored = Scored(identity=workers.identity, kept=kept)
-        total = sum(len(row.responses) for row in rows())
         with bar(title=title, unit=" replies", total=total) as shown:
-            collector = _Collector(scored, shown.update)
+            collector = _Collector(scored, shown)
             await workers.run(_parts(rows(), scored, shown.update), collector.keep)
         return scored
 
@@ -219,24 +240,28 @@ async def _score_by(
 class _Collector:
     """Keeps what is finished."""
 
-    def __init__(self, scored: Scored, update: Callable[[int], object]) -> None:
+    def __init__(self, scored: Scored, shown: Any) -> None:
+        """`shown` is a bar."""
         self._scored = scored
-        self._update = update
+        self._shown = shown
 
-    def keep(self, finished: Finished[Asked, Scores]) -> None:
+    def keep(self, finished: Finished[Asked, RowScores]) -> None:
         """Keep scores, and note why there is none."""
         results: list[tuple[str, Mapping[str, Any]]] = []
         for asked, found in finished:
             for number, one in enumerate(asked):
-                entries = [found] * len(one.replies) if isinstance(found, str) else found[number]
-                for reply, entry in zip(one.replies, entries, strict=True):
+                told = RowScores([found] * len(one.replies), 0) if isinstance(found, str) else found[number]
+                self._scored.num_tokens += told.num_tokens
+                for reply, entry in zip(one.replies, told.scores, strict=True):
                     key = reply_key(GoldRow(id="", prompt=_turns(one), responses=()), reply, self._scored.identity)
                     if isinstance(entry, str):
                         self._scored.errors[key] = entry
                         continue
                     score, *cut = entry if isinstance(entry, list) else [entry]
                     results.append((key, {"score": score, **({"cut": cut} if cut else {})}))
-                self._update(len(one.replies))
+                self._shown.update(len(one.replies))
+        if self._scored.num_tokens:
+            self._shown.set_postfix_str(f"{self._scored.num_tokens:,} tokens", refresh=False)
         if results:
             self._scored.kept.add(results)
 

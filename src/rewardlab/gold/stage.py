@@ -8,6 +8,7 @@ NAME.jsonl.manifest.json     what decided them: settings, hashes of what was rea
 
 from __future__ import annotations
 
+import glob
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -221,6 +222,7 @@ def claimed(place: Place, *, restart: bool = False) -> Iterator[Kept]:
     place.partial.mkdir(exist_ok=True)
     file = place.partial / KEPT_FILE
     with only_process(place.partial, "--output"):
+        _remove_torn(place)
         try:
             if restart:
                 file.unlink(missing_ok=True)
@@ -235,6 +237,13 @@ def claimed(place: Place, *, restart: bool = False) -> Iterator[Kept]:
             raise
         if kept.is_done:
             remove(place.partial)
+
+
+def _remove_torn(place: Place) -> None:
+    """Remove what a process left that was killed while it wrote a file of the output."""
+    for path in (place.rows, place.twin, place.manifest):
+        for torn in path.parent.glob(f".{glob.escape(path.name)}.tmp-*"):
+            torn.unlink(missing_ok=True)
 
 
 @contextmanager

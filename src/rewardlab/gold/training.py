@@ -16,6 +16,12 @@ from rewardlab.gold.building.run import TOOL
 PRESET: Final = "proxy-rm"
 """Batch 64, warm-up ratio 0.05, cosine, learning rate 5e-6, one epoch, all weights."""
 DATA: Final = "--data"
+HELP: Final = (
+    "--data FOLDER names what `rewardlab gold build` wrote: its train.jsonl is trained on and its test.jsonl is test "
+    f"data, so --dataset is left out. The preset is {PRESET} unless another is named. Every other flag is that of "
+    "`rewardlab train`."
+)
+"""What the help says besides the flags of `rewardlab train`."""
 OURS: Final = ("--dataset", "--hf-dataset")
 """Flags of `rewardlab train` that --data stands for."""
 
@@ -31,8 +37,6 @@ def train_arguments(arguments: Sequence[str]) -> list[str]:
     """
     folder, rest = _split_data(arguments)
     given = _flags(rest)
-    if "-h" in rest or "--help" in rest:
-        return rest
     if folder is None:
         if given.get("--resume", "auto") != "auto":
             return rest
@@ -87,7 +91,10 @@ def _files(folder: Path) -> tuple[Path, Path | None]:
     path = folder / MANIFEST
     told = read_json(path) if path.is_file() else None
     if not isinstance(told, dict) or told.get("tool") != TOOL:
-        raise ConfigError(f"{DATA} {folder}: is no folder that `{TOOL}` wrote: it has no {MANIFEST} of it.")
+        raise ConfigError(
+            f"{DATA} {folder}: is no folder that `{TOOL}` wrote: it has no {MANIFEST} of it. Other pairs are trained "
+            f"on with `rewardlab train --preset {PRESET} --dataset {folder}`."
+        )
     found: dict[str, Path] = {}
     for facts in told["outputs"]:
         if facts["file"] in ("train.jsonl", "test.jsonl"):

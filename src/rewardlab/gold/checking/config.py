@@ -21,7 +21,8 @@ class CheckConfig:
     pairs: Path | None = None
     """The folder that `rewardlab gold build` wrote."""
     prompts_path: Path | None = None
-    """A file of prompts: those that were sampled from, or those of the layout with one JSON file a fact."""
+    """A file of prompts: those that were sampled from, or those of the layout with one JSON file a fact. Without it the
+    prompts of --responses-path are those of the pairs of --data-path with the same replies."""
     responses_path: Path | None = None
     """`[{"response_1": …, "response_2": …}]`, a row for each prompt."""
     rewards_path: Path | None = None
@@ -61,8 +62,9 @@ class CheckConfig:
             "and --labels.",
         )
         require(
-            self.responses_path is None or self.prompts_path is not None,
-            "--prompts-path is missing: responses belong to prompts by place.",
+            self.responses_path is None or self.prompts_path is not None or self.data_path is not None,
+            "--prompts-path is missing: responses belong to prompts by place. In its place --data-path can name pairs, "
+            "whose prompts are found by their replies.",
         )
         require(
             self.rewards_path is None or self.responses_path is not None,

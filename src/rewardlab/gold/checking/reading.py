@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Final
 
@@ -63,6 +64,9 @@ class Stages:
     """What it is -> file."""
     folders: Sequence[Path] = field(default=())
     """Where manifests may lie."""
+    unpaired: Sequence[int] | None = None
+    """Rows whose prompt is not known, where prompts are those of the pairs with the same replies; None where prompts
+    were read."""
 
     @property
     def rows(self) -> Sequence[GoldRow]:
@@ -94,12 +98,15 @@ def read_stages(config: CheckConfig) -> Stages:
     if config.rewards_path is not None:
         names["rewards"] = config.rewards_path
         rewards = [tuple(row)[: config.num_responses] for row in read_rewards(config.rewards_path)]
-    if responses is not None:
-        assert prompts is not None
-        samples, labels = _joined(prompts, responses, rewards)
     built = [] if pairs is None else _built(pairs)
     if config.data_path is not None:
         built.append(Built(path=config.data_path, side="train", pairs=list(read_pairs(config.data_path))))
+    unpaired: list[int] | None = None
+    if responses is not None:
+        found_prompts = prompts
+        if found_prompts is None:
+            found_prompts, unpaired = _prompts_of(responses, [pair for one in built for pair in one.pairs])
+        samples, labels = _joined(found_prompts, responses, rewards)
     folders = {path.parent for path in names.values()} | ({pairs} if pairs is not None else set())
     return Stages(
         prompts=prompts,
@@ -110,7 +117,29 @@ def read_stages(config: CheckConfig) -> Stages:
         built=built,
         names=names,
         folders=sorted(folders),
+        unpaired=unpaired,
     )
+
+
+def _prompts_of(
+    responses: Sequence[Sequence[str | None]], pairs: Sequence[Pair]
+) -> tuple[list[Conversation], list[int]]:
+    """Return the prompt of each row, that of the first pair not taken yet whose two replies are of the row; and the
+    rows that have none, with a text of its own in place of the prompt."""
+    waiting: dict[frozenset[str], list[Pair]] = {}
+    for pair in reversed(pairs):
+        waiting.setdefault(frozenset((pair.chosen, pair.rejected)), []).append(pair)
+    prompts, unpaired = list[Conversation](), list[int]()
+    for number, texts in enumerate(responses):
+        known = [text for text in dict.fromkeys(texts) if text is not None]
+        both = (frozenset((one, other)) for one, other in [*combinations(known, 2), *zip(known, known, strict=True)])
+        several = next((own for key in both if (own := waiting.get(key))), None)
+        if several:
+            prompts.append(several.pop().prompt)
+        else:
+            prompts.append((Message("user", f"(not known: no pair has the replies of row {number + 1})"),))
+            unpaired.append(number)
+    return prompts, unpaired
 
 
 def _places(config: CheckConfig) -> tuple[Path | None, Path | None, Path | None]:

@@ -18,6 +18,8 @@ def stage_findings(stages: Stages) -> Iterator[Finding]:
     yield from _counts(stages)
     if "labels" in stages.names and stages.samples is not None and stages.labels is not None:
         yield _same_rows(stages.samples, stages.labels, stages)
+    if stages.unpaired is not None:
+        yield _by_replies(stages, stages.unpaired)
     if stages.prompts is not None and stages.responses is None and stages.rows:
         yield _same_prompts(stages.prompts, stages.rows, stages)
 
@@ -129,3 +131,16 @@ def _same_prompts(prompts: Sequence[Conversation], rows: Sequence[GoldRow], stag
     moved = _displacement([bare_key(one) for one in prompts], [bare_key(row.prompt) for row in rows], wrong)
     told = f"{len(wrong):,} rows have another prompt than {stages.name('prompts')}, the first is row {wrong[0] + 1}."
     return Finding(name=name, status="fail", evidence=f"{told} From there on {moved}." if moved else told, advice=AGAIN)
+
+
+def _by_replies(stages: Stages, unpaired: Sequence[int]) -> Finding:
+    """Say what is known of prompts that are those of the pairs with the same replies."""
+    told = (
+        f"No file of prompts was named. {len(stages.rows) - len(unpaired):,} of {len(stages.rows):,} rows have the "
+        f"prompt of the pair with their replies, so pairs with a wrong prompt cannot be seen."
+    )
+    if unpaired:
+        untied = sum(len(set(stages.rows[row].gold or ())) > 1 for row in unpaired)
+        told += f" {len(unpaired):,} rows are in no pair"
+        told += "." if stages.labels is None else f", {untied:,} of them with different gold scores."
+    return Finding(name="prompts", status="undecided", evidence=told, advice="Name them with --prompts-path.")

@@ -15,13 +15,17 @@ class CurvingConfig:
     """Whose picks are followed, how far, on which prompts, and where the results go."""
 
     proxies: tuple[str, ...] = ()
-    """`[NAME=]WHAT` for each proxy: a reward-model folder, or a file with its scores of the rows of --input."""
+    """`[NAME=]WHAT` for each proxy: a reward-model folder, a plain sequence-classification model of another project (a
+    folder or a hub name), or a file with its scores of the rows of --input."""
     ood: tuple[Path, ...] = ()
     """Rows with gold scores of prompts unlike those that the proxies were trained on: a second set, judged beside
     --input."""
     ood_proxies: tuple[str, ...] = ()
     """`NAME=FILE` with the scores of a proxy for the rows of --ood, where it is a file; a proxy that is a folder scores
     them itself."""
+    sizes: tuple[str, ...] = ()
+    """`NAME=NUMBER`, the trained weights of a proxy, by which the results are ordered; by default those that its run
+    recorded, else all weights of its model. A file of scores tells none."""
     most: int | None = None
     """Largest n; by default as many as nine in ten prompts of every set have scored replies."""
     ensemble: tuple[str, ...] = ()
@@ -44,6 +48,8 @@ class CurvingConfig:
         require_between(self, penalty=(0.0, 100.0), most=(2, 10_000))
         for value in self.ood_proxies:
             require("=" in value, f"--ood-proxies {value}: wanted NAME=FILE.")
+        for value in self.sizes:
+            require(value.partition("=")[2].isdecimal(), f"--sizes {value}: wanted NAME=NUMBER.")
         require(not self.ood_proxies or bool(self.ood), "--ood-proxies: only with --ood, the rows that they score.")
         require(len(self.ensemble) != 1, "--ensemble: name two proxies or more, by the names in --proxies.")
         require(len(set(self.ensemble)) == len(self.ensemble), "--ensemble: a proxy is named twice.")
@@ -61,7 +67,9 @@ class CurveConfig(Composed):
     def __post_init__(self) -> None:
         """Raises ConfigError if there is nothing to draw a curve of."""
         require(
-            self.rows.is_given, "--input is missing: name a file with gold scores, as `rewardlab gold label` writes."
+            self.rows.is_given,
+            "--input is missing: name a file with gold scores, as `rewardlab gold label` writes, or in its place "
+            "--prompts-path, --responses-path and --rewards-path.",
         )
         require(bool(self.curving.proxies), "--proxies is missing: name a reward-model folder or a file with scores.")
 

@@ -45,8 +45,9 @@ def charts_of(result: Result, one: PromptSet) -> Iterator[Chart]:
         few = curves[start : start + NUM_SERIES]
         for title, gain in (("Gold", gold_of), ("Proxy", proxy_of)):
             label = GOLD if gain is gold_of else PROXY
-            yield _chart(f"{title} against n", few, gain, label, by_size=True, enough=int(one.replies // 2))
-            yield _chart(f"{title} against the KL bound", few, gain, label, by_size=False, enough=int(one.replies // 2))
+            names, enough = [result.label(own.proxy) for own in few], int(one.replies // 2)
+            yield _chart(f"{title} against n", few, gain, label, names=names, by_size=True, enough=enough)
+            yield _chart(f"{title} against the KL bound", few, gain, label, names=names, by_size=False, enough=enough)
 
 
 def both_sets(result: Result) -> Iterator[Chart]:
@@ -56,7 +57,8 @@ def both_sets(result: Result) -> Iterator[Chart]:
     for name in dict.fromkeys(one.proxy for one in result.curves):
         few = [one for one in result.curves if one.proxy == name]
         enough = int(min(one.replies for one in result.sets) // 2)
-        yield _chart(f"Gold by the picks of {name}", few, gold_of, GOLD, by_size=True, enough=enough, by_set=True)
+        names, title = [one.prompts for one in few], f"Gold by the picks of {result.label(name)}"
+        yield _chart(title, few, gold_of, GOLD, names=names, by_size=True, enough=enough)
 
 
 def _chart(
@@ -65,13 +67,13 @@ def _chart(
     gain: Gain,
     label: str,
     *,
+    names: Sequence[str],
     by_size: bool,
     enough: int,
-    by_set: bool = False,
 ) -> Chart:
+    """Return a chart of curves, which the legend calls by `names`."""
     place: Place = _log_size if by_size else _bound
     most = curves[0].most
-    names = [one.prompts if by_set else one.proxy for one in curves]
     estimates = [[gain(one, k) for k in range(most)] for one in curves]
     xs = [place(point) for point in curves[0].points]
     bands = [

@@ -42,7 +42,7 @@ RULES: Final = (
     "same test does not rule out at 5%, for each curve alone."
 )
 COLUMNS: Final = (
-    *("prompts", "proxy", "n", "kl_upper_bound", "above_half_of_replies"),
+    *("prompts", "proxy", "trained_weights", "n", "kl_upper_bound", "above_half_of_replies"),
     *("gold", "gold_low", "gold_high", "gold_gain", "gold_gain_low", "gold_gain_high"),
     *("proxy_score", "proxy_score_low", "proxy_score_high"),
     *("proxy_gain", "proxy_gain_low", "proxy_gain_high"),
@@ -61,7 +61,7 @@ def text_report(result: Result) -> str:
             said = "\n".join(
                 textwrap.fill(text, width=width, initial_indent="  ", subsequent_indent="  ") for text in _says(own)
             )
-            blocks.append(f"{own.proxy}, {own.prompts}: {own.verdict}\n{said}")
+            blocks.append(f"{result.label(own.proxy)}, {own.prompts}: {own.verdict}\n{said}")
         blocks.append(text_table(HEADER, _rows(result, one)))
         if paired := _paired(result, one):
             blocks.append(text_table(PAIRED, paired))
@@ -86,6 +86,7 @@ def json_report(result: Result, config: CurveConfig) -> dict[str, Any]:
             }
             for one in result.curves
         ],
+        "sizes": encode(dict(result.sizes)),
         "contrasts": encode(result.contrasts),
         "notes": list(result.notes),
         "inputs": {one.name: own.digests() for one, own in zip(result.sets, inputs_of(config), strict=True)},
@@ -105,7 +106,9 @@ def csv_report(result: Result) -> str:
             estimates = (point.gold, point.gold_gain, point.proxy, point.proxy_gain, scaled)
             numbers = [value for own in estimates for value in _three(own)]
             doubt = int(2 * point.n > replies[one.prompts])
-            writer.writerow([one.prompts, one.proxy, point.n, point.kl_bound, doubt, *numbers])
+            size = result.sizes.get(one.proxy)
+            trained = size.num if size is not None and size.is_trained else ""
+            writer.writerow([one.prompts, one.proxy, trained, point.n, point.kl_bound, doubt, *numbers])
     return sink.getvalue()
 
 
@@ -138,10 +141,11 @@ def page(result: Result) -> Document:
 def _verdicts(result: Result) -> Table:
     return document.with_intervals(
         caption=f"Fall of gold from its maximum to n = {result.most}",
-        header=("proxy", "prompts", "verdict", "gold highest at n", "fall"),
+        header=("proxy", "size", "prompts", "verdict", "gold highest at n", "fall"),
         rows=[
             [
                 own.proxy,
+                str(result.sizes.get(own.proxy) or "—"),
                 own.prompts,
                 own.verdict,
                 f"{own.turn.peak.value:g} ({'—' if math.isnan(own.adjusted_p) else sizes(own)})",
@@ -162,7 +166,7 @@ def _verdicts(result: Result) -> Table:
 def _set_blocks(result: Result, one: PromptSet) -> Iterator[Block]:
     yield Paragraph(text=_facts(one))
     for own in result.of(one.name):
-        yield Paragraph(text=f"{own.proxy}: {own.verdict}. {' '.join(_says(own))}")
+        yield Paragraph(text=f"{result.label(own.proxy)}: {own.verdict}. {' '.join(_says(own))}")
     yield Charts(charts=tuple(charts_of(result, one)))
     yield Table(
         caption=f"Curves, {one.name}",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from rewardlab.analysis.best_of_n import Candidates, Curves, curves_of
 from rewardlab.analysis.overoptimisation import (
@@ -20,6 +20,7 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.types import Estimate
 from rewardlab.gold.curving.config import CurveConfig
 from rewardlab.gold.curving.pools import Pool, largest_size, pool_of, used, with_ensemble
+from rewardlab.gold.curving.sizes import Sizes, sizes_of
 from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.proxies import named_sources, proxy_scores
@@ -61,6 +62,13 @@ class Result:
     contrasts: tuple[Contrast, ...]
     most: int
     notes: tuple[str, ...]
+    sizes: Sizes = field(default_factory=dict)
+    """Of the proxies, the smallest first; ensembles have none."""
+
+    def label(self, proxy: str) -> str:
+        """Return the name of a proxy, with its size if that is known."""
+        size = self.sizes.get(proxy)
+        return proxy if size is None else f"{proxy} ({size})"
 
     def of(self, name: str) -> list[Overoptimisation]:
         """Return the curves over one set."""
@@ -73,12 +81,14 @@ def curve(config: CurveConfig) -> Result:
     Raises ConfigError and DataError for files that are not there or do not belong together, as `read_gold_rows` and
     `proxy_scores`, and for rows without enough scored replies.
     """
-    sources = (config.curving.proxies, _for_ood(config))
+    named, sizes = named_sources(config.curving.proxies), sizes_of(config)
+    ordered = {name: named[name] for name in sizes}
+    sources = (tuple(f"{name}={what}" for name, what in ordered.items()), _for_ood(config, ordered))
     pools = [_read(*one, config) for one in zip((IN, OUT), inputs_of(config), sources, strict=False)]
-    return curve_of(pools, config)
+    return curve_of(pools, config, sizes)
 
 
-def curve_of(pools: Sequence[Pool], config: CurveConfig) -> Result:
+def curve_of(pools: Sequence[Pool], config: CurveConfig, sizes: Sizes | None = None) -> Result:
     """Return the curves over sets that are read; `curve` reads them."""
     settings = config.curving
     most = settings.most or largest_size(pools)
@@ -100,6 +110,7 @@ def curve_of(pools: Sequence[Pool], config: CurveConfig) -> Result:
         curves=tuple(found),
         contrasts=tuple(contrasts(every)),
         most=most,
+        sizes=sizes or {},
         notes=(*_notes(sets, most), *(f"{pool.name}: {why}" for pool in pools for why in pool.causes)),
     )
 
@@ -113,10 +124,9 @@ def inputs_of(config: CurveConfig) -> list[InputConfig]:
     ]
 
 
-def _for_ood(config: CurveConfig) -> tuple[str, ...]:
+def _for_ood(config: CurveConfig, first: Mapping[str, str]) -> tuple[str, ...]:
     """Return the sources of scores for the second set: those of the first, but for proxies that have their own."""
     own = {value.partition("=")[0]: value for value in config.curving.ood_proxies}
-    first = named_sources(config.curving.proxies)
     unknown = [name for name in own if name not in first]
     require(not unknown, f"--ood-proxies {', '.join(unknown)}: --proxies has no proxy of this name.")
     return tuple(own.get(name, f"{name}={what}") for name, what in first.items())

@@ -19,8 +19,9 @@ class LabelConfig:
     """What is labelled, by what, and where the scores go."""
 
     model: str = ""
-    """Folder of the gold reward model. With `--backend vllm` it renders and proves what the server scores with; our
-    own server needs none."""
+    """The gold reward model: its folder, or a plain sequence-classification model of another project as a folder or a
+    hub name (`organisation/name@revision`), which is imported. With `--backend vllm` it renders and proves what the
+    server scores with; our own server needs none."""
     output: Path
     """The rows with `gold`, as JSON Lines; beside it the same name with .json: `[[r1, r2], …]`. Either may be named."""
     shard: str | None = None
@@ -50,7 +51,8 @@ class LabelConfig:
         )
         require(
             bool(self.model) or backend in ("http", "chat"),
-            "--model is missing: name the folder of the gold reward model; a server needs --backend and --url.",
+            "--model is missing: name the folder of the gold reward model, or its hub name; a server needs --backend "
+            "and --url.",
         )
         require(
             not (self.model and backend == "chat"),

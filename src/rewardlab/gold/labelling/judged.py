@@ -73,6 +73,8 @@ class Judged:
     lost: dict[str, Opinion] = field(default_factory=dict)
     """Key -> an opinion that is none and may be another time: no answer came, or the server refused."""
     cut: int = 0
+    num_tokens: int = 0
+    """Tokens of the questions and answers of this call, as far as the server tells."""
 
     def row(self, row: GoldRow) -> GoldRow:
         """Return a row with its scores and what was said of its pairs, and count it."""
@@ -115,15 +117,17 @@ def judge_all(
 async def _judge_all(
     rows: Callable[[], Iterable[GoldRow]], judges: Sequence[ServedJudge], kept: Kept, accept: Accept
 ) -> Judged:
+    # Rows that cannot be read are told before a server is asked.
+    total = sum(2 * len(pairs_of(row)) for row in rows())
     async with team_of(lambda: judges, DEFAULT_ENGINE) as team:
         accept(team.identity)
         judged = Judged(identity=team.identity, kept=kept)
-        total = sum(2 * len(pairs_of(row)) for row in rows())
         with bar(title="judging", unit=" questions", total=total) as shown:
 
             def keep(finished: Finished[Question, Opinion]) -> None:
                 _keep(judged, finished)
                 shown.update(len(finished))
+                shown.set_postfix_str(f"{judged.num_tokens:,} tokens", refresh=False)
 
             await team.run(_missing(rows(), judged, shown.update), keep)
         return judged
@@ -135,6 +139,7 @@ def _keep(judged: Judged, finished: Finished[Question, Opinion]) -> None:
         for number, question in enumerate(asked):
             opinion = Opinion(share=None, cause="failed", detail=found) if isinstance(found, str) else found[number]
             key = question_key(question, judged.identity)
+            judged.num_tokens += (opinion.prompt_tokens or 0) + (opinion.tokens or 0)
             if opinion.cause in ("failed", "refused") and opinion.tokens is None:
                 judged.lost[key] = opinion
             else:

@@ -14,6 +14,8 @@ def text_report(labelled: Labelled, judge: JudgeConfig) -> str:
     lines = [
         f"{counts['scored']:,} gold scores of {counts['rows']:,} prompts{before}: {place.rows} and {place.twin.name}"
     ]
+    if labelled.tokens:
+        lines.append(f"{labelled.tokens:,} tokens scored now, {labelled.tokens_per_s:,.0f} a second")
     if counts["cut"]:
         lines.append(f"{counts['cut']:,} replies were scored after something was cut (--max-length, --overlong)")
     if counts["errors"]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -54,6 +55,10 @@ class Labelled:
     """Whether it had all been done before."""
     judge: Summary | None = None
     """What a language model as judge said and cost."""
+    tokens: int = 0
+    """Tokens of the conversations that this call had scored, as far as they are known."""
+    tokens_per_s: float = 0.0
+    """How many of them a second, with the time to load the model."""
 
 
 def label(config: LabelConfig) -> Labelled:
@@ -66,9 +71,10 @@ def label(config: LabelConfig) -> Labelled:
     shard = shard_of(config.shard)
     place = Place.of(config.output if shard is None else shard.path(config.output))
     by_judge = config.scoring.backend == "chat"
+    inputs = config.rows.digests()  # before a model of another project is imported
     sources = [] if by_judge else reward_models(config.model, config.scoring)
     judges = judges_of(config.scoring, config.judge) if by_judge else []
-    asked = _asked(config, shard, sources)
+    asked = _asked(config, shard, sources, inputs)
     may = {"overwrite": config.overwrite, "follow_input": config.follow_input}
     state = require_own(place, asked, read=config.rows.files(), **may)
     if not config.restart and state == "complete":
@@ -79,13 +85,19 @@ def label(config: LabelConfig) -> Labelled:
     with claimed(place, restart=config.restart) as kept:
         if not config.restart:
             _take_over(place, kept)
+        started = time.monotonic()
         if by_judge:
             done: Scored | Judged = judge_all(rows, judges, kept, accept=accept)
         else:
-            team = team_of(partial(reward_models, config.model, config.scoring), config.workers)
+            # Workers of Ray find the very model by the name that it has now, a commit of the hub included.
+            model = sources[0].name if config.scoring.backend == "local" else config.model
+            team = team_of(partial(reward_models, model, config.scoring), config.workers)
             done = score_by(rows, team, kept, title="labelling", accept=accept)
+        spent = time.monotonic() - started
         with writing(place, asked):
             labelled = _write(place, rows, done)
+            if isinstance(done, Scored) and done.num_tokens:
+                labelled = replace(labelled, tokens=done.num_tokens, tokens_per_s=done.num_tokens / spent)
             write_manifest(place, asked, decided={"identity": dict(done.identity)}, counts=labelled.counts)
         # Rows tell neither what was said of a pair by a judge in full, nor what was cut for a score.
         kept.is_done = not labelled.counts["errors"]
@@ -114,7 +126,7 @@ def _part(config: LabelConfig, shard: Shard | None) -> Iterator[GoldRow]:
     return islice(config.rows.rows(), wanted.start, wanted.stop)
 
 
-def _asked(config: LabelConfig, shard: Shard | None, sources: list[RewardModel]) -> Asked:
+def _asked(config: LabelConfig, shard: Shard | None, sources: list[RewardModel], inputs: Mapping[str, str]) -> Asked:
     scoring = to_mapping(config.scoring)
     settings: dict[str, Any] = {
         "backend": config.scoring.backend,
@@ -124,7 +136,7 @@ def _asked(config: LabelConfig, shard: Shard | None, sources: list[RewardModel])
         "system": config.rows.system,
         "shard": None if shard is None else f"{shard.number + 1}/{shard.count}",
     }
-    return Asked(stage="label", settings=settings, inputs=config.rows.digests())
+    return Asked(stage="label", settings=settings, inputs=inputs)
 
 
 def _judge(config: LabelConfig) -> dict[str, Any]:

@@ -15,7 +15,8 @@ class MatchingConfig:
     """Which proxies are held against gold, on what, and where the results go."""
 
     proxies: tuple[str, ...] = ()
-    """`[NAME=]WHAT` for each proxy: a reward-model folder, or a file with its scores of the rows of --input."""
+    """`[NAME=]WHAT` for each proxy: a reward-model folder, a plain sequence-classification model of another project (a
+    folder or a hub name), or a file with its scores of the rows of --input."""
     train_input: tuple[Path, ...] = ()
     """Rows with gold scores that the proxies were trained on: their match there says what they learned."""
     train_prompts_path: Path | None = None
@@ -28,6 +29,11 @@ class MatchingConfig:
     """`NAME=FILE` with the scores of a proxy for the training rows; a proxy that is a folder is scored there anyway."""
     runs: tuple[str, ...] = ()
     """`NAME=FOLDER` of the training run of a proxy; by default that in which its folder lies."""
+    num_samples: int | None = None
+    """Rows of each part that are judged, the first so many; by default all. Files of scores are of all rows."""
+    num_rescored: int = 200
+    """Rows that a proxy which is a model scores once more with another system turn, to see whether it agrees better
+    with gold so; 0 scores none."""
     good_match: float = 0.8
     """Match rate from which on a proxy, and its training, count as good."""
     least_spread: float = 0.25
@@ -44,7 +50,10 @@ class MatchingConfig:
     def __post_init__(self) -> None:
         """Raises ConfigError for a value out of its range."""
         require_seed(self.seed)
+        require_between(self, num_rescored=(0, 1_000_000_000))
         require_between(self, good_match=(0.5, 1.0), least_spread=(0.0, 1.0))
+        if self.num_samples is not None:
+            require_between(self, num_samples=(1, 1_000_000_000))
         named = ("--train-proxies", self.train_proxies), ("--runs", self.runs)
         for flag, values in named:
             for value in values:
@@ -63,7 +72,10 @@ class MatchConfig(Composed):
     def __post_init__(self) -> None:
         """Raises ConfigError if there is nothing to match."""
         require(
-            self.rows.is_given, "--input is missing: name a file with gold scores, as `rewardlab gold label` writes."
+            self.rows.is_given,
+            "--input is missing: name a file with gold scores, as `rewardlab gold label` writes, or in its place "
+            "--prompts-path, --responses-path and --rewards-path. It is the rows that the proxies are matched on: "
+            "held-out ones, or to see what a proxy learned those that it was trained on.",
         )
         require(bool(self.matching.proxies), "--proxies is missing: name a reward-model folder or a file with scores.")
 

@@ -85,20 +85,20 @@ def order_of(
     """
     if not gold_LK.size or gold_LK.shape[1] < 2:
         return Order(alternatives=())
-    here_LN = _outcomes(scores_LK, gold_LK)
-    moved = {"swapped": _outcomes(scores_LK[:, ::-1], gold_LK)}
+    here_LN = outcomes_by_place(scores_LK, gold_LK)
+    moved = {"swapped": outcomes_by_place(scores_LK[:, ::-1], gold_LK)}
     if gold_LK.shape[1] > 2:
         # Of two replies it is the same.
-        moved["turned round"] = _outcomes(-scores_LK, gold_LK)
+        moved["turned round"] = outcomes_by_place(-scores_LK, gold_LK)
     for shift in shifts:
         if len(gold_LK) > abs(shift):
-            moved[further(shift)] = _outcomes(_shifted(scores_LK, shift), gold_LK)
+            moved[further(shift)] = outcomes_by_place(_shifted(scores_LK, shift), gold_LK)
     parts = _parts(len(gold_LK))
     raw = [
         found
         for name, there_LN in moved.items()
         for where, rows in (parts if is_shift(name) else parts[:1])
-        if (found := _compared(name, where, here_LN[rows], there_LN[rows], prompts[rows])) is not None
+        if (found := compared(name, where, here_LN[rows], there_LN[rows], prompts[rows])) is not None
     ]
     adjusted = holm([one.p for one in raw])
     order = Order(alternatives=tuple(replace(one, p=p) for one, p in zip(raw, adjusted, strict=True)))
@@ -113,7 +113,7 @@ def is_shift(name: str) -> bool:
     return name not in ("swapped", "turned round")
 
 
-def _outcomes(scores_LK: FloatArray, gold_LK: FloatArray) -> FloatArray:
+def outcomes_by_place(scores_LK: FloatArray, gold_LK: FloatArray) -> FloatArray:
     """Return [L, N] the outcome of each pair of places of a row; NaN where a score is missing or gold ties."""
     one, other = np.triu_indices(gold_LK.shape[1], 1)
     gold_LN = gold_LK[:, one] - gold_LK[:, other]
@@ -143,7 +143,7 @@ def _parts(num_rows: int) -> list[tuple[str, slice]]:
     return [("all rows", slice(0, num_rows)), *quarters]
 
 
-def _compared(
+def compared(
     name: str, where: str, here_LN: FloatArray, there_LN: FloatArray, prompts: Sequence[str]
 ) -> Alternative | None:
     """Return the match in both places on the pairs that have one in both; None for fewer than ten prompts."""

@@ -24,14 +24,15 @@ from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.findings import Finding
 from rewardlab.gold.matching.columns import Part, part_of, slice_columns
 from rewardlab.gold.matching.config import MatchConfig
-from rewardlab.gold.matching.order import order_of
+from rewardlab.gold.matching.order import Alternative, order_of
 from rewardlab.gold.matching.runs import RunFacts, read_run, run_folder_of, spec_of, what_of
+from rewardlab.gold.matching.texts import other_texts, texts_of
 from rewardlab.gold.matching.verdicts import Judged, Limits, judge, together
 from rewardlab.gold.proxies import Proxy, proxy_scores
 from rewardlab.gold.scoring import ScoringConfig
 
 PERCENTS: Final = (5, 25, 50, 75, 95)
-Scores = Callable[[Sequence[str], Sequence[GoldRow], Path, ScoringConfig], list[Proxy]]
+Scores = Callable[[Sequence[str], Sequence[GoldRow], Path, ScoringConfig, int | None], list[Proxy]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,15 @@ class Beside:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Model:
+    """What is known of a proxy whose model is at hand."""
+
+    spec: RewardSpec
+    texts: tuple[Alternative, ...] | None = None
+    """Its match on some of the rows with other system turns; None where none were scored again."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Matched:
     """Everything that a report says."""
 
@@ -96,26 +106,51 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
     folder = config.output_dir / "scores"
     own = config.matching
     test_rows = list(config.rows.rows(labelled=True))
-    proxies = scores(own.proxies, test_rows, folder, config.scoring)
+    proxies = scores(own.proxies, test_rows, folder, config.scoring, own.num_samples)
     if len(proxies) != len(own.proxies):
         raise ConfigError(f"--proxies: {len(own.proxies)} were named and {len(proxies)} have scores.")
-    test = part_of("test", test_rows, proxies)
+    test = part_of("test", test_rows[: own.num_samples], proxies)
     train_rows, train_proxies = _train(config, proxies, folder, scores)
-    train = part_of("train", train_rows, train_proxies) if train_proxies else None
-    notes = [proxy.note for proxy in proxies if proxy.note] + ([] if train is None else _shared(test, train))
+    train = part_of("train", train_rows[: own.num_samples], train_proxies) if train_proxies else None
+    notes = [
+        f"Only the first {own.num_samples:,} of the {len(rows):,} {name} rows are judged (--num-samples)."
+        for name, rows in (("test", test_rows), ("training", train_rows))
+        if own.num_samples is not None and own.num_samples < len(rows)
+    ]
+    notes += [proxy.note for proxy in proxies if proxy.note] + ([] if train is None else _shared(test, train))
     if config.train.is_given and train is None:
         notes.append("No proxy has scores of the training rows: name them with --train-proxies NAME=FILE.")
     sources = dict(zip([proxy.name for proxy in proxies], own.proxies, strict=True))
+    models = {
+        proxy.name: Model(spec=spec, texts=_texts(sources[proxy.name], proxy, test.rows, folder, config, scores))
+        for proxy in proxies
+        if (spec := spec_of(sources[proxy.name])) is not None
+    }
     return match_parts(
         test,
         train,
         source=_named(config.rows),
         runs=_runs(config, sources),
-        specs={name: spec for name, source in sources.items() if (spec := spec_of(source)) is not None},
+        models=models,
         limits=Limits(good_match=own.good_match, least_spread=own.least_spread),
         notes=notes,
         seed=own.seed,
     )
+
+
+def _texts(
+    source: str, proxy: Proxy, rows: Sequence[GoldRow], folder: Path, config: MatchConfig, scores: Scores
+) -> tuple[Alternative, ...] | None:
+    """Return what a model comes to on some of the rows with other system turns; None if none are to be scored."""
+    if not config.matching.num_rescored:
+        return None
+    places, forms = other_texts(rows, config.matching.num_rescored)
+    if not forms:
+        return ()
+    changed = [row for several in forms.values() for row in several]
+    (again,) = scores([f"{proxy.name}={what_of(source)}"], changed, folder, config.scoring, None)
+    there = {name: again.scores[k * len(places) : (k + 1) * len(places)] for k, name in enumerate(forms)}
+    return texts_of([rows[place] for place in places], [proxy.scores[place] for place in places], there)
 
 
 def match_parts(
@@ -124,7 +159,7 @@ def match_parts(
     *,
     source: str = "",
     runs: Mapping[str, RunFacts] | None = None,
-    specs: Mapping[str, RewardSpec] | None = None,
+    models: Mapping[str, Model] | None = None,
     limits: Limits | None = None,
     notes: Sequence[str] = (),
     seed: int = 0,
@@ -135,7 +170,8 @@ def match_parts(
     trained = None if train is None else _part(train)
     findings: list[Finding] = []
     for name in names:
-        template, differs = _template(test, (specs or {}).get(name))
+        model = (models or {}).get(name)
+        template, differs = _template(test, None if model is None else model.spec)
         judged = Judged(
             name=name,
             test=done.matches[name],
@@ -147,6 +183,7 @@ def match_parts(
             run=(runs or {}).get(name),
             template=template,
             template_differs=differs,
+            texts=None if model is None else model.texts,
         )
         findings += judge(judged, limits or Limits())
     return Matched(
@@ -184,7 +221,7 @@ def _train(
         for proxy, source in zip(proxies, own.proxies, strict=True)
         if proxy.name in given or what_of(source).is_dir()
     ]
-    return rows, scores(sources, rows, folder, config.scoring) if sources else []
+    return rows, scores(sources, rows, folder, config.scoring, own.num_samples) if sources else []
 
 
 def _shared(test: Part, train: Part) -> list[str]:

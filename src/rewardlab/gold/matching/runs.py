@@ -14,6 +14,7 @@ from rewardlab.analysis import stats
 from rewardlab.core.errors import ArtifactError, ConfigError
 from rewardlab.core.spec import RewardSpec, read_spec
 from rewardlab.core.types import Estimate
+from rewardlab.gold.foreign import find_model, is_classifier, is_hub_name
 from rewardlab.gold.proxies import model_in
 from rewardlab.report.folder import Record, read_folder
 
@@ -54,10 +55,13 @@ def what_of(source: str) -> Path:
 
 
 def spec_of(source: str) -> RewardSpec | None:
-    """Return the spec of a proxy that is a reward-model folder or a run; None if it is none, or cannot be read."""
+    """Return the spec of a proxy that is a reward-model folder, a run, or an imported model; None if it is none of
+    them, or cannot be read."""
     what = what_of(source)
-    folder = model_in(what)
     try:
+        if is_classifier(what) or is_hub_name(str(what)):
+            return read_spec(find_model(str(what), flag="--proxies").folder)
+        folder = model_in(what)
         return None if folder is None else read_spec(folder)
     except ArtifactError:
         return None

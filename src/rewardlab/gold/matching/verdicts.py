@@ -16,7 +16,7 @@ from rewardlab.analysis import stats
 from rewardlab.analysis.matching import Match
 from rewardlab.core.types import Estimate
 from rewardlab.gold.findings import Finding, Status, is_above, is_below, number, percent
-from rewardlab.gold.matching.order import Order
+from rewardlab.gold.matching.order import Alternative, Order
 from rewardlab.gold.matching.runs import RunFacts
 
 POOR_TEST: Final = 0.7
@@ -54,6 +54,8 @@ class Judged:
     """What its folder says of the template and the system turn beside the rows; empty without a folder."""
     template_differs: bool = False
     """Whether the system turn of the rows is not that which its folder adds."""
+    texts: tuple[Alternative, ...] | None = None
+    """The match on some rows with another system turn; None where nothing could be scored again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,10 +363,36 @@ def _loss(name: str, about: str, loss: Estimate, limit: float, grave: Status, wh
     )
 
 
+def _rescored(texts: Sequence[Alternative] | None) -> str:
+    """Return in words what scoring rows again with other system turns came to."""
+    if texts is None:
+        return (
+            "Whether another system turn would fit better is not seen: rows are scored again only by a proxy that is a "
+            "model, and --num-rescored above 0."
+        )
+    told = [
+        f"{percent(one.other)} of the pairs in {one.where} are ordered as gold orders them {one.name}, and "
+        f"{percent(one.match)} as they are (difference {percent(one.change)}, p {one.p:.2g})."
+        for one in texts
+    ]
+    return " ".join(told) or "No other system turn could be tried."
+
+
 def _template(judged: Judged) -> Finding:
     """Judge whether the scores are of the texts that the proxy was trained to score."""
     name = "template and texts"
     run, facts = judged.run, [judged.template] if judged.template else []
+    facts.append(_rescored(judged.texts))
+    better = max((one for one in judged.texts or () if one.is_shown), key=lambda one: one.change.value, default=None)
+    if better is not None and judged.order.named is None:
+        return Finding(
+            name=name,
+            about=judged.name,
+            status="fail",
+            evidence=" ".join(facts),
+            advice=f"It agrees better with gold {better.name}, so it was probably trained so: give every stage the "
+            f"--system of its training, and match again.",
+        )
     pairs: list[tuple[Estimate, Estimate, str]] = []
     if run is not None:
         if run.train_accuracy is not None and judged.train is not None:

@@ -35,6 +35,8 @@ class Answer:
     """For each row, in order, one entry for each reply."""
     num_typed: int = 0
     """Replies in whose conversation a control token is typed."""
+    num_tokens: Sequence[int] = ()
+    """For each row the tokens of its conversations, as far as they are known; empty where none are."""
 
 
 @runtime_checkable
@@ -130,6 +132,7 @@ class LocalScorer:
         bare = self.scorer.renderer.spec.joins_texts
         conversations = [conversations_of(row.prompt, row.replies, bare=bare) for row in rows]
         looks = [[self._look(turns) for turns in several] for several in conversations]
+        num_tokens = [sum(look[2] for look in seen if isinstance(look, tuple)) for seen in looks]
         scorable = [
             turns
             for several, seen in zip(conversations, looks, strict=True)
@@ -137,12 +140,15 @@ class LocalScorer:
             if isinstance(look, tuple)
         ]
         found = iter(self.scorer.score(scorable))
-        scores = [[entry(next(found), *look) if isinstance(look, tuple) else look for look in seen] for seen in looks]
+        scores = [
+            [entry(next(found), *look[:2]) if isinstance(look, tuple) else look for look in seen] for seen in looks
+        ]
         num_typed = sum(self.scorer.renderer.num_typed(turns) > 0 for several in conversations for turns in several)
-        return Answer(scores, num_typed)
+        return Answer(scores, num_typed, num_tokens)
 
-    def _look(self, conversation: Conversation) -> tuple[int, int] | str:
-        """Return how many tokens are cut from the prompt and from the reply, or why the reply cannot be scored."""
+    def _look(self, conversation: Conversation) -> tuple[int, int, int] | str:
+        """Return how many tokens are cut from the prompt and from the reply, and how many are scored; or why the reply
+        cannot be scored."""
         # Scoring renders the conversation once more; that takes little time compared with the model.
         try:
             rendered = self.scorer.renderer.render(conversation[:-1], conversation[-1:])
@@ -152,7 +158,7 @@ class LocalScorer:
             return str(error)
         if self.refuses and rendered.full_length > len(rendered.token_ids):
             return self._refusal(rendered.full_length)
-        return rendered.truncated_tokens, rendered.truncated_reply_tokens
+        return rendered.truncated_tokens, rendered.truncated_reply_tokens, len(rendered.token_ids)
 
     def _refusal(self, num_tokens: int | None) -> str:
         renderer = self.scorer.renderer

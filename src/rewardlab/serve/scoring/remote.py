@@ -76,7 +76,10 @@ class RemoteBackend:
     async def score_rows(self, rows: Sequence[Asked]) -> Answer:
         """Return the scores of rows, each row's by one model. Raises EndpointError."""
         groups = await self.client.answer_groups([(row.prompt, row.replies) for row in rows])
-        return Answer([[_entry(answered) for answered in group] for group in groups])
+        return Answer(
+            [[_entry(answered) for answered in group] for group in groups],
+            num_tokens=[sum(answered.num_tokens or 0 for answered in group) for group in groups],
+        )
 
     def tell(self, num_typed: int, num_replies: int, name: str) -> None:
         """Say nothing: typed control tokens are known to the server alone."""

@@ -1,0 +1,142 @@
+"""Reward models of other projects, named as gold or as a proxy: fetched from the hub, imported once, and kept.
+
+REWARDLAB_CACHE/imported/KEY/model         what `rewardlab import` makes of a folder, after its comparison
+REWARDLAB_CACHE/imported/KEY/source.json   what it was made of; written last
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from rewardlab.core.errors import ArtifactError, ConfigError, DataError, ModelError, RenderError
+from rewardlab.core.files import cache_folder, read_json, sha256_file, sha256_json, write_json
+from rewardlab.core.lock import only_process
+from rewardlab.core.spec import SPEC_FILE
+
+logger = logging.getLogger("rewardlab")
+HUB_NAME: Final = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
+"""`organisation/name`, perhaps with a branch, a tag or a commit behind an @."""
+FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+"""What is fetched of a model on the hub; weights in .bin files only where there are no others."""
+KINDS: Final = ("ForSequenceClassification",)
+"""Ends of the names of architectures that are imported without being asked to."""
+WAIT_S: Final = 3600.0
+"""Seconds to wait for another process that imports the same model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """A reward model that was named."""
+
+    folder: Path
+    """Its reward-model folder."""
+    name: str
+    """The name by which another process finds the same: a folder, or a hub name with its commit."""
+    source: str | None = None
+    """Which model of another project it was made of: its hub name and commit, or the hash of its files; None for a
+    reward-model folder."""
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a name can only be one on the hub: it is no file here, and its first part is no folder here."""
+    return HUB_NAME.fullmatch(name) is not None and not Path(name).exists() and not Path(name).parent.exists()
+
+
+def is_classifier(folder: Path) -> bool:
+    """Whether a folder is a sequence classifier of another project."""
+    if (folder / SPEC_FILE).exists() or not (folder / "config.json").is_file():
+        return False
+    try:
+        facts = read_json(folder / "config.json")
+    except DataError:
+        return False
+    kinds = facts.get("architectures") if isinstance(facts, dict) else None
+    return isinstance(kinds, list) and any(str(kind).endswith(KINDS) for kind in kinds)
+
+
+def find_model(name: str, *, flag: str = "--model") -> Found:
+    """Return the reward model of a name: a reward-model folder, a plain sequence-classification folder, or a hub name.
+
+    One of another project is imported into the cache, as `rewardlab import` does it without being told anything, after
+    the comparison of scores; how its conversations are rendered is logged. The next call finds it there.
+
+    Raises ConfigError for a model that the hub does not give, and for one that leaves open how it is read or rendered,
+    naming `rewardlab import`. What is neither is returned as it is, for `read_spec` to refuse.
+    """
+    if is_hub_name(name):
+        folder, pinned = _fetched(name, flag)
+        if (folder / SPEC_FILE).is_file():
+            return Found(folder=folder, name=pinned, source=pinned)
+        return _imported(folder, pinned, pinned, key=sha256_json(pinned), flag=flag)
+    folder = Path(name)
+    if not is_classifier(folder):
+        return Found(folder=folder, name=name)
+    files = _files(folder)
+    facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return _imported(folder, name, None, key=sha256_json([str(folder.resolve()), facts]), flag=flag)
+
+
+def _files(folder: Path) -> Sequence[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+
+
+def _fetched(name: str, flag: str) -> tuple[Path, str]:
+    """Return where the files of a model on the hub are, and its name with its commit. Raises ConfigError."""
+    from huggingface_hub import snapshot_download
+
+    match = HUB_NAME.fullmatch(name)
+    assert match is not None
+    repository, revision = match["repository"], match["revision"]
+    try:
+        place = Path(snapshot_download(repository, revision=revision, allow_patterns=list(FILES)))
+        if not any(place.glob("*.safetensors")):
+            place = Path(snapshot_download(repository, revision=revision, allow_patterns=[*FILES, "*.bin"]))
+    except Exception as error:
+        # The library raises its own errors, those of the hub and those of the network, which have no common base.
+        said = (str(error).strip().splitlines() or [""])[0]
+        raise ConfigError(
+            f"{flag} {name}: no such folder, and the hub did not give a model of this name ({type(error).__name__}: "
+            f"{said}). Check the name and the network, or name a folder."
+        ) from error
+    return place, f"{repository}@{place.name}"
+
+
+def _imported(folder: Path, name: str, source: str | None, *, key: str, flag: str) -> Found:
+    """Return a model of another project as it lies in the cache, imported now if it is not there."""
+    place = cache_folder(os.environ) / "imported" / key[:32]
+    place.mkdir(parents=True, exist_ok=True)
+    told = place / "source.json"
+    with only_process(place, "REWARDLAB_CACHE", wait_s=WAIT_S):
+        if not told.is_file():
+            _import(folder, place / "model", name, flag)
+            digests = {path.name: sha256_file(path) for path in _files(folder)} if source is None else {}
+            write_json(told, {"name": name, "source": source or f"files {sha256_json(digests)}"})
+        facts = read_json(told)
+    if not isinstance(facts, dict) or not isinstance(facts.get("source"), str):
+        raise DataError(f"{told}: it is damaged. Remove {place}, and the model is imported again.")
+    logger.info("%s: as it was imported, %s", name, place / "model")
+    return Found(folder=place / "model", name=name, source=facts["source"])
+
+
+def _import(folder: Path, target: Path, name: str, flag: str) -> None:
+    """Import a model. Raises ConfigError where it cannot be done without being told more."""
+    from rewardlab.artifact.foreign.config import ImportConfig
+    from rewardlab.serve.folders.import_model import import_model, import_report
+
+    logger.info("%s: is a model of another project; it is imported as `rewardlab import` does, into %s", name, target)
+    try:
+        made = import_model(folder, target, ImportConfig(layout="seq-cls"), overwrite=target.exists())
+    except (ArtifactError, ConfigError, ModelError, RenderError) as error:
+        raise ConfigError(
+            f"{flag} {name}: it cannot be taken as it is. {str(error).rstrip('.')}. Import it with `rewardlab import "
+            f"{folder} --output-dir NEW`, which can be told more, and name the new folder."
+        ) from error
+    for line in import_report(made, target):
+        logger.info("%s", line)
+    logger.info("%s: if it was trained with another rendering, import it with `rewardlab import`", name)

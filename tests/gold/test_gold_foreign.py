@@ -1,0 +1,163 @@
+"""Gold models and proxies of other projects: a plain classification folder, and a name on the hub."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+import labelled
+from conftest import CHATML, make_tokenizer
+from foreign_models import Made, edit_config, seq_cls, trl_value_head
+from rewardlab.artifact.load import load
+from rewardlab.cli import main
+from rewardlab.core.errors import ConfigError
+from rewardlab.core.files import cache_folder
+from rewardlab.gold import foreign
+from rewardlab.gold.files.inputs import InputConfig
+from rewardlab.gold.files.rows import read_gold_rows
+from rewardlab.gold.foreign import find_model, is_hub_name
+from rewardlab.gold.labelling.config import LabelConfig
+from rewardlab.gold.labelling.run import Labelled, label
+from rewardlab.gold.proxies import proxy_scores
+from rewardlab.serve.folders import import_model as importing
+from rewardlab.serve.verifying.folder import verify
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def _imported_here(monkeypatch: pytest.MonkeyPatch, few_canaries: None, tmp_path: Path) -> None:
+    """Where it is quick, and into a cache of its own."""
+    monkeypatch.setattr(importing, "verify_in_clean_process", verify)
+    monkeypatch.setenv("REWARDLAB_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> Made:
+    return seq_cls(tmp_path / "plain")
+
+
+@pytest.fixture
+def samples(tmp_path: Path) -> Path:
+    rows = [{name: value for name, value in row.items() if name != "gold"} for row in labelled.rows(4)]
+    return labelled.write(tmp_path / "samples.jsonl", rows)
+
+
+def labelled_by(model: Path | str, samples: Path, output: Path) -> Labelled:
+    return label(LabelConfig(model=str(model), output=output, rows=InputConfig(input=(samples,))))
+
+
+def require_own_scores(found: Labelled, made: Made) -> None:
+    """The scores are those that the modules give which were saved."""
+    renderer = make_tokenizer(CHATML)
+    for row in read_gold_rows(found.place.rows, labelled=True):
+        for reply, score in zip(row.responses, row.gold or (), strict=True):
+            turns = [{"role": turn.role, "content": turn.content} for turn in row.prompt]
+            ids = renderer.apply_chat_template([*turns, {"role": "assistant", "content": reply}], return_dict=False)
+            assert score == pytest.approx(made.own(ids), abs=1e-4)
+
+
+def test_a_plain_classification_folder_is_gold_and_its_rendering_is_told(plain, samples, tmp_path, caplog) -> None:
+    caplog.set_level(logging.INFO, "rewardlab")
+    found = labelled_by(plain.folder, samples, tmp_path / "labels.jsonl")
+    require_own_scores(found, plain)
+    assert "is a model of another project; it is imported as `rewardlab import` does" in caplog.text
+    assert "Rendering: tokenizer template, 1 BOS, read at token" in caplog.text
+    assert "if it was trained with another rendering" in caplog.text
+
+
+def test_it_is_imported_once_and_again_when_its_files_change(plain, samples, tmp_path, monkeypatch) -> None:
+    first = find_model(str(plain.folder))
+    with monkeypatch.context() as patched:
+        patched.setattr(foreign, "_import", lambda *_: pytest.fail("imported twice"))
+        assert find_model(str(plain.folder)) == first
+    edit_config(plain.folder, note="another file")
+    assert find_model(str(plain.folder)).source != first.source
+
+
+def test_labels_go_on_where_the_import_was_made_anew(plain, samples, tmp_path) -> None:
+    labelled_by(plain.folder, samples, tmp_path / "labels.jsonl")
+    shutil.rmtree(cache_folder({"REWARDLAB_CACHE": str(tmp_path / "cache")}))
+    assert labelled_by(plain.folder, samples, tmp_path / "labels.jsonl").was_complete
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plain: Made) -> Path:
+    """The cache of the hub on this machine, with a model in it."""
+    root = tmp_path / "hub"
+    place = root / "models--their--model"
+    (place / "refs").mkdir(parents=True)
+    (place / "refs" / "main").write_text(COMMIT)
+    shutil.copytree(plain.folder, place / "snapshots" / COMMIT)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(root))
+    return place
+
+
+def test_a_hub_name_is_gold_and_its_commit_is_in_the_manifest(hub, plain, samples, tmp_path) -> None:
+    found = labelled_by("their/model", samples, tmp_path / "labels.jsonl")
+    require_own_scores(found, plain)
+    told = json.loads(found.place.manifest.read_text())
+    assert told["asked"]["settings"]["model"] == f"their/model@{COMMIT}"
+    assert labelled_by(f"their/model@{COMMIT}", samples, tmp_path / "labels.jsonl").was_complete
+
+
+def test_another_commit_of_a_hub_name_is_another_model(hub, samples, tmp_path) -> None:
+    labelled_by("their/model", samples, tmp_path / "labels.jsonl")
+    other = COMMIT[::-1]
+    shutil.copytree(hub / "snapshots" / COMMIT, hub / "snapshots" / other)
+    (hub / "refs" / "main").write_text(other)
+    with pytest.raises(ConfigError, match=f"model was their/model@{COMMIT}, now their/model@{other}"):
+        labelled_by("their/model", samples, tmp_path / "labels.jsonl")
+
+
+def test_a_name_that_the_hub_does_not_give_is_told(samples, tmp_path) -> None:
+    with pytest.raises(ConfigError, match="--model nobody/nothing: no such folder, and the hub did not give"):
+        labelled_by("nobody/nothing", samples, tmp_path / "labels.jsonl")
+    assert not is_hub_name(str(tmp_path / "nothing")), "a folder that is not there is no name on the hub"
+
+
+@pytest.mark.parametrize(("template", "labels", "why"), [(None, 1, "no chat template"), (CHATML, 2, "2 outputs")])
+def test_what_is_open_is_refused_and_names_the_import(samples, tmp_path, template, labels, why) -> None:
+    made = seq_cls(tmp_path / "open", template=template, labels=labels)
+    with pytest.raises(ConfigError, match=why) as refused:
+        labelled_by(made.folder, samples, tmp_path / "labels.jsonl")
+    assert f"Import it with `rewardlab import {made.folder} --output-dir NEW`" in str(refused.value)
+
+
+def test_a_proxy_may_be_a_plain_folder_and_one_with_a_value_head_is_refused(plain, tmp_path, hub) -> None:
+    rows = list(read_gold_rows(labelled.write(tmp_path / "labels.jsonl", labelled.rows(3)), labelled=True))
+    one, other = proxy_scores([str(plain.folder), "hub=their/model"], rows, tmp_path / "scores")
+    assert (one.name, other.name) == ("plain", "hub")
+    assert one.scores == other.scores
+    model = load(str(find_model(str(plain.folder)).folder))
+    prompt = [{"role": turn.role, "content": turn.content} for turn in rows[0].prompt]
+    assert one.scores[0] == pytest.approx(model.score_replies(prompt, list(rows[0].responses)), abs=1e-4)
+    head = trl_value_head(tmp_path / "head")
+    with pytest.raises(ConfigError, match=r"no …ForSequenceClassification of another project. `rewardlab import"):
+        proxy_scores([str(head.folder)], rows, tmp_path / "scores")
+
+
+def test_the_command_line_takes_a_plain_folder(plain, samples, tmp_path, capsys) -> None:
+    words = ["--model_name", str(plain.folder), "--input", str(samples), "--output", str(tmp_path / "x.jsonl")]
+    main(["gold", "label", *words])
+    out = capsys.readouterr().out
+    assert "8 gold scores of 4 prompts" in out
+    assert re.search(r"\n[\d,]+ tokens scored now, [\d,]+ a second\n", out)
+
+
+def test_rows_that_cannot_be_read_are_told_before_a_model_is_loaded(plain, tmp_path, monkeypatch) -> None:
+    from rewardlab.core.errors import DataError
+
+    bad = labelled.write(tmp_path / "bad.jsonl", [{"prompt": "q"}])
+    monkeypatch.setattr("rewardlab.serve.scoring.backends.LocalScorer.__init__", lambda *_: pytest.fail("was loaded"))
+    with pytest.raises(DataError, match=r"bad\.jsonl:1"):
+        labelled_by(plain.folder, bad, tmp_path / "labels.jsonl")
+    monkeypatch.setattr(foreign, "_import", lambda *_: pytest.fail("was imported"))
+    edit_config(plain.folder, note="another file")
+    with pytest.raises(DataError, match="no such file"):
+        labelled_by(plain.folder, tmp_path / "not-there.jsonl", tmp_path / "labels.jsonl")
