@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from harness import engine_process, machine, one_score_columns, one_score_page, ours, results
-from harness.one_score_columns import Asked, Column
+from harness.one_score_columns import Asked, Column, Proof
 from harness.one_score_model import Made, make
 
 CPU = torch.device("cpu")
@@ -64,7 +64,11 @@ def _write(tables: Sequence[one_score_page.Table], options: argparse.Namespace, 
         "one_score",
         f"{model}.{alone}" if alone else model,
         page=one_score_page.page(tables, model=model, versions=versions),
-        data={"tables": [table.as_dict() for table in tables], "versions": versions},
+        data={
+            "tables": [table.as_dict() for table in tables],
+            "versions": versions,
+            "engines_left_out": dict(one_score_page.LEFT_OUT),
+        },
         options=options,
         device=CPU,
         load=(load, machine.load_average()),
@@ -91,11 +95,15 @@ def run_table(precision: str, work: Path, options: argparse.Namespace) -> one_sc
         server_url=options.server_url,
     )
     columns: list[Column] = []
+    proofs: list[Proof] = []
     for kind in options.only:
-        for column in one_score_columns.KINDS[kind](asked):
-            print(f"{precision} {column.name}: {one_score_page.line(column, made)}", flush=True)
-            columns.append(column)
-    return one_score_page.Table(made=made, columns=columns)
+        for found in one_score_columns.KINDS[kind](asked):
+            print(f"{precision} {found.name}: {one_score_page.line(found, made)}", flush=True)
+            if isinstance(found, Proof):
+                proofs.append(found)
+            else:
+                columns.append(found)
+    return one_score_page.Table(made=made, columns=columns, proofs=proofs)
 
 
 def _versions(options: argparse.Namespace) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from harness import engine_process
+from harness.command import rewardlab
 from harness.conversations import ROWS, Case, write_score_data
 from harness.engine_process import EngineError, Running
 from harness.http_scores import Session, input_bodies, message_bodies, read_classify, read_pooling, read_score
@@ -77,13 +78,31 @@ class Column:
     """Of the engine: its command, say."""
 
 
-Columns = Iterator[Column]
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What `rewardlab verify` said of an endpoint, by the canaries of the folder."""
+
+    name: str
+    right: bool | None
+    """None if it was not run."""
+    said: str
+    """Its verdict, or why it was not run."""
+    largest_distance: float | None = None
+    forms: int = 0
+    """Forms of a request whose scores were compared."""
 
 
-def not_run(names: Sequence[str], reason: object) -> Columns:
+Columns = Iterator[Column | Proof]
+
+
+def not_run(names: Sequence[str], reason: object) -> Iterator[Column]:
     """Columns that could not run, with the reason."""
     for name in names:
-        yield Column(name=name, scores=None, reason=" ".join(str(reason).split())[:MAX_REASON])
+        yield Column(name=name, scores=None, reason=_one_line(reason))
+
+
+def _one_line(reason: object) -> str:
+    return " ".join(str(reason).split())[:MAX_REASON]
 
 
 def of_training(asked: Asked) -> Columns:
@@ -101,16 +120,47 @@ def of_reload(asked: Asked) -> Columns:
 
 def of_score_file(asked: Asked) -> Columns:
     """`rewardlab score`, in a process of its own."""
-    made, name = asked.made, "rewardlab score"
-    source, target = asked.work / "conversations.jsonl", asked.work / "scored.jsonl"
+    yield from _scored(asked, "rewardlab score", ["--precision", asked.made.precision])
+
+
+def of_score_by_server(asked: Asked, backend: str, url: str) -> Columns:
+    """`rewardlab score` by a server."""
+    more = ["--backend", backend, "--url", url]
+    yield from _scored(asked, f"rewardlab score --backend {backend}", more)
+
+
+def _scored(asked: Asked, name: str, more: Sequence[str]) -> Columns:
+    made, source, target = asked.made, asked.work / "conversations.jsonl", asked.work / "scored.jsonl"
     write_score_data(source)
     command = ["score", "--model", str(made.folder), "--input", str(source), "--output", str(target), "--overwrite"]
-    answer = _python(["-m", "rewardlab", *command, "--precision", made.precision])
+    answer = _python(["-m", "rewardlab", *command, "--restart", *more])
     if answer.returncode:
         yield from not_run([name], answer.stderr)
         return
     rows: list[Any] = [row["scores"] for _, row in read_jsonl(target)]
     yield Column(name=name, scores=[rows[case.row][case.reply] for case in made.cases])
+
+
+def proof(asked: Asked, url: str, engine: str, *more: str) -> Iterator[Proof]:
+    """`rewardlab verify URL`, in a process of its own."""
+    made, found = asked.made, asked.work / "verified.json"
+    found.unlink(missing_ok=True)
+    command = ["verify", url, "--model", str(made.folder), "--precision", made.precision, "--json", str(found)]
+    answer = _python(["-m", "rewardlab", *command, *more])
+    name = " ".join(["rewardlab verify URL", *more, "→", engine])
+    if not found.is_file():
+        yield Proof(name=name, right=None, said=_one_line(answer.stderr))
+        return
+    told = json.loads(found.read_text(encoding="utf-8"))
+    # A way that is no fault of the endpoint, such as a function copied from a page, is told in the notes.
+    forms = [one for one in told["forms"] if one["right"] and one["largest_distance"] is not None]
+    yield Proof(
+        name=name,
+        right=told["right"] and answer.returncode == 0,
+        said=_one_line(told["verdict"].removeprefix(f"{url}: ")),
+        largest_distance=max((one["largest_distance"] for one in forms), default=None),
+        forms=len(forms),
+    )
 
 
 def of_transformers(asked: Asked) -> Columns:
@@ -175,6 +225,8 @@ def of_server(asked: Asked) -> Columns:
                 yield from not_run([name] if told else [], told)
         yield from of_client(asked, url)
         yield from of_scorer(asked, url, name=f"{OUR_SCORER} → rewardlab serve")
+        yield from of_score_by_server(asked, "http", url)
+        yield from proof(asked, url, "rewardlab serve")
 
 
 def _our_forms(made: Made) -> dict[str, tuple[str, list[Any], Any, list[int], bool]]:
@@ -253,7 +305,7 @@ def of_vllm(asked: Asked) -> Columns:
     }
     with _vllm(asked, str(made.folder), "vllm", ()) as running:
         if not isinstance(running, Running):
-            yield from not_run([*ways, VLLM_CLIENT, f"{OUR_SCORER} → vLLM"], running)
+            yield from not_run([*ways, VLLM_CLIENT, f"{OUR_SCORER} → vLLM", "rewardlab score --backend vllm"], running)
             return
         facts = {"command": running.command, "start_s": running.start_s}
         with Session(running.url, concurrency=BATCH) as session:
@@ -265,21 +317,33 @@ def of_vllm(asked: Asked) -> Columns:
         settings = {"artifact": made.folder, "engine": "vllm"}
         yield from of_client(asked, running.url, name=VLLM_CLIENT, **settings)
         yield from of_scorer(asked, running.url, name=f"{OUR_SCORER} → vLLM", client=settings)
+        yield from of_score_by_server(asked, "vllm", running.url)
+        yield from proof(asked, running.url, "vLLM")
+        yield from proof(asked, running.url, "vLLM", "--as", "verl")
 
 
 def of_vllm_adapter(asked: Asked) -> Columns:
-    """vLLM with the base model and the run's adapter, which brings the head."""
-    made, name = asked.made, "vLLM --enable-lora, token ids"
+    """vLLM with adapters, which bring the head: on the base model that was trained on, and as both are exported."""
+    made, names = asked.made, ("vLLM --enable-lora, token ids", "vLLM on base/ of --adapter --with-base, token ids")
     if made.adapter is None:
-        yield from not_run([name], "this model was trained with all its weights and has no adapter")
+        yield from not_run(names, "this model was trained with all its weights and has no adapter")
         return
-    rank = json.loads((made.adapter / "adapter_config.json").read_text(encoding="utf-8"))["r"]
+    yield from _of_adapter(asked, names[0], made.base, made.adapter, ["--hf-overrides", '{"num_labels": 1}'])
+    out = asked.work / "adapter"
+    if not out.is_dir():
+        rewardlab("export", str(made.folder), "--adapter", "--with-base", "--output-dir", str(out))
+    yield from _of_adapter(asked, names[1], str(out / "base"), out, ())
+
+
+def _of_adapter(asked: Asked, name: str, base: str, adapter: Path, more: Sequence[str]) -> Columns:
+    """vLLM with an adapter on a base model."""
+    rank = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))["r"]
     more = [
-        *("--hf-overrides", '{"num_labels": 1}', "--enable-lora", "--max-lora-rank", str(max(8, rank))),
-        *("--lora-modules", f"adapter={made.adapter}"),
+        *(*more, "--enable-lora", "--max-lora-rank", str(max(8, rank))),
+        *("--lora-modules", f"adapter={adapter}"),
     ]
-    bodies = input_bodies([list(ids) for ids in made.token_ids], size=1, model="adapter")
-    with _vllm(asked, made.base, "vllm-lora", more) as running:
+    bodies = input_bodies([list(ids) for ids in asked.made.token_ids], size=1, model="adapter")
+    with _vllm(asked, base, f"vllm-lora-{Path(base).name}", more) as running:
         if not isinstance(running, Running):
             yield from not_run([name], running)
             return
@@ -287,6 +351,7 @@ def of_vllm_adapter(asked: Asked) -> Columns:
             found = session.score("/classify", bodies, read_classify, counts=[1] * len(bodies))
             yield Column(name=name, scores=found, facts={"command": running.command, "start_s": running.start_s})
         yield from not_run([name] if told else [], told)
+        yield from proof(asked, running.url, name.partition(",")[0], "--served-name", "adapter")
 
 
 @contextlib.contextmanager

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 import numpy as np
 
 from harness import results
-from harness.one_score_columns import Column
+from harness.one_score_columns import Column, Proof
 from harness.one_score_model import Made
+
+LEFT_OUT: Final = {
+    "SGLang": "no build of it for processors was found; what the client sends it is tested against a stand-in",
+    "verl": "its reward models run on GPUs; `rewardlab verify --as verl` sends vLLM what verl would send it",
+    "OpenRLHF": "it needs a GPU; what rewardlab hands it is tested without it",
+    "slime": "it needs GPUs; what rewardlab hands it is tested without it",
+}
+"""Engine or framework that scores, and was not run here -> why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +28,7 @@ class Table:
 
     made: Made
     columns: Sequence[Column]
+    proofs: Sequence[Proof] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Everything, scores included."""
@@ -43,6 +52,7 @@ class Table:
                 }
                 for column in self.columns
             ],
+            "verified": [asdict(proof) for proof in self.proofs],
         }
 
 
@@ -70,8 +80,10 @@ def right(column: Column, made: Made) -> bool:
     return found is None or found <= made.tolerance
 
 
-def line(column: Column, made: Made) -> str:
-    """A column in words, for the terminal."""
+def line(column: Column | Proof, made: Made) -> str:
+    """A column, or what `rewardlab verify` said, in words, for the terminal."""
+    if isinstance(column, Proof):
+        return column.said
     found = distance(column, made)
     if found is None:
         return f"not run: {column.reason}"
@@ -99,6 +111,7 @@ def page(tables: Sequence[Table], *, model: str, versions: Mapping[str, str]) ->
         "as rewardlab computes it. With token ids, no engine does.",
         "",
     ]
+    lines += ["Left out, whatever the flags:", "", *(f"- {name}: {why}." for name, why in LEFT_OUT.items()), ""]
     return [*lines, *([f"Environment of vLLM: {engine}.", ""] if engine else [])]
 
 
@@ -118,6 +131,7 @@ def _section(table: Table) -> list[str]:
             [_row(column, made) for column in table.columns if column.scores is not None],
         ),
         *_not_run(table.columns),
+        *_verified(table.proofs),
     ]
     if made.left_out:
         lines += [f"Left out, as longer than the model may read: {', '.join(made.left_out)}.", ""]
@@ -141,6 +155,22 @@ def _not_run(columns: Sequence[Column]) -> list[str]:
     return [*lines, ""] if lines else []
 
 
+def _verified(proofs: Sequence[Proof]) -> list[str]:
+    """What the command that verifies endpoints said of them."""
+    if not proofs:
+        return []
+    rows = [
+        [
+            f"`{proof.name}`",
+            "–" if proof.largest_distance is None else f"{proof.largest_distance:.1e}",
+            proof.forms,
+            proof.said if proof.right else f"**{'not run' if proof.right is None else 'wrong'}**: {proof.said}",
+        ]
+        for proof in proofs
+    ]
+    return [results.table(["command", "largest distance of a canary", "forms", "it says"], rows)]
+
+
 def _row(column: Column, made: Made) -> list[str]:
     """A column that was run."""
     apart = distances(column, made)
@@ -154,5 +184,9 @@ def verdict(tables: Sequence[Table], *, require_all: bool, say: Callable[[str], 
         for column in table.columns:
             if not right(column, table.made) or (require_all and column.scores is None):
                 say(f"{table.made.precision} {column.name}: {line(column, table.made)}")
+                status = 1
+        for proof in table.proofs:
+            if not proof.right and (require_all or proof.right is not None):
+                say(f"{table.made.precision} {proof.name}: {proof.said}")
                 status = 1
     return status

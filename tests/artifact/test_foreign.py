@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,14 +23,22 @@ from rewardlab.serve.folders.import_model import PARITY, import_model
 from rewardlab.serve.verifying.folder import verify
 
 LAYOUTS: dict[str, tuple[Callable[[Path], Made], str, bool]] = {
+    "ms-swift": (seq_cls, "seq-cls", False),
+    "ms-swift, older": (partial(value_head_file, pickled=True), "value-head", True),
     "seq-cls": (partial(seq_cls, family="gemma2"), "seq-cls", False),
     "trl pickled under ZeRO-3": (partial(trl_value_head, pickled=True, prefix="pretrained_model."), "v_head", True),
     "trl gpt-neox": (partial(trl_value_head, family="gpt_neox"), "v_head", True),
     "llama-factory": (value_head_file, "value-head", True),
     "openrlhf": (partial(linear_head, name="score", said="score", statistics=(0.7, 2.5)), "linear-head", True),
     "openrlhf buffers": (partial(linear_head, statistics=(0.7, 2.5), buffers=True), "linear-head", True),
+    "regression_layer": (partial(linear_head, name="regression_layer", said=None), "linear-head", False),
     "regression_head": (partial(linear_head, name="regression_head", said=None), "linear-head", False),
 }
+SAID: dict[str, dict[str, Any]] = {
+    "ms-swift": {"layout": "ms-swift", "eos": "template"},
+    "ms-swift, older": {"layout": "ms-swift"},
+}
+"""What has to be said of a layout, which its files leave open."""
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +51,7 @@ def _verified_here(monkeypatch: pytest.MonkeyPatch, few_canaries: None) -> None:
 def test_an_imported_folder_gives_the_scores_of_its_source(tmp_path, layout):
     make, kind, has_constant = LAYOUTS[layout]
     made = make(tmp_path / "source")
-    result = import_model(made.folder, tmp_path / "rm", ImportConfig(max_seq_len=256))
+    result = import_model(made.folder, tmp_path / "rm", ImportConfig(max_seq_len=256, **SAID.get(layout, {})))
     assert result.source.kind == kind
     assert result.distance <= PARITY
     spec = read_spec(tmp_path / "rm")

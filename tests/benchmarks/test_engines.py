@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ import torch
 
 import live_faults
 import serve_throughput
-from harness import engine_process, one_score_page
+from harness import engine_process, one_score_columns, one_score_page
 from harness.conversations import ROWS, cases, rows_as_json, write_evaluation_data
 from harness.engine_process import EngineError
 from harness.http_scores import (
@@ -29,7 +31,7 @@ from harness.http_scores import (
     read_score,
 )
 from harness.in_memory import load_preferences
-from harness.one_score_columns import Column, not_run
+from harness.one_score_columns import Asked, Column, Proof, not_run
 from harness.one_score_model import Made
 from harness.serve_load import CELLS, Cell, ahead_of, load_of
 from harness.tiny import write_tiny
@@ -246,6 +248,44 @@ def test_a_way_that_is_off_fails_the_script_and_one_that_was_not_run_is_named_wi
     assert one_score_page.verdict([off], require_all=False, say=said.append) == 1
     assert "bad: at most 1.0e-03 off, allowed 0.0002" in said[-1]
     assert off.as_dict()["columns"][0]["largest_distance"] == pytest.approx(1e-3)
+
+
+def test_an_endpoint_that_verify_calls_wrong_fails_the_script_and_the_engines_left_out_are_named():
+    name = "rewardlab verify URL → vLLM"
+    good = Proof(name=name, right=True, said="verified", largest_distance=1e-6, forms=3)
+    said: list[str] = []
+    for proof, status in (
+        (good, 0),
+        (replace(good, right=False, said="a sigmoid"), 1),
+        (Proof(name=name, right=None, said="no server"), 0),
+    ):
+        table = one_score_page.Table(made=made(), columns=[], proofs=[proof])
+        assert one_score_page.verdict([table], require_all=False, say=said.append) == status
+        assert table.as_dict()["verified"][0]["right"] == proof.right
+    assert said == [f"fp32 {name}: a sigmoid"]
+    assert one_score_page.verdict([table], require_all=True, say=said.append) == 1
+    page = "\n".join(one_score_page.page([table], model="m", versions={}))
+    assert f"| `{name}` | – | 0 | **not run**: no server |" in page
+    assert all(f"- {engine}: " in page for engine in ("SGLang", "verl", "OpenRLHF", "slime"))
+
+
+def test_what_verify_finds_of_an_endpoint_is_read_from_its_file(tmp_path, monkeypatch):
+    form = {"form": "token_ids", "right": True, "largest_distance": 1e-6}
+    trap = {"form": "verl, a copied function", "right": False, "largest_distance": 0.4}
+    told = {"right": True, "verdict": "http://x: verified", "forms": [form, trap]}
+    asked = Asked(made=made(), work=tmp_path, threads=1, vllm_python=None, server_url=None)
+
+    def run(words: list[str]) -> Any:
+        assert words[words.index("--precision") + 1] == "fp32"
+        (tmp_path / "verified.json").write_text(json.dumps(told))
+        return SimpleNamespace(returncode=0, stderr="")
+
+    monkeypatch.setattr(one_score_columns, "_python", run)
+    (found,) = one_score_columns.proof(asked, "http://x", "vLLM", "--as", "verl")
+    assert (found.right, found.said, found.largest_distance, found.forms) == (True, "verified", 1e-6, 1)
+    monkeypatch.setattr(one_score_columns, "_python", lambda words: SimpleNamespace(returncode=2, stderr="no\nserver"))
+    (found,) = one_score_columns.proof(asked, "http://x", "vLLM")
+    assert (found.right, found.said) == (None, "no server")
 
 
 def test_prompts_of_a_round_are_new_and_cost_what_others_do(tmp_path):

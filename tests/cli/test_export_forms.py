@@ -176,6 +176,18 @@ def test_adapters_alone_give_the_merged_scores_through_peft(lora_run, tmp_path, 
             assert float(model(torch.tensor([ids])).logits[0, 0]) == pytest.approx(canary.score, abs=1e-4)
 
 
+def test_training_on_from_adapters_alone_is_refused_with_the_folder_to_go_on_from(lora_run, tmp_path, capsys):
+    source = lora_run / "run/step_2"
+    export(source, tmp_path / "adapter", "--adapter")
+    rest = ("--dataset", lora_run / "pairs.jsonl", "--output-dir", tmp_path / "run")
+    said = refusal(capsys, "train", "--model", tmp_path / "adapter", *rest)
+    assert "it holds adapters alone" in said
+    assert "Go on from that: the reward-model folder that they were exported from." in said
+    said = refusal(capsys, "train", "--model", source / "adapter", *rest)
+    assert f"Go on from that: {source}." in said
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_base_model_is_written_as_a_classifier_that_the_adapters_fit(lora_run, tmp_path):
     source, out = lora_run / "run/step_2", tmp_path / "adapter"
     export(source, out, "--adapter", "--with-base")

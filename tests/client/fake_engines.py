@@ -81,6 +81,8 @@ class Fake:
     model: Model
     asked: list[tuple[str, Any]] = field(default_factory=list)
     """(path, body) of every request."""
+    headers: list[httpx2.Headers] = field(default_factory=list)
+    """Those of every request."""
     first: list[Callable[[str, Any], Reply | None]] = field(default_factory=list)
     """Done in place of the usual answer, from the front, each once for a request for scores; None goes on."""
     token: str | None = None
@@ -90,6 +92,7 @@ class Fake:
         body = json.loads(request.content) if request.content else None
         path = request.url.path.removeprefix("/behind")
         self.asked.append((path, body))
+        self.headers.append(request.headers)
         if self.token is not None and request.headers.get("authorization") != f"Bearer {self.token}":
             return answer(401, {"error": "Unauthorized"})
         if path in self.scoring and self.first and (reply := self.first.pop(0)(path, body)) is not None:

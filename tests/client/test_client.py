@@ -98,6 +98,25 @@ def test_rows_with_the_same_prompt_go_into_one_request_of_our_server_however_man
     assert max(len(group["replies"]) for group in groups) == 14
 
 
+def test_a_request_about_one_prompt_says_which_without_its_text_and_one_about_several_does_not() -> None:
+    fake, both = FakeOwn(table()), [("How?", ["c"]), ("Why is it so?", ["d"])]
+
+    async def work(c: AsyncRewardClient) -> None:
+        await c.score_replies("Why is it so?", ["a", "b"])
+        await c.score_replies([{"role": "user", "content": "Why is it so?"}], ["c"])
+        await c.score_replies("How?", ["c"])
+        await c.score_groups(both)
+        await c.score_token_ids([[5, 6, 7]])
+
+    during(fake, work, check=False)
+    during(fake, lambda c: c.score_groups(both), check=False, max_batch=1)
+    sent = [one.get("x-prompt-key") for one, path in zip(fake.headers, fake.paths, strict=True) if path == "/v1/score"]
+    why, how = sent[0], sent[2]
+    assert sent == [why, why, how, None, None, how, why]
+    assert why != how
+    assert len(why) == 16, "a hash, since headers are logged"
+
+
 def test_no_more_requests_are_under_way_than_allowed_and_a_crowd_connects_once() -> None:
     fake, now, most = FakeVllm(table()), 0, 0
 

@@ -38,6 +38,7 @@ from rewardlab.data.chat import Renderer
 from rewardlab.data.cut_canaries import make_cut_canaries
 from rewardlab.model import lora
 from rewardlab.model.config import ComputeConfig, ModelConfig
+from rewardlab.model.files import ADAPTER_CONFIG
 from rewardlab.model.parts import ALONE, Division, Weight, Writers, drop_gathered, whole_of
 from rewardlab.model.quantization import num_weights
 from rewardlab.model.reward import RewardModel, disk_name
@@ -422,4 +423,4 @@ def _write_adapter(folder: Path, model: RewardModel, config: ModelConfig, base: 
     """Write the unmerged adapters in PEFT's format; `base` is the base model's name."""
     ranks.by_first(folder.mkdir)
     write_weights(folder / "adapter_model.safetensors", lora.adapter_weights(model), ranks)
-    ranks.by_first(lambda: write_json(folder / "adapter_config.json", lora.adapter_config(config, model, base)))
+    ranks.by_first(lambda: write_json(folder / ADAPTER_CONFIG, lora.adapter_config(config, model, base)))

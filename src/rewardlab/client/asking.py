@@ -23,6 +23,7 @@ from rewardlab.client.rendering import Artifact, ByFunction, Formatting, Renderi
 from rewardlab.client.rows import Answered, Row
 from rewardlab.core.errors import RenderError
 from rewardlab.core.spec import REFUSING
+from rewardlab.core.types import Message, prompt_key
 from rewardlab.data.prompts import conversations_of
 from rewardlab.data.rows import UnusableRowError
 
@@ -30,6 +31,8 @@ OF_A_ROW: Final = (400, 413, 422)
 """Refusals that may be due to one row of a request."""
 WRONG_DIGEST: Final = 409
 TOO_LARGE: Final = 413
+PROMPT_KEY: Final = "x-prompt-key"
+"""Header with a hash of the prompt. The texts themselves would end up in logs of balancers."""
 PLACE: Final = re.compile(r"(?:groups\.(?=\d+\.replies)|token_ids\.)(?P<part>\d+)(?:\.replies\.(?P<row>\d+))?")
 """Where our server says that a row is at fault."""
 
@@ -116,7 +119,8 @@ class AskOwn:
         )
         where = f"POST {self._endpoint.url}{self._endpoint.route}"
         try:
-            values = (await self._http.post(self._endpoint.route, request.model_dump(exclude_defaults=True))).values
+            body = request.model_dump(exclude_defaults=True)
+            values = (await self._http.post(self._endpoint.route, body, _headers(parts))).values
         except RefusedError as error:
             if error.status == WRONG_DIGEST:
                 raise self._changed(str(error)) from error
@@ -186,6 +190,17 @@ def _answer_of(values: Any, *, where: str) -> ScoreResponse:
         return ScoreResponse.model_validate(values)
     except ValidationError as error:
         raise strange(where, error, values) from error
+
+
+def _headers(parts: Sequence[Sequence[Row]]) -> dict[str, str]:
+    """Return the header by which a balancer sends requests about one prompt to one server.
+
+    A request about several prompts belongs to none of their servers, and of tokens no prompt is known: they have none.
+    """
+    if len(parts) != 1 or parts[0][0].token_ids is not None:
+        return {}
+    prompt = parts[0][0].prompt
+    return {PROMPT_KEY: prompt_key([Message("user", prompt)] if isinstance(prompt, str) else prompt)}
 
 
 def _wire_group(rows: Sequence[Row]) -> WireGroup:

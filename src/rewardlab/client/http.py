@@ -124,22 +124,22 @@ class Http:
 
     async def get(self, path: str) -> Answer:
         """Return the answer to `GET path`. Raises as `post` does."""
-        return await self._ask("GET", path, None)
+        return await self._ask("GET", path, None, {})
 
-    async def post(self, path: str, body: Mapping[str, Any]) -> Answer:
+    async def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
         """Return the answer to a request, with other attempts where they may help.
 
         Raises UnavailableError, RefusedError for a status of 4xx (RefusedError.status), or BadAnswerError if the answer
         is not JSON.
         """
         content = json.dumps(body, ensure_ascii=False, allow_nan=False).encode()
-        return await self._ask("POST", path, content)
+        return await self._ask("POST", path, content, headers or {})
 
     async def close(self) -> None:
         """Close the connections."""
         await self._client.aclose()
 
-    async def _ask(self, method: str, path: str, body: bytes | None) -> Answer:
+    async def _ask(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
         where = f"{method} {self.url}{path}"
         last: list[_AgainError] = []
         away = False
@@ -159,7 +159,7 @@ class Http:
                         on=backoff, attempts=self._config.attempts, timeout=None, wait_initial=0.2, wait_max=MAX_WAIT_S
                     ):
                         with attempt:
-                            answer = await self._once(method, path, body)
+                            answer = await self._once(method, path, body, headers)
                             return replace(answer, interrupted=away)
             except _AgainError as error:
                 after = (
@@ -179,10 +179,10 @@ class Http:
                 ) from None
         raise AssertionError("a retry ends in an answer or an error")
 
-    async def _once(self, method: str, path: str, body: bytes | None) -> Answer:
+    async def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
         """Send a request once. Raises _AgainError for what may be better a moment later."""
         where = f"{method} {self.url}{path}"
-        headers = {"accept": "application/json"}
+        headers = {"accept": "application/json", **headers}
         if body is not None:
             headers["content-type"] = "application/json"
         try:

@@ -26,6 +26,7 @@ from rewardlab.model.reward import HEAD_ON_DISK
 ONE_FILE: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
 CONFIG: Final = "config.json"
+ADAPTER_CONFIG: Final = "adapter_config.json"
 POINTER: Final = b"version https://git-lfs.github.com/spec/"
 """The beginning of a git-lfs pointer, the small text file that git leaves in place of a large file."""
 POINTER_BYTES: Final = 1024

@@ -23,7 +23,7 @@ from rewardlab.model import attention
 from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import apply_compute, choose_compute
 from rewardlab.model.config import DEFAULT_COMPUTE, BackboneConfig, ComputeConfig, ModelConfig, looks_local
-from rewardlab.model.files import CONFIG, DAMAGED_BASE, require_counts, told
+from rewardlab.model.files import ADAPTER_CONFIG, CONFIG, DAMAGED_BASE, require_counts, told
 from rewardlab.model.half import line_about_others
 from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
 from rewardlab.model.outline import Originals, Outline, Place
@@ -48,12 +48,15 @@ _WANTED: Final = "Give a hub name, a folder with config.json and weights, or smo
 def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
     """Return the configuration (of transformers) of the model at `name`.
 
-    Raises ModelError if there is no model, or if its configuration cannot be read or has absurd numbers.
+    Raises ModelError if there is no model, if there are adapters alone, or if the configuration cannot be read or has
+    absurd numbers.
     """
     if looks_local(name) and not Path(name).is_dir():
         home = Path(name).expanduser()
         remark = f" (write {home}: the shell did not expand ~)" if name.startswith("~") and home.is_dir() else ""
         raise ModelError(f"no model at {name!r}: there is no such folder{remark}. {_WANTED}")
+    if (Path(name) / ADAPTER_CONFIG).is_file() and not (Path(name) / CONFIG).is_file():
+        raise ModelError(_adapters_alone(Path(name)))
     if (own := Path(name) / CONFIG).is_file():
         require_counts(read_object(own, DAMAGED_BASE), where=str(own))
     with told(name, f"its {CONFIG} cannot be read"):
@@ -61,6 +64,17 @@ def read_config(name: str, *, trust_remote_code: bool = False) -> Any:
             return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         except (OSError, ValueError) as error:
             raise ModelError(f"no model at {name!r}: {str(error).splitlines()[0]} {_WANTED}") from error
+
+
+def _adapters_alone(folder: Path) -> str:
+    """Return the message for a folder of adapters without their base model."""
+    merged = folder.resolve().parent
+    where = str(merged) if (merged / CONFIG).is_file() else "the reward-model folder that they were exported from"
+    return (
+        f"{folder}: it holds adapters alone (a folder of PEFT, without config.json), and how conversations are "
+        f"rendered for them is in the merged folder. Go on from that: {where}. Adapters of another project are merged "
+        f"first (`merge_and_unload` of PEFT)."
+    )
 
 
 def disk_class_of(config: Any) -> Any:

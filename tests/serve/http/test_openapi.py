@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from fake_engine import FakeEngine
+from reward_models import save_tiny
 from rewardlab.serve.http.app import make_app
 from rewardlab.serve.http.config import HttpConfig, LimitsConfig
 
@@ -85,6 +89,25 @@ def test_random_requests_get_no_answer_that_is_not_described(schema):
 @pytest.mark.timeout(3600)
 def test_very_many_random_requests_get_no_answer_that_is_not_described(schema):
     print(try_all(schema, MODES, count=LONG), "requests")  # noqa: T201
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_very_many_random_requests_to_a_running_server_get_no_answer_that_is_not_described(tmp_path):
+    """The command itself, with the real engine and a tiny model, over a socket of the loopback address."""
+    folder = save_tiny(tmp_path / "rm")
+    command = [sys.executable, "-m", "rewardlab", "serve", str(folder), "--port", "0", "--device", "cpu"]
+    more = ["--admin-token-env", "ADMIN", "--allow-swap-from", str(tmp_path), "--max-conversations", "50"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "ADMIN": ADMIN_TOKEN}
+    with subprocess.Popen([*command, *more], stdout=subprocess.PIPE, text=True, env=environment) as server:
+        try:
+            assert server.stdout is not None
+            url = next(line.split()[-1] for line in server.stdout if "serving" in line)
+            sent = try_all(schemathesis.openapi.from_url(f"{url}/openapi.json"), MODES, count=LONG)
+            print(sent, "requests")  # noqa: T201
+        finally:
+            server.terminate()
+    assert server.returncode == 0
 
 
 def test_every_route_is_described_and_every_reference_leads_somewhere(schema):

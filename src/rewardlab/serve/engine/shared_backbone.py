@@ -23,6 +23,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from rewardlab.core.errors import ArtifactError, ConfigError
+from rewardlab.model.files import ADAPTER_CONFIG
 from rewardlab.model.lora import PEFT_PREFIX
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, disk_name
 
@@ -60,9 +61,9 @@ def read_adapter(folder: Path) -> Adapter:
     Raises ArtifactError if it has none, or one that cannot be taken off the merged weights or shares no backbone.
     """
     where = folder / "adapter"
-    if not (where / "adapter_config.json").is_file():
+    if not (where / ADAPTER_CONFIG).is_file():
         raise ArtifactError(f"{folder}: no adapter/, so it was not trained with --lora. {REMEDY}")
-    config = json.loads((where / "adapter_config.json").read_text(encoding="utf-8"))
+    config = json.loads((where / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     for wrong, why in (
         (config.get("use_dora"), "DoRA scales whole rows, which cannot be taken off the merged weights"),
         (config.get("rank_pattern") or config.get("alpha_pattern"), "its layers have different ranks"),

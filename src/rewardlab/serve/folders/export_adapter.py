@@ -17,14 +17,13 @@ from rewardlab.core.errors import ArtifactError
 from rewardlab.core.files import read_json, replacing_folder, write_json
 from rewardlab.core.schema import read_object
 from rewardlab.core.spec import DAMAGED, SCORE_TOLERANCE, RewardSpec, read_spec
-from rewardlab.model.files import told
+from rewardlab.model.files import ADAPTER_CONFIG, told
 from rewardlab.model.load import disk_class_of, read_config
 from rewardlab.model.reward import HEAD_ON_DISK
 from rewardlab.serve.folders.export import require_apart
 
 logger = logging.getLogger("rewardlab")
 ADAPTER: Final = "adapter"
-CONFIG: Final = "adapter_config.json"
 WEIGHTS: Final = "adapter_model.safetensors"
 TOKENIZER: Final = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
 BASE: Final = "base_model_name_or_path"
@@ -57,20 +56,20 @@ def export_adapter(
     require_apart(source, target, overwrite=overwrite)
     spec = read_spec(source)
     adapter = source / ADAPTER
-    if not (adapter / WEIGHTS).is_file() or not (adapter / CONFIG).is_file():
+    if not (adapter / WEIGHTS).is_file() or not (adapter / ADAPTER_CONFIG).is_file():
         raise ArtifactError(
             f"{source}: it holds no adapters, only merged weights: it was trained without --lora, or imported. Export "
             f"it without --adapter."
         )
     load(source, device="cpu", attention="padded")
-    settings = read_object(adapter / CONFIG, DAMAGED)
+    settings = read_object(adapter / ADAPTER_CONFIG, DAMAGED)
     if base is not None:
         settings[BASE] = base
     _require_head(source, settings)
     _tell_engines(settings)
     with replacing_folder(target) as place:
         shutil.copy2(adapter / WEIGHTS, place / WEIGHTS)
-        write_json(place / CONFIG, settings)
+        write_json(place / ADAPTER_CONFIG, settings)
         _copy_tokenizer(source, place)
         classifier = _classifier(source, str(settings[BASE]), final=spec.renderer.final_token_id)
         if with_base:
@@ -92,7 +91,7 @@ def _require_head(source: Path, settings: dict[str, Any]) -> None:
     """Raise ArtifactError unless PEFT is told to take the head from the adapters."""
     if settings.get("task_type") != "SEQ_CLS" or HEAD_ON_DISK not in (settings.get("modules_to_save") or []):
         raise ArtifactError(
-            f"{source / ADAPTER / CONFIG}: task_type is {settings.get('task_type')!r} and modules_to_save "
+            f"{source / ADAPTER / ADAPTER_CONFIG}: task_type is {settings.get('task_type')!r} and modules_to_save "
             f"{settings.get('modules_to_save')!r}, so PEFT would leave out the head `{HEAD_ON_DISK}`, and with it "
             f"every reward."
         )
