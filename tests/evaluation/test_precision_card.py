@@ -118,7 +118,15 @@ def test_eval_draws_a_sample_for_its_card_with_its_seed(base_model, tmp_path, mo
         assert (again["measures"] == first["measures"]) == same
 
 
-@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"precision": "fp16"}, {"save_dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bf16"},
+        {"precision": "fp16"},
+        {"save_dtype": "bfloat16"},
+        {"precision": "bf16", "lora": True, "lr": 1e-2},
+    ],
+)
 def test_the_evaluations_on_the_way_are_compared_with_the_saved_model(base_model, pairs_file, tmp_path, changes):
     result = train(config_for(base_model, pairs_file, tmp_path / "run", eval_fraction=0.3, **changes))
     assert result.live is not None
