@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from rewardlab.data.groups import Datasets
     from rewardlab.training.settings.config import RewardTrainerConfig
 
-RESULTS = Path(__file__).resolve().parent / "results"
 TEXT = """how do I keep basil alive when the soil is dry and cold in a small garden with little light what should we
 write about rivers bridges numbers letters music bread coffee winter travel give it water every week because plants
 need less than people think never always perhaps certainly first then finally compare explain describe list seven"""
@@ -301,6 +300,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.measure:
         print(json.dumps(measure(options)))
         return 0
+    from harness.results import RESULTS, new_path
     from rewardlab.data.workers import available_cores
     from rewardlab.model.builtin import resolve_model_name
 
@@ -313,7 +313,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     failures = failures_of(cases)
     if not options.no_result:
         now = datetime.datetime.now(datetime.UTC)
-        path = RESULTS / f"data_path.{Path(model).name}.{now:%Y-%m-%d}.json"
+        path = new_path(RESULTS, "data_path", Path(model).name).with_suffix(".json")
         packages = ("rewardlab", "transformers", "tokenizers", "numpy")
         write_json(
             path,

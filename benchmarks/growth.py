@@ -227,9 +227,9 @@ def write(rows: Sequence[dict[str, Any]], left: Sequence[str], options: argparse
         ),
         *([f"Left out for want of time: {'; '.join(left)}.", ""] if left else []),
     ]
-    plot_wanted = not options.no_result
-    if plot_wanted:
-        page += [f"![measured against the formula]({plot_name(tag)})", ""]
+    picture = results.path_of(options, "growth", tag).with_suffix(".svg")
+    if not options.no_result:
+        page += [f"![measured against the formula]({picture.name})", ""]
     path = results.write(
         "growth",
         tag,
@@ -240,12 +240,7 @@ def write(rows: Sequence[dict[str, Any]], left: Sequence[str], options: argparse
         load=(load, machine.load_average()),
     )
     if path is not None:
-        plot(rows, path.with_name(plot_name(tag)), options)
-
-
-def plot_name(tag: str) -> str:
-    """The plot's file, beside the page."""
-    return f"growth.{tag}.{results.today()}.svg"
+        plot(rows, picture, options)
 
 
 def plot(rows: Sequence[dict[str, Any]], path: Path, options: argparse.Namespace) -> None:

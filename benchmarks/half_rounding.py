@@ -1,6 +1,7 @@
 """Training in bf16 beside float32: weights rounded stochastically once a step, and to the nearest, as autocast does.
 
     scripts/bench half_rounding --lr 5e-6 2e-5 --seeds 3 --trl-seeds 1 --drift
+    scripts/bench half_rounding --folders runs/probe0/best runs/probe1/best    # saved models, one a seed: drift alone
 
 Every arm of a seed starts from the same weights and head and sees the same rows in the same order, at a constant rate.
 The trained float32 weights are then judged in float32 on the same test pairs, so differences between arms are paired.
@@ -14,7 +15,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,17 +38,21 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 
 CPU = torch.device("cpu")
 EXACT = "float32"
+LIVE = "live"
 SHADOW = "bf16, stochastic"
+NEAREST = "bf16, nearest"
+FOLDERS = "folders"
 TRL = "TRL, bf16"
 ARMS: Mapping[str, Mapping[str, str]] = {
     EXACT: {"precision": "fp32"},
     SHADOW: {"precision": "bf16", "half_rounding": "stochastic"},
-    "bf16, nearest": {"precision": "bf16", "half_rounding": "nearest"},
+    NEAREST: {"precision": "bf16", "half_rounding": "nearest"},
 }
 KINDS: Mapping[str, Mapping[str, bool]] = {"full": {}, "lora": {"lora": True}, "head": {"train_head_only": True}}
 METRICS = ("accuracy", "NLL", "margin")
 Columns = Mapping[str, np.ndarray]
-"""Of each test pair: margin, whether it is ordered as judged, NLL, and the key of its prompt."""
+"""Of each test pair: margin, whether it is ordered as judged, NLL, its label and the key of its prompt; of each reply
+its score."""
 
 
 @dataclass
@@ -55,18 +60,25 @@ class Trained:
     """What an arm of a seed came to."""
 
     losses: list[float]
+    """A loss a step; none for a folder that was trained elsewhere."""
     exact: Columns
     """Its weights in float32."""
-    live: Columns
-    """As it computes while it trains."""
-    served: dict[str, Columns] = field(default_factory=dict)
-    """Its folder, by who serves it."""
+    others: dict[str, Columns] = field(default_factory=dict)
+    """The same model by who computes it: live, as it computes while it trains, and its folder by who serves it."""
+
+
+class Distance(NamedTuple):
+    """Root mean squares of differences from the exact numbers, in standard deviations of those."""
+
+    margins: float
+    scores: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
     """What is trained and judged on, and the model to begin with."""
 
+    name: str
     folder: str
     renderer: Renderer
     train: Sequence[TokenGroup]
@@ -74,15 +86,26 @@ class Rows:
 
 
 def train_arm(rows: Rows, settings: Mapping[str, object], steps: int, *, work: Path | None) -> Trained:
-    """One run. With a folder to `work` in, the model is saved there and exported, and served by several."""
+    """One run. With a folder to `work` in, the model is saved there, exported, and served by several."""
     config = ours.settings(rows.folder, settings)
     trainer = ours.build_trainer(config, rows.train, sharing=True, device=CPU)
     step = ours.step_of(trainer)
     losses = [float(step()["loss"]) for _ in range(steps)]
-    live = columns(judge(trainer.model, rows.test, config))
-    served = {} if work is None else serve(trainer.model, rows, config, work)
+    others = {LIVE: columns(judge(trainer.model, rows.test, config))}
+    if work is not None:
+        save_reward_model(
+            work / "saved", trainer.model, rows.renderer, beta=1.0, save_dtype=torch.float32, provenance={}
+        )
+        others |= serve(work / "saved", rows, config, work / "half")
     exact = columns(judge(in_float32(trainer), rows.test, config))
-    return Trained(losses=losses, exact=exact, live=live, served=served)
+    return Trained(losses=losses, exact=exact, others=others)
+
+
+def read_folder(folder: Path, rows: Rows, work: Path) -> Trained:
+    """A model that was saved elsewhere, such as the head of `rewardlab probe`, served by several."""
+    config = ours.settings(rows.folder, {})
+    others = serve(folder, rows, config, work / "half")
+    return Trained(losses=[], exact=others["the folder in fp32"], others=others)
 
 
 def judge(model: RewardModel, test: Sequence[TokenGroup], config: RewardTrainerConfig) -> Sequence[ScoreRow]:
@@ -106,10 +129,8 @@ def in_float32(trainer: RewardTrainer) -> RewardModel:
     return model
 
 
-def serve(model: RewardModel, rows: Rows, config: RewardTrainerConfig, work: Path) -> dict[str, Columns]:
-    """The test pairs by the saved folder: reloaded in both precisions, and exported, in plain transformers."""
-    saved, half = work / "saved", work / "half"
-    save_reward_model(saved, model, rows.renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+def serve(saved: Path, rows: Rows, config: RewardTrainerConfig, half: Path) -> dict[str, Columns]:
+    """The test pairs by a saved folder: reloaded in both precisions, and exported to `half`, in plain transformers."""
     export(saved, half, dtype="bfloat16")
     found = {
         f"the folder in {precision}": columns(judge(load(saved, precision=precision).model, rows.test, config))
@@ -130,7 +151,7 @@ def train_trl(rows: Rows, settings: Mapping[str, object], steps: int, work: Path
     """TRL's RewardTrainer with `bf16=True`, from our weights and head, on our rows in our order."""
     import parity_trl
 
-    nearest = {**settings, **ARMS["bf16, nearest"]}
+    nearest = {**settings, **ARMS[NEAREST]}
     config = ours.settings(rows.folder, nearest)
     trainer = parity_trl.build_trl(
         rows.folder,
@@ -148,10 +169,10 @@ def train_trl(rows: Rows, settings: Mapping[str, object], steps: int, work: Path
     del trainer, model
     plain = {"lora": False, "train_head_only": False}
     judged = {}
-    for name, arm in (("exact", EXACT), ("live", "bf16, nearest")):
+    for name, arm in (("exact", EXACT), (LIVE, NEAREST)):
         config = ours.settings(str(work / "trl"), {**settings, **plain, **ARMS[arm]})
         judged[name] = columns(judge(ours.build_model(config, sharing=True, device=CPU), rows.test, config))
-    return Trained(losses=losses, **judged)
+    return Trained(losses=losses, exact=judged["exact"], others={LIVE: judged[LIVE]})
 
 
 def columns(rows: Sequence[ScoreRow]) -> Columns:
@@ -161,19 +182,25 @@ def columns(rows: Sequence[ScoreRow]) -> Columns:
         "margin": pairs.difference,
         "accuracy": pairs.outcome,
         "NLL": pairs.nll(beta=1.0),
+        "label": pairs.label,
         "prompt": np.array(pairs.prompt_keys),
+        "score": np.array([row.score for row in rows]),
     }
 
 
-def distance(found: Columns, exact: Columns) -> float:
-    """Root mean square of the differences of margins, in standard deviations of a margin."""
-    return float(np.sqrt(np.mean((found["margin"] - exact["margin"]) ** 2)) / exact["margin"].std())
+def distance(found: Columns, exact: Columns) -> Distance:
+    """How far a computation of a model is from its weights in float32."""
+
+    def part(name: str) -> float:
+        return float(np.sqrt(np.mean((found[name] - exact[name]) ** 2)) / exact[name].std())
+
+    return Distance(margins=part("margin"), scores=part("score"))
 
 
-def difference(runs: Sequence[Trained], exact: Sequence[Trained], metric: str) -> str:
-    """How far an arm is from float32 on the same pairs, averaged over its seeds first: the prompt is the unit."""
-    moved = [mine.exact[metric] - other.exact[metric] for mine, other in zip(runs, exact, strict=False)]
-    found: Estimate = stats.mean(np.mean(moved, axis=0), exact[0].exact["prompt"].tolist())
+def difference(runs: Sequence[Trained], others: Sequence[Trained], metric: str) -> str:
+    """How far an arm is from another on the same pairs, averaged over seeds first: the prompt is the unit."""
+    moved = [mine.exact[metric] - other.exact[metric] for mine, other in zip(runs, others, strict=False)]
+    found: Estimate = stats.mean(np.mean(moved, axis=0), others[0].exact["prompt"].tolist())
     return f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
 
 
@@ -188,18 +215,22 @@ def arms_table(arms: Mapping[str, Sequence[Trained]]) -> str:
             cells.append(f"{np.mean([run.exact[metric].mean() for run in runs]):.3f}")
             cells.append("–" if name == EXACT else difference(runs, arms[EXACT], metric))
         loss = np.mean([np.mean(run.losses[-5:]) for run in runs])
-        live = " ".join(f"{distance(run.live, run.exact):.1%}" for run in runs)
+        live = " ".join(f"{distance(run.others[LIVE], run.exact).margins:.1%}" for run in runs)
         lines.append([name, len(runs), f"{loss:.3f}", *cells, live])
+    apart = (cell for metric in METRICS for cell in ("", difference(arms[SHADOW], arms[NEAREST], metric)))
+    lines.append([f"{SHADOW} – nearest", len(arms[SHADOW]), "", *apart, ""])
     head = ["arm", "seeds", "loss, last 5 steps"]
     return results.table([*head, *(cell for metric in METRICS for cell in (metric, "difference")), "live"], lines)
 
 
 def drift_table(runs: Sequence[Trained]) -> str:
-    """Who computes the model trained in bf16, and how far that is from its float32 weights; a column a seed."""
-    names = list(runs[0].served)
-    lines = [["live", *(f"{distance(run.live, run.exact):.1%}" for run in runs)]]
-    lines += [[name, *(f"{distance(run.served[name], run.exact):.1%}" for run in runs)] for name in names]
-    return results.table(["computed by", *(f"seed {seed}" for seed in range(len(runs)))], lines)
+    """Who computes a model, and how far that is from its float32 weights: margins and scores, a column a seed."""
+    lines = []
+    for name in runs[0].others:
+        far = [distance(run.others[name], run.exact) for run in runs]
+        lines.append([name, *(f"{one:.1%}" for part in zip(*far, strict=True) for one in part)])
+    head = [f"{part}, seed {seed}" for part in Distance._fields for seed in range(len(runs))]
+    return results.table(["computed by", *head], lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -219,42 +250,59 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--trl-seeds", type=int, default=0, help="of which TRL trains so many too")
     parser.add_argument("--drift", action="store_true", help="save and export the models trained in bf16, and compare")
     parser.add_argument("--kind", default="full", choices=list(KINDS))
+    parser.add_argument(
+        "--folders", type=Path, nargs="+", default=[], help="reward-model folders whose drift is measured; none trains"
+    )
     parser.add_argument("--threads", type=int, default=2)
     results.add_flags(parser)
     options = parser.parse_args(arguments)
+    if options.test_data == options.data:
+        parser.error(f"--test-data {options.test_data}: its first rows are trained on. Leave it out for later ones")
     ours.quiet()
     torch.set_num_threads(options.threads)
-    load_before, count = machine.load_average(), options.steps * options.batch_size
+    load_before = machine.load_average()
     found: dict[float, dict[str, list[Trained]]] = {}
     with tempfile.TemporaryDirectory() as work:
-        folder = workload.model_folder(options.model, Path(work), layers=options.layers)
-        if options.test_data == options.data:
-            parser.error(f"--test-data {options.test_data}: its first rows are trained on. Leave it out for later ones")
-        more = options.test_pairs if options.test_data is None else 0
-        data = workload.read_rows(options.data, count + more, folder=options.data_folder)
-        groups = workload.to_groups(data, folder, max_seq_len=options.max_seq_len)
-        if options.test_data is not None:
-            held_out = workload.read_rows(options.test_data, options.test_pairs, folder=options.data_folder)
-            groups += workload.to_groups(held_out, folder, max_seq_len=options.max_seq_len)
-        rows = Rows(
-            folder=folder,
-            renderer=workload.renderer_of(folder, max_seq_len=options.max_seq_len),
-            train=groups[:count],
-            test=groups[count:],
-        )
+        model = options.model if not options.folders else str(options.folders[0].resolve())
+        folder = workload.model_folder(model, Path(work), layers=options.layers)
+        rows = read_rows(folder, options)
+        tag = f"{rows.name}.{options.kind}" + (f".{options.layers}-layers" if options.layers else "")
+        if options.folders:
+            tag, options.lr = f"{rows.name}.folders", [0.0]
         for lr in options.lr:
-            found[lr] = run_rate(rows, lr, options, Path(work))
+            found[lr] = judge_folders(rows, options) if options.folders else run_rate(rows, lr, options, Path(work))
             results.write(
                 "half_rounding",
-                f"{data.name}.{options.kind}" + (f".{options.layers}-layers" if options.layers else ""),
-                page=page_of(found, data.name, options),
-                data={"rates": {f"{rate:g}": facts_of(arms) for rate, arms in found.items()}},
+                tag,
+                page=page_of(found, rows.name, options),
+                data=record_of(found),
                 options=options,
                 device=CPU,
                 load=(load_before, machine.load_average()),
                 say=lr == options.lr[-1],
             )
     return 0
+
+
+def read_rows(folder: str, options: argparse.Namespace) -> Rows:
+    """The rows that the flags name, by the template of the model in `folder`."""
+    count, more = options.steps * options.batch_size, options.test_pairs if options.test_data is None else 0
+    data = workload.read_rows(options.data, count + more, folder=options.data_folder)
+    groups = workload.to_groups(data, folder, max_seq_len=options.max_seq_len)
+    if options.test_data is not None:
+        held_out = workload.read_rows(options.test_data, options.test_pairs, folder=options.data_folder)
+        groups += workload.to_groups(held_out, folder, max_seq_len=options.max_seq_len)
+    renderer = workload.renderer_of(folder, max_seq_len=options.max_seq_len)
+    return Rows(name=data.name, folder=folder, renderer=renderer, train=groups[:count], test=groups[count:])
+
+
+def judge_folders(rows: Rows, options: argparse.Namespace) -> dict[str, list[Trained]]:
+    """The models of `--folders`, none of them trained here."""
+    found = []
+    for folder in options.folders:
+        with tempfile.TemporaryDirectory() as place:
+            found.append(read_folder(folder, rows, Path(place)))
+    return {FOLDERS: found}
 
 
 def run_rate(rows: Rows, lr: float, options: argparse.Namespace, work: Path) -> dict[str, list[Trained]]:
@@ -283,20 +331,37 @@ def run_rate(rows: Rows, lr: float, options: argparse.Namespace, work: Path) -> 
     return arms
 
 
-def facts_of(arms: Mapping[str, Sequence[Trained]]) -> dict[str, Any]:
-    """For the record: losses, and each seed's means."""
+def record_of(found: Mapping[float, Mapping[str, Sequence[Trained]]]) -> dict[str, Any]:
+    """For the record: the test pairs once, then losses, each seed's means, and every margin in the order of the pairs.
+
+    From label and margin the metrics of a pair follow, so any difference between arms and seeds can be made again.
+    """
+    first = next(run for arms in found.values() for runs in arms.values() for run in runs).exact
     return {
-        name: [
-            {
-                "losses": run.losses,
-                **{metric: float(run.exact[metric].mean()) for metric in METRICS},
-                "live": distance(run.live, run.exact),
-                "served": {who: distance(one, run.exact) for who, one in run.served.items()},
-            }
-            for run in runs
-        ]
-        for name, runs in arms.items()
+        "pairs": {name: first[name].tolist() for name in ("prompt", "label")},
+        "rates": {
+            f"{rate:g}": {name: [facts_of(run) for run in runs] for name, runs in arms.items()}
+            for rate, arms in found.items()
+        },
     }
+
+
+def facts_of(run: Trained) -> dict[str, Any]:
+    """What a seed of an arm came to, as computed in float32 and by others."""
+    return {
+        "losses": run.losses,
+        **{metric: float(run.exact[metric].mean()) for metric in METRICS},
+        "margins": digits(run.exact["margin"]),
+        "computed_by": {
+            who: {**distance(one, run.exact)._asdict(), "margins_of_pairs": digits(one["margin"])}
+            for who, one in run.others.items()
+        },
+    }
+
+
+def digits(values: np.ndarray) -> list[float]:
+    """The numbers as float32 has them: seven digits."""
+    return [float(f"{value:.7g}") for value in values]
 
 
 def page_of(
@@ -306,6 +371,15 @@ def page_of(
     depth = f", the first {options.layers} layers" if options.layers else ""
     judged_on = "pairs after them" if options.test_data is None else f"pairs of {options.test_data}"
     what = {"full": "all weights", "lora": "LoRA", "head": "the head alone"}[options.kind]
+    far = (
+        "Distances of margins and scores are from those of the same weights in float32: root mean squares, in standard "
+        "deviations of a margin and of a score."
+    )
+    if options.folders:
+        names = ", ".join(f"`{folder.resolve().parent.name}/{folder.name}`" for folder in options.folders)
+        ((_, runs),) = found[0.0].items()
+        judged = f"{names}, one a seed, judged on {options.test_pairs} {judged_on}."
+        return [f"# Saved models by who computes them: {data}", "", f"{judged} {far}", "", drift_table(runs)]
     tables = []
     for lr, arms in found.items():
         tables += [f"## lr {lr:g}", "", arms_table(arms)]
@@ -315,10 +389,10 @@ def page_of(
         f"# bf16 that learns like float32: {what}, {data}",
         "",
         f"{Path(options.model).name}{depth}, {options.steps} steps of {options.batch_size} pairs at a constant rate; "
-        f"judged in float32 on {options.test_pairs} {judged_on}. Differences are from float32 on the same pairs and "
-        f"seeds, averaged over seeds, with 95 % intervals over pairs, clustered by prompt (they say nothing of other "
-        f"seeds). `live` is the model as it computes while it trains, a number a seed: the distance of its margins "
-        f"from those of its own weights in float32 (root mean square, in standard deviations of a margin).",
+        f"judged in float32 on {options.test_pairs} {judged_on}. Differences are from float32, in the last row between "
+        f"the two roundings, on the same pairs and seeds, averaged over seeds, with 95 % intervals over pairs, "
+        f"clustered by prompt (they say nothing of other seeds). `live` is the model as it computes while it trains, "
+        f"the distance of its margins a seed. {far}",
         "",
         *tables,
     ]

@@ -28,6 +28,7 @@ from trl import RewardConfig
 from trl import RewardTrainer as TrlRewardTrainer
 
 from harness.parity import LOSS_TOLERANCE, UPDATE_TOLERANCE, WEIGHT_TOLERANCE, Parity, Track, compare, table
+from harness.results import RESULTS, new_path
 from harness.tiny import TINY, write_tiny
 from rewardlab.artifact.save import choose_pad
 from rewardlab.core.files import write_json
@@ -46,7 +47,6 @@ from rewardlab.training.monitoring.records import Records
 from rewardlab.training.settings.config import RewardTrainerConfig
 
 PAIRS_A_STEP = 16
-RESULTS = Path(__file__).resolve().parent / "results"
 
 SWITCHES: tuple[tuple[str, str, str, str], ...] = (
     ("rows", "tokenised by the trainer", "tokenised by the renderer", "TRL gets the renderer's tokens"),
@@ -332,7 +332,7 @@ def write_result(found: Sequence[Parity], failures: Sequence[str], options: argp
     names = "_".join(dict.fromkeys(parity.model for parity in found))
     packages = ("rewardlab", "torch", "transformers", "trl", "peft", "accelerate", "numpy")
     write_json(
-        path := RESULTS / f"parity_trl.{names}.{now:%Y-%m-%d}.json",
+        path := new_path(RESULTS, "parity_trl", names).with_suffix(".json"),
         {
             "benchmark": "parity_trl",
             "date": now.isoformat(timespec="seconds"),

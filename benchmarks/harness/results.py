@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def compare(
 
 def plain_options(options: argparse.Namespace) -> dict[str, object]:
     """Flags without the folders of this machine."""
-    hidden = {"results", "no_result", "data_folder", "function"}
+    hidden = {"results", "result_paths", "no_result", "data_folder", "function"}
 
     def plain(value: object) -> object:
         text = str(value)
@@ -89,9 +90,26 @@ def plain_options(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def today() -> str:
-    """The date in the names of files."""
-    return f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+def new_path(folder: Path, benchmark: str, tag: str) -> Path:
+    """Where the page of a new result goes: `benchmark.tag.date.md`, the second one of a day `….date-2.md`, and so on.
+
+    A result that is there already is never replaced, be it a page, a record or both.
+    """
+    day = f"{benchmark}.{tag}.{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    for count in itertools.count(1):
+        path = folder / f"{day}{'' if count == 1 else f'-{count}'}.md"
+        if not path.exists() and not path.with_suffix(".json").exists():
+            return path
+    raise AssertionError("counting ends nowhere")
+
+
+def path_of(options: argparse.Namespace, benchmark: str, tag: str) -> Path:
+    """The page of this run of a script, which it may write again: the same for the same `options`."""
+    mine: dict[str, Path] = vars(options).setdefault("result_paths", {})
+    name = f"{benchmark}.{tag}"
+    if name not in mine:
+        mine[name] = new_path(options.results, benchmark, tag)
+    return mine[name]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -113,7 +131,8 @@ def write(
 ) -> Path | None:
     """Write `benchmark.tag.date` as .md and .json; `load` is the load average before and after.
 
-    Prints the page (unless told not to `say` it); returns the path of the Markdown file.
+    Called again with the same `options`, it replaces what it wrote, and never what was there before. Prints the page
+    (unless told not to `say` it); returns the path of the Markdown file.
     """
     now = datetime.datetime.now(datetime.UTC)
     facts = machine.describe(device)
@@ -134,7 +153,7 @@ def write(
     if options.no_result:
         return None
     options.results.mkdir(parents=True, exist_ok=True)
-    path: Path = options.results / f"{benchmark}.{tag}.{today()}.md"
+    path = path_of(options, benchmark, tag)
     write_text(path, text)
     write_json(
         path.with_suffix(".json"),

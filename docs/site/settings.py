@@ -147,6 +147,7 @@ MORE: dict[str, str] = {
     "diagnostic_mode": "controls.md",
     "attention": "layouts.md",
     "precision": "precision.md",
+    "precision_card": "precision.md#the-precision-card",
     "half_rounding": "precision.md#half-precision-copies",
     "lora": "lora.md",
     "lora_dropout": "lora.md#dropout-of-adapters",

@@ -239,13 +239,17 @@ def test_the_page_has_the_newest_result_of_each_part_from_a_gpu(tmp_path):
     write_result(folder, "gpu", gpu="H", date="2026-02-01", ratio="new")
     write_result(folder, "gpu", gpu=None, date="2026-03-01", ratio="from a CPU")
     write_result(folder, "gpu_kernels", gpu="H", date="2026-01-01", ratio="kernels")
+    again = folder / "gpu.some-gpu.2026-02-01-2.json"
+    again.write_text(json.dumps({"date": "2026-02-01T09:00:00", "machine": {"gpu": "H"}}), encoding="utf-8")
+    again.with_suffix(".md").write_text("# Title of gpu\n\n**newest**\n", encoding="utf-8")
     assert gpu_page.main(["--results", str(folder), "--output", str(output)]) == 0
     page = output.read_text(encoding="utf-8")
-    assert "**new**" in page
+    assert "**newest**" in page, "the second of a day"
+    assert "**new**" not in page
     assert page.index("## Title of gpu\n") < page.index("## Title of gpu_kernels\n")
     assert "old" not in page
     assert "from a CPU" not in page
-    link = "../benchmarks/results/gpu.some-gpu.2026-02-01.md"
+    link = "../benchmarks/results/gpu.some-gpu.2026-02-01-2.md"
     assert f"({link})" in page
     assert (output.parent / link).is_file()
     assert "Not measured: `gpu_memory.py`, `gpu_sharded.py`, `gpu_nvml.py`." in page

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,8 +28,10 @@ import paired_tests
 import profile_step
 import score_cpu
 import train_cpu
-from harness import machine, peers
+from harness import machine, ours, peers, workload
 from harness.tiny import write_tiny
+from rewardlab.analysis import stats
+from rewardlab.artifact.save import save_reward_model
 from rewardlab.batch import pack
 from rewardlab.training import start
 
@@ -125,7 +128,8 @@ def test_rounding_is_judged_on_the_same_rows_and_seeds_by_everyone(tmp_path, kin
     assert half_rounding.main([*size, *arms, "--results", str(tmp_path)]) == 0
     page = page_in(tmp_path)
     (path,) = tmp_path.glob("*.json")
-    rates = json.loads(path.read_text(encoding="utf-8"))["rates"]
+    record = json.loads(path.read_text(encoding="utf-8"))
+    rates = record["rates"]
     assert list(map(float, rates)) == list(map(float, given))
     for arms in rates.values():
         assert {name: len(runs) for name, runs in arms.items()} == {
@@ -133,14 +137,43 @@ def test_rounding_is_judged_on_the_same_rows_and_seeds_by_everyone(tmp_path, kin
         }  # fmt: skip
         exact, shadow = arms[half_rounding.EXACT], arms[half_rounding.SHADOW]
         assert exact[0]["losses"] != exact[1]["losses"], "other rows, another head"
-        for ours, other in zip(exact, shadow, strict=True):
-            assert other["losses"][0] == pytest.approx(ours["losses"][0], rel=0.05)
-            assert ours["live"] < 1e-5
-            assert other["served"]["the folder in fp32"] < 1e-5
-            assert 0 < other["live"] < 0.2
+        for mine, other in zip(exact, shadow, strict=True):
+            assert other["losses"][0] == pytest.approx(mine["losses"][0], rel=0.05)
+            assert mine["computed_by"]["live"]["margins"] < 1e-5
+            assert other["computed_by"]["the folder in fp32"]["scores"] < 1e-5
+            assert 0 < other["computed_by"]["live"]["margins"] < 0.2
+            assert 0 < other["computed_by"]["live"]["scores"] < 0.2
         for trl in arms[half_rounding.TRL]:
             assert trl["losses"][0] == pytest.approx(exact[0]["losses"][0], rel=0.05), "the same start and rows"
     assert page.count("| not exported, transformers in bf16 |") == len(given)
+    # The difference of the two roundings, again, from what the record keeps of each pair.
+    shadow, nearest = ([run["margins"] for run in arms[name]] for name in (half_rounding.SHADOW, half_rounding.NEAREST))
+    apart = stats.mean(np.mean(np.subtract(shadow, nearest), axis=0), record["pairs"]["prompt"])
+    (row,) = (line for line in page.split(f"## lr {float(given[-1]):g}")[1].splitlines() if "– nearest |" in line)
+    assert f"| {apart.value:+.3f} [{apart.low:+.3f}, {apart.high:+.3f}] |  |" in row
+    assert len(record["pairs"]["label"]) == len(shadow[0]) == 12
+
+
+@pytest.mark.usefixtures("few_canaries")
+def test_the_drift_of_saved_folders_is_measured_without_training(tmp_path):
+    base, saved = write_tiny(tmp_path / "tiny-llama", "tiny-llama"), tmp_path / "saved"
+    model = ours.build_model(ours.settings(base, {}), sharing=True, device=torch.device("cpu"))
+    renderer = workload.renderer_of(base, max_seq_len=1024)
+    save_reward_model(saved, model, renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    given = ["--folders", str(saved), "--steps", "1", "--batch-size", "1", "--test-pairs", "6"]
+    for _ in range(2):
+        assert half_rounding.main([*given, "--threads", "1", "--results", str(tmp_path)]) == 0
+    paths = sorted(tmp_path.glob("half_rounding.generated.folders.*.json"))
+    assert [path.stem[-2:] == "-2" for path in paths] == [True, False], "the second of a day replaces nothing"
+    for path in paths:
+        (run,) = json.loads(path.read_text(encoding="utf-8"))["rates"]["0"]["folders"]
+        assert run["computed_by"]["the folder in fp32"] == {
+            "margins": 0,
+            "scores": 0,
+            "margins_of_pairs": run["margins"],
+        }
+        assert 0 < run["computed_by"]["the folder in bf16"]["scores"] < 0.2
+        assert "margins, seed 0 | scores, seed 0 |" in path.with_suffix(".md").read_text(encoding="utf-8")
 
 
 def test_memory_is_told_after_every_step(tmp_path, monkeypatch):

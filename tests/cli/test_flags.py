@@ -123,6 +123,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--publish-as mine", {"publish_as": "mine"}),
     ("--publish-token-env TOKEN", {"publish_token_env": "TOKEN"}),
     ("--publish-timeout-s 30", {"publish_timeout_s": 30.0}),
+    ("--precision-card always", {"precision_card": "always"}),
     ("--profile-memory", {"profile_memory": True}),
     ("--track-gpu --gpu-sample-interval-ms 100", {"track_gpu": True, "gpu_sample_interval_ms": 100}),
     ("--profile --profile-steps 5", {"profile": True, "profile_steps": 5}),

@@ -24,6 +24,7 @@ from rewardlab.data.templates import build_renderer
 from rewardlab.evaluation import precision as precision_module
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.evaluate import evaluate_folder
+from rewardlab.training import run as run_module
 from rewardlab.training.loop.selection import Selection
 from rewardlab.training.run import train
 
@@ -51,11 +52,22 @@ def test_a_run_in_bf16_closes_with_a_card_of_its_saved_model(base_model, pairs_f
     assert result.computed_in["after"] == "float32"
 
 
-def test_a_run_in_float32_has_none(base_model, pairs_file, tmp_path):
-    result = train(config_for(base_model, pairs_file, tmp_path / "run"))
-    assert result.card is None
-    assert not (tmp_path / "run/evals/precision.json").exists()
+def test_a_short_run_in_float32_has_one_if_it_is_asked_for(base_model, pairs_file, tmp_path, monkeypatch):
+    """And a run that is resumed without it has none of the model that it had chosen before."""
+    config = config_for(base_model, pairs_file, tmp_path / "run", precision_card="always")
+    result = train(config)
+    assert list(result.card.measures) == ["float32", "bf16", "nearest bf16"]
+    assert 0 < result.card.measures["bf16"]["margin error"].value < 0.2
     assert result.computed_in["before"] == "float32"
+    assert (tmp_path / "run/evals/precision.json").exists()
+    again = train(config.replace(precision_card="auto", resume="auto"))
+    assert again.card is None
+    assert not (tmp_path / "run/evals/precision.json").exists()
+    enough = 4 * config.run.batch_size
+    monkeypatch.setattr(run_module, "CARD_WORTH", enough)
+    assert run_module._wants_card(config.replace(precision_card="auto"), 4)
+    assert not run_module._wants_card(config.replace(precision_card="auto"), 3)
+    assert not run_module._wants_card(config.replace(precision_card="never"), 4)
 
 
 def test_a_precision_that_is_another_model_is_a_warning_in_log_record_and_result(
@@ -118,7 +130,15 @@ def test_eval_draws_a_sample_for_its_card_with_its_seed(base_model, tmp_path, mo
         assert (again["measures"] == first["measures"]) == same
 
 
-@pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"precision": "fp16"}, {"save_dtype": "bfloat16"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bf16"},
+        {"precision": "fp16"},
+        {"save_dtype": "bfloat16"},
+        {"precision": "bf16", "lora": True, "lr": 1e-2},
+    ],
+)
 def test_the_evaluations_on_the_way_are_compared_with_the_saved_model(base_model, pairs_file, tmp_path, changes):
     result = train(config_for(base_model, pairs_file, tmp_path / "run", eval_fraction=0.3, **changes))
     assert result.live is not None

@@ -10,13 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from transformers import GPT2Config
+from transformers.pytorch_utils import Conv1D
 
 from conftest import make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.model import linear
 from rewardlab.model.compute import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
-from rewardlab.model.half import AS_SAVED, HalfLinear, HalfWeights, _Cast, line_about_others
+from rewardlab.model.half import AS_SAVED, HalfConv1D, HalfLinear, HalfWeights, _Cast, line_about_others
 from rewardlab.model.layers import cut_off
 from rewardlab.model.linear import use_onednn
 from rewardlab.model.lora import add_adapters
@@ -28,9 +30,16 @@ from rewardlab.training.settings.config import LossConfig
 PLAIN = TrainComputeConfig(attention_backend="segments", linear_backend="torch", allocator="system")
 
 
+def make_gpt2():
+    """Its linear layers are transformers' Conv1D, whose weights are the transpose of nn.Linear's."""
+    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 384, "n_positions": 256}
+    config = GPT2Config(**sizes, pad_token_id=0, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    return make_model(layout="padded", config=config)
+
+
 def half_model(family="llama", *, lora=False, dtype=torch.bfloat16):
     """A model that computes in half precision, by autocast as yet."""
-    model = make_model(family)
+    model = make_gpt2() if family == "gpt2" else make_model(family)
     if lora:
         torch.manual_seed(0)
         add_adapters(model.backbone, ModelConfig(model="m", lora=True))
@@ -54,9 +63,10 @@ def step_of(model, num_micro_batches=3):
     return torch.cat(scores), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out is set")  # PEFT says so of every Conv1D, and then sets it itself
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("lora", [False, True], ids=["full", "lora"])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt_neox"])  # qwen2 and gpt_neox have biases
+@pytest.mark.parametrize("family", ["llama", "qwen2", "gpt_neox", "gpt2"])  # the last three have biases
 def test_copies_to_the_nearest_give_the_bits_of_casts_in_every_micro_batch(family, lora, dtype):
     model = half_model(family, lora=lora, dtype=dtype)
     by_copies = copy.deepcopy(model)
@@ -286,7 +296,20 @@ def test_matrices_that_have_no_copies_are_counted_and_told():
 
     assert line_about_others(nn.Sequential(nn.Linear(10, 10), nn.Embedding(5, 10), nn.LayerNorm(10))) == ""
     line = line_about_others(nn.Sequential(nn.Linear(10, 10, bias=False), Experts()))
-    assert line.startswith("half precision: 75% of the weights are in layers other than nn.Linear.")
+    assert line.startswith("half precision: 75% of the weights are in layers of other kinds than nn.Linear.")
+
+
+def test_the_layers_of_gpt2_have_copies_that_see_small_updates():
+    model = half_model("gpt2")
+    assert line_about_others(model.backbone) == ""
+    apply_compute(model, PLAIN)
+    model.half_weights.refresh()
+    layers = {name: layer for name, layer in model.named_modules() if type(layer) is HalfConv1D}
+    assert len(layers) == 8, "two of attention and two of the perceptron a layer"
+    for name, layer in layers.items():
+        assert torch.equal(layer.half_weight, round_weights(layer.weight.detach(), torch.bfloat16, f"{name}.weight"))
+    model.half_weights.drop()
+    assert sum(type(layer) is Conv1D for layer in model.modules()) == 8
 
 
 def test_weights_made_in_inference_mode_are_rounded_as_they_are_each_time():

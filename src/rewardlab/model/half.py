@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers.pytorch_utils import Conv1D
 
 from rewardlab.model.autograd import first_order
 from rewardlab.model.config import HalfRounding
@@ -26,8 +27,6 @@ from rewardlab.model.rounding import name_seed, round_stochastically, round_weig
 AS_SAVED: Final = ()
 """The draw used for a model that is evaluated or saved: that of `round_weights`, which rounds weights for a file. So a
 model scores in evaluation as it will from its folder."""
-LINEAR: Final = (nn.Linear, OneDnnLinear)
-"""Layer classes that can compute with a copy; other subclasses of nn.Linear may have a forward method of their own."""
 
 
 class _Cast(threading.local):
@@ -92,43 +91,69 @@ class _Product(torch.autograd.Function):
         )
 
 
-class HalfLinear(nn.Linear):
-    """An nn.Linear with the same parameters and names that computes with a half-precision copy of its weight."""
+class _Copying(nn.Module):
+    """A layer that computes with a half-precision copy of its weight. `HalfWeights.refresh` brings it up to date."""
 
     half_weight: Tensor | None = None
-    """The copy; without one the layer computes as nn.Linear does."""
+    """The copy; without one the layer computes as its own class does."""
     made_of: tuple[object, ...] = ()
     """What the copy was made from: the weight's version, its storage and the draw."""
 
-    def forward(self, input: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """Compute as nn.Linear does, in the dtype of the copy. `HalfWeights.refresh` brings the copy up to date."""
-        if self.half_weight is None:
-            return F.linear(input, self.weight, self.bias)
-        product: Any = _Product
-        output: Tensor = product.apply(input, self.weight, self.half_weight, self.bias, _CAST)
-        return output
-
-    def _apply(self, fn: Any, recurse: bool = True) -> HalfLinear:
-        """Move or cast the parameters as nn.Linear does, and drop the copy, which is made again when it is needed."""
+    def _apply(self, fn: Any, recurse: bool = True) -> _Copying:
+        """Move or cast the parameters as any layer does, and drop the copy, which is made again when it is needed."""
         self.half_weight, self.made_of = None, ()
         base: Any = super()
         base._apply(fn, recurse)
         return self
 
 
+class HalfLinear(_Copying, nn.Linear):
+    """An nn.Linear with the same parameters and names that computes with a half-precision copy of its weight."""
+
+    def forward(self, input: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
+        """Compute as nn.Linear does, in the dtype of the copy."""
+        if self.half_weight is None:
+            return F.linear(input, self.weight, self.bias)
+        product: Any = _Product
+        output: Tensor = product.apply(input, self.weight, self.half_weight, self.bias, _CAST)
+        return output
+
+
+class HalfConv1D(_Copying, Conv1D):
+    """The same for GPT-2's linear layer, whose weight is [in, out]."""
+
+    def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
+        """Compute as Conv1D does, in the dtype of the copy."""
+        if self.half_weight is None:
+            base: Any = super()
+            plain: Tensor = base.forward(x)
+            return plain
+        product: Any = _Product
+        output: Tensor = product.apply(x, self.weight.t(), self.half_weight.t(), self.bias, _CAST)
+        return output
+
+
+COPYING: Final[dict[type[nn.Module], type[_Copying]]] = {
+    nn.Linear: HalfLinear,
+    OneDnnLinear: HalfLinear,
+    Conv1D: HalfConv1D,
+}
+"""Layer class -> the one that computes with a copy; other subclasses may have a forward method of their own."""
+
+
 class HalfWeights:
     """The half-precision copies of all linear layers of a model, kept up to date with their weights and the draw."""
 
     def __init__(self, module: nn.Module, prefix: str, dtype: torch.dtype, rounding: HalfRounding) -> None:
-        """Make every nn.Linear inside compute with a copy from now on; a weight held in `dtype` is its own copy.
+        """Make every linear layer inside compute with a copy from now on; a weight held in `dtype` is its own copy.
 
         `prefix` is put before the names of weights, which seed stochastic rounding.
         """
         self.dtype, self.rounding = dtype, rounding
-        self._layers: list[tuple[str, Any, type[nn.Linear]]] = []
+        self._layers: list[tuple[str, Any, type[nn.Module]]] = []
         for name, layer in module.named_modules(prefix=prefix):
-            if (kind := type(layer)) in LINEAR:
-                layer.__class__ = HalfLinear
+            if (kind := type(layer)) in COPYING:
+                layer.__class__ = COPYING[kind]
                 self._layers.append((f"{name}.weight", layer, kind))
 
     def refresh(self, draw: tuple[int, ...] = AS_SAVED) -> None:
@@ -175,9 +200,8 @@ def line_about_others(module: nn.Module) -> str:
     """Return a line for the log about matrices outside linear layers and embeddings, such as those of fused experts, or
     "" if there are none. Autocast rounds these to the nearest, whatever rounding the linear layers have.
     """
-    kept = [
-        layer for layer in module.modules() if type(layer) in (*LINEAR, HalfLinear) or isinstance(layer, nn.Embedding)
-    ]
+    known = (*COPYING, *COPYING.values())
+    kept = [layer for layer in module.modules() if type(layer) in known or isinstance(layer, nn.Embedding)]
     covered = {id(parameter) for layer in kept for parameter in layer.parameters(recurse=False)}
     matrices = [p for p in module.parameters() if p.ndim >= 2 and p.dtype is torch.float32]
     others = sum(p.numel() for p in matrices if id(p) not in covered)
@@ -185,8 +209,8 @@ def line_about_others(module: nn.Module) -> str:
         return ""
     share = others / sum(parameter.numel() for parameter in module.parameters())
     return (
-        f"half precision: {share:.0%} of the weights are in layers other than nn.Linear. Where they are computed, they "
-        f"are rounded to the nearest, so small updates of them are not seen; --precision fp32 sees them"
+        f"half precision: {share:.0%} of the weights are in layers of other kinds than nn.Linear. Where they are "
+        f"computed, they are rounded to the nearest, so small updates of them are not seen; --precision fp32 sees them"
     )
 
 
@@ -197,7 +221,7 @@ def hold_half(module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
     weights as their own copies.
     """
     for name, layer in module.named_modules(prefix=prefix):
-        if type(layer) in LINEAR:
+        if type(layer) in COPYING:
             layer.weight = nn.Parameter(round_weights(layer.weight.detach(), dtype, f"{name}.weight"), False)
 
 
@@ -210,12 +234,12 @@ class RoundedParts:
     """
 
     def __init__(self, module: nn.Module, prefix: str, dtype: torch.dtype) -> None:
-        """Take the float32 weights that train of every nn.Linear inside; `prefix` is as in `HalfWeights`."""
+        """Take the float32 weights that train of every linear layer inside; `prefix` is as in `HalfWeights`."""
         self.dtype = dtype
         self._weights = [
             (f"{name}.weight", layer.weight)
             for name, layer in module.named_modules(prefix=prefix)
-            if type(layer) in LINEAR and layer.weight.requires_grad and layer.weight.dtype is torch.float32
+            if type(layer) in COPYING and layer.weight.requires_grad and layer.weight.dtype is torch.float32
         ]
         self._draw: tuple[int, ...] | None = None
         self._kept: list[tuple[Tensor, Tensor]] = []

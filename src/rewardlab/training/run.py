@@ -25,7 +25,15 @@ from rewardlab.data.pack import largest_cost
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import Parts, joined_ranks, parts_of, share
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, read_evaluation, read_scores, write_evaluation
-from rewardlab.evaluation.precision import LIVE_FILE, judge_live, judge_precisions, require_range, write_card
+from rewardlab.evaluation.precision import (
+    CARD_FILE,
+    LIVE_FILE,
+    MOST,
+    judge_live,
+    judge_precisions,
+    require_range,
+    write_card,
+)
 from rewardlab.model.load import load_reward_model
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.trainable import parameter_counts
@@ -47,6 +55,8 @@ from rewardlab.training.states import LookedUp
 logger = logging.getLogger("rewardlab")
 Rows = Iterable[Mapping[str, Any] | Preference]
 AS_TRAINED: Final = ", as it trains"
+CARD_WORTH: Final = 50 * MOST
+"""Preferences, those seen again counted again, from which on a run in float32 ends with a precision card by itself."""
 
 
 @runtime_checkable
@@ -358,8 +368,19 @@ def _judge_chosen(
         (evals / LIVE_FILE).unlink(missing_ok=True)
         if live is not None:
             write_card(evals, live, LIVE_FILE)
-    card = _card(config, scorer, ready.test or trainer.judge.data.eval, test or selected, saved_as, ranks)
+        (evals / CARD_FILE).unlink(missing_ok=True)
+    card = None
+    if _wants_card(config, trainer.step):
+        card = _card(config, scorer, ready.test or trainer.judge.data.eval, test or selected, saved_as, ranks)
     return _Judged(selected=selected, test=test, live=live, card=card)
+
+
+def _wants_card(config: RewardTrainerConfig, steps: int) -> bool:
+    """Whether a run of so many steps ends with a precision card."""
+    wanted = config.monitor.precision_card
+    if wanted == "auto":
+        return config.model.precision != "fp32" or steps * config.run.batch_size >= CARD_WORTH
+    return wanted == "always"
 
 
 def _card(
@@ -370,16 +391,17 @@ def _card(
     saved_as: str,
     ranks: Ranks,
 ) -> PrecisionCard | None:
-    """Write and return the precision card of a model, whose `result` on the groups is known; None after a run in
-    float32. The model cannot be used afterwards."""
-    if config.model.precision == "fp32" or result is None:
+    """Write and return the precision card of a model, whose `result` on the groups is known; None without a result.
+
+    After a run in float32 its half precision is bf16. The model cannot be used afterwards."""
+    if result is None:
         return None
     card = judge_precisions(
         scorer,
         groups,
         exact=result.rows,
         save_dtype=saved_as,
-        precision=config.model.precision,
+        precision="fp16" if config.model.precision == "fp16" else "bf16",
         budget=config.run.token_budget,
         seed=config.run.seed,
         ranks=ranks,

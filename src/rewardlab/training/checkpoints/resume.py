@@ -71,6 +71,7 @@ FREE: Final = (
     "compat",
     "preset",
     "report_to",
+    "precision_card",
     "profile_memory",
     "track_gpu",
     "gpu_sample_interval_ms",

@@ -285,6 +285,10 @@ class MonitorConfig:
 
     report_to: tuple[Viewer, ...] = ("auto",)
     """Viewers that also get the values of metrics.csv, one or several; `auto` is TensorBoard where it is installed."""
+    precision_card: Literal["auto", "always", "never"] = "auto"
+    """End with a precision card of the chosen model, which costs two evaluations of at most 200 preferences. `auto`:
+    after runs in half precision, and after runs in float32 of at least 10,000 preferences, of which it is a small part.
+    """
     profile_memory: bool = False
     """Write the memory of every step, forward and backward separately, to `memory.csv`."""
     track_gpu: bool = False
