@@ -11,6 +11,7 @@ import torch
 from rewardlab.artifact.config import require_config
 from rewardlab.artifact.load import load, open_renderer, require_canaries, require_files
 from rewardlab.artifact.seal import recorded_digest
+from rewardlab.artifact.shared_backbone import REMEDY, AdaptedModel, Adapter, SharedBackbone, read_adapter
 from rewardlab.client.protocol import ServedModel, WireCanary, WireMessage
 from rewardlab.core.config import require
 from rewardlab.core.controls import notice_of
@@ -22,7 +23,6 @@ from rewardlab.score import Scorer
 from rewardlab.serve.engine.prefix_cache import PrefixCache
 from rewardlab.serve.engine.request_tokens import Turns
 from rewardlab.serve.engine.scoring_model import ScoringModel
-from rewardlab.serve.engine.shared_backbone import REMEDY, AdaptedModel, Adapter, SharedBackbone, read_adapter
 
 logger = logging.getLogger("rewardlab")
 
