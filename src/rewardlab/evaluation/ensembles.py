@@ -21,6 +21,7 @@ from rewardlab.analysis.ensembles import (
     ensemble_of,
     scale_of,
 )
+from rewardlab.artifact.adapters import Members
 from rewardlab.core.errors import ArtifactError, ConfigError
 from rewardlab.core.files import jsonable, write_json
 from rewardlab.core.spec import RewardSpec, read_spec
@@ -68,6 +69,12 @@ def _beta(spec: RewardSpec, *, calibrated: bool) -> float:
     return spec.beta / spec.temperature if calibrated else spec.beta
 
 
+def members_of(config: EvalConfig) -> Members | None:
+    """Return the models of `--ensemble`, which share a backbone if they can; None for fewer than two."""
+    folders = [Path(folder) for folder in config.run.ensemble]
+    return Members(folders, precision=config.run.precision) if len(folders) > 1 else None
+
+
 def judge_ensemble(config: EvalConfig, rows: Mapping[str, Sequence[ScoreRow]]) -> JudgedEnsemble:
     """Judge the models of `--ensemble` as one, from their score rows (name -> rows), and write the results.
 
@@ -80,7 +87,6 @@ def judge_ensemble(config: EvalConfig, rows: Mapping[str, Sequence[ScoreRow]]) -
     folders = config.run.ensemble
     if len(folders) == 1:
         return _judge_heads(config, folders[0])
-    logger.info("ensemble: its %d members were scored one after the other, so one of them was in memory", len(folders))
     specs = {name: read_spec(Path(folder)) for name, folder in zip(rows, folders, strict=True)}
     stored = {name: stored_scale(spec, calibrated=config.run.calibrated) for name, spec in specs.items()}
     scales = [scale for scale in stored.values() if scale is not None]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from rewardlab.core.errors import RenderError
 from rewardlab.core.files import sha256_file
@@ -18,6 +18,10 @@ from rewardlab.data.loader import tell_typed
 from rewardlab.data.prompts import conversations_of
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
 from rewardlab.serve.scoring.rows import Asked
+
+if TYPE_CHECKING:
+    from rewardlab.artifact.adapters import Members
+    from rewardlab.score import Scorer
 
 logger = logging.getLogger("rewardlab")
 Entry = float | str | list[float]
@@ -108,13 +112,19 @@ class LocalModel:
 class LocalScorer:
     """A loaded model that scores rows. It is asked by one thread at a time."""
 
-    def __init__(self, model: LocalModel, decided: Mapping[str, Any]) -> None:
-        """Load the model. Raises ArtifactError if it fails its checks."""
+    def __init__(self, model: LocalModel, decided: Mapping[str, Any], members: Members | None = None) -> None:
+        """Load the model, from the `members` of an ensemble if it is one of them.
+
+        Raises ArtifactError if it fails its checks.
+        """
         # Imported here, since a process that leaves scoring to others needs neither torch nor transformers.
         from rewardlab.artifact.load import load
 
-        compute = model.with_decided(decided)
-        self.scorer = load(model.folder, precision=model.precision, compute=compute, log=logger.info)
+        def loaded(folder: Path) -> Scorer:
+            return load(folder, precision=model.precision, compute=model.with_decided(decided), log=logger.info)
+
+        folder = Path(model.folder)
+        self.scorer = loaded(folder) if members is None else members.open(folder, loaded)
         self.scorer.token_budget = model.token_budget
         self.refuses = model.overlong == "refuse"
         if not self.refuses:
@@ -178,9 +188,10 @@ class LocalBackend:
 
     num_parts = 1
 
-    def __init__(self, model: LocalModel) -> None:
+    def __init__(self, model: LocalModel, members: Members | None = None) -> None:
         """Raises ArtifactError if the folder has no spec that can be read."""
         self.model = model
+        self._members = members
         self.spec = model.spec()
         self.identity = model.identity()
         self.bare = self.spec.renderer.joins_texts
@@ -188,7 +199,7 @@ class LocalBackend:
 
     async def start(self, decided: Mapping[str, Any]) -> Mapping[str, Any]:
         """Load the model. Raises ArtifactError if it fails its checks."""
-        self._scorer = LocalScorer(self.model, decided)
+        self._scorer = LocalScorer(self.model, decided, self._members)
         return self._scorer.decided
 
     async def score_rows(self, rows: Sequence[Asked]) -> Answer:

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from rewardlab.analysis.ensembles import Combination, Scale, combinations
+from rewardlab.artifact.adapters import Members
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import CUT_MIDDLE, read_spec
 from rewardlab.evaluation.ensembles import stored_scale
@@ -36,8 +37,8 @@ def score_ensemble(
     unit is a standard deviation. `score_std` (`score_stds` for several responses) is the standard deviation over the
     members. A reply that a member cannot score gets null, with the member and its cause in `score_error`;
     `truncated_tokens` and `truncated_reply_tokens` are the most that was cut for a member. If nothing is said about
-    long conversations, they are refused if one of the members was trained without any. Members are loaded one after the
-    other, and the scores of each are kept as `score_file` keeps them.
+    long conversations, they are refused if one of the members was trained without any. Members are scored one after the
+    other, on one backbone if they are adapters of one base, and the scores of each are kept as `score_file` keeps them.
 
     Raises ConfigError for fewer than two members, for one that is named twice or holds no calibration, and as
     `score_file` does.
@@ -45,14 +46,15 @@ def score_ensemble(
     scales = _scales(models)
     renderers = [read_spec(Path(model)).renderer for model in models]
     settings = settled(settings, renderers)
-    backends = [backend_of(model, settings) for model in models]
+    members = Members([Path(model) for model in models], precision=settings.precision)
+    backends = [backend_of(model, settings, members) for model in models]
     # A prompt is read as turns for the check if some member reads it so.
     bare = all(backend.bare for backend in backends)
     may_shorten = any(renderer.truncation == CUT_MIDDLE for renderer in renderers)
     with surveyed(source, target, settings, bare=bare, spread=True, may_shorten=may_shorten) as work:
         journals = work.journals([backend.identity for backend in backends])
         for number, (model, backend) in enumerate(zip(models, backends, strict=True), start=1):
-            logger.info("member %d of %d: %s; one is in memory at a time", number, len(models), model)
+            logger.info("member %d of %d: %s", number, len(models), model)
             work.score(backend, journals[number - 1])
         together = zip(*(journal.outcomes() for journal in journals), strict=True)
         counts = work.finish(_combined(outcomes, models, scales, combination) for outcomes in together)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import remove, sha256_file
@@ -22,6 +22,9 @@ from rewardlab.serve.scoring.processes import ProcessBackend
 from rewardlab.serve.scoring.results import Columns, FileScores, Result, result_of
 from rewardlab.serve.scoring.rows import Survey, survey
 from rewardlab.serve.scoring.run import score_missing
+
+if TYPE_CHECKING:
+    from rewardlab.artifact.adapters import Members
 
 logger = logging.getLogger("rewardlab")
 OUTPUT: Final = "output"
@@ -148,8 +151,12 @@ def score_file(model: str, source: Path, target: Path, settings: ScoreSettings =
     return score_with(backend, source, target, settings, affine=backend.spec.affine, may_shorten=may_shorten)
 
 
-def backend_of(model: str, settings: ScoreSettings) -> LocalBackend | ProcessBackend:
-    """Return what scores with a reward-model folder. Raises ArtifactError if its spec cannot be read."""
+def backend_of(model: str, settings: ScoreSettings, members: Members | None = None) -> LocalBackend | ProcessBackend:
+    """Return what scores with a reward-model folder, one of the `members` of an ensemble if they are given; processes
+    of their own share nothing.
+
+    Raises ArtifactError if its spec cannot be read.
+    """
     assert settings.overlong != "auto", "it is settled by the specs of all models"
     local = LocalModel(
         folder=model,
@@ -158,7 +165,7 @@ def backend_of(model: str, settings: ScoreSettings) -> LocalBackend | ProcessBac
         compute=settings.compute,
         overlong=settings.overlong,
     )
-    return LocalBackend(local) if settings.processes == 1 else ProcessBackend(local, settings.processes)
+    return LocalBackend(local, members) if settings.processes == 1 else ProcessBackend(local, settings.processes)
 
 
 def score_with(
