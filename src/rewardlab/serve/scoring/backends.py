@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from rewardlab.analysis.ensembles import Combination, combinations
 from rewardlab.core.errors import RenderError
 from rewardlab.core.files import sha256_file
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
@@ -21,12 +22,14 @@ from rewardlab.serve.scoring.rows import Asked
 
 if TYPE_CHECKING:
     from rewardlab.artifact.adapters import Members
+    from rewardlab.evaluation.ensembles import ScaledHeads
     from rewardlab.score import Scorer
 
 logger = logging.getLogger("rewardlab")
 Entry = float | str | list[float]
 """What became of a reply: its score; [its score, the tokens cut from its prompt] if some were, with a third number, the
-tokens cut from its middle, if some were; or why it has none."""
+tokens cut from its middle, if some were, and of bootstrap heads always with these and their standard deviation; or why
+it has none."""
 Scores = list[Entry]
 """The entry of each reply of a row."""
 
@@ -83,6 +86,8 @@ class LocalModel:
     """What becomes of a conversation above the length limit: cut by the rule of training, or not scored."""
     max_length: int | None = None
     """A limit in tokens in place of the model's own, where it is smaller."""
+    heads: Combination | None = None
+    """What is made of the scores of a probe's bootstrap heads, which score in place of its head; None for the head."""
 
     def spec(self) -> RewardSpec:
         """Return the spec of the folder. Raises ArtifactError."""
@@ -96,7 +101,20 @@ class LocalModel:
             "model": sha256_file(Path(self.folder) / SPEC_FILE),
             "precision": self.precision,
             **({} if limit is None else {"limit": limit}),
+            **({} if self.heads is None else {"heads": {"file": sha256_file(self._heads_file), **asdict(self.heads)}}),
         }
+
+    def read_heads(self, width: int) -> ScaledHeads | None:
+        """Return the bootstrap heads for states of this width, None if the head scores. Raises ArtifactError."""
+        from rewardlab.evaluation.ensembles import read_scaled_heads
+
+        return None if self.heads is None else read_scaled_heads(self._heads_file, width=width)
+
+    @property
+    def _heads_file(self) -> Path:
+        from rewardlab.evaluation.ensembles import require_heads
+
+        return require_heads(self.folder)
 
     def limit_below(self, own: int) -> int | None:
         """Return the limit that holds in place of the model's `own`; None if its own does."""
@@ -132,6 +150,7 @@ class LocalScorer:
         limit = model.limit_below(self.scorer.renderer.spec.max_length)
         if limit is not None:
             self.scorer.renderer = self.scorer.renderer.by(max_length=limit)
+        self._combination, self._heads = model.heads, model.read_heads(self.scorer.model.head.in_features)
         assert self.scorer.compute is not None
         self.decided = {"asked": asdict(model.compute), "compute": asdict(self.scorer.compute)}
 
@@ -146,10 +165,23 @@ class LocalScorer:
             for turns, look in zip(several, seen, strict=True)
             if isinstance(look, tuple)
         ]
-        found = iter(self.scorer.score(scorable))
-        scores = [[entry(next(found), *look) if isinstance(look, tuple) else look for look in seen] for seen in looks]
+        found = iter(self._scored(scorable))
+
+        def made(look: tuple[int, int]) -> Entry:
+            score, spread = next(found)
+            return entry(score, *look, spread=spread)
+
+        scores = [[made(look) if isinstance(look, tuple) else look for look in seen] for seen in looks]
         num_typed = sum(self.scorer.renderer.num_typed(turns) > 0 for several in conversations for turns in several)
         return Answer(scores, num_typed)
+
+    def _scored(self, conversations: Sequence[Conversation]) -> list[tuple[float, float | None]]:
+        """Return (score, None) of each conversation; of bootstrap heads (combined score, standard deviation)."""
+        if self._heads is None or self._combination is None:
+            return [(score, None) for score in self.scorer.score(conversations)]
+        scores_BR = self._heads.scores(self.scorer.final_states(conversations))
+        scores_R = combinations(scores_BR, penalty=self._combination.penalty)[self._combination.how]
+        return list(zip(scores_R.tolist(), scores_BR.std(axis=0, ddof=1).tolist(), strict=True))
 
     def _look(self, conversation: Conversation) -> tuple[int, int] | str:
         """Return how many tokens are cut from the prompt and from the reply, or why the reply cannot be scored."""
@@ -174,10 +206,14 @@ class LocalScorer:
         )
 
 
-def entry(score: float, truncated_tokens: int, truncated_reply_tokens: int = 0) -> Entry:
+def entry(
+    score: float, truncated_tokens: int, truncated_reply_tokens: int = 0, *, spread: float | None = None
+) -> Entry:
     """Return what became of a reply that has a score."""
     if not math.isfinite(score):
         return f"its score is {score}, which is not a finite number"
+    if spread is not None:
+        return [score, truncated_tokens, truncated_reply_tokens, spread]
     if truncated_reply_tokens:
         return [score, truncated_tokens, truncated_reply_tokens]
     return [score, truncated_tokens] if truncated_tokens else score

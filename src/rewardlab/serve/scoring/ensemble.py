@@ -17,7 +17,7 @@ from rewardlab.core.spec import CUT_MIDDLE, read_spec
 from rewardlab.evaluation.ensembles import stored_scale
 from rewardlab.serve.scoring.file import DEFAULT, ScoreSettings, backend_of, settled, surveyed
 from rewardlab.serve.scoring.journal import Outcome
-from rewardlab.serve.scoring.results import FileScores, Result, result_of
+from rewardlab.serve.scoring.results import FileScores, Result, result_of, with_spread
 
 logger = logging.getLogger("rewardlab")
 MEAN: Final = Combination()
@@ -40,9 +40,14 @@ def score_ensemble(
     long conversations, they are refused if one of the members was trained without any. Members are scored one after the
     other, on one backbone if they are adapters of one base, and the scores of each are kept as `score_file` keeps them.
 
-    Raises ConfigError for fewer than two members, for one that is named twice or holds no calibration, and as
+    A single model must be a probe, whose bootstrap heads are the members, computed in one pass: then the unit is a
+    standard deviation of the probe's own scores on the replies that it was fitted to, whose mean is 0.
+
+    Raises ConfigError for a single model that is no probe, for one that is named twice or holds no calibration, and as
     `score_file` does.
     """
+    if len(models) == 1:
+        return _score_heads(models[0], source, target, settings, combination)
     scales = _scales(models)
     renderers = [read_spec(Path(model)).renderer for model in models]
     settings = settled(settings, renderers)
@@ -63,9 +68,23 @@ def score_ensemble(
     return counts
 
 
+def _score_heads(
+    model: str, source: Path, target: Path, settings: ScoreSettings, combination: Combination
+) -> FileScores:
+    """Do what `score_ensemble` does with the bootstrap heads of a probe."""
+    renderer = read_spec(Path(model)).renderer
+    settings = settled(settings, [renderer])
+    backend = backend_of(model, settings, heads=combination)
+    may_shorten = renderer.truncation == CUT_MIDDLE
+    with surveyed(source, target, settings, bare=backend.bare, spread=True, may_shorten=may_shorten) as work:
+        journal = work.journal(backend.identity)
+        work.score(backend, journal)
+        counts = work.finish(with_spread(outcome) for outcome in journal.outcomes())
+    backend.tell(journal.num_typed, counts.scored + counts.unscored, str(source))
+    return counts
+
+
 def _scales(models: Sequence[str]) -> list[Scale]:
-    if len(models) < 2:
-        raise ConfigError("--ensemble: name two reward-model folders or more.")
     places = [Path(model).resolve() for model in models]
     twice = [model for number, model in enumerate(models) if places[number] in places[:number]]
     if twice:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from rewardlab.analysis.ensembles import Combination
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import remove, sha256_file
 from rewardlab.core.lock import only_process
@@ -151,9 +152,11 @@ def score_file(model: str, source: Path, target: Path, settings: ScoreSettings =
     return score_with(backend, source, target, settings, affine=backend.spec.affine, may_shorten=may_shorten)
 
 
-def backend_of(model: str, settings: ScoreSettings, members: Members | None = None) -> LocalBackend | ProcessBackend:
+def backend_of(
+    model: str, settings: ScoreSettings, members: Members | None = None, heads: Combination | None = None
+) -> LocalBackend | ProcessBackend:
     """Return what scores with a reward-model folder, one of the `members` of an ensemble if they are given; processes
-    of their own share nothing.
+    of their own share nothing. `heads` asks for the bootstrap heads of a probe in place of its head.
 
     Raises ArtifactError if its spec cannot be read.
     """
@@ -164,6 +167,7 @@ def backend_of(model: str, settings: ScoreSettings, members: Members | None = No
         token_budget=settings.token_budget,
         compute=settings.compute,
         overlong=settings.overlong,
+        heads=heads,
     )
     return LocalBackend(local, members) if settings.processes == 1 else ProcessBackend(local, settings.processes)
 
