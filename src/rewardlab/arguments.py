@@ -167,7 +167,8 @@ class ScoreArguments:
     concurrency: int = 16
     """Most requests to the server that are under way at a time."""
     ensemble: tuple[str, ...] = ()
-    """Several reward-model folders that score as one; each must hold a calibration (`rewardlab calibrate --store`)."""
+    """Several reward-model folders that score as one; each must hold a calibration (`rewardlab calibrate --store`). A
+    single one must be a probe, whose bootstrap heads are the members."""
     ensemble_as: Literal["mean", "minimum", "lower"] = "mean"
     """What is made of the members' scores: their mean, the smallest, or the mean minus `--ensemble-penalty` standard
     deviations over members."""

@@ -220,24 +220,18 @@ class Scorer:
         Raises RenderError if the argument is not a list of conversations, or naming the conversation that does not end
         with an assistant turn or cannot be rendered.
         """
-        # Iterating over a text or a single message would give characters or keys, which fail with an obscure message
-        # further down. A single conversation is an equally likely mistake, so all of them get a message of their own.
-        given: list[Any] = [] if isinstance(conversations, str | Mapping) else list(conversations)
-        if isinstance(conversations, str | Mapping) or any(isinstance(one, Message | Mapping) for one in given):
-            raise RenderError(
-                "score takes a list of conversations, each a list of messages. Put a single one into a list; for "
-                "replies to one prompt there is score_replies(prompt, replies)."
-            )
-        messages = [to_messages(conversation) for conversation in given]
-        for number, conversation in enumerate(messages):
-            if not conversation or conversation[-1].role != "assistant":
-                raise RenderError(f"conversation {number} must end with an assistant turn, the reply to be scored.")
-        # Only neighbours are grouped, so that groups, and with them the scores, come in the order of the argument.
-        groups = []
-        for _, numbers in groupby(range(len(messages)), key=lambda number: messages[number][:-1]):
-            groups.append(self._group(list(numbers), messages))
-        scores = score_groups(self.model, groups, budget=self.token_budget)
+        scores = score_groups(self.model, self._groups(conversations), budget=self.token_budget)
         return [float(score) for piece in scores for score in piece]
+
+    def final_states(self, conversations: Iterable[Sequence[Message | Mapping[str, str]]]) -> FloatArray:
+        """Return [R, W] what the head reads of each conversation, in order, in float32. Raises as `score` does."""
+        states = compute_groups(
+            self.model,
+            self._groups(conversations),
+            lambda batch: self.model.final_states(batch).float(),
+            budget=self.token_budget,
+        )
+        return np.concatenate([np.zeros((0, self.model.head.in_features), np.float32), *states])
 
     def calibrated(self, scores: Sequence[float]) -> list[float]:
         """Return raw scores as log odds that a reply is a preferred one: scale · score + shift.
@@ -259,6 +253,26 @@ class Scorer:
         of texts or a conversation cannot be rendered.
         """
         return self.score(conversations_of(prompt, replies, bare=self.renderer.spec.joins_texts))
+
+    def _groups(self, conversations: Iterable[Sequence[Message | Mapping[str, str]]]) -> list[TokenGroup]:
+        """Return the conversations as groups, neighbours with one prompt together. Raises as `score` does."""
+        # Iterating over a text or a single message would give characters or keys, which fail with an obscure message
+        # further down. A single conversation is an equally likely mistake, so all of them get a message of their own.
+        given: list[Any] = [] if isinstance(conversations, str | Mapping) else list(conversations)
+        if isinstance(conversations, str | Mapping) or any(isinstance(one, Message | Mapping) for one in given):
+            raise RenderError(
+                "score takes a list of conversations, each a list of messages. Put a single one into a list; for "
+                "replies to one prompt there is score_replies(prompt, replies)."
+            )
+        messages = [to_messages(conversation) for conversation in given]
+        for number, conversation in enumerate(messages):
+            if not conversation or conversation[-1].role != "assistant":
+                raise RenderError(f"conversation {number} must end with an assistant turn, the reply to be scored.")
+        # Only neighbours are grouped, so that groups, and with them the scores, come in the order of the argument.
+        groups: list[TokenGroup] = []
+        for _, numbers in groupby(range(len(messages)), key=lambda number: messages[number][:-1]):
+            groups.append(self._group(list(numbers), messages))
+        return groups
 
     def _group(self, numbers: Sequence[int], messages: Sequence[Conversation]) -> TokenGroup:
         """Render the conversations with these numbers, which have the same prompt, and lay them out as one group."""

@@ -43,6 +43,22 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture
+def probed(members: list[Path], tmp_path: Path) -> tuple[Path, dict[str, np.ndarray]]:
+    """A model in a run folder with bootstrap heads, as a probe writes it; the model and what the file holds."""
+    best = Path(shutil.copytree(members[0], tmp_path / "probe/best"))
+    own = load(best).model.head.weight.detach().numpy()[0].astype(np.float64)
+    draw = np.random.default_rng(0)
+    heads = {
+        "head": own,
+        "bootstrap": own + 0.1 * draw.normal(size=(50, len(own))),
+        "centre": draw.normal(size=len(own)),
+        "std": np.float64(0.7),
+    }
+    np.savez(tmp_path / "probe/heads.npz", layer=2, **heads)
+    return best, heads
+
+
+@pytest.fixture
 def calibrated(members: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The same, each with a scale of its own."""
     monkeypatch.setattr(calibrated_module, "verify_in_clean_process", rewardlab.verify)
@@ -118,23 +134,58 @@ def test_another_evaluation_leaves_nothing_of_the_ensemble(members, pairs_file, 
     assert not list((tmp_path / "out").glob("ensemble*"))
 
 
-def test_the_bootstrap_heads_of_a_probe_are_an_ensemble(members, pairs_file, tmp_path, capsys):
-    run = tmp_path / "probe"
-    best = Path(shutil.copytree(members[0], run / "best"))
-    scorer = load(best)
-    own = scorer.model.head.weight.detach().numpy()[0].astype(np.float64)
-    draw = np.random.default_rng(0)
-    np.savez(run / "heads.npz", head=own, bootstrap=own + 0.1 * draw.normal(size=(50, len(own))), layer=2)
+def test_the_bootstrap_heads_of_a_probe_are_an_ensemble(probed, pairs_file, tmp_path):
+    best, heads = probed
+    own = heads["head"]
     config = EvalConfig.of(ensemble=(str(best),), dataset=str(pairs_file), output_dir=tmp_path / "out")
     judged = judge_folders(config)
     assert judged.ensemble.members == ["50 bootstrap heads"]
-    np.savez(run / "heads.npz", head=own, bootstrap=np.stack([own, own]), layer=2)
+    np.savez(best.parent / "heads.npz", head=own, bootstrap=np.stack([own, own]), layer=2)
     same = judge_folders(config.replace(overwrite=True))
     single = np.array([row.score for row in same.models["best"].result.rows])
     mean = np.array([row.score for row in same.ensemble.results["ensemble mean"].rows])
     assert mean == pytest.approx(single - single.mean(), abs=1e-5)
     accuracy = same.ensemble.results["ensemble mean"].overall.sums.correct
     assert accuracy == same.models["best"].result.overall.sums.correct
+
+
+def test_score_takes_the_bootstrap_heads_of_a_probe_from_one_pass(probed, tmp_path, capsys):
+    best, heads = probed
+    rows = [
+        {"prompt": "How?", "responses": ["So.", "no", "x" * 600]},
+        {"prompt": "Why?", "response": "Because."},
+    ]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    line = ["score", "--ensemble", str(best), "--input", str(data), "--output", str(tmp_path / "out.jsonl")]
+    main([*line, "--ensemble-as", "lower", "--ensemble-penalty", "0.5"])
+    assert (
+        "3 replies scored (ensemble lower of bootstrap heads, in standard deviations), 1 not" in capsys.readouterr().out
+    )
+    first, second = [json.loads(text) for text in (tmp_path / "out.jsonl").read_text().splitlines()]
+    asked = [("How?", "So."), ("How?", "no"), ("Why?", "Because.")]
+    turns = [[{"role": "user", "content": prompt}, {"role": "assistant", "content": reply}] for prompt, reply in asked]
+    scorer = load(best)
+    states = scorer.final_states(turns)
+    assert states @ heads["head"] == pytest.approx(scorer.score(turns), abs=1e-5), "what the head reads"
+    scores = heads["bootstrap"] @ (states - heads["centre"]).T / heads["std"]
+    wanted = scores.mean(axis=0) - 0.5 * scores.std(axis=0, ddof=1)
+    spread = scores.std(axis=0, ddof=1)
+    assert first["scores"] == [pytest.approx(wanted[0], abs=1e-5), pytest.approx(wanted[1], abs=1e-5), None]
+    assert first["score_stds"] == [pytest.approx(spread[0], abs=1e-5), pytest.approx(spread[1], abs=1e-5), None]
+    assert "above the limit of 128" in first["score_errors"]["2"]
+    assert (second["score"], second["score_std"]) == pytest.approx((wanted[2], spread[2]), abs=1e-5)
+
+
+def test_score_refuses_one_model_without_heads_and_heads_without_a_scale(members, probed, tmp_path):
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"prompt": "How?", "response": "So."}) + "\n")
+    with pytest.raises(ConfigError, match="one model is no ensemble. Name two or more, or a probe"):
+        score_ensemble([str(members[0])], data, tmp_path / "out.jsonl")
+    best, heads = probed
+    np.savez(best.parent / "heads.npz", head=heads["head"], bootstrap=heads["bootstrap"], layer=2)
+    with pytest.raises(ArtifactError, match="holds no `centre`, so another version of rewardlab wrote it"):
+        score_ensemble([str(best)], data, tmp_path / "out.jsonl")
 
 
 def test_what_is_no_ensemble_is_refused(members, pairs_file, tmp_path, capsys):

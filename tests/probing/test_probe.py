@@ -166,6 +166,12 @@ def test_a_probe_is_a_reward_model_that_knows_what_it_was_fitted_to(base_model, 
     heads = np.load(tmp_path / "run" / "heads.npz")
     assert heads["bootstrap"].shape == (50, 32)
     assert heads["layer"] == result.chosen.layer
+    trained = [json.loads(line) for line in pairs_file.read_text().splitlines()]
+    turns = [[{"role": "user", "content": row["prompt"]}, {"role": "assistant", "content": row[name]}]
+             for row in trained for name in ("chosen", "rejected")]  # fmt: skip
+    scale = float(heads["head"] @ heads["centre"]), float(heads["std"])
+    own = scorer.score(turns)
+    assert scale == pytest.approx((np.mean(own), np.std(own, ddof=1)), abs=1e-3, rel=1e-3)
     evals = {path.name for path in (tmp_path / "run" / "evals").iterdir()}
     assert {"cross_validated.scores.jsonl", "test.uncertainty.jsonl", "test_length_only.metrics.json"} <= evals
 

@@ -199,13 +199,15 @@ def _compared(
         }
         for (name, own), logits in zip(losses.items(), (before, after), strict=True)
     }
-    changes = {
-        measure: stats.mean(losses["after"][measure] - losses["before"][measure], keys) for measure in losses["after"]
-    }
-    found["after − before"] = {
-        measure: replace(change, method=f"{change.method}, paired") for measure, change in changes.items()
-    }
+    found["after − before"] = loss_changes(before, after, labels, keys)
     return found
+
+
+def loss_changes(before: FloatArray, after: FloatArray, labels: FloatArray, keys: Sequence[str]) -> dict[str, Estimate]:
+    """Return the paired changes of NLL and Brier score from the logits `before` [M] to those `after`, by prompt."""
+    old, new = _losses(before, labels), _losses(after, labels)
+    changes = {measure: stats.mean(new[measure] - old[measure], keys) for measure in new}
+    return {measure: replace(change, method=f"{change.method}, paired") for measure, change in changes.items()}
 
 
 def _losses(logits: FloatArray, labels: FloatArray) -> dict[str, FloatArray]:

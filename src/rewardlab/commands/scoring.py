@@ -58,7 +58,8 @@ def _score_rows(asked: ScoreArguments) -> None:
         from rewardlab.analysis.ensembles import Combination
         from rewardlab.serve.scoring.ensemble import score_ensemble
 
-        kind = f" (ensemble {asked.ensemble_as} of {len(asked.ensemble)}, in standard deviations)"
+        members = f"{len(asked.ensemble)}" if len(asked.ensemble) > 1 else "bootstrap heads"
+        kind = f" (ensemble {asked.ensemble_as} of {members}, in standard deviations)"
         combination = Combination(how=asked.ensemble_as, penalty=asked.ensemble_penalty)
         result = score_ensemble(asked.ensemble, asked.input, asked.output, settings, combination=combination)
     elif asked.backend == "local":

@@ -21,6 +21,7 @@ from rewardlab.analysis.ensembles import (
     ensemble_of,
     scale_of,
 )
+from rewardlab.artifact.adapters import Members
 from rewardlab.core.errors import ArtifactError, ConfigError
 from rewardlab.core.files import jsonable, write_json
 from rewardlab.core.spec import RewardSpec, read_spec
@@ -68,6 +69,12 @@ def _beta(spec: RewardSpec, *, calibrated: bool) -> float:
     return spec.beta / spec.temperature if calibrated else spec.beta
 
 
+def members_of(config: EvalConfig) -> Members | None:
+    """Return the models of `--ensemble`, which share a backbone if they can; None for fewer than two."""
+    folders = [Path(folder) for folder in config.run.ensemble]
+    return Members(folders, precision=config.run.precision) if len(folders) > 1 else None
+
+
 def judge_ensemble(config: EvalConfig, rows: Mapping[str, Sequence[ScoreRow]]) -> JudgedEnsemble:
     """Judge the models of `--ensemble` as one, from their score rows (name -> rows), and write the results.
 
@@ -80,7 +87,6 @@ def judge_ensemble(config: EvalConfig, rows: Mapping[str, Sequence[ScoreRow]]) -
     folders = config.run.ensemble
     if len(folders) == 1:
         return _judge_heads(config, folders[0])
-    logger.info("ensemble: its %d members were scored one after the other, so one of them was in memory", len(folders))
     specs = {name: read_spec(Path(folder)) for name, folder in zip(rows, folders, strict=True)}
     stored = {name: stored_scale(spec, calibrated=config.run.calibrated) for name, spec in specs.items()}
     scales = [scale for scale in stored.values() if scale is not None]
@@ -103,13 +109,19 @@ def heads_file(folder: Path) -> Path | None:
     return next((place / HEADS for place in (folder, folder.absolute().parent) if (place / HEADS).is_file()), None)
 
 
-def _judge_heads(config: EvalConfig, folder: str) -> JudgedEnsemble:
-    """Judge the bootstrap heads of a probe: one pass through the backbone, whatever their number."""
+def require_heads(folder: str) -> Path:
+    """Return the file with the bootstrap heads of a probe. Raises ConfigError for a model that is none."""
     path = heads_file(Path(folder))
     if path is None:
         raise ConfigError(
             f"--ensemble {folder}: one model is no ensemble. Name two or more, or a probe whose folder has {HEADS}."
         )
+    return path
+
+
+def _judge_heads(config: EvalConfig, folder: str) -> JudgedEnsemble:
+    """Judge the bootstrap heads of a probe: one pass through the backbone, whatever their number."""
+    path = require_heads(folder)
     model = SavedModel(config.replace(model=folder, models=(), ensemble=()))
     groups, _, _ = read_groups(config, model)
     scorer = model.scorer()
@@ -136,17 +148,55 @@ def _judge_heads(config: EvalConfig, folder: str) -> JudgedEnsemble:
 
 def read_heads(path: Path, *, width: int) -> np.ndarray:
     """Return [B, W] the bootstrap heads of a probe. Raises ArtifactError if the file does not hold at least two."""
-    try:
-        with np.load(path, allow_pickle=False) as held:
-            heads = np.asarray(held["bootstrap"], dtype=np.float64)
-    except (OSError, KeyError, ValueError) as error:
-        raise ArtifactError(f"{path}: the heads cannot be read ({error}). Run `rewardlab probe` again.") from error
+    heads = _read(path, "bootstrap")
     if heads.ndim != 2 or heads.shape[1] != width or len(heads) < 2:
         raise ArtifactError(
             f"{path}: holds heads of shape {heads.shape}, wanted two or more of width {width}. Is it the probe of this "
             f"model, with --bootstrap above 1?"
         )
     return heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledHeads:
+    """The bootstrap heads of a probe, with the scale of its scores on the replies that it was fitted to."""
+
+    heads_BW: np.ndarray
+    centre_W: np.ndarray
+    """Mean of the states of those replies. Heads differ by a constant that no comparison sees, so that each of them
+    gives 0 there."""
+    std: float
+    """Standard deviation of the probe's own scores of those replies."""
+
+    def scores(self, states_RW: np.ndarray) -> np.ndarray:
+        """Return [B, R] the scores of all heads, in standard deviations."""
+        scores: np.ndarray = self.heads_BW @ (states_RW - self.centre_W).T / self.std
+        return scores
+
+
+def read_scaled_heads(path: Path, *, width: int) -> ScaledHeads:
+    """Return the bootstrap heads of a probe with their scale.
+
+    Raises ArtifactError as `read_heads` does, and for a file of an earlier version, which holds no scale.
+    """
+    heads_BW = read_heads(path, width=width)
+    centre_W, std = _read(path, "centre"), _read(path, "std")
+    if centre_W.shape != (width,) or not float(std) > 0:
+        raise ArtifactError(f"{path}: the scale of its heads is damaged. Run `rewardlab probe` again.")
+    return ScaledHeads(heads_BW=heads_BW, centre_W=centre_W, std=float(std))
+
+
+def _read(path: Path, name: str) -> np.ndarray:
+    """Return an array of the file of heads in float64. Raises ArtifactError if it cannot be read or has none."""
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            return np.asarray(held[name], dtype=np.float64)
+    except KeyError:
+        raise ArtifactError(
+            f"{path}: holds no `{name}`, so another version of rewardlab wrote it. Run `rewardlab probe` again."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ArtifactError(f"{path}: the heads cannot be read ({error}). Run `rewardlab probe` again.") from error
 
 
 def _judged(config: EvalConfig, ensemble: Ensemble, members: Sequence[str], scaled_by: str) -> JudgedEnsemble:

@@ -17,6 +17,7 @@ from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
 from rewardlab.analysis.mistakes import worst_mistakes
 from rewardlab.analysis.precision import CANONICAL, PrecisionCard
 from rewardlab.analysis.slices import SliceColumn
+from rewardlab.artifact.adapters import Members
 from rewardlab.artifact.load import load
 from rewardlab.core.config import require, to_mapping
 from rewardlab.core.errors import DataError, RewardlabError
@@ -179,8 +180,12 @@ def resolve(config: EvalConfig, model: SavedModel) -> EvalConfig:
     return config.replace(**model.decided, overwrite=False)
 
 
-def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
+def evaluate_folder(
+    config: EvalConfig, *, members: Members | None = None
+) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
     """Run `rewardlab eval` for one model: score a dataset with a saved reward model and write scores and metrics.
+
+    `members` are those of an ensemble if the model is one of them: they may share a backbone.
 
     Raises DataError for unusable data, ArtifactError for a damaged model, and ConfigError for a folder that holds a
     run, for an earlier evaluation without --overwrite, and for more than one model (see `models.judge_folders`).
@@ -191,7 +196,7 @@ def evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceRepo
     config = config.replace(model=config.run.folders[0], models=(), ensemble=())
     with only_writer(config.run.output_dir):
         claim_evaluation(config.run.output_dir, config.data.dataset, overwrite=config.run.overwrite)
-        return _evaluate_folder(config)
+        return _evaluate_folder(config, members)
 
 
 def read_groups(config: EvalConfig, model: SavedModel) -> tuple[Groups, Sequence[SourceReport], TokenReport]:
@@ -225,9 +230,11 @@ def originals_of(config: EvalConfig, model: SavedModel, wanted: Collection[Key] 
     )
 
 
-def _evaluate_folder(config: EvalConfig) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
+def _evaluate_folder(
+    config: EvalConfig, members: Members | None
+) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
     run = config.run
-    model = SavedModel(config)
+    model = SavedModel(config, members)
     # The data come first: what is wrong with them is told before weights are loaded and canaries scored.
     groups, sources, report = read_groups(config, model)
     judged = {(group.source, group.preference_id) for group in groups}
@@ -307,7 +314,7 @@ def _in_precisions(
     if len(kept) == len(wanted):
         return {**known, **kept}
     if exact is not None:
-        scorer = model.scorer()
+        scorer = model.scorer_to_change()
     else:
         # The card needs a model in float32, which this one is not. Loading the latter checks the canaries.
         model.scorer()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from rewardlab.artifact.adapters import Members
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import provenance, sha256_file, write_json
 from rewardlab.core.run_folder import (
@@ -24,7 +25,7 @@ from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.data.loader import TokenReport
 from rewardlab.data.sources import SourceReport
 from rewardlab.evaluation.config import EvalConfig
-from rewardlab.evaluation.ensembles import JudgedEnsemble, judge_ensemble
+from rewardlab.evaluation.ensembles import JudgedEnsemble, judge_ensemble, members_of
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_folder, summary
 from rewardlab.evaluation.suites import SuiteEvaluation, evaluate_suites
 
@@ -102,9 +103,11 @@ def judge_folders(config: EvalConfig) -> Judged:
         for place in (out, *places.values()):
             claim_evaluation(place, config.data.dataset, overwrite=config.run.overwrite)
         judged: dict[str, JudgedModel] = {}
+        members = members_of(config)
         for number, (name, folder) in enumerate(named.items(), start=1):
             logger.info("model %d of %d: %s (%s)", number, len(named), name, folder)
-            judged[name] = _judged(config, folder, places[name])
+            is_member = folder in config.run.ensemble
+            judged[name] = _judged(config, folder, places[name], members if is_member else None)
             if number == 1:  # It may take long until the next one is judged, and what is there is of other models.
                 clear_evaluation(out)
         _write(
@@ -152,9 +155,9 @@ def judge_suites(config: EvalConfig) -> dict[str, list[SuiteEvaluation]]:
     return judged
 
 
-def _judged(config: EvalConfig, folder: str, place: Path) -> JudgedModel:
+def _judged(config: EvalConfig, folder: str, place: Path, members: Members | None = None) -> JudgedModel:
     own = config.replace(model=folder, models=(), ensemble=(), output_dir=place)
-    result, sources, tokens = evaluate_folder(own)
+    result, sources, tokens = evaluate_folder(own, members=members)
     return JudgedModel(model=folder, output_dir=place, result=result, sources=sources, tokens=tokens)
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from rewardlab.artifact.adapters import Members
 from rewardlab.artifact.load import load, open_renderer, require_files
 from rewardlab.core.config import require
 from rewardlab.core.errors import DataError
@@ -33,20 +34,29 @@ FORMAT: Final = 1
 """Version of the entries, raised when their content changes."""
 PACKAGES: Final = ("torch", "transformers", "numpy")
 """Packages whose versions are part of a key: their kernels give other last digits."""
-CODE: Final = ("score.py", "batch.py", "model/*.py", "artifact/load.py", "artifact/halves.py", "data/pack.py")
+CODE: Final = (
+    "score.py",
+    "batch.py",
+    "model/*.py",
+    *(f"artifact/{name}.py" for name in ("load", "halves", "adapters", "shared_backbone")),
+    "data/pack.py",
+)
 """Modules whose code is part of a key, since they decide what a score is."""
 
 
 class SavedModel:
     """A reward-model folder, as an evaluation uses it."""
 
-    def __init__(self, config: EvalConfig) -> None:
+    def __init__(self, config: EvalConfig, members: Members | None = None) -> None:
         """Read what the folder `config.run.model` says of itself, without its weights.
+
+        `members` are those of an ensemble if it is one of them; its weights come from there.
 
         Raises ArtifactError if it is no reward-model folder, or if its template was changed; ConfigError for a
         calibrated judgement of a model without calibration.
         """
         self.config = config
+        self._members = members
         self.path = Path(config.run.model)
         self.spec = read_spec(self.path)
         self.spec_sum: Final = sha256_file(self.path / SPEC_FILE)
@@ -71,18 +81,29 @@ class SavedModel:
     def scorer(self) -> Scorer:
         """Return the model, loaded and checked at the first call. Raises as `artifact.load.load` does."""
         if self._scorer is None:
-            run = self.config.run
-            self._scorer = load(
-                self.path,
-                precision=run.precision,
-                attention=run.attention,
-                compute=self.config.compute,
-                log=logger.info,
-            )
+            self._scorer = self._load(self.path) if self._members is None else self._members.open(self.path, self._load)
             assert self._scorer.compute is not None, "it was loaded from a folder"
             layout = "padded" if self._scorer.model.layout == "padded" else "shared"
             self.decided = {**asdict(self._scorer.compute), "attention": layout}
         return self._scorer
+
+    def scorer_to_change(self) -> Scorer:
+        """Return the model for a caller that changes its weights, and releases it afterwards.
+
+        It is that of `scorer`, or, where its backbone is shared with other members, one of its own.
+        """
+        scorer = self.scorer()
+        return self._load(self.path) if self._is_on_shared_backbone else scorer
+
+    def _load(self, folder: Path) -> Scorer:
+        run = self.config.run
+        return load(
+            folder, precision=run.precision, attention=run.attention, compute=self.config.compute, log=logger.info
+        )
+
+    @property
+    def _is_on_shared_backbone(self) -> bool:
+        return self._members is not None and self._members.is_shared
 
     def release(self) -> None:
         """Free the memory of the model; the next call of `scorer` loads it again."""
@@ -98,22 +119,23 @@ class SavedModel:
         `progress` is the title of the progress bar. Raises as `scorer` does, and ArtifactError if kept scores would be
         used and a file of the model was changed.
         """
-        entry = self._entry(groups)
-        if entry is not None and (kept := self._read(entry, groups)) is not None:
-            scores, decided = kept
-            self.decided = dict(decided) if isinstance(decided, Mapping) else {}
-            self._tell_kept(entry, scores, self.config.run.precision)
-            return scores
+        entries = self._entries(groups)
+        for entry in entries.values():
+            if (kept := self._read(entry, groups)) is not None:
+                scores, decided = kept
+                self.decided = dict(decided) if isinstance(decided, Mapping) else {}
+                self._tell_kept(entry, scores, self.config.run.precision)
+                return scores
         scores = score_groups(self.scorer().model, groups, budget=self.config.run.micro_token_budget, progress=progress)
-        if entry is not None:
-            self._write(entry, scores)
+        if entries:
+            self._write(entries[self._is_on_shared_backbone], scores)
         return scores
 
     # --- kept scores -------------------------------------------------------------------------------------------
 
     def kept(self, groups: Sequence[TokenGroup], precision: str) -> list[np.ndarray] | None:
         """Return the scores that `keep` kept of these groups in a precision of the card; None if there are none."""
-        entry = self._entry(groups, card=precision)
+        entry = self._entries(groups, card=precision).get(False)
         if entry is None or (kept := self._read(entry, groups)) is None:
             return None
         scores, _ = kept
@@ -122,17 +144,18 @@ class SavedModel:
 
     def keep(self, groups: Sequence[TokenGroup], precision: str, scores: Sequence[np.ndarray]) -> None:
         """Keep the scores of groups in a precision of the card, where scores are kept at all."""
-        if (entry := self._entry(groups, card=precision)) is not None:
+        if (entry := self._entries(groups, card=precision).get(False)) is not None:
             self._write(entry, scores)
 
-    def _entry(self, groups: Sequence[TokenGroup], *, card: str | None = None) -> Path | None:
-        """Return the file of these scores, which may not exist; None if scores are not kept.
+    def _entries(self, groups: Sequence[TokenGroup], *, card: str | None = None) -> dict[bool, Path]:
+        """Return the files of these scores, which may not exist, by whether they are computed on a shared backbone:
+        that changes the last digits. Empty if scores are not kept.
 
-        `card` is the precision in which the precision card has them computed.
+        `card` is the precision in which the precision card has them computed, by a model of its own.
         """
         setting = self.config.data.reading.cache_dir
         if not self.config.run.reuse or setting == "none":
-            return None
+            return {}
         folder = cache_folder(os.environ) if setting == "auto" else Path(setting).expanduser().absolute()
         run = self.config.run
         key = {
@@ -147,7 +170,11 @@ class SavedModel:
             "compute": asdict(self.config.compute),
             "device": "cuda" if torch.cuda.is_available() else "cpu",
         }
-        return folder / ("scores" if card is None else "cards") / f"{sha256_json(key)[:32]}.json"
+        keys = {False: key}
+        if self._members is not None and card is None:
+            keys[True] = {**key, "backbone": [read_spec(member).files for member in self._members.folders]}
+        kind = "scores" if card is None else "cards"
+        return {is_shared: folder / kind / f"{sha256_json(own)[:32]}.json" for is_shared, own in keys.items()}
 
     def _read(self, entry: Path, groups: Sequence[TokenGroup]) -> tuple[list[np.ndarray], object] | None:
         """Return the kept scores [K] of each group and how they were computed; None if there are none or, with a

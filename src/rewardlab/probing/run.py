@@ -132,6 +132,8 @@ class _Fitted:
     layers: Sequence[LayerFit]
     chosen: LayerFit
     heads: Heads
+    centre_W: Any
+    """Mean state of the training replies, at which all heads are to score 0."""
     curve: Sequence[CurvePoint]
     scores: Mapping[str, Any]
     """Scores of every reply by the head, for each kind of data."""
@@ -162,6 +164,7 @@ def _fit(
         layers=fits,
         chosen=chosen,
         heads=heads,
+        centre_W=final["training"].mean(axis=0),
         curve=learning_curve(features, chosen, seed=config.run.seed),
         scores={name: of @ heads.head_W for name, of in final.items()},
         uncertainty=uncertainty(test, final["test"], heads) if test and config.run.bootstrap else None,
@@ -236,7 +239,14 @@ def _save(config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) 
     )
     verify_in_clean_process(folder)
     logger.info("saved %s and verified it in a clean process", folder)
-    np.savez(config.run.output_dir / "heads.npz", head=head_W, bootstrap=fitted.heads.bootstrap_WB.T, layer=layer)
+    np.savez(
+        config.run.output_dir / "heads.npz",
+        head=head_W,
+        bootstrap=fitted.heads.bootstrap_WB.T,
+        layer=layer,
+        centre=fitted.centre_W,
+        std=fitted.scores["training"].std(ddof=1),
+    )
     return folder
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import torch
 
+from rewardlab.artifact.shared_backbone import AdaptedModel
 from rewardlab.core.spec import SCORE_TOLERANCE
 from rewardlab.core.types import TokenGroup
 from rewardlab.model.reward import RewardModel
@@ -14,7 +15,6 @@ from rewardlab.model.selftest import probe_groups
 from rewardlab.score import compute_groups, score_groups
 from rewardlab.serve.engine.prefix_cache import CachedForward, PrefixCache, prompt_of
 from rewardlab.serve.engine.queued import MAX_TOTAL
-from rewardlab.serve.engine.shared_backbone import AdaptedModel
 from rewardlab.training.cost.memory import release_cached
 
 PART_OF_TOLERANCE: Final = 0.2

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import torch
 
-from rewardlab.artifact.config import require_config
-from rewardlab.artifact.load import load, open_renderer, require_canaries, require_files
+from rewardlab.artifact.adapters import Adapters
+from rewardlab.artifact.load import load
 from rewardlab.artifact.seal import recorded_digest
+from rewardlab.artifact.shared_backbone import AdaptedModel, Adapter
 from rewardlab.client.protocol import ServedModel, WireCanary, WireMessage
 from rewardlab.core.config import require
 from rewardlab.core.controls import notice_of
@@ -22,7 +23,6 @@ from rewardlab.score import Scorer
 from rewardlab.serve.engine.prefix_cache import PrefixCache
 from rewardlab.serve.engine.request_tokens import Turns
 from rewardlab.serve.engine.scoring_model import ScoringModel
-from rewardlab.serve.engine.shared_backbone import REMEDY, AdaptedModel, Adapter, SharedBackbone, read_adapter
 
 logger = logging.getLogger("rewardlab")
 
@@ -144,30 +144,17 @@ class AdapterFamily:
         Raises ArtifactError if the folder fails its checks or its adapter cannot share a backbone.
         """
         digest = _digest_of(folder)
-        adapter = read_adapter(folder)
-        self._scorer = _load(folder, config)
-        self._max_length = read_spec(folder).renderer.max_length
+        self._adapters = Adapters(folder, lambda lender: _load(lender, config), trust=config.trust_remote_code)
         _require_unchanged(folder, digest)
-        self._backbone = SharedBackbone(self._scorer.model, adapter)
         self._cache = cache
-        self._config = config
 
     def check(self, folder: Path) -> tuple[Adapter, str]:
         """Return (the adapter of a folder, its digest); may be called while the backbone computes.
 
         Raises ArtifactError if files are changed, or if it was trained from another base.
         """
-        digest, spec = _digest_of(folder), read_spec(folder)
-        require_files(folder, spec)
-        adapter = read_adapter(folder)
-        self._backbone.require_same_base(adapter)
-        if spec.renderer.max_length > self._max_length:
-            # The layout of attention was chosen for conversations of at most that length.
-            raise ArtifactError(
-                f"{folder}: its conversations may have {spec.renderer.max_length} tokens, those of the first adapter "
-                f"{self._max_length}. Name this one first. {REMEDY}"
-            )
-        return adapter, digest
+        digest = _digest_of(folder)
+        return self._adapters.check(folder), digest
 
     def install(self, name: str, adapter: Adapter, digest: str) -> Slot:
         """Put a checked adapter on the backbone and score its canaries, in the thread that computes.
@@ -175,25 +162,12 @@ class AdapterFamily:
         Raises ArtifactError, naming the fault, if they differ, or if its folder does not have this digest any more;
         then the adapter is taken off again.
         """
-        folder, config = adapter.folder, self._config
-        spec = read_spec(folder)
-        renderer = open_renderer(folder, spec, trust=config.trust_remote_code)
-        renderer.pad_token_id = require_config(folder, spec)
-        adapted = self._backbone.add(adapter)
+        folder = adapter.folder
+        scorer, adapted = self._adapters.install(adapter)
         try:
-            adapted.activate()
-            scorer = Scorer(
-                adapted.model,
-                renderer,
-                beta=spec.beta,
-                token_budget=config.token_budget,
-                compute=self._scorer.compute,
-                temperature=spec.temperature,
-                affine=spec.affine,
-            )
-            require_canaries(scorer, spec, where=str(folder))
             _require_unchanged(folder, digest)
-            return _slot(name, digest, spec, scorer, ScoringModel(adapted.model, self._cache, adapted), adapted)
+            model = ScoringModel(adapted.model, self._cache, adapted)
+            return _slot(name, digest, read_spec(folder), scorer, model, adapted)
         except BaseException:
             adapted.remove()
             raise

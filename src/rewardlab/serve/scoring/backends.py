@@ -7,8 +7,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
+from rewardlab.analysis.ensembles import Combination, combinations
 from rewardlab.core.errors import RenderError
 from rewardlab.core.files import sha256_file
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
@@ -19,10 +20,16 @@ from rewardlab.data.prompts import conversations_of
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
 from rewardlab.serve.scoring.rows import Asked
 
+if TYPE_CHECKING:
+    from rewardlab.artifact.adapters import Members
+    from rewardlab.evaluation.ensembles import ScaledHeads
+    from rewardlab.score import Scorer
+
 logger = logging.getLogger("rewardlab")
 Entry = float | str | list[float]
 """What became of a reply: its score; [its score, the tokens cut from its prompt] if some were, with a third number, the
-tokens cut from its middle, if some were; or why it has none."""
+tokens cut from its middle, if some were, and of bootstrap heads always with these and their standard deviation; or why
+it has none."""
 Scores = list[Entry]
 """The entry of each reply of a row."""
 
@@ -81,6 +88,8 @@ class LocalModel:
     """What becomes of a conversation above the length limit: cut by the rule of training, or not scored."""
     max_length: int | None = None
     """A limit in tokens in place of the model's own, where it is smaller."""
+    heads: Combination | None = None
+    """What is made of the scores of a probe's bootstrap heads, which score in place of its head; None for the head."""
 
     def spec(self) -> RewardSpec:
         """Return the spec of the folder. Raises ArtifactError."""
@@ -94,7 +103,20 @@ class LocalModel:
             "model": sha256_file(Path(self.folder) / SPEC_FILE),
             "precision": self.precision,
             **({} if limit is None else {"limit": limit}),
+            **({} if self.heads is None else {"heads": {"file": sha256_file(self._heads_file), **asdict(self.heads)}}),
         }
+
+    def read_heads(self, width: int) -> ScaledHeads | None:
+        """Return the bootstrap heads for states of this width, None if the head scores. Raises ArtifactError."""
+        from rewardlab.evaluation.ensembles import read_scaled_heads
+
+        return None if self.heads is None else read_scaled_heads(self._heads_file, width=width)
+
+    @property
+    def _heads_file(self) -> Path:
+        from rewardlab.evaluation.ensembles import require_heads
+
+        return require_heads(self.folder)
 
     def limit_below(self, own: int) -> int | None:
         """Return the limit that holds in place of the model's `own`; None if its own does."""
@@ -110,13 +132,19 @@ class LocalModel:
 class LocalScorer:
     """A loaded model that scores rows. It is asked by one thread at a time."""
 
-    def __init__(self, model: LocalModel, decided: Mapping[str, Any]) -> None:
-        """Load the model. Raises ArtifactError if it fails its checks."""
+    def __init__(self, model: LocalModel, decided: Mapping[str, Any], members: Members | None = None) -> None:
+        """Load the model, from the `members` of an ensemble if it is one of them.
+
+        Raises ArtifactError if it fails its checks.
+        """
         # Imported here, since a process that leaves scoring to others needs neither torch nor transformers.
         from rewardlab.artifact.load import load
 
-        compute = model.with_decided(decided)
-        self.scorer = load(model.folder, precision=model.precision, compute=compute, log=logger.info)
+        def loaded(folder: Path) -> Scorer:
+            return load(folder, precision=model.precision, compute=model.with_decided(decided), log=logger.info)
+
+        folder = Path(model.folder)
+        self.scorer = loaded(folder) if members is None else members.open(folder, loaded)
         self.scorer.token_budget = model.token_budget
         self.refuses = model.overlong == "refuse"
         if not self.refuses:
@@ -124,6 +152,7 @@ class LocalScorer:
         limit = model.limit_below(self.scorer.renderer.spec.max_length)
         if limit is not None:
             self.scorer.renderer = self.scorer.renderer.by(max_length=limit)
+        self._combination, self._heads = model.heads, model.read_heads(self.scorer.model.head.in_features)
         assert self.scorer.compute is not None
         self.decided = {"asked": asdict(model.compute), "compute": asdict(self.scorer.compute)}
 
@@ -139,12 +168,23 @@ class LocalScorer:
             for turns, look in zip(several, seen, strict=True)
             if isinstance(look, tuple)
         ]
-        found = iter(self.scorer.score(scorable))
-        scores = [
-            [entry(next(found), *look[:2]) if isinstance(look, tuple) else look for look in seen] for seen in looks
-        ]
+        found = iter(self._scored(scorable))
+
+        def made(look: tuple[int, int, int]) -> Entry:
+            score, spread = next(found)
+            return entry(score, *look[:2], spread=spread)
+
+        scores = [[made(look) if isinstance(look, tuple) else look for look in seen] for seen in looks]
         num_typed = sum(self.scorer.renderer.num_typed(turns) > 0 for several in conversations for turns in several)
         return Answer(scores, num_typed, num_tokens)
+
+    def _scored(self, conversations: Sequence[Conversation]) -> list[tuple[float, float | None]]:
+        """Return (score, None) of each conversation; of bootstrap heads (combined score, standard deviation)."""
+        if self._heads is None or self._combination is None:
+            return [(score, None) for score in self.scorer.score(conversations)]
+        scores_BR = self._heads.scores(self.scorer.final_states(conversations))
+        scores_R = combinations(scores_BR, penalty=self._combination.penalty)[self._combination.how]
+        return list(zip(scores_R.tolist(), scores_BR.std(axis=0, ddof=1).tolist(), strict=True))
 
     def _look(self, conversation: Conversation) -> tuple[int, int, int] | str:
         """Return how many tokens are cut from the prompt and from the reply, and how many are scored; or why the reply
@@ -170,10 +210,14 @@ class LocalScorer:
         )
 
 
-def entry(score: float, truncated_tokens: int, truncated_reply_tokens: int = 0) -> Entry:
+def entry(
+    score: float, truncated_tokens: int, truncated_reply_tokens: int = 0, *, spread: float | None = None
+) -> Entry:
     """Return what became of a reply that has a score."""
     if not math.isfinite(score):
         return f"its score is {score}, which is not a finite number"
+    if spread is not None:
+        return [score, truncated_tokens, truncated_reply_tokens, spread]
     if truncated_reply_tokens:
         return [score, truncated_tokens, truncated_reply_tokens]
     return [score, truncated_tokens] if truncated_tokens else score
@@ -184,9 +228,10 @@ class LocalBackend:
 
     num_parts = 1
 
-    def __init__(self, model: LocalModel) -> None:
+    def __init__(self, model: LocalModel, members: Members | None = None) -> None:
         """Raises ArtifactError if the folder has no spec that can be read."""
         self.model = model
+        self._members = members
         self.spec = model.spec()
         self.identity = model.identity()
         self.bare = self.spec.renderer.joins_texts
@@ -194,7 +239,7 @@ class LocalBackend:
 
     async def start(self, decided: Mapping[str, Any]) -> Mapping[str, Any]:
         """Load the model. Raises ArtifactError if it fails its checks."""
-        self._scorer = LocalScorer(self.model, decided)
+        self._scorer = LocalScorer(self.model, decided, self._members)
         return self._scorer.decided
 
     async def score_rows(self, rows: Sequence[Asked]) -> Answer:

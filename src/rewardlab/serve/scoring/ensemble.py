@@ -11,12 +11,13 @@ from typing import Final
 import numpy as np
 
 from rewardlab.analysis.ensembles import Combination, Scale, combinations
+from rewardlab.artifact.adapters import Members
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import CUT_MIDDLE, read_spec
 from rewardlab.evaluation.ensembles import stored_scale
 from rewardlab.serve.scoring.file import DEFAULT, ScoreSettings, backend_of, settled, surveyed
 from rewardlab.serve.scoring.journal import Outcome
-from rewardlab.serve.scoring.results import FileScores, Result, result_of
+from rewardlab.serve.scoring.results import FileScores, Result, result_of, with_spread
 
 logger = logging.getLogger("rewardlab")
 MEAN: Final = Combination()
@@ -36,23 +37,29 @@ def score_ensemble(
     unit is a standard deviation. `score_std` (`score_stds` for several responses) is the standard deviation over the
     members. A reply that a member cannot score gets null, with the member and its cause in `score_error`;
     `truncated_tokens` and `truncated_reply_tokens` are the most that was cut for a member. If nothing is said about
-    long conversations, they are refused if one of the members was trained without any. Members are loaded one after the
-    other, and the scores of each are kept as `score_file` keeps them.
+    long conversations, they are refused if one of the members was trained without any. Members are scored one after the
+    other, on one backbone if they are adapters of one base, and the scores of each are kept as `score_file` keeps them.
 
-    Raises ConfigError for fewer than two members, for one that is named twice or holds no calibration, and as
+    A single model must be a probe, whose bootstrap heads are the members, computed in one pass: then the unit is a
+    standard deviation of the probe's own scores on the replies that it was fitted to, whose mean is 0.
+
+    Raises ConfigError for a single model that is no probe, for one that is named twice or holds no calibration, and as
     `score_file` does.
     """
+    if len(models) == 1:
+        return _score_heads(models[0], source, target, settings, combination)
     scales = _scales(models)
     renderers = [read_spec(Path(model)).renderer for model in models]
     settings = settled(settings, renderers)
-    backends = [backend_of(model, settings) for model in models]
+    members = Members([Path(model) for model in models], precision=settings.precision)
+    backends = [backend_of(model, settings, members) for model in models]
     # A prompt is read as turns for the check if some member reads it so.
     bare = all(backend.bare for backend in backends)
     may_shorten = any(renderer.truncation == CUT_MIDDLE for renderer in renderers)
     with surveyed(source, target, settings, bare=bare, spread=True, may_shorten=may_shorten) as work:
         journals = work.journals([backend.identity for backend in backends])
         for number, (model, backend) in enumerate(zip(models, backends, strict=True), start=1):
-            logger.info("member %d of %d: %s; one is in memory at a time", number, len(models), model)
+            logger.info("member %d of %d: %s", number, len(models), model)
             work.score(backend, journals[number - 1])
         together = zip(*(journal.outcomes() for journal in journals), strict=True)
         counts = work.finish(_combined(outcomes, models, scales, combination) for outcomes in together)
@@ -61,9 +68,23 @@ def score_ensemble(
     return counts
 
 
+def _score_heads(
+    model: str, source: Path, target: Path, settings: ScoreSettings, combination: Combination
+) -> FileScores:
+    """Do what `score_ensemble` does with the bootstrap heads of a probe."""
+    renderer = read_spec(Path(model)).renderer
+    settings = settled(settings, [renderer])
+    backend = backend_of(model, settings, heads=combination)
+    may_shorten = renderer.truncation == CUT_MIDDLE
+    with surveyed(source, target, settings, bare=backend.bare, spread=True, may_shorten=may_shorten) as work:
+        journal = work.journal(backend.identity)
+        work.score(backend, journal)
+        counts = work.finish(with_spread(outcome) for outcome in journal.outcomes())
+    backend.tell(journal.num_typed, counts.scored + counts.unscored, str(source))
+    return counts
+
+
 def _scales(models: Sequence[str]) -> list[Scale]:
-    if len(models) < 2:
-        raise ConfigError("--ensemble: name two reward-model folders or more.")
     places = [Path(model).resolve() for model in models]
     twice = [model for number, model in enumerate(models) if places[number] in places[:number]]
     if twice:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
+from rewardlab.analysis.ensembles import Combination
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import remove, sha256_file
 from rewardlab.core.lock import only_process
@@ -22,6 +23,9 @@ from rewardlab.serve.scoring.processes import ProcessBackend
 from rewardlab.serve.scoring.results import Columns, FileScores, Result, result_of
 from rewardlab.serve.scoring.rows import Survey, survey
 from rewardlab.serve.scoring.run import score_missing
+
+if TYPE_CHECKING:
+    from rewardlab.artifact.adapters import Members
 
 logger = logging.getLogger("rewardlab")
 OUTPUT: Final = "output"
@@ -148,8 +152,14 @@ def score_file(model: str, source: Path, target: Path, settings: ScoreSettings =
     return score_with(backend, source, target, settings, affine=backend.spec.affine, may_shorten=may_shorten)
 
 
-def backend_of(model: str, settings: ScoreSettings) -> LocalBackend | ProcessBackend:
-    """Return what scores with a reward-model folder. Raises ArtifactError if its spec cannot be read."""
+def backend_of(
+    model: str, settings: ScoreSettings, members: Members | None = None, heads: Combination | None = None
+) -> LocalBackend | ProcessBackend:
+    """Return what scores with a reward-model folder, one of the `members` of an ensemble if they are given; processes
+    of their own share nothing. `heads` asks for the bootstrap heads of a probe in place of its head.
+
+    Raises ArtifactError if its spec cannot be read.
+    """
     assert settings.overlong != "auto", "it is settled by the specs of all models"
     local = LocalModel(
         folder=model,
@@ -157,8 +167,9 @@ def backend_of(model: str, settings: ScoreSettings) -> LocalBackend | ProcessBac
         token_budget=settings.token_budget,
         compute=settings.compute,
         overlong=settings.overlong,
+        heads=heads,
     )
-    return LocalBackend(local) if settings.processes == 1 else ProcessBackend(local, settings.processes)
+    return LocalBackend(local, members) if settings.processes == 1 else ProcessBackend(local, settings.processes)
 
 
 def score_with(

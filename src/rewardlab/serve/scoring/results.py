@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -84,6 +84,14 @@ def result_of(outcome: Outcome, convert: Callable[[list[float]], list[float]]) -
         truncated_reply_tokens=[_number(value, 2) for value in outcome],
         causes={number: value for number, value in enumerate(outcome) if isinstance(value, str)},
     )
+
+
+def with_spread(outcome: Outcome) -> Result:
+    """Return what became of a row that a probe's bootstrap heads have scored."""
+    result = result_of(outcome, list)
+    if isinstance(outcome, str):
+        return replace(result, spread=[None])
+    return replace(result, spread=[value[3] if isinstance(value, list) else None for value in outcome])
 
 
 def _number(entry: float | str | list[float], place: int) -> int:

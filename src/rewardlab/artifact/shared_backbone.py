@@ -32,6 +32,15 @@ ALIKE: Final = 1e-5
 REMEDY: Final = "Serve it as a model of its own instead."
 
 
+class NotSharedError(ArtifactError):
+    """A folder whose model cannot be computed on the backbone of others."""
+
+    def __init__(self, folder: Path, why: str) -> None:
+        """`why` is a clause; the message has the folder before it and the remedy behind it."""
+        super().__init__(f"{folder}: {why}. {REMEDY}")
+        self.why = f"{folder}: {why}."
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Adapter:
     """A LoRA adapter with its head, as a folder holds it."""
@@ -58,11 +67,12 @@ class Adapter:
 def read_adapter(folder: Path) -> Adapter:
     """Return the adapter of a reward-model folder.
 
-    Raises ArtifactError if it has none, or one that cannot be taken off the merged weights or shares no backbone.
+    Raises NotSharedError if it has none, or one that cannot be taken off the merged weights; ArtifactError if it is
+    damaged.
     """
     where = folder / "adapter"
     if not (where / ADAPTER_CONFIG).is_file():
-        raise ArtifactError(f"{folder}: no adapter/, so it was not trained with --lora. {REMEDY}")
+        raise NotSharedError(folder, "no adapter/, so it was not trained with --lora")
     config = json.loads((where / ADAPTER_CONFIG).read_text(encoding="utf-8"))
     for wrong, why in (
         (config.get("use_dora"), "DoRA scales whole rows, which cannot be taken off the merged weights"),
@@ -71,7 +81,7 @@ def read_adapter(folder: Path) -> Adapter:
         (config.get("fan_in_fan_out"), "its weights are transposed"),
     ):
         if wrong:
-            raise ArtifactError(f"{folder}: its adapter cannot share a backbone: {why}. {REMEDY}")
+            raise NotSharedError(folder, f"its adapter cannot share a backbone: {why}")
     down, up = {}, {}
     with safe_open(where / "adapter_model.safetensors", framework="pt") as file:
         for key in file.offset_keys():
@@ -81,9 +91,9 @@ def read_adapter(folder: Path) -> Adapter:
             elif name.endswith(".lora_B.weight"):
                 up[name.removesuffix(".lora_B.weight")] = file.get_tensor(key).float()
             elif not name.startswith(f"{HEAD_ON_DISK}."):
-                raise ArtifactError(
-                    f"{folder}: its adapter cannot share a backbone: {name} was trained whole "
-                    f"(--lora-modules-to-save). {REMEDY}"
+                raise NotSharedError(
+                    folder,
+                    f"its adapter cannot share a backbone: {name} was trained whole (--lora-modules-to-save)",
                 )
     if not down or down.keys() != up.keys():
         raise ArtifactError(f"{folder}: the files of its adapter are damaged. Restore them.")
@@ -122,7 +132,7 @@ class SharedBackbone:
         self._base = {name: tensor.detach() for name, tensor in weights.items()}
 
     def require_same_base(self, adapter: Adapter) -> None:
-        """Raise ArtifactError unless the merged weights of the adapter's folder are this base and the adapter."""
+        """Raise NotSharedError unless the merged weights of the adapter's folder are this base and the adapter."""
         seen = set()
         for name, merged in _weights_of(adapter.folder):
             if name.startswith(f"{HEAD_ON_DISK}."):
@@ -131,18 +141,20 @@ class SharedBackbone:
             base, layer = self._base.get(name), name.removesuffix(".weight")
             own = merged - adapter.update(layer) if layer in adapter.down else merged
             if base is None or base.shape != own.shape:
-                raise ArtifactError(
-                    f"{adapter.folder}: it was trained from another base: the served one has no {name} of shape "
-                    f"{list(own.shape)}. {REMEDY}"
+                raise NotSharedError(
+                    adapter.folder,
+                    f"it was trained from another base: that of the first adapter has no {name} of shape "
+                    f"{list(own.shape)}",
                 )
             distance = float((base.cpu() - own).abs().max() / own.abs().max().clamp(min=1e-30))
             if not distance <= ALIKE:
-                raise ArtifactError(
-                    f"{adapter.folder}: it was trained from another base, or is not saved in float32: {name} differs "
-                    f"from the served one's by {distance:.1e} of its largest entry. {REMEDY}"
+                raise NotSharedError(
+                    adapter.folder,
+                    f"it was trained from another base, or is not saved in float32: {name} differs from that of the "
+                    f"first adapter by {distance:.1e} of its largest entry",
                 )
         if missing := sorted(self._base.keys() - seen):
-            raise ArtifactError(f"{adapter.folder}: it was trained from another base: it has no {missing[0]}. {REMEDY}")
+            raise NotSharedError(adapter.folder, f"it was trained from another base: it has no {missing[0]}")
 
     def add(self, adapter: Adapter) -> AdaptedModel:
         """Return the model that this adapter makes of the base; the weights of the base are not copied."""

@@ -1,0 +1,156 @@
+"""Members of `--ensemble` that were trained with LoRA from one base share it, in `eval` and in `score`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rewardlab
+from conftest import write_base_model, write_pairs
+from loaded_engines import NEAR, few_canaries, save_adapter, save_model
+from rewardlab.artifact import calibrated as calibrated_module
+from rewardlab.artifact.adapters import Members
+from rewardlab.artifact.calibrated import store_calibration
+from rewardlab.artifact.load import load
+from rewardlab.core.spec import CalibrationSpec
+from rewardlab.evaluation import saved
+from rewardlab.evaluation.config import EvalConfig
+from rewardlab.evaluation.models import Judged, judge_folders
+from rewardlab.serve.scoring.ensemble import score_ensemble
+
+REPLIES = ("How do I keep basil?", ["In the light.", "no", "Certainly, here is more on basil."])
+ROUNDING = 5 * NEAR
+"""How far a score may move where an adapter is taken off the merged weights and put on again."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two adapters of one base, with calibrations, and a model that is none."""
+    place = tmp_path_factory.mktemp("members")
+    base = write_base_model(place / "base")
+    made = [
+        save_adapter(place / "first", base, seed=1),
+        save_adapter(place / "second", base, seed=2, lora_rank=5, lora_target_modules=("q_proj", "down_proj")),
+        save_model(place / "whole"),
+    ]
+    record = CalibrationSpec(
+        reward_mean=0.5, reward_std=2.0, num_replies=9, num_comparisons=9, precision="fp32", data={}, judged={}
+    )
+    with pytest.MonkeyPatch.context() as patch, few_canaries():
+        patch.setattr(calibrated_module, "verify_in_clean_process", rewardlab.verify)
+        for folder in made:
+            store_calibration(folder, temperature=1.0, affine=(1.0, 0.0), calibration=record)
+    return made
+
+
+@pytest.fixture
+def pairs_file(tmp_path: Path) -> Path:
+    return write_pairs(tmp_path / "pairs.jsonl", 12)
+
+
+def judged(folders: list[Path], pairs: Path, out: Path, **more: object) -> Judged:
+    settings = {"reuse": False, **more}
+    return judge_folders(
+        EvalConfig.of(ensemble=tuple(map(str, folders)), dataset=str(pairs), output_dir=out, **settings)
+    )
+
+
+def test_members_of_one_base_have_its_weights_in_memory_once_and_score_as_they_do_alone(folders):
+    members, loaded = Members(folders[:2], precision="fp32"), []
+    places = []
+    for folder in (*folders[:2], folders[0]):
+        scorer = members.open(folder, lambda one: loaded.append(one) or load(one))
+        assert scorer.score_replies(*REPLIES) == pytest.approx(load(folder).score_replies(*REPLIES), abs=ROUNDING)
+        weights = dict(scorer.model.backbone.named_parameters())
+        places.append({name: w.data_ptr() for name, w in weights.items() if ".lora_" not in name})
+        assert sum(".lora_A." in name for name in weights) == sum(
+            name.endswith("lora_A.weight") for name in _adapter_names(folder)
+        ), "the adapter of the member before is gone"
+    assert loaded == [folders[0]]
+    assert places[0].keys() >= {"norm.weight"}
+    embeddings = {one["embed_tokens.weight"] for one in places}
+    assert len(embeddings) == 1
+    base = [{at for name, at in one.items() if "base_layer" in name or "proj" in name} for one in places]
+    assert base[0] == base[1] == base[2]
+
+
+def _adapter_names(folder: Path) -> list[str]:
+    from safetensors import safe_open
+
+    with safe_open(folder / "adapter/adapter_model.safetensors", framework="pt") as file:
+        return list(file.keys())
+
+
+def test_eval_loads_one_backbone_for_all_members(folders, pairs_file, tmp_path, monkeypatch, caplog):
+    loaded: list[Path] = []
+    monkeypatch.setattr(saved, "load", lambda folder, **settings: loaded.append(folder) or load(folder, **settings))
+    alone = {}
+    for folder in folders[:2]:
+        config = EvalConfig.of(
+            model=str(folder), dataset=str(pairs_file), output_dir=tmp_path / folder.name, reuse=False
+        )
+        alone[folder.name] = rewardlab.evaluate_folder(config)[0]
+    loaded.clear()
+    with caplog.at_level(logging.INFO, "rewardlab"):
+        found = judged(folders[:2], pairs_file, tmp_path / "together", precision_card=True)
+    assert loaded.count(folders[0]) == 2, "the backbone, and the copy that the precision card rounds"
+    assert loaded.count(folders[1]) == 1, "that copy alone"
+    assert "2 members are adapters of one base, which is in memory once" in caplog.text
+    for name, result in alone.items():
+        rows = found.models[name].result.rows
+        assert [row.score for row in rows] == pytest.approx([row.score for row in result.rows], abs=ROUNDING)
+
+
+def test_members_of_other_kinds_are_loaded_one_after_the_other(folders, pairs_file, tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "rewardlab"):
+        found = judged([folders[0], folders[2]], pairs_file, tmp_path / "out")
+    assert "one member is in memory at a time" in caplog.text
+    assert f"{folders[2]}: no adapter/, so it was not trained with --lora." in caplog.text
+    exact = load(folders[0]).score_replies("How do I keep basil number 0?", ["Certainly, here is more on basil."])
+    assert [row.score for row in found.models["first"].result.rows if row.reply == 0][:1] == pytest.approx(exact)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "rewardlab"):
+        judged(folders[:2], pairs_file, tmp_path / "half", precision="bf16")
+    assert "computed in fp32, not bf16" in caplog.text
+
+
+def test_scores_from_a_shared_backbone_are_not_taken_for_those_of_a_member_alone(folders, pairs_file, tmp_path, caplog):
+    kept = {"reuse": True, "cache_dir": str(tmp_path / "cache")}
+    first = judged(folders[:2], pairs_file, tmp_path / "1", **kept)
+    with caplog.at_level(logging.INFO, "rewardlab"):
+        again = judged(folders[:2], pairs_file, tmp_path / "2", **kept)
+    assert caplog.text.count("kept scores: ") == 2
+    assert [row.score for row in again.models["first"].result.rows] == [
+        row.score for row in first.models["first"].result.rows
+    ]
+    caplog.clear()
+    config = EvalConfig.of(model=str(folders[0]), dataset=str(pairs_file), output_dir=tmp_path / "3", **kept)
+    with caplog.at_level(logging.INFO, "rewardlab"):
+        rewardlab.evaluate_folder(config)
+    assert "kept scores: " not in caplog.text
+
+
+def test_score_takes_one_backbone_for_all_members(folders, tmp_path, monkeypatch, caplog):
+    prompt, replies = REPLIES
+    source = tmp_path / "rows.jsonl"
+    source.write_text(json.dumps({"prompt": prompt, "responses": replies}) + "\n")
+    with caplog.at_level(logging.INFO, "rewardlab"):
+        score_ensemble([str(folder) for folder in folders[:2]], source, tmp_path / "out.jsonl")
+    assert "2 members are adapters of one base, which is in memory once" in caplog.text
+    (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
+    scaled = [(np.array(load(folder).score_replies(prompt, replies)) - 0.5) / 2 for folder in folders[:2]]
+    assert row["scores"] == pytest.approx(np.mean(scaled, axis=0), abs=ROUNDING)
+    assert row["score_stds"] == pytest.approx(np.std(scaled, axis=0, ddof=1), abs=ROUNDING)
+
+
+def test_a_member_whose_files_were_changed_is_refused_and_not_scored_in_another_way(folders, tmp_path):
+    copy = Path(shutil.copytree(folders[1], tmp_path / "copy"))
+    with (copy / "tokenizer.json").open("a") as file:
+        file.write("\n")
+    with pytest.raises(rewardlab.RewardlabError, match=r"tokenizer.json was changed"):
+        Members([folders[0], copy], precision="fp32").open(folders[0], load)
