@@ -18,9 +18,11 @@ fitted on, and draws differ in both.
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -76,18 +78,20 @@ class Cell:
     width: float
 
 
-def judge(name: str, pairs: int, draws: int, seed: int) -> list[Cell]:
-    """Draw sets of pairs of a kind, and measure what removing the flagged rows is worth."""
+def draw(name: str, pairs: int, seed: int) -> tuple[float, Sequence[Effect]]:
+    """Draw pairs of a kind; return (share of the rows removed, what removing them is worth)."""
     kind = KINDS[name]
-    rule = replace(RULE, below=kind.below)
-    removed: list[float] = []
-    found: list[Sequence[Effect]] = []
-    for draw in range(draws):
-        own, heads, _ = simulated(pairs, noise=kind.noise, wrong=kind.wrong, seed=seed + draw)
-        worth = measure_worth(heads, own, rule, num_seeds=SEEDS)
-        removed.append(worth.removed / worth.trained_on)
-        found.append(worth.effects)
-    return [_cell(kind, f"{pairs:,} pairs", float(np.mean(removed)), effects) for effects in zip(*found, strict=True)]
+    own, heads, _ = simulated(pairs, noise=kind.noise, wrong=kind.wrong, seed=seed)
+    worth = measure_worth(heads, own, replace(RULE, below=kind.below), num_seeds=SEEDS)
+    return worth.removed / worth.trained_on, worth.effects
+
+
+def judge(name: str, pairs: int, pool: Executor, options: Namespace) -> list[Cell]:
+    """Return what many draws of pairs of a kind come to."""
+    seeds = range(options.seed, options.seed + options.draws)
+    removed, found = zip(*pool.map(partial(draw, name, pairs), seeds, chunksize=5), strict=True)
+    case = f"{pairs:,} pairs"
+    return [_cell(KINDS[name], case, float(np.mean(removed)), effects) for effects in zip(*found, strict=True)]
 
 
 def _cell(kind: Kind, case: str, removed: float, effects: Sequence[Effect]) -> Cell:
@@ -153,15 +157,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the simulation."""
     parser = parser_of(__doc__, list(KINDS), draws=200)
     parser.add_argument("--pairs", type=int, nargs="+", default=list(PAIRS))
-    parser.add_argument("--processes", type=int, default=1, help="kinds and sizes judged at the same time")
+    parser.add_argument("--processes", type=int, default=1, help="that draw at the same time")
     simulation = Simulation("mislabels_worth", parser, arguments)
     options = simulation.options
-    cases = [(name, pairs) for name in KINDS if name in options.kinds for pairs in options.pairs]
     with ProcessPoolExecutor(options.processes) as pool:
-        judged = [pool.submit(judge, name, pairs, options.draws, options.seed) for name, pairs in cases]
-        found: dict[str, list[Cell]] = {}
-        for (name, _), cells_of_case in zip(cases, judged, strict=True):
-            found.setdefault(name, []).extend(cells_of_case.result())
+        found = {
+            name: [cell for pairs in options.pairs for cell in judge(name, pairs, pool, options)]
+            for name in KINDS
+            if name in options.kinds
+        }
     cells = {kind: [asdict(cell) for cell in own] for kind, own in found.items()}
     return simulation.record("all" if len(found) == len(KINDS) else "some", page=page(found, simulation), cells=cells)
 
