@@ -87,10 +87,11 @@ class Outcome:
             whole = math.fsum(seconds for seconds, _ in timed)
             return math.fsum(seconds * value for seconds, value in timed) / whole if whole else math.nan
         counts = self.record.manifest.get("parameters")
-        found = [counts.get(one) for one in ("trainable", "total")] if isinstance(counts, Mapping) else []
-        if not found or not all(isinstance(one, int) and 0 < one < 1 << 63 for one in found):
+        told = [counts.get(one) for one in ("trainable", "total")] if isinstance(counts, Mapping) else []
+        found = [float(one) for one in told if isinstance(one, int) and 0 < one < 1 << 63]
+        if len(found) < 2:
             return math.nan
-        trainable, total = map(float, found)
+        trainable, total = found
         return trainable if name == "trainable_parameters" else trainable / total
 
 
