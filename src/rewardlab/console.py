@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from typing import TextIO
 from rewardlab.core.bars import over_bars
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import write_text
-from rewardlab.core.terminal import visible, visible_message
+from rewardlab.core.terminal import folded, visible, visible_message
 
 
 def say(*lines: str) -> None:
@@ -36,7 +37,12 @@ def print_report(text: str, *, folder: Path | None = None) -> None:
 
 def complain(message: str) -> None:
     """Print a message on stderr, with control characters made visible."""
-    print(visible_message(message), file=sys.stderr)
+    print(_fitting(visible_message(message), sys.stderr), file=sys.stderr)
+
+
+def _fitting(text: str, stream: TextIO) -> str:
+    """Return a text with its lines broken between words if it goes to a terminal, else as it is."""
+    return folded(text, shutil.get_terminal_size().columns) if stream.isatty() else text
 
 
 def answer_to(question: str) -> str:
@@ -63,6 +69,10 @@ class Lines(logging.StreamHandler[TextIO]):
                 super().emit(record)
         except Exception:
             self.handleError(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record, broken between words on a terminal."""
+        return _fitting(super().format(record), self.stream)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Discard all further output if the reader has closed it; else report the error as logging does."""

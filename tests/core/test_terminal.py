@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewardlab.core.terminal import brief, quoted, visible, visible_message
+from rewardlab.core.terminal import brief, folded, quoted, visible, visible_message
 
 HOSTILE = {
     "\x1b[2J": r"\x1b[2J",
@@ -117,3 +117,16 @@ def test_a_value_in_a_message_is_short_however_deep_or_wide_it_is():
     for _ in range(40):  # a billion billion, were it written out
         wide = [wide] * 10
     assert len(brief(wide)) <= 80
+
+
+@pytest.mark.parametrize("width", [1, 3, 20, 40, 80])
+def test_lines_are_broken_between_words_and_commands_stay_whole(width: int) -> None:
+    text = (
+        "error: runs/judged already holds an evaluation. Run `rewardlab eval  --overwrite`.\n  step 1/4  EVAL  "
+        + "x" * 90
+    )
+    lines = folded(text, width).split("\n")
+    assert " ".join("\n".join(lines).split()) == " ".join(text.split())
+    assert "`rewardlab eval  --overwrite`" in "\n".join(lines)
+    assert all(len(line) <= width or len(line.split()) == 1 or "`" in line for line in lines)
+    assert folded("as short as it is  \n", width=30) == "as short as it is  \n"

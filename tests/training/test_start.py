@@ -22,6 +22,10 @@ def test_zeros_and_switches_that_differ_from_the_default_are_listed():
     assert "label_smoothing=0.05" in usual
     for absent in ("lora_dropout", "baselines=False", "freeze_layers", " limit=", "overwrite"):
         assert absent not in usual
+    for idle in ("diagnostic_", "lora_", "publish_", "profile_steps", "shuffle_buffer"):
+        assert idle not in usual
+    assert "lora_rank=4" in " ".join(shown(lora=True).split())
+    assert "profile_steps=9" in " ".join(shown(profile_steps=9).split())
     changed = " ".join(shown(label_smoothing=0, weight_decay=0.0, baselines=False, log_samples=0).split())
     for there in ("label_smoothing=0.0", "weight_decay=0.0", "baselines=False", "log_samples=0"):
         assert there in changed

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import reprlib
 import shlex
+import textwrap
 import unicodedata
 from datetime import date, time
 from typing import Final
@@ -22,6 +24,8 @@ JOINERS: Final = "\u200c\u200d"
 """Format marks that are part of emoji and of words in some languages, and so are kept."""
 BRIEF: Final = 80
 """Most characters of a value in a message."""
+_UNBROKEN: Final = "\ue000"
+"""Stands for a space at which no line is broken; a character of private use."""
 
 
 def visible(text: str, *, lines: bool = False) -> str:
@@ -44,6 +48,23 @@ def visible_message(text: str) -> str:
     """
     first, *rest = visible(text, lines=True).split("\n")
     return "\n".join([first, *(line if line.startswith("  ") else f"  {line}" for line in rest)])
+
+
+def folded(text: str, width: int) -> str:
+    """Return `text` with its lines broken between words, where a terminal of this width would break within words.
+
+    Spaces in backticks are no place to break, so that a command can be copied whole.
+    """
+    text = re.sub(r"`[^`\n]*`", lambda quoted: quoted[0].replace(" ", _UNBROKEN), text)
+    wrapper = textwrap.TextWrapper(
+        width=max(width, 1),
+        subsequent_indent="  " if width > 20 else "",
+        break_long_words=False,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
+    lines = (wrapper.fill(line) if len(line) > width else line for line in text.split("\n"))
+    return "\n".join(lines).replace(_UNBROKEN, " ")
 
 
 def short(text: str) -> str:

@@ -362,10 +362,11 @@ def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> A
         ) from error
 
 
-def to_messages(messages: Sequence[Message | Mapping[str, str]]) -> Conversation:
-    """Return messages from the mappings of chat APIs.
+def to_messages(messages: Sequence[object]) -> Conversation:
+    """Return messages from the mappings of chat APIs, `{"role": …, "content": …}`, and from `Message`s.
 
-    Raises RenderError for what would be lost or misread: tool calls, unknown roles, content that is not text.
+    Raises RenderError for anything else, and for what would be lost or misread: tool calls, unknown roles, content that
+    is not text.
     """
     if isinstance(messages, str | Mapping | Message):
         raise RenderError(f"a conversation is a list of messages, got {_shortened(messages)}. Put it into a list.")

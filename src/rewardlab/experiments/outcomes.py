@@ -90,10 +90,11 @@ class Outcome:
             speeds = [row["pairs_per_second"] for row in rows if row.get("pairs_per_second")][1:]
             return float(np.std(speeds, ddof=1) / np.mean(speeds)) if len(speeds) > 1 else math.nan
         counts = self.record.manifest.get("parameters")
-        found = [counts.get(one) for one in ("trainable", "total")] if isinstance(counts, Mapping) else []
-        if not found or not all(isinstance(one, int) and 0 < one < 1 << 63 for one in found):
+        told = [counts.get(one) for one in ("trainable", "total")] if isinstance(counts, Mapping) else []
+        found = [float(one) for one in told if isinstance(one, int) and 0 < one < 1 << 63]
+        if len(found) < 2:
             return math.nan
-        trainable, total = map(float, found)
+        trainable, total = found
         return trainable if name == "trainable_parameters" else trainable / total
 
 

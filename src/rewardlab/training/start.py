@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -337,13 +337,27 @@ def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
         logger.info("%s", line)
 
 
+FEATURES: Final = {
+    "diagnostic_": "diagnostic_mode",
+    "lora_": "lora",
+    "profile_": "profile",
+    "publish_": "publish_to",
+    "shuffle_buffer": "streaming",
+}
+"""Beginning of the names of settings -> the setting without which they do nothing."""
+
+
 def configuration_block(config: RewardTrainerConfig, *, width: int) -> str:
-    """Return the hash and the settings as text, without settings that are off or empty by default."""
-    settings = settings_of(RewardTrainerConfig)
+    """Return the hash and the settings as text, without settings that are off or empty by default, and without the
+    defaults of features that are off."""
+    values = to_mapping(config)
+    usual = {name: own.default for name, own in settings_of(RewardTrainerConfig).items()}
+    usual = {name: list(value) if isinstance(value, tuple) else value for name, value in usual.items()}
+    idle = tuple(start for start, switch in FEATURES.items() if values[switch] in (None, False, "none"))
     shown = ", ".join(
         f"{name}={visible(str(value))}"
-        for name, value in to_mapping(config).items()
-        if value or (value != [] and value != settings[name].default)
+        for name, value in values.items()
+        if (value != [] and value != usual[name]) or (value and not name.startswith(idle))
     )
     return textwrap.fill(
         f"configuration {config_hash(config)}: {shown}",
