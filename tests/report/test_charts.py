@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewardlab.report.charts import BOTTOM, HEIGHT, LEFT, MOST_POINTS, RIGHT, TOP, WIDTH, Chart, axis, band, line
+from rewardlab.report.charts import (
+    BOTTOM,
+    CHARACTER,
+    HEIGHT,
+    LEFT,
+    MOST_POINTS,
+    RIGHT,
+    TOP,
+    WIDTH,
+    Chart,
+    axis,
+    band,
+    line,
+)
 
 numbers = st.floats(-1e6, 1e6)
 anything = st.floats(allow_nan=True, allow_infinity=True)
@@ -42,6 +56,26 @@ def test_everything_is_drawn_inside_the_plot(points: list[tuple[float, float]]) 
         x, y = map(float, pair.split(","))
         assert LEFT - 0.1 <= x <= WIDTH - RIGHT + 0.1
         assert TOP - 0.1 <= y <= HEIGHT - BOTTOM + 0.1
+
+
+@given(st.lists(numbers, min_size=1, max_size=8), st.floats(-5, 6))
+def test_numbers_below_the_x_axis_stand_beside_each_other_and_inside(values: list[float], power: float) -> None:
+    made = axis("x", [value * 10.0**power for value in values])
+    texts = Chart(title="t", words="w", x=made, y=made).tick_texts()
+    boxes = [
+        (one.x - (1.0 if one.anchor == "end" else 0.5) * CHARACTER * len(one.text), CHARACTER * len(one.text))
+        for one in texts
+    ]
+    assert boxes
+    assert all(start >= 0 and start + width <= WIDTH + 0.1 for start, width in boxes)
+    assert all(start + width <= following for (start, width), (following, _) in itertools.pairwise(boxes))
+    assert {one.text for one in texts} <= {made.text(tick) for tick in made.ticks}
+
+
+def test_numbers_that_fit_are_all_written() -> None:
+    chart = Chart(title="t", words="w", x=axis("step", [0, 10_000], whole=True), y=axis("y", [0, 1]))
+    assert [one.text for one in chart.tick_texts()] == ["0", "2,000", "4,000", "6,000", "8,000", "10,000"]
+    assert [one.anchor for one in chart.tick_texts()][-2:] == ["middle", "end"], "a wide last one ends at the edge"
 
 
 def test_a_long_line_is_thinned_and_keeps_its_spikes() -> None:

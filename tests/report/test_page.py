@@ -24,6 +24,7 @@ from rewardlab.core.terminal import visible
 from rewardlab.evaluation.texts import find_texts
 from rewardlab.report.build import Told, report_of, tell
 from rewardlab.report.card import card_text, write_card
+from rewardlab.report.charts import CHARACTER
 from rewardlab.report.document import Document, Paragraph, Part, Section
 from rewardlab.report.folder import read_folder
 from rewardlab.report.markdown import escaped, fenced, markdown_page
@@ -165,6 +166,33 @@ def test_every_drawing_is_well_formed_and_has_words(page: str) -> None:
     charts = re.findall(r'<figure class="chart">.*?</figure>', page, re.DOTALL)
     labels = [re.findall(r'<text class="label"[^>]*>([^<]+)</text>', chart) for chart in charts]
     assert all(len(found) == 2 and all(found) for found in labels), "both axes of every chart are named"
+
+
+def box_of(text: ET.Element) -> tuple[float, float, float, float]:
+    """Where a text of a chart lies (left, top, right, bottom), if its signs are as wide as those of common fonts."""
+    sign = CHARACTER if text.get("class") == "tick" else 5.8  # letters are narrower than digits
+    width, height = sign * len(text.text or ""), 11.5
+    if turned := re.fullmatch(r"translate\(([\d.]+) ([\d.]+)\) rotate\(-90\)", text.get("transform", "")):
+        x, y = map(float, turned.groups())
+        return x - 0.8 * height, y - width / 2, x + 0.2 * height, y + width / 2
+    x, y = float(text.get("x", "nan")), float(text.get("y", "nan"))
+    left = x - width * {"start": 0.0, "middle": 0.5, "end": 1.0}[text.get("text-anchor", "start")]
+    return left, y - 0.8 * height, left + width, y + 0.2 * height
+
+
+def test_no_texts_of_a_chart_overlap_and_none_leaves_it(page: str) -> None:
+    charts = re.findall(r'<svg viewBox="0 0 \d+ \d+" role="img" aria-labelledby.*?</svg>', page, re.DOTALL)
+    assert len(charts) > 8
+    for chart in charts:
+        root = ET.fromstring(chart)
+        texts = [text for text in root.iter("text") if text.text]
+        boxes = {f"{text.text} {number}": box_of(text) for number, text in enumerate(texts)}
+        _, _, width, height = map(float, root.get("viewBox", "").split())
+        for name, (left, top, right, bottom) in boxes.items():
+            assert min(left, top, width - right, height - bottom) >= -0.5, name
+        for (one, a), (other, b) in itertools.combinations(boxes.items(), 2):
+            apart = a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+            assert apart, f"{one} overlaps {other}"
 
 
 def test_headings_go_down_by_one(page: str) -> None:

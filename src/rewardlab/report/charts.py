@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 WIDTH: Final = 380
 HEIGHT: Final = 250
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 46
 """Margins around the plot, which hold the ticks and the names of the axes."""
+CHARACTER: Final = 6.6
+"""Width of a digit of a tick's text, as wide as common fonts have it; other signs of numbers are narrower."""
 MOST_POINTS: Final = 300
 """Points of a line; of more, the lowest and the highest of each stretch are kept, so that no spike is lost."""
 NUM_SERIES: Final = 4
@@ -105,6 +107,17 @@ class Rule:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TickText:
+    """The text of a tick of the x axis, and where it stands."""
+
+    text: str
+    x: float
+    anchor: Literal["middle", "end"]
+    row: int
+    """0, or 1 for names that stand in a second row."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Chart:
     """A chart: axes, what is drawn between them, and the same in words."""
 
@@ -148,6 +161,28 @@ class Chart:
     def path(self, points: Iterable[Point]) -> str:
         """Return points as the value of an SVG `points` attribute."""
         return " ".join(f"{self.px(x):g},{self.py(y):g}" for x, y in points)
+
+    def tick_texts(self) -> list[TickText]:
+        """Return what is written below the x axis: every name, or as many numbers as stand beside each other.
+
+        Numbers that would stick out to the right end at the edge.
+        """
+        names = [(self.px(tick), self.x.text(tick)) for tick in self.x.ticks]
+        if self.x.names:
+            return [
+                TickText(text=text, x=x, anchor="middle", row=int(self.x.staggered and number % 2))
+                for number, (x, text) in enumerate(names)
+            ]
+        widest = CHARACTER * max(len(text) for _, text in names)
+        between = (names[-1][0] - names[0][0]) / max(len(names) - 1, 1)
+        stride = max(1, math.ceil((widest + CHARACTER) / between)) if between else 1
+        texts: list[TickText] = []
+        for x, text in names[::stride]:
+            if x + CHARACTER * len(text) / 2 <= WIDTH:
+                texts.append(TickText(text=text, x=x, anchor="middle", row=0))
+            elif not texts or texts[-1].x + CHARACTER * (len(texts[-1].text) / 2 + 1 + len(text)) <= WIDTH:
+                texts.append(TickText(text=text, x=float(WIDTH), anchor="end", row=0))
+        return texts
 
 
 def axis(

@@ -80,11 +80,12 @@ def robustness_section(record: Record) -> Section:
     if not any(parts.values()):
         return Section(title="Robustness", blocks=())
     notes = {measure: [own[measure] for own in parts.values() if measure in own] for measure in MOVED}
-    table = with_intervals(
+    # Its columns alone fill the page, so nothing is drawn beside them.
+    table = Table(
         caption=f"The same pairs with their texts changed in ways that should not matter, {found.get('preferences')} "
         f"preferences",
         header=("texts", *MOVED, "moves", "preferences"),
-        rows=[
+        rows=tuple(
             (
                 name,
                 *(shown(own.get(measure)) for measure in MOVED),
@@ -92,10 +93,7 @@ def robustness_section(record: Record) -> Section:
                 _count(effects[name].get("preferences")),
             )
             for name, own in parts.items()
-        ],
-        estimates=[own.get("shift") for own in parts.values()],
-        label="shift",
-        mark=0.0,
+        ),
         notes=(*(f"{measure}: {meaning}." for measure, meaning in MOVED.items()), MOVES, *column_notes(notes)),
         notes_folded=True,
     )
@@ -159,7 +157,7 @@ def controls_section(record: Record) -> Section:
         blocks += [
             Paragraph(text=f"{record.controls.get('what')}. {record.controls.get('headline')}"),
             with_intervals(
-                caption="Controls",
+                caption="What the controls measured",
                 header=("control", "measured", "over seeds", "over conversations", "verdict"),
                 rows=rows,
                 estimates=drawn,
@@ -206,6 +204,12 @@ def precision_section(record: Record) -> Section:
         parts = {str(kind): _estimates(part) for kind, part in measures.items() if isinstance(part, dict)}
         rows = [(measure, *(shown(part.get(measure)) for part in parts.values())) for measure in MEASURES]
         notes = {measure: [part[measure] for part in parts.values() if measure in part] for measure in MEASURES}
+        off = [str(kind) for kind in card["off"]] if isinstance(card.get("off"), list) else []
+        said = verdicts_of(card)
+        if off and not said:  # cards of earlier versions, and those of evaluations on the way
+            words = "margins are off by more than the interval of their mean leaves open."
+            said = [Paragraph(text=f"In {' and '.join(off)} {words}", tone="warning")]
+        blocks += said
         blocks.append(
             Table(
                 caption=f"{title}, {card.get('preferences')} preferences",
@@ -215,13 +219,6 @@ def precision_section(record: Record) -> Section:
                 notes_folded=True,
             )
         )
-        # Cards of earlier versions, and those of evaluations on the way, have no verdicts.
-        off = [str(kind) for kind in card["off"]] if isinstance(card.get("off"), list) else []
-        if found := verdicts_of(card):
-            blocks += found
-        elif off:
-            words = "margins are off by more than the interval of their mean leaves open."
-            blocks.append(Paragraph(text=f"In {' and '.join(off)} {words}", tone="warning"))
     return Section(title="Precision", blocks=tuple(blocks))
 
 
