@@ -19,10 +19,10 @@ import rewardlab
 from helpers.page_commands import commands, spans
 from pages import DOCS, PAGES, ROOT, module_at
 from rewardlab.cli import COMMANDS
-from rewardlab.commands.gold import THEIRS, WITHOUT_EFFECT, translated
 from rewardlab.commands.parsing import TOOL_PURPOSES, parse_command
 from rewardlab.commands.training import parse_train
 from rewardlab.flags import SHORTHANDS
+from rewardlab.gold.earlier import theirs, translated
 
 SETTINGS_PAGE = module_at(DOCS / "site" / "settings.py")
 READ = [*PAGES, "CHANGELOG.md", "benchmarks/README.md"]
@@ -77,7 +77,7 @@ def read_rewardlab(words: Sequence[str]) -> None:
     elif command == "train":
         parse_train(rest)
     else:
-        rest = translated(rest, command.removeprefix("gold ")) if command.startswith("gold") else rest
+        rest = translated(rest, command.removeprefix("gold "), say=print) if command.startswith("gold") else rest
         parse_command(SETTINGS_PAGE.COMMANDS[command], rest, command)
 
 
@@ -217,11 +217,11 @@ def known_flags(command: str) -> set[str]:
     """The flags of one command, by all their names."""
     settings = list(SETTINGS_PAGE.settings_of(SETTINGS_PAGE.COMMANDS.get(command, SETTINGS_PAGE.COMMANDS["train"])))
     stage = command.removeprefix("gold ")
-    theirs = {f"--{name}" for name in (*THEIRS.get(stage, ()), *WITHOUT_EFFECT.get(stage, ()))}
+    earlier = {f"--{name}" for name in theirs(stage)}
     flags = {one.flag for one in settings}
     switches = {f"--no-{one.flag[2:]}" for one in settings if isinstance(one.default, bool)}
     own = {"--data"} if command == "gold train" else set()
-    return flags | switches | theirs | own | {*SHORTHANDS, "--config", "--help"}
+    return flags | switches | earlier | own | {*SHORTHANDS, "--config", "--help"}
 
 
 def wrong_spans(page: str, name: str = "page") -> list[str]:
