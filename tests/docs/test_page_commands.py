@@ -22,7 +22,7 @@ from rewardlab.cli import COMMANDS
 from rewardlab.commands.parsing import TOOL_PURPOSES, parse_command
 from rewardlab.commands.training import parse_train
 from rewardlab.flags import SHORTHANDS
-from rewardlab.gold import earlier
+from rewardlab.gold.earlier import theirs, translated
 
 SETTINGS_PAGE = module_at(DOCS / "site" / "settings.py")
 READ = [*PAGES, "CHANGELOG.md", "benchmarks/README.md"]
@@ -77,8 +77,7 @@ def read_rewardlab(words: Sequence[str]) -> None:
     elif command == "train":
         parse_train(rest)
     else:
-        if command.startswith("gold"):
-            rest = earlier.translated(rest, command.removeprefix("gold "), say=lambda line: None)
+        rest = translated(rest, command.removeprefix("gold "), say=print) if command.startswith("gold") else rest
         parse_command(SETTINGS_PAGE.COMMANDS[command], rest, command)
 
 
@@ -218,11 +217,11 @@ def known_flags(command: str) -> set[str]:
     """The flags of one command, by all their names."""
     settings = list(SETTINGS_PAGE.settings_of(SETTINGS_PAGE.COMMANDS.get(command, SETTINGS_PAGE.COMMANDS["train"])))
     stage = command.removeprefix("gold ")
-    theirs = {f"--{name}" for name in earlier.theirs(stage)}
+    earlier = {f"--{name}" for name in theirs(stage)}
     flags = {one.flag for one in settings}
     switches = {f"--no-{one.flag[2:]}" for one in settings if isinstance(one.default, bool)}
     own = {"--data"} if command == "gold train" else set()
-    return flags | switches | theirs | own | {*SHORTHANDS, "--config", "--help"}
+    return flags | switches | earlier | own | {*SHORTHANDS, "--config", "--help"}
 
 
 def wrong_spans(page: str, name: str = "page") -> list[str]:

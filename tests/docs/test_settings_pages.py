@@ -10,8 +10,9 @@ import pytest
 
 from pages import DOCS, PAGES, ROOT, first_cells, module_at, read
 from rewardlab import flags
+from rewardlab.commands.parsing import GOLD_PURPOSES
 from rewardlab.core.run_folder import PROBE_FILES
-from rewardlab.gold.earlier import theirs as flags_of_scripts
+from rewardlab.gold.earlier import theirs
 from rewardlab.model.attention_backends import BACKENDS
 from rewardlab.training.settings.config import (
     BACKBONE_LR_MULT,
@@ -72,9 +73,8 @@ def known_flags() -> set[str]:
     found = [setting for part in SETTINGS_PAGE.COMMANDS.values() for setting in SETTINGS_PAGE.settings_of(part)]
     switches = {f"--no-{setting.flag[2:]}" for setting in found if isinstance(setting.default, bool)}
     # Up to the underscore, as they are found on pages.
-    stages = ("sample", "label", "match", "check", "curve")
-    theirs = {f"--{name.partition('_')[0]}" for stage in stages for name in flags_of_scripts(stage)}
-    return {one.flag for one in found} | switches | theirs | {*flags.SHORTHANDS, "--config", "--help", "--version"}
+    earlier = {f"--{name.partition('_')[0]}" for stage in GOLD_PURPOSES for name in theirs(stage)}
+    return {one.flag for one in found} | switches | earlier | {*flags.SHORTHANDS, "--config", "--help", "--version"}
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -9,7 +9,7 @@ Legend: L rows, K replies of most rows, N pairs of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -68,7 +68,9 @@ def _joined(prompt: Conversation) -> Conversation:
 
 
 def texts_of(
-    rows: Sequence[GoldRow], here: Sequence[Sequence[float | None]], there: dict[str, Sequence[Sequence[float | None]]]
+    rows: Sequence[GoldRow],
+    here: Sequence[Sequence[float | None]],
+    there: Mapping[str, Sequence[Sequence[float | None]]],
 ) -> tuple[Alternative, ...]:
     """Return for each form the match of the same pairs as the rows are and with other texts, p after Holm's correction.
 
