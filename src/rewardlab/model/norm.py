@@ -108,11 +108,12 @@ def _blockwise(kind: type[nn.Module]) -> type[nn.Module]:
 def use_blockwise_norms(module: nn.Module) -> int:
     """Make every RMSNorm inside whose numbers are those of BlockwiseNorm train by it, in place; return how many do."""
     layers = [child for child in module.modules() if _is_plain_rms_norm(child)]
-    found = {kind: _agrees(next(one for one in layers if type(one) is kind)) for kind in map(type, layers)}
+    found = {kind: _agrees(next(one for one in layers if type(one) is kind)) for kind in set(map(type, layers))}
     agreeing = [child for child in layers if found[type(child)]]
     # The class is swapped and the module kept, so that parameter names and references to the module stay valid.
     for child in agreeing:
-        child.__class__ = _blockwise(type(child))
+        kind: Any = type(child)
+        child.__class__ = _blockwise(kind)
     return len(agreeing)
 
 
