@@ -2,8 +2,8 @@
 
     scripts/bench profile_step --precision bf16
 
-`casts` computes as autocast does: PyTorch's attention kernel, and every weight cast in every micro-batch; `ours` as a
-run does. Times are of PyTorch's profiler, which counts an operation without those that it calls.
+`casts` computes as autocast does: PyTorch's attention kernel and norms, and every weight cast in every micro-batch;
+`ours` as a run does. Times are of PyTorch's profiler, which counts an operation without those that it calls.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = workload.model_folder(options.model, Path(work), layers=options.layers)
         data = workload.read_rows(options.data, options.pairs, folder=options.data_folder)
         groups = workload.to_groups(data, folder, max_seq_len=options.max_seq_len)
-        for name, changed in ((CASTS, {"attention_backend": "segments"}), (OURS, {})):
+        for name, changed in ((CASTS, {"attention_backend": "segments", "norm_backend": "torch"}), (OURS, {})):
             trainer = ours.build_trainer(ours.settings(folder, fixed | changed), groups, sharing=True, device=CPU)
             model = trainer.model
             if name == CASTS and model.half_weights is not None:

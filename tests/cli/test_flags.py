@@ -91,6 +91,7 @@ FLAGS: list[tuple[str, dict[str, object]]] = [
     ("--trust-remote-code", {"trust_remote_code": True}),
     ("--attention-backend varlen", {"attention_backend": "varlen"}),
     ("--linear-backend onednn", {"linear_backend": "onednn"}),
+    ("--norm-backend blockwise", {"norm_backend": "blockwise"}),
     ("--allocator system", {"allocator": "system"}),
     ("--compile", {"compile": True}),
     ("--activation-checkpointing full", {"activation_checkpointing": "full"}),

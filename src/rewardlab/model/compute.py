@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.libc import can_keep_freed_memory, keep_freed_memory, spare_memory, use_huge_pages
+from rewardlab.model import norm
 from rewardlab.model.attention import LAYOUT_ARGUMENT
 from rewardlab.model.attention_backends import BACKENDS, HALF, PromptLayout, unavailable
 from rewardlab.model.config import ComputeConfig, HalfRounding, TrainComputeConfig
@@ -27,6 +28,7 @@ from rewardlab.model.embedding import add_gradients_by_row
 from rewardlab.model.half import HalfWeights
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.linear import MIN_WIDTH, OneDnnLinear, onednn_available, use_onednn
+from rewardlab.model.norm import use_blockwise_norms
 from rewardlab.model.reward import RewardModel
 
 Log = Callable[[str], None]
@@ -63,14 +65,18 @@ def choose_compute(
     """
     attention, why = _choose_attention(config.attention_backend, text_config, device, dtype, train=train)
     linear, measured = _choose_linear(config.linear_backend, text_config, device, dtype)
+    chosen: dict[str, Any] = {}
+    said = ""
+    if isinstance(config, TrainComputeConfig):
+        chosen["norm_backend"], said = _choose_norm(config, text_config, device)
     allocator = config.allocator
     if allocator == "auto":
         allocator = "keep" if device.type == "cpu" and can_keep_freed_memory() else "system"
     log(
-        f"compute: attention {attention}{why}; linear layers {linear}{measured}; allocator {allocator}"
+        f"compute: attention {attention}{why}; linear layers {linear}{measured}{said}; allocator {allocator}"
         + ("; layers compiled" if config.compile else "")
     )
-    return {"attention_backend": attention, "linear_backend": linear, "allocator": allocator}
+    return {"attention_backend": attention, "linear_backend": linear, "allocator": allocator, **chosen}
 
 
 def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: HalfRounding = "stochastic") -> None:
@@ -91,6 +97,8 @@ def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: H
         # FSDP reduces gradients in hooks of its own, which would not see a gradient that is written to `grad` directly.
         if model.device.type == "cpu" and not dist.is_initialized():
             add_gradients_by_row(model.backbone)
+        if model.device.type == "cpu" and config.norm_backend == "blockwise":
+            use_blockwise_norms(model.backbone)
         if config.liger:
             _use_liger(model)
         checkpoint_activations(model, config.activation_checkpointing)
@@ -325,6 +333,25 @@ def _choose_linear(wanted: str, text_config: Any, device: torch.device, dtype: t
         return "torch", ""
     ratio = onednn_speed(text_config.hidden_size, inner)
     return ("onednn" if ratio >= WORTH_IT else "torch"), f" (oneDNN is {ratio:.2f} times as fast)"
+
+
+def _choose_norm(config: TrainComputeConfig, text_config: Any, device: torch.device) -> tuple[str, str]:
+    """Return (backend of norms in training, remark for the log).
+
+    Raises ConfigError if blockwise norms are asked for and cannot be used here.
+    """
+    if config.norm_backend == "blockwise" and (device.type != "cpu" or config.compile):
+        where = "they are for the CPU" if device.type != "cpu" else "--compile makes norms of its own"
+        raise ConfigError(f"--norm-backend blockwise: {where}. Use auto or torch.")
+    if config.norm_backend != "auto":
+        return config.norm_backend, f"; norms {config.norm_backend}"
+    width = text_config.hidden_size
+    possible = device.type == "cpu" and not config.compile and hasattr(text_config, "rms_norm_eps")
+    if not possible or width < norm.MIN_WIDTH:
+        return "torch", ""
+    ratio = norm.norm_speed(width)
+    name = "blockwise" if ratio >= WORTH_IT else "torch"
+    return name, f"; norms {name} (blockwise is {ratio:.2f} times as fast)"
 
 
 @cache  # a process that loads many models measures each shape once

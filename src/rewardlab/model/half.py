@@ -119,8 +119,11 @@ class HalfLinear(_Copying, nn.Linear):
         return output
 
 
-class HalfConv1D(_Copying, Conv1D):
+class HalfConv1D(_Copying, Conv1D):  # type: ignore[misc]  # transformers has no types for it
     """The same for GPT-2's linear layer, whose weight is [in, out]."""
+
+    weight: nn.Parameter
+    bias: nn.Parameter
 
     def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
         """Compute as Conv1D does, in the dtype of the copy."""

@@ -37,10 +37,11 @@ PROBED: Final = (
     "micro_token_budget",
     "attention_backend",
     "linear_backend",
+    "norm_backend",
     "allocator",
 )
 """Settings that are measured or found out when a run begins; a resumed run takes what was decided then."""
-EARLIER: Final = {"special_tokens_in_text": "keep"}
+EARLIER: Final = {"special_tokens_in_text": "keep", "norm_backend": "torch"}
 """Values that runs had before a setting existed, where they differ from today's default."""
 BY_CONTENT: Final = (
     "model",
@@ -92,6 +93,7 @@ ROUNDING: Final = (
     "attention",
     "attention_backend",
     "linear_backend",
+    "norm_backend",
     "allocator",
     "compile",
     "activation_checkpointing",
