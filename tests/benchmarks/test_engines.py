@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import torch
 
 import live_faults
 import serve_throughput
-from harness import engine_process, one_score_columns, one_score_page
+from harness import engine_process, one_score_columns, one_score_page, results
 from harness.conversations import ROWS, cases, rows_as_json, write_evaluation_data
 from harness.engine_process import EngineError
 from harness.http_scores import (
@@ -286,6 +287,17 @@ def test_what_verify_finds_of_an_endpoint_is_read_from_its_file(tmp_path, monkey
     monkeypatch.setattr(one_score_columns, "_python", lambda words: SimpleNamespace(returncode=2, stderr="no\nserver"))
     (found,) = one_score_columns.proof(asked, "http://x", "vLLM")
     assert (found.right, found.said) == (None, "no server")
+
+
+def test_the_tables_on_the_page_of_vllm_are_those_of_the_record_that_it_links():
+    page = (results.RESULTS.parents[1] / "docs/in-vllm.md").read_text(encoding="utf-8")
+    (record,) = set(re.findall(r"results/(one_score\.\S+?)\.md", page))
+    tables = json.loads((results.RESULTS / f"{record}.json").read_text(encoding="utf-8"))["tables"]
+    there = [line for line in page.splitlines() if line[2:].partition(" | ")[0] in one_score_page.ON_THE_PAGE]
+    assert there == [row for table in tables for row in one_score_page.rows_on_page(table)]
+    tables[0]["columns"][0]["name"] = "another way"
+    with pytest.raises(ValueError, match="another way: no row of the page has it"):
+        one_score_page.rows_on_page(tables[0])
 
 
 def test_prompts_of_a_round_are_new_and_cost_what_others_do(tmp_path):
