@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -295,10 +296,12 @@ def measure(folders: Iterator[tuple[str, Path]], work: Path, *, draws: int) -> t
 
 
 def share(part: int, whole: int) -> str:
-    """A rate with its 95 % interval."""
+    """A rate with its 95 % interval, where there are enough for one."""
     if not whole:
         return "–"
     found = wilson(part, whole)
+    if math.isnan(found.low):
+        return f"{part / whole:.1%}"
     return f"{part / whole:.1%} [{found.low:.1%}, {found.high:.1%}]"
 
 

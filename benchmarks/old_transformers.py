@@ -15,7 +15,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ from transformers import (
     StableLmConfig,
 )
 
-from harness import tiny
+from harness import machine, results, tiny
+from rewardlab.analysis.faults import largest_distance
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.spec import SCORE_TOLERANCE
 from rewardlab.data.chat import Renderer
@@ -109,31 +110,59 @@ for folder in sys.argv[1:]:
 """
 
 
-def main() -> int:
-    """Save here, score there, print how far apart they are."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Save here, score there, and write how far apart they are."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="interpreter of an environment with the other version")
-    other = parser.parse_args().python
+    results.add_flags(parser)
+    options = parser.parse_args(arguments)
+    load = machine.load_average()
     with tempfile.TemporaryDirectory() as scratch:
         specs = {name: save(Path(scratch) / str(n), make()) for n, (name, make) in enumerate(MODELS.items())}
         folders = [str(Path(scratch) / str(n)) for n in range(len(MODELS))]
-        there = subprocess.run([other, "-c", THERE, *folders], capture_output=True, text=True, check=False)
+        there = subprocess.run([options.python, "-c", THERE, *folders], capture_output=True, text=True, check=False)
     if there.returncode != 0:
         print(there.stderr)
         return 1
-    print(f"saved by transformers {transformers.__version__}, scored by {there.stderr.strip()}")
-    worst = 0.0
+    version, compared, worst = there.stderr.strip().splitlines()[-1], dict[str, Any](), 0.0
     for (name, spec), line in zip(specs.items(), there.stdout.splitlines(), strict=True):
         found = json.loads(line)
-        if "error" in found:
-            print(f"{name:28s} {found['error']}")
-            worst = float("inf")
-            continue
-        pairs = zip(spec.canaries, found["scores"], strict=True)
-        distance = max(abs(c.score - score) / max(1.0, abs(c.score)) for c, score in pairs)
-        print(f"{name:28s} {distance:.1e}{'' if found['same'] else '  OTHER TOKENS'}")
-        worst = max(worst, distance if found["same"] else float("inf"))
-    return int(worst > SCORE_TOLERANCE["float32"])
+        if "error" not in found:
+            found["largest_distance"] = largest_distance([canary.score for canary in spec.canaries], found["scores"])
+        worst = max(worst, found["largest_distance"] if found.get("same") else float("inf"))
+        compared[name] = found
+    allowed = SCORE_TOLERANCE["float32"]
+    results.write(
+        "old_transformers",
+        version,
+        page=page_of(compared, version, allowed),
+        data={"transformers": version, "allowed": allowed, "compared": compared},
+        options=options,
+        device=torch.device("cpu"),
+        load=(load, machine.load_average()),
+    )
+    return int(worst > allowed)
+
+
+def page_of(compared: Mapping[str, Any], version: str, allowed: float) -> list[str]:
+    """The page."""
+    rows = [
+        [
+            name,
+            f"**{found['error']}**" if "error" in found else f"{found['largest_distance']:.1e}",
+            "–" if "error" in found else "the same" if found["same"] else "**others**",
+        ]
+        for name, found in compared.items()
+    ]
+    return [
+        f"# Folders of this version in transformers {version}",
+        "",
+        f"Tiny models with random weights, saved by transformers {transformers.__version__} and loaded by their names "
+        f"in {version}; canaries rendered and scored there. Largest distances from the canonical scores, in units of "
+        f"max(1, abs(score)); {allowed:g} is allowed.",
+        "",
+        results.table(["model", "largest distance", "tokens"], rows),
+    ]
 
 
 def save(folder: Path, config: Any) -> Any:

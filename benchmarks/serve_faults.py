@@ -2,10 +2,12 @@
 
     scripts/bench serve_faults --clients 50 --seconds 10
     scripts/bench serve_faults --model runs/a/best --other runs/b/best     # the real engine
+    scripts/bench serve_faults --model runs/a/best --other runs/b/best --adapters runs/a/best runs/b/best
 
 Without `--model` an engine made up from a hash stands behind the server, so that what is tried is the server alone. The
-clients send requests whose scores by either model are known. Meanwhile others send slowly, go away, close their side,
-and send what is no JSON, NaN, 10 MB and unknown names; the model is swapped to and fro (`--swaps`), a worker is killed,
+clients send requests whose scores by either model are known, with `--adapters` also by these folders, which share one
+backbone. Meanwhile others send or read slowly, go away, close their side, and send what is no JSON, NaN, 10 MB and
+unknown names; the model is swapped to and fro (`--swaps`), a worker is killed,
 and SIGTERM ends the server while the clients go on. Ends with an error if anything is wrong. The server ends with the
 script, whatever ends that.
 """
@@ -33,12 +35,14 @@ import numpy as np
 import torch
 
 from harness import machine, results
+from harness.known_scores import NUM_REQUESTS, adapters_of, digests_of, expectations, requests
 from harness.raw_http import Connection, Log, children, head, memory_mb, read_answer
 
 HELPERS = Path(__file__).resolve().parents[1] / "tests" / "helpers"
 ADMIN_TOKEN = "admin-0123456789"
-NUM_REQUESTS = 40
-NUM_FAULTS = 8
+NUM_FAULTS = 9
+SLOW_BYTES, SLOW_S = 64, 0.02
+"""What a slow reader takes at a time, and how long it waits then."""
 TEN_MB = 10 * 2**20
 WENT_AWAY = ("gone", "half-closed", "slow body", "10 MB broken")
 GROWTH = 1.25
@@ -63,36 +67,6 @@ class Tally:
     """When no connection could be had."""
 
 
-def requests() -> list[dict[str, Any]]:
-    """Requests of different sizes and shapes."""
-    draw = random.Random(0)
-    words = [
-        "the",
-        "basil",
-        "in",
-        "the",
-        "kitchen",
-        "needs",
-        "water",
-        "and",
-        "light",
-        "more",
-        "than",
-        "any",
-        "of",
-        "us",
-        "knew",
-    ]
-
-    def text(most: int) -> str:
-        return " ".join(draw.choices(words, k=draw.randint(1, most)))
-
-    return [
-        {"groups": [{"prompt": text(4), "replies": [text(4) for _ in range(draw.choice((1, 2, 8)))]} for _ in range(2)]}
-        for _ in range(NUM_REQUESTS)
-    ]
-
-
 class Trial:
     """The server, those who ask it, and what they saw."""
 
@@ -104,7 +78,11 @@ class Trial:
         self.log = log
         self.asked = requests()
         self.bodies = [json.dumps(one).encode() for one in self.asked]
-        self.known = expectations(folders, self.asked, fake=options.model is None)
+        self.adapters = adapters_of(options.adapters)
+        # The first is the model that is swapped; None names no model.
+        self.names: list[str | None] = [None, *self.adapters]
+        self.known = expectations([*folders, *self.adapters.values()], self.asked, fake=options.model is None)
+        self.digest_of = digests_of(self.adapters)
         self.tally = Tally()
         self.began = time.monotonic()
         self.memory_mb: list[tuple[float, float]] = []
@@ -117,10 +95,11 @@ class Trial:
         """Ask until the end, and check every answer."""
         connection, draw = Connection(self.port), random.Random(number)
         while not self.stopped:
-            which = draw.randrange(NUM_REQUESTS)
+            which, name = draw.randrange(NUM_REQUESTS), draw.choice(self.names)
+            body = self.bodies[which] if name is None else json.dumps(self.asked[which] | {"model": name}).encode()
             sent = time.monotonic()
             try:
-                status, told = await connection.ask(self.bodies[which])
+                status, told = await connection.ask(body)
             except ConnectionResetError:
                 self.tally.broken.append(self.now())
                 continue
@@ -131,21 +110,26 @@ class Trial:
             self.tally.codes[f"good {status}"] += 1
             if status == 200:
                 self.tally.seconds.append(time.monotonic() - sent)
-                self.check(which, json.loads(told))
+                self.check(which, json.loads(told), name)
             elif status in (429, 503):
                 await asyncio.sleep(0.05 + 0.2 * draw.random())
             else:
                 self.tally.wrong.append(f"a good request got {status}: {told[:200]!r}")
         connection.close()
 
-    def check(self, which: int, answer: dict[str, Any]) -> None:
-        """Note an answer that is not, as a whole, that of one model."""
+    def check(self, which: int, answer: dict[str, Any], name: str | None = None) -> None:
+        """Note an answer that is not, as a whole, that of one model, or that is not of the adapter that was named."""
         digest, scores = answer["digest"], [group["scores"] for group in answer["groups"]]
-        self.tally.digests[digest] += 1
+        self.tally.digests[digest if name is None else f"adapter {name}"] += 1
         known = self.known.get(digest)
-        right = known is not None and all(
-            len(ours) == len(theirs) and np.allclose(ours, theirs, rtol=0, atol=1e-4)
-            for ours, theirs in zip(known[which], scores, strict=True)
+        meant = name is None or digest == self.digest_of[name]
+        right = (
+            meant
+            and known is not None
+            and all(
+                len(ours) == len(theirs) and np.allclose(ours, theirs, rtol=0, atol=1e-4)
+                for ours, theirs in zip(known[which], scores, strict=True)
+            )
         )
         if not right:
             self.tally.wrong.append(f"request {which} got other scores than those of {digest[:12]}")
@@ -191,9 +175,35 @@ class Trial:
         writer.transport.abort()
         return None
 
+    async def read_slowly(self) -> int | None:
+        """Send a good request, and read its answer a few bytes at a time; it has to be whole, and right."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=SLOW_BYTES)
+        try:
+            writer.write(head("/v1/score", len(self.bodies[0]), "connection: close\r\n") + self.bodies[0])
+            await writer.drain()
+            told = b""
+            while part := await reader.read(SLOW_BYTES):
+                told += part
+                await asyncio.sleep(SLOW_S)
+        finally:
+            writer.close()
+        if not told:
+            return None
+        status, body = int(told.split()[1]), told.partition(b"\r\n\r\n")[2]
+        if status == 200:
+            self.check(0, json.loads(body))
+        return status
+
+    def faults_of_adapters(self) -> list[Awaitable[None]]:
+        unknown = json.dumps(self.asked[0] | {"model": "adapter0-none"}).encode()
+        return [self.fault("unknown adapter", (404,), lambda: self.once(unknown))]
+
     def faults(self) -> list[Awaitable[None]]:
         body = self.bodies[0]
+        faults = self.faults_of_adapters() if self.adapters else []
         return [
+            *faults,
+            self.fault("slow reader", (200,), self.read_slowly),
             self.fault("slow body", (408,), lambda: self.once(body[:20], length=len(body))),
             self.fault("half-closed", (None, 200), lambda: self.once(body, half=True)),
             self.fault("gone", (None,), self.gone),
@@ -273,8 +283,8 @@ class Trial:
             failed.append(f"{self.log.unanswered} requests were not answered, but only {left} clients went away")
         if early := [one for one in self.tally.refused if one < when["SIGTERM"]]:
             failed.append(f"{len(early)} connections were refused before the end")
-        if len(self.tally.digests) != 2:
-            failed.append(f"answers of {len(self.tally.digests)} models, not of both")
+        if len(self.tally.digests) != 2 + len(self.adapters):
+            failed.append(f"answers of {len(self.tally.digests)} models, not of both and of every adapter")
         # A swap holds two models for a time, so the first one belongs to what is compared with.
         begun = 1.5 * self.options.seconds / (self.options.swaps + 1)
         first = max((used for at, used in self.memory_mb if at <= begun), default=0.0)
@@ -282,24 +292,6 @@ class Trial:
         if later > GROWTH * first + SLACK_MB:
             failed.append(f"memory grew from {first:.0f} to {later:.0f} MB")
         return failed
-
-
-def expectations(folders: Sequence[Path], asked: Sequence[Any], *, fake: bool) -> dict[str, list[list[list[float]]]]:
-    """Digest -> the scores of every request."""
-    if fake:
-        from fake_engine import digest_of, expected
-        from rewardlab.client.protocol import request_of
-
-        return {digest_of(one): [expected(digest_of(one), request_of(body)) for body in asked] for one in folders}
-    from rewardlab import load
-    from rewardlab.artifact.seal import recorded_digest
-
-    known = {}
-    for folder in folders:
-        scorer = load(folder, device="cpu")
-        scores = [[scorer.score_replies(g["prompt"], g["replies"]) for g in body["groups"]] for body in asked]
-        known[str(recorded_digest(folder))] = scores
-    return known
 
 
 async def start(options: argparse.Namespace, folders: Sequence[Path]) -> tuple[Any, int, Log, asyncio.Task[None]]:
@@ -324,6 +316,8 @@ async def start(options: argparse.Namespace, folders: Sequence[Path]) -> tuple[A
             ),
             *("--workers", str(options.workers), "--body-timeout", str(options.body_timeout), "--allow-swap-from"),
             *map(str, sorted({folder.parent for folder in folders})),
+            *(["--adapters"] if options.adapters else []),
+            *(f"{name}={folder}" for name, folder in adapters_of(options.adapters).items()),
         ]
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
@@ -364,6 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--model", type=Path, help="reward-model folder; without one the engine is made up")
     parser.add_argument("--other", type=Path, help="the folder that is swapped in")
+    parser.add_argument("--adapters", nargs="+", type=Path, default=[], help="folders trained with LoRA from one base")
     parser.add_argument("--swaps", type=int, default=2, help="at even distances, to the other folder and back")
     parser.add_argument("--engine-seconds", type=float, default=0.001, help="of the made-up engine, for a request")
     parser.add_argument("--body-timeout", type=float, default=5.0)
@@ -372,6 +367,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.insert(0, str(HELPERS))
     if options.swaps < 1 or (options.model is None) != (options.other is None):
         parser.error("--swaps: at least one. --model and --other belong together.")
+    if options.adapters and options.model is None:
+        parser.error("--adapters: the made-up engine has none. Give --model and --other.")
     load = machine.load_average()
     with tempfile.TemporaryDirectory() as made:
         folders = [Path(made) / "one", Path(made) / "two"]
@@ -399,8 +396,8 @@ def write(trial: Trial, when: dict[str, float], failed: Sequence[str], load: Any
     page = [
         "# The server under load and faults",
         "",
-        f"{options.clients} clients for {options.seconds:g} s, {options.workers} worker(s), {options.swaps} swaps, the "
-        f"engine {engine}; "
+        f"{options.clients} clients for {options.seconds:g} s, {options.workers} worker(s), {options.swaps} swaps, "
+        f"{len(trial.adapters)} adapters, the engine {engine}; "
         f"{len(tally.seconds):,} answers with scores, every one checked against the known scores of its digest: "
         f"**{len(failed)} things wrong**. Clients and server share the machine, so the times are no measure of speed.",
         "",
@@ -409,7 +406,10 @@ def write(trial: Trial, when: dict[str, float], failed: Sequence[str], load: Any
             [
                 ["answers a second", results.show(len(tally.seconds) / options.seconds)],
                 ["seconds to an answer: median, 99 %, longest", f"{middle:.3f}, {high:.3f}, {top:.3f}"],
-                ["answers by either digest", ", ".join(f"{count:,}" for count in tally.digests.values())],
+                [
+                    "answers by either digest, and by each adapter",
+                    ", ".join(f"{count:,}" for count in tally.digests.values()),
+                ],
                 ["connections that broke: with the killed worker, or not taken at the end", len(tally.broken)],
                 [
                     "requests without an answer by the server's log; clients that went away",
@@ -425,7 +425,7 @@ def write(trial: Trial, when: dict[str, float], failed: Sequence[str], load: Any
     ]
     results.write(
         "serve_faults",
-        f"{'fake' if options.model is None else 'real'}.{options.clients}",
+        f"{'fake' if options.model is None else 'adapters' if options.adapters else 'real'}.{options.clients}",
         page=page,
         data={
             "codes": dict(tally.codes),

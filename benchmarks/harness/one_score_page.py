@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
@@ -10,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from harness import results
-from harness.one_score_columns import Column, Proof
+from harness.conversations import cases
+from harness.one_score_columns import OUR_CLIENT, OUR_SCORER, VLLM_CLIENT, Column, Proof
 from harness.one_score_model import Made
 
 LEFT_OUT: Final = {
@@ -20,6 +22,24 @@ LEFT_OUT: Final = {
     "slime": "it needs GPUs; what rewardlab hands it is tested without it",
 }
 """Engine or framework that scores, and was not run here -> why."""
+
+
+ON_THE_PAGE: Final = {
+    "the run's own evaluation, by the model in its memory": r"training evaluation",
+    "`load`, one at a time, and in another order": r"load, .*",
+    "`rewardlab score`": r"rewardlab score",
+    "`rewardlab score --backend http`, `--backend vllm`": r"rewardlab score --backend .*",
+    "`rewardlab serve`: `/v1/score` in four forms, `/classify`, `/pooling`": r"rewardlab serve, .*",
+    "`rewardlab.client` of `rewardlab serve`": rf"{re.escape(OUR_CLIENT)}, .*",
+    "`rewardlab.client` of vLLM": rf"{re.escape(VLLM_CLIENT)}, .*",
+    "`rewardlab.rl`, of the folder, of `rewardlab serve` and of vLLM": rf"{re.escape(OUR_SCORER)} → .*",
+    "vLLM `/classify` and `/pooling`: rendered texts, token ids, messages": r"vLLM /.*",
+    "vLLM with the base model and the run's adapter": r"vLLM --enable-lora, .*",
+    "vLLM with the two folders of `export --adapter --with-base`": r"vLLM on base/ .*",
+    "transformers, all of it in this dtype: messages in padded batches, token ids": r"transformers, .*",
+    "TRL's GRPOTrainer, with the folder as reward function": r"TRL .*",
+}
+"""Rows of the tables on docs/in-vllm.md -> the columns of a record that they sum up."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +195,35 @@ def _row(column: Column, made: Made) -> list[str]:
     """A column that was run."""
     apart = distances(column, made)
     return [column.name, f"{max(apart):.1e}", f"{np.mean(apart):.1e}", "yes" if right(column, made) else "**no**"]
+
+
+def rows_on_page(table: Mapping[str, Any]) -> list[str]:
+    """The rows that docs/in-vllm.md has of one table of a record: largest and mean distance of several columns.
+
+    Raises ValueError for a column that has no row.
+    """
+    typed = {case.name for case in cases() if case.typed}
+    obeyed, literal = table["reference_with_typed_tokens_obeyed"], table["reference"]
+    apart: dict[str, list[float]] = {}
+    for column in table["columns"]:
+        label = next((name for name, one in ON_THE_PAGE.items() if re.fullmatch(one, column["name"])), None)
+        if label is None:
+            raise ValueError(f"{column['name']}: no row of the page has it.")
+        for n, (name, score) in enumerate(zip(table["conversations"], column["scores"] or (), strict=False)):
+            right = obeyed[n] if column["reads_text"] and name in typed else literal[n]
+            apart.setdefault(label, []).append(abs(score - right) / max(1.0, abs(right)))
+
+    def shown(value: float) -> str:
+        return "0" if value == 0 else f"{value:.3f}" if value >= 1e-3 else f"{value:.1e}"
+
+    def largest(values: Sequence[float]) -> str:
+        return f"**{shown(max(values))}**" if max(values) > table["tolerance"] else shown(max(values))
+
+    return [
+        f"| {label} | {largest(apart[label])} | {shown(float(np.mean(apart[label])))} |"
+        for label in ON_THE_PAGE
+        if label in apart
+    ]
 
 
 def verdict(tables: Sequence[Table], *, require_all: bool, say: Callable[[str], None]) -> int:

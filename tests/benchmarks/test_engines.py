@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,9 +18,11 @@ from typing import Any
 import pytest
 import torch
 
+import foreign_imports
 import live_faults
+import old_transformers
 import serve_throughput
-from harness import engine_process, one_score_columns, one_score_page
+from harness import engine_process, one_score_columns, one_score_page, results
 from harness.conversations import ROWS, cases, rows_as_json, write_evaluation_data
 from harness.engine_process import EngineError
 from harness.http_scores import (
@@ -288,6 +291,17 @@ def test_what_verify_finds_of_an_endpoint_is_read_from_its_file(tmp_path, monkey
     assert (found.right, found.said) == (None, "no server")
 
 
+def test_the_tables_on_the_page_of_vllm_are_those_of_the_record_that_it_links():
+    page = (results.RESULTS.parents[1] / "docs/in-vllm.md").read_text(encoding="utf-8")
+    (record,) = set(re.findall(r"results/(one_score\.\S+?)\.md", page))
+    tables = json.loads((results.RESULTS / f"{record}.json").read_text(encoding="utf-8"))["tables"]
+    there = [line for line in page.splitlines() if line[2:].partition(" | ")[0] in one_score_page.ON_THE_PAGE]
+    assert there == [row for table in tables for row in one_score_page.rows_on_page(table)]
+    tables[0]["columns"][0]["name"] = "another way"
+    with pytest.raises(ValueError, match="another way: no row of the page has it"):
+        one_score_page.rows_on_page(tables[0])
+
+
 def test_prompts_of_a_round_are_new_and_cost_what_others_do(tmp_path):
     tokenizer = load_tokenizer(write_tiny(tmp_path / "model", "tiny-llama"))
     for cell in CELLS.values():
@@ -374,3 +388,32 @@ def test_a_sabotage_that_nobody_noticed_fails_the_measurement(monkeypatch):
         monkeypatch.setattr(live_faults, "measure", lambda folders, one=count: ({"vllm": {"sigmoid": one}}, []))
         assert live_faults.main([]) == status
     assert len(written) == 3
+
+
+def test_an_imported_model_that_is_off_fails_the_script_and_a_project_that_cannot_run_is_named(tmp_path, monkeypatch):
+    good = foreign_imports.Compared(name="TRL", distance=2e-7)
+    for number, (found, status, shown) in enumerate(
+        (
+            (good, 0, "**2.0e-07**"),
+            (replace(good, distance=1e-4), 1, "**1.0e-04**"),
+            (replace(good, distance=None, reason="no such module"), 0, "not run: no such module"),
+            (replace(good, distance=None, reason="two heads", refused=True), 1, "**refused**: two heads"),
+        )
+    ):
+        monkeypatch.setattr(foreign_imports, "compare", lambda *given, one=found: one)
+        out = tmp_path / str(number)
+        assert foreign_imports.main(["--python", "python", "--only", "TRL", "--results", str(out)]) == status
+        (page,) = out.glob("foreign_imports.trl.*.md")
+        assert shown in page.read_text()
+
+
+def test_folders_of_this_version_that_another_transformers_reads_otherwise_are_marked():
+    compared = {
+        "right": {"largest_distance": 1e-7, "same": True},
+        "other tokens": {"largest_distance": 0.5, "same": False},
+        "not loaded": {"error": "KeyError"},
+    }
+    page = "\n".join(old_transformers.page_of(compared, "4.57.6", 1e-4))
+    assert "| right | 1.0e-07 | the same |" in page
+    assert "| other tokens | 5.0e-01 | **others** |" in page
+    assert "| not loaded | **KeyError** | – |" in page

@@ -12,7 +12,7 @@ from starlette.routing import Mount
 
 from harness.fake_engine import SABOTAGES, FakeEngine, app_of, running
 from live_endpoint import engine, folder, messages_on_page, said, url
-from rewardlab.analysis.diagnosis import Heard, find
+from rewardlab.analysis.diagnosis import Finding, Heard, find, of_one_arithmetic
 from rewardlab.core.spec import read_spec
 from rewardlab.serve.folders.export import export
 
@@ -246,3 +246,19 @@ def test_scores_that_depend_on_their_neighbours_are_held_to_the_precision_that_w
     halves = [replace(canary, references={"bfloat16": canary.score + 0.02}) for canary in canaries]
     rounded = replace(heard, scores=tuple(one + 0.02 for one in scores), together=tuple(one + 0.04 for one in scores))
     assert find(halves, rounded).faults == (), "half precision moves scores by as much"
+
+
+def test_a_form_in_half_precision_beside_one_that_is_exactly_float32s_reads_other_tokens(folder):
+    canaries = read_spec(folder).canaries
+    exact = tuple(one.score for one in canaries)
+    near = tuple(one.score + 0.04 for one in canaries)
+    ids = Finding(heard=Heard(form="token_ids", route="", scores=exact), faults=(), precision="float32", distance=0.0)
+    texts = Finding(heard=Heard(form="texts", route="", scores=near), faults=(), precision="bfloat16", distance=0.04)
+    expected = replace(texts, faults=("precision",), heard=replace(texts.heard, said="float32 was expected"))
+    for other in (texts, expected):
+        found = of_one_arithmetic(canaries, [ids, other])
+        assert found[0] == ids
+        assert (found[1].faults, found[1].precision, found[1].heard.said) == (("unknown",), "", "")
+        assert found[1].distance == pytest.approx(0.04, rel=0.5)
+    both = [replace(ids, precision="bfloat16"), texts]
+    assert of_one_arithmetic(canaries, both) == both

@@ -285,6 +285,29 @@ def _by_counts(canaries: Sequence[Canary], heard: Heard) -> tuple[str, ...]:
     return ()
 
 
+def of_one_arithmetic(canaries: Sequence[Canary], findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings, those as unknown that only half precision explains where another form is exactly float32's.
+
+    An endpoint computes every form in one arithmetic. So these are scores of other tokens, which the wide tolerance of
+    half precision takes for the same ones.
+    """
+    if not any(one.precision == "float32" and (one.is_right or one.faults == ("precision",)) for one in findings):
+        return list(findings)
+    exact = reference_scores(canaries, "float32")
+    return [
+        replace(
+            one,
+            faults=("unknown",),
+            precision="",
+            distance=largest_distance(exact, one.heard.scores),
+            heard=replace(one.heard, said=""),
+        )
+        if one.precision not in ("", "float32")
+        else one
+        for one in findings
+    ]
+
+
 def compare_forms(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings with what only their comparison shows.
 

@@ -37,6 +37,8 @@ CHECKS = [
 ]
 SHORT, LONG = 12, 1000
 """Most requests to each route; hypothesis sends fewer where there are fewer."""
+PATIENCE_S = 600
+"""How long an answer is waited for: schemathesis gives up after ten seconds, which a busy machine may take."""
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +73,7 @@ def try_all(schema: Any, kinds: list[Any], *, count: int) -> int:
         def send(case: Any) -> None:
             sent[0] += 1
             headers = {"authorization": f"Bearer {ADMIN_TOKEN}"} if case.path.startswith("/admin") else {}
-            response = case.call(headers=headers)
+            response = case.call(headers=headers, timeout=PATIENCE_S)
             case.validate_response(response, checks=CHECKS)
 
         send()

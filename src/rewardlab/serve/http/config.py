@@ -68,7 +68,8 @@ class ServeConfig:
     """Where the server is reached, by whom, and how its engine computes."""
 
     adapters: tuple[str, ...] = ()
-    """Folders trained with LoRA from one base, which is held once, as `FOLDER` or `NAME=FOLDER`, beside the models."""
+    """Folders trained with LoRA from one base, which is held once, as `FOLDER` or `NAME=FOLDER`, beside the models; in
+    fp32 only."""
     host: str = "127.0.0.1"
     """Address to listen on. Any that others can reach needs a token."""
     port: int = 8000
