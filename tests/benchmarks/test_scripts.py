@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import coverage
+import coverage_judged
 import coverage_measures
 import data_path
 import gpu
@@ -383,6 +384,19 @@ def test_coverage_of_statistics_that_are_no_means(tmp_path, monkeypatch):
     assert coverage_measures.main([*flags, "--designs", "plain", "soft labels"]) == 0
     cells = result(tmp_path)["cells"]
     assert {"AUC", "Spearman", "calibration slope", "Brier, miscalibration"} <= set(cells)
+    assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
+
+
+def test_coverage_of_further_intervals_of_a_judgement(tmp_path, monkeypatch):
+    monkeypatch.setattr(coverage_judged, "PROMPTS", (15,))
+    monkeypatch.setattr(coverage_judged, "EACH", (4,))
+    monkeypatch.setattr(coverage_judged, "ECE_PROMPTS", (15,))
+    assert coverage_judged.main(["--draws", "4", "--large", "300", "--results", str(tmp_path)]) == 0
+    cells = result(tmp_path)["cells"]
+    assert {"gold: eval_kendall_tau", "comparisons: eval_regret", "AUROC of disagreement", "change of NLL"} <= set(
+        cells
+    )
+    assert {"ECE by prompt", "null band of ECE"} <= set(cells)
     assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
 
 
