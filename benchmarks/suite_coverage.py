@@ -9,8 +9,8 @@ on a suite so large that its own error does not matter.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -76,6 +76,12 @@ class _Maker:
         self.model += _scores(strengths_n, better, replies, self.n, self.generator)
         self.rival += _scores(strengths_n - self.gap, better, replies, self.n, self.generator)
 
+    def turn(self, count: int) -> None:
+        """List the two replies of the last `count` pairs in the other order."""
+        self.items[-count:] = [replace(item, pairs=((1, 0),)) for item in self.items[-count:]]
+        for scores in (self.model, self.rival):
+            scores[-count:] = [own[::-1] for own in scores[-count:]]
+
     def add_whole(self, rows: Sequence[tuple[str, int, int, str]], cluster: str, share: float) -> None:
         """Add n prompts with rows (subset, better, worse, id): a prompt is wholly right, or fails as a whole.
 
@@ -116,6 +122,31 @@ def _ppe(maker: _Maker, strength: float) -> None:
             maker.add(benchmark, 1, 2, shared, id=f"{benchmark} {model} ")
 
 
+def _judgebench(maker: _Maker, strength: float) -> None:
+    """Pairs of which the first reply is the better one, and as many turned round: ties go to the second."""
+    for number, subset in enumerate(("mmlu-pro", "livebench-reasoning", "livebench-math", "livecodebench")):
+        for better in (0, 1):
+            maker.add(subset, 1, 1, strength + number / 4, id=f"{subset} {better} ", cluster=f"{subset} {better} ")
+            if better == 1:
+                maker.turn(maker.n)
+
+
+def _rmb(maker: _Maker, strength: float) -> None:
+    for number, goal in enumerate(("Helpfulness", "Harmlessness")):
+        maker.add(f"{goal} BoN", 1, 4, strength + number / 2 + 1)
+        maker.add(f"{goal} pairwise", 1, 1, strength + number / 2)
+
+
+def _llmbar(maker: _Maker, strength: float) -> None:
+    for number, subset in enumerate(("Natural", "Neighbor", "GPTInst", "GPTOut", "Manual")):
+        maker.add(subset, 1, 1, strength + 1 - number / 4)
+
+
+def _hhh(maker: _Maker, strength: float) -> None:
+    for number, subset in enumerate(("harmless", "helpful", "honest", "other")):
+        maker.add(subset, 1, 1, strength + number / 4)
+
+
 def _rm_bench_whole(maker: _Maker, share: float) -> None:
     maker.add_whole([("chat", 3, 3, "chat ")], "chat ", share)
 
@@ -125,6 +156,8 @@ def _ties_whole(maker: _Maker, share: float) -> None:
 
 
 FILL = {"rewardbench": _rewardbench, "rewardbench2": _rewardbench2, "rm-bench": _rm_bench, "ppe": _ppe}
+FILL_MORE = {"judgebench": _judgebench, "rmb": _rmb, "llmbar": _llmbar, "hhh": _hhh}
+"""Further suites. Their kinds come last, so that the numbers of the others stay: a kind is drawn by its place."""
 
 
 WHOLE = {"rm-bench": _rm_bench_whole, "rewardbench2": _ties_whole}
@@ -142,14 +175,21 @@ def suite_of(fill: Callable[[_Maker, float], None], strength: float, *, gap: flo
     return make
 
 
+def _kinds(
+    fills: Mapping[str, Callable[[_Maker, float], None]], numbers: Sequence[float], words: str
+) -> dict[str, tuple[str, Make, Make]]:
+    return {
+        f"{name}, {words.format(number)}": (name, suite_of(fill, number), suite_of(fill, number, gap=0.5))
+        for name, fill in fills.items()
+        for number in numbers
+    }
+
+
+STRENGTHS = (0.5, 2.0)
 KINDS: dict[str, tuple[str, Make, Make]] = {
-    f"{name}, strength {strength}": (name, suite_of(fill, strength), suite_of(fill, strength, gap=0.5))
-    for name, fill in FILL.items()
-    for strength in (0.5, 2.0)
-} | {
-    f"{name}, {share:.0%} of prompts fail as a whole": (name, suite_of(fill, share), suite_of(fill, share, gap=0.5))
-    for name, fill in WHOLE.items()
-    for share in (0.02, 0.1)
+    **_kinds(FILL, STRENGTHS, "strength {}"),
+    **_kinds(WHOLE, (0.02, 0.1), "{:.0%} of prompts fail as a whole"),
+    **_kinds(FILL_MORE, STRENGTHS, "strength {}"),
 }
 """Kind -> (suite, maker of two scorers that are equally good, maker of two that are not)."""
 

@@ -106,6 +106,15 @@ def test_auroc_is_that_of_scikit_learn_with_ties():
     assert math.isnan(auroc(values, np.zeros(300, dtype=bool), np.arange(300)).value)
 
 
+def test_few_mistakes_have_an_auroc_without_an_interval():
+    values = np.random.default_rng(0).normal(size=200)
+    for mistakes in (9, 10):
+        found = auroc(values, np.arange(200) < mistakes, np.arange(200))
+        assert math.isnan(found.low) == (mistakes == 9)
+    clustered = auroc(values, np.arange(200) < 18, np.arange(200) // 2)
+    assert clustered.method == "too few prompts of the rarer kind (9)"
+
+
 def test_the_interval_of_auroc_is_delongs():
     """Its variance by the definition: var(V10)/m + var(V01)/n, here as sums of squares over m² and n²."""
     draw = np.random.default_rng(2)

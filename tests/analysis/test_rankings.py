@@ -59,6 +59,27 @@ def test_picks_and_regret_by_hand() -> None:
     assert found["eval_kwise_spearman"].value == pytest.approx((1 - 0.5 + math.sqrt(3) / 2 + 0) / 4)
 
 
+def test_regrets_of_fewer_than_ten_prompts_that_lose_have_no_interval() -> None:
+    generator = np.random.default_rng(0)
+    gold_values = np.sort(generator.normal(size=(40, 4)))
+    names = ("eval_regret", "eval_gold_regret")
+    for losing in (0, 9, 10):
+        scores = gold_values.copy()
+        scores[:losing, :2] += 9.0
+        rows = [score_row(group, reply, float(scores[group, reply])) for group in range(40) for reply in range(4)]
+        gold = {
+            (row.source, row.preference_id, row.reply): float(v) for row, v in zip(rows, gold_values.flat, strict=True)
+        }
+        found = judged(rows, gold=gold).estimates
+        # Where none loses, a share of a regret of at most 1 has an interval; in units of gold it would have no width.
+        known = {"eval_regret": losing in (0, 10), "eval_gold_regret": losing == 10}
+        assert {name: not math.isnan(found[name].low) for name in names} == known
+        if losing == 9:
+            assert found["eval_gold_regret"].method == "too few prompts with a regret (9)"
+    one_chosen = judged(ranked_rows([[3.0, 2.0, 1.0]] * 35 + [[1.0, 2.0, 3.0]] * 5)).estimates["eval_regret"]
+    assert one_chosen.low < one_chosen.value < one_chosen.high, "lost or not, as wins"
+
+
 def test_gold_scores_take_the_place_of_comparisons() -> None:
     generator = np.random.default_rng(0)
     scores = generator.normal(size=(40, 4))

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import coverage
+import coverage_judged
 import coverage_measures
 import data_path
 import data_tools
@@ -437,6 +438,19 @@ def test_what_removing_flagged_rows_is_said_to_be_worth(tmp_path):
     (cells,) = result(tmp_path)["cells"].values()
     assert [cell["against"] for cell in cells] == ["all rows", "without as many random"]
     assert all(cell["truth"] == 0 < cell["removed"] and 0 <= cell["coverage"] <= 1 for cell in cells)
+
+
+def test_coverage_of_further_intervals_of_a_judgement(tmp_path, monkeypatch):
+    monkeypatch.setattr(coverage_judged, "PROMPTS", (15,))
+    monkeypatch.setattr(coverage_judged, "EACH", (4,))
+    monkeypatch.setattr(coverage_judged, "ECE_PROMPTS", (15,))
+    assert coverage_judged.main(["--draws", "4", "--large", "300", "--results", str(tmp_path)]) == 0
+    cells = result(tmp_path)["cells"]
+    assert {"gold: eval_kendall_tau", "comparisons: eval_regret", "AUROC of disagreement", "change of NLL"} <= set(
+        cells
+    )
+    assert {"ECE by prompt", "null band of ECE"} <= set(cells)
+    assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
 
 
 def test_what_judging_rows_costs(tmp_path):

@@ -153,7 +153,8 @@ def auroc(values: FloatArray, positive: BoolArray, clusters: IntArray) -> Estima
     """Return the chance that a positive has a larger value [N] than a negative, ties ½, with an interval by cluster.
 
     The statistic of `area_under_curve`, of values that are each positive or negative where a comparison has one of
-    both. NaN without positives or without negatives.
+    both. NaN without positives or without negatives. The value is known as well as the rarer kind lets it be: without
+    an interval where fewer than ten clusters have a positive, or a negative.
     """
     count, above, below = values.size, values[positive], values[~positive]
     if not above.size or not below.size:
@@ -161,6 +162,9 @@ def auroc(values: FloatArray, positive: BoolArray, clusters: IntArray) -> Estima
     shares_N = np.empty(count)
     shares_N[positive], shares_N[~positive] = _placements(above, below)
     value = float(shares_N[positive].mean())
+    rarer = min(np.unique(clusters[kind]).size for kind in (positive, ~positive))
+    if rarer < MIN_CLUSTERS:
+        return without_interval(value, rarer, method=too_few(rarer, "prompts of the rarer kind"))
     weight_N = np.where(positive, count / above.size, count / below.size)
     return share_by_influence(value, weight_N * (shares_N - value), clusters)
 

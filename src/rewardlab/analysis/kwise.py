@@ -9,9 +9,10 @@ of ties. A group is judged if it has more than two replies with a reference, not
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -65,7 +66,7 @@ def kwise(table: ScoreTable, *, gold: Mapping[ReplyKey, float] | None = None) ->
         "eval_kendall_tau": signed_share(columns["tau"], keys),
         "eval_ndcg": stats.mean_share(columns["ndcg"], keys),
         "eval_best_of_k": stats.mean_share(columns["picked"], keys),
-        "eval_regret": stats.mean_share(columns["regret"], keys),
+        "eval_regret": regret_share(columns["regret"], keys),
         "eval_kwise_spearman": signed_share(columns["spearman"], keys),
     }
     num_gold = num_without_gold = 0
@@ -76,7 +77,8 @@ def kwise(table: ScoreTable, *, gold: Mapping[ReplyKey, float] | None = None) ->
                 "They go by source, id of the preference and number of the reply; are they of the data that was scored?"
             )
         num_without_gold = int(np.count_nonzero(~np.isfinite(reference_R)))
-        estimates["eval_gold_regret"] = stats.mean_loss(columns["gold_regret"], keys)
+        lost = columns["gold_regret"]
+        estimates["eval_gold_regret"] = known_losses(stats.mean_loss(lost, keys), lost, keys)
         known = np.isfinite(reference_R) & np.isfinite(table.replies.score)
         num_gold = int(known.sum())
         estimates["eval_gold_spearman"] = by_influence(
@@ -91,6 +93,25 @@ def kwise(table: ScoreTable, *, gold: Mapping[ReplyKey, float] | None = None) ->
         num_gold=num_gold,
         num_without_gold=num_without_gold,
     )
+
+
+def regret_share(values: FloatArray, keys: Sequence[str]) -> Estimate:
+    """Return the mean of regrets [G] in [0, 1]; without an interval as `known_losses` says, unless they are only 0, ½
+    and 1, as where one reply is chosen: then their size is no question.
+    """
+    share = stats.mean_share(values, keys)
+    return share if np.isin(values, (0.0, 0.5, 1.0)).all() else known_losses(share, values, keys)
+
+
+def known_losses(regret: Estimate, values: FloatArray, keys: Sequence[str]) -> Estimate:
+    """Return the mean regret without its interval if fewer than ten prompts lose anything.
+
+    How large losses are is then hardly known, and the interval would be too narrow: of width 0 where none loses.
+    """
+    losing = len(set(itertools.compress(keys, (values > 0).tolist())))
+    if losing >= stats.MIN_CLUSTERS or math.isnan(regret.low):
+        return regret
+    return replace(regret, low=math.nan, high=math.nan, method=f"too few prompts with a regret ({losing})")
 
 
 def signed_share(values: FloatArray, keys: list[str]) -> Estimate:

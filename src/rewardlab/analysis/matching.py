@@ -21,7 +21,7 @@ from rewardlab.analysis.agreement import Agreement, agreement
 from rewardlab.analysis.best_of_n import picked
 from rewardlab.analysis.influence import antisymmetric_correlations, by_influence, correlations, without_interval
 from rewardlab.analysis.intervals import FloatArray
-from rewardlab.analysis.kwise import signed_share
+from rewardlab.analysis.kwise import known_losses, signed_share
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.precision import FEWEST_PROMPTS, relative_size
 from rewardlab.core.types import Estimate
@@ -290,7 +290,7 @@ def regret_of(replies: Replies, scores_R: FloatArray) -> Regret:
     lost_L, gained_L = np.array(lost), np.array(gained)
     return Regret(
         num_rows=len(keys),
-        lost=stats.mean_loss(lost_L, keys),
+        lost=known_losses(stats.mean_loss(lost_L, keys), lost_L, keys),
         gained=stats.mean(gained_L, keys),
         share=_ratio(gained_L, gained_L + lost_L, keys),
     )
