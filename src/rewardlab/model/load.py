@@ -178,7 +178,7 @@ def load_reward_model(
     if config.quantization == "none" and division is None:
         model.to(device)
     model.train()
-    if "auto" in (compute.attention_backend, compute.linear_backend, compute.norm_backend, compute.allocator):
+    if "auto" in vars(compute).values():
         chosen = choose_compute(compute, model.config, device=device, dtype=precision, log=log)
         # The choice is measured, so ranks might choose differently; all take that of the first.
         compute = replace(compute, **(chosen if division is None else division.gather(chosen)[0]))
