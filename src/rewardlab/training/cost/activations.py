@@ -17,7 +17,7 @@ def layer_bytes_a_token(config: Any, *, lora: bool, lora_rank: int = 0, keys: fl
     grouped = 2 * config.num_key_value_heads * width
     wide, adapters = (24, 14 * lora_rank) if lora else (26, 0)
     kept = wide * config.hidden_size + 8 * config.intermediate_size + 2 * grouped * keys + adapters
-    return kept + 4 * heads + 8  # sums of the attention and of the norms
+    return float(kept + 4 * heads + 8)  # sums of the attention and of the norms
 
 
 def bytes_a_token(config: Any, *, lora_rank: int, checkpointing: str, keys: float = 1.0) -> float:
