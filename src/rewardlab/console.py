@@ -37,12 +37,12 @@ def print_report(text: str, *, folder: Path | None = None) -> None:
 
 def complain(message: str) -> None:
     """Print a message on stderr, with control characters made visible."""
-    print(_fitting(visible_message(message), sys.stderr), file=sys.stderr)
+    print(_fitting(visible_message(message), terminal=sys.stderr.isatty()), file=sys.stderr)
 
 
-def _fitting(text: str, stream: TextIO) -> str:
+def _fitting(text: str, *, terminal: bool) -> str:
     """Return a text with its lines broken between words if it goes to a terminal, else as it is."""
-    return folded(text, shutil.get_terminal_size().columns) if stream.isatty() else text
+    return folded(text, shutil.get_terminal_size().columns) if terminal else text
 
 
 def answer_to(question: str) -> str:
@@ -72,7 +72,7 @@ class Lines(logging.StreamHandler[TextIO]):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record, broken between words on a terminal."""
-        return _fitting(super().format(record), self.stream)
+        return _fitting(super().format(record), terminal=self.stream.isatty())
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Discard all further output if the reader has closed it; else report the error as logging does."""

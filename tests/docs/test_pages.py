@@ -87,7 +87,9 @@ def test_every_test_that_a_page_names_is_there(page: str) -> None:
 
 
 def test_every_row_of_the_page_on_hardening_names_a_test() -> None:
-    rows = [line for line in read("design/hardening.md").splitlines() if re.match(r"\| (?!---|tried)", line)]
+    page = read("design/hardening.md")
+    figures = page[page.index("| run | tried |") :].partition("\n\n")[0]
+    rows = [line for line in page.replace(figures, "").splitlines() if re.match(r"\| (?!---|tried)", line)]
     assert len(rows) > 80
     assert [row for row in rows if row.count("::") != len(NAMED_TEST.findall(row)) or "::" not in row] == []
 

@@ -59,7 +59,7 @@ OF_ENGINES = {
     *("--disable-grpo-std-normalization", "--logprobs-mode", "--max-num-batched-tokens"),
 }
 """Flags of vLLM, SGLang, OpenRLHF and slime that a page explains."""
-OF_SLURM = {"--gpus-per-node", "--requeue", "--signal"}
+OF_SLURM = {"--exclude", "--gpus-per-node", "--requeue", "--signal"}
 """Options of sbatch that a page explains."""
 
 

@@ -120,7 +120,7 @@ def test_members_of_other_kinds_are_loaded_one_after_the_other(folders, pairs_fi
 
 
 def test_scores_from_a_shared_backbone_are_not_taken_for_those_of_a_member_alone(folders, pairs_file, tmp_path, caplog):
-    kept = {"reuse": True, "cache_dir": str(tmp_path / "cache")}
+    kept = {"reuse": True, "cache_dir": str(tmp_path / "cache"), "precision_card": False}
     first = judged(folders[:2], pairs_file, tmp_path / "1", **kept)
     with caplog.at_level(logging.INFO, "rewardlab"):
         again = judged(folders[:2], pairs_file, tmp_path / "2", **kept)
