@@ -16,7 +16,7 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.pending import Pending
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, Part, origin
-from rewardlab.data.loader import macro_batch
+from rewardlab.data.loader import batch_of_step
 from rewardlab.data.store import StoreWriter, open_store
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 from rewardlab.training.monitoring.records import Records
@@ -60,7 +60,7 @@ def trainer_on(folder: Path, groups: Sequence[TokenGroup], **changes) -> RewardT
 
 @pytest.mark.parametrize("step", [0, 2])
 def test_a_source_that_stalls_ends_the_run_with_an_error_that_names_the_rows(tmp_path, step):
-    rows = macro_batch(step, num_groups=12, batch_size=4, seed=0)
+    rows = batch_of_step(step, num_groups=12, batch_size=4, seed=0)
     groups = Stalling(make_groups(12), at=rows[1])
     trainer = trainer_on(tmp_path, groups, batch_timeout_s=0.2)
     with pytest.raises(DataError, match=f"step {step + 1}: its data could not be read within 0.2 s") as found:
@@ -92,7 +92,7 @@ def test_what_is_read_is_named_without_reading_it(tmp_path):
 
 
 def test_a_slow_source_that_comes_in_time_is_waited_for(tmp_path):
-    groups = Stalling(make_groups(12), at=macro_batch(1, num_groups=12, batch_size=4, seed=0)[0])
+    groups = Stalling(make_groups(12), at=batch_of_step(1, num_groups=12, batch_size=4, seed=0)[0])
     trainer = trainer_on(tmp_path, groups, batch_timeout_s=60.0)
     update, released = trainer._update, []
 
