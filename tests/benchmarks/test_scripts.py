@@ -25,6 +25,7 @@ import judge_rows
 import memory_rounds
 import mislabels_worth
 import monitoring
+import norms
 import paired_tests
 import profile_step
 import score_cpu
@@ -205,6 +206,25 @@ def test_a_profile_gives_every_operation_one_kind(tmp_path):
         assert not [name for name in unknown if re.search(r"aten::.*(mm|dot_product|softmax|norm|_foreach|adam)", name)]
     assert found["casts"]["attention"] == "segments"
     assert found["casts"]["kinds"]["attention, kernels"] > 0
+
+
+def test_norms_are_timed_with_the_rows_of_a_step_and_keep_every_bit(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(norms, "ROWS_A_SAMPLE", 200)
+    size = ["--model", "tiny-llama", "--data", "generated", "--pairs", "4", "--rounds", "3", "--threads", "1"]
+    more = ["--precision", "bf16", "--rows", "7", "--results", str(tmp_path)]
+    assert norms.main([*size, *more]) == 0
+    found = result(tmp_path)
+    losses = {name: [sample["facts"]["loss"] for sample in samples] for name, samples in found["steps"].items()}
+    assert losses[norms.TORCH] == losses[norms.BLOCKWISE]
+    assert len(losses[norms.TORCH]) == 3
+    assert found["lr"] == 0, "no weight moved"
+    tokens = found["steps"][norms.TORCH][0]["facts"]["tokens"]
+    in_step = {one["rows"]: one["in_step"] for one in found["norms"]}
+    assert in_step == {tokens: 5, 7: 0}, "two a layer and the last; seven rows were asked for"
+    assert all(one["equal"] and one["gradients_apart"] < 1e-5 for one in found["norms"])
+    monkeypatch.setattr(norms.norm._Blockwise, "forward", lambda layer, rows: layer.weight * rows)
+    assert norms.main([*size, "--no-result"]) == 1, "another norm, other losses"
+    assert "not the same to the bit: loss of round 3, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
