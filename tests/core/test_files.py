@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from rewardlab.core import files
-from rewardlab.core.files import replacing_folder
+from rewardlab.core.errors import DataError
+from rewardlab.core.files import read_json, replacing_folder
 
 KILLED = """
 import os, sys
@@ -106,3 +108,16 @@ def test_the_commit_of_a_manifest_is_that_of_rewardlab_and_of_no_other_project(t
     installed = tmp_path / ".venv/lib/python3.11/site-packages/rewardlab/core/files.py"
     monkeypatch.setattr(files, "__file__", str(installed))
     assert files.provenance()["git_commit"] is None
+
+
+def test_json_is_read_from_a_pipe_of_the_shell_and_not_from_one_in_a_folder(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    try:
+        os.write(writing, b'{"a": 1}')
+        os.close(writing)
+        assert read_json(Path(f"/dev/fd/{reading}")) == {"a": 1}
+    finally:
+        os.close(reading)
+    os.mkfifo(tmp_path / "named.json")
+    with pytest.raises(DataError, match="it is a pipe"):
+        read_json(tmp_path / "named.json")

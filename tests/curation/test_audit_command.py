@@ -167,7 +167,11 @@ def test_what_truncation_would_cut_is_what_the_renderer_of_training_cuts(
     given = ("--model", base_model, "--max-seq-len", limit, "--truncation", rule)
     found: Counter[str] = Counter()
     for path in paths:
-        found.update(report(path, *given)["checks"]["overlong"]["counts"])
+        audited = report(path, *given)
+        found.update(audited["checks"]["overlong"]["counts"])
+        told = {row["found"].split("; ")[1] for row in audited["checks"]["overlong"]["rows"]}
+        assert ("training ends at this row" in told) == (rule == "error")
+        assert any("ends training at the first row" in note for note in audited["notes"]) == (rule == "error")
 
     settings = RenderingConfig(max_seq_len=limit, truncation=rule)
     renderer = build_renderer(load_tokenizer(str(base_model)), settings)

@@ -108,3 +108,22 @@ def test_rows_that_make_one_preference_together_are_shown_together_and_long_ones
     with caplog.at_level(logging.INFO, logger="rewardlab"):
         prepared(many, tmp_path / "cache", shows_row=True)
     assert not any("left out" in record.getMessage() for record in caplog.records)
+
+
+def test_the_first_row_is_the_one_that_reading_kept_whatever_comes_before_its_other_half(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [
+        {"pair_id": number, "role": role, "prompt": f"p{number}" if number else "", "response": role}
+        for role in ("chosen", "rejected")
+        for number in range(120)
+    ]
+    path = write(tmp_path / "long.jsonl", rows)
+    for _ in range(2):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, logger="rewardlab"):
+            prepared(path, tmp_path / "cache", shows_row=True, incomplete_pairs="error", max_drop_fraction=0.1)
+        said = [record.getMessage().removeprefix("data: long[all rows]: ") for record in caplog.records]
+        first = said.index("first row: long.jsonl:2 (long)")
+        assert said[first + 2] == "    [user] p1"
+        assert said[first + 7] == "  reply 1 over reply 2"

@@ -10,10 +10,8 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -24,25 +22,18 @@ from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import Control, ReadingConfig
 from rewardlab.data.finding import Source
-from rewardlab.data.formats.shown import described
 from rewardlab.data.groups import Part
 from rewardlab.data.hub import hub_facts
 from rewardlab.data.judgements import Rules, seeded_generator
 from rewardlab.data.named import Named
 from rewardlab.data.pipeline import write_store
-from rewardlab.data.readers import fingerprint, read_source
-from rewardlab.data.rows import UnreadRow
-from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, open_units, parse_units, tell_streamed
+from rewardlab.data.readers import fingerprint
+from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, tell_streamed
 from rewardlab.data.store import TokenStore
 from rewardlab.data.weights import counts_by_share, report_shares, shares_in_words
 from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")
-HEAD: Final = 100
-"""Rows at the beginning of a dataset among which the one that is shown is looked for."""
-SHOWN_LINES: Final = 16
-SHOWN_CHARACTERS: Final = 160
-"""Lines of it, and characters of a turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +178,7 @@ def _prepare(
     report = tally.report(source, used=len(chosen), sha256=sha256)
     logger.info("data: %s[%s]: format: %s", report.name, report.split, report.format)
     if shows_row:
-        _log_first_row(source, rules)
+        _log_first_row(source, tally.first)
     if source.is_on_hub:
         report = replace(report, hub=_hub_facts(source, rules.reading, limit))
     _log_preparation(source, made, report.rows_read, len(chosen), seconds)
@@ -196,22 +187,14 @@ def _prepare(
     return _Done(store=store, numbers=numbers, report=report, preparation=preparation)
 
 
-def _log_first_row(source: Source, rules: Rules) -> None:
-    """Log the first row that can be used, as text, a record a line, each escaped by the log.
+def _log_first_row(source: Source, first: str) -> None:
+    """Log the first row that became a preference, as text, a record a line, each escaped by the log.
 
-    Nothing is shown of rows in memory, which may be private, and of streams, which would be opened again for it.
+    Nothing is shown of rows in memory, which may be private, and of streams, whose first row may be any that was drawn.
     """
-    if source.rows is not None or source.streaming:
+    if source.rows is not None or source.streaming or not first:
         return
-    head = [row for _, row in islice(read_source(source), HEAD) if not isinstance(row, UnreadRow)]
-    schema, units = open_units(replace(source, path=None, shards=(), rows=head), rules)
-    preferences, _ = parse_units(units, source=source, schema=schema, rules=rules)
-    first = next((one for one in preferences if one is not None), None)
-    if first is None:
-        return
-    lines = described(first, max_characters=SHOWN_CHARACTERS).split("\n")
-    more = [f"  … (lines left out: {len(lines) - SHOWN_LINES})"] if len(lines) > SHOWN_LINES else []
-    for line in ["first row: " + lines[0], *lines[1:SHOWN_LINES], *more]:
+    for line in f"first row: {first}".split("\n"):
         logger.info("data: %s[%s]: %s", source.name, source.split, line)
 
 

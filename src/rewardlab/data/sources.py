@@ -24,6 +24,7 @@ from rewardlab.core.types import Preference
 from rewardlab.data.finding import Source, find_sources
 from rewardlab.data.formats import Schema, read_rows, recognise_rows
 from rewardlab.data.formats.mapping import mapped
+from rewardlab.data.formats.shown import described_in_brief
 from rewardlab.data.formats.shp import SHP, SHP_BY_POST, draw_of_post, passes_filter
 from rewardlab.data.judgements import ParsedRow, Rules, seeded_generator
 from rewardlab.data.pairs import group_rows, key_of, mark_rows
@@ -155,10 +156,13 @@ class Tally:
     skipped: Counter[str] = field(default_factory=Counter)
     format: str = ""
     """What the dataset was recognised as, once it was opened."""
+    first: str = ""
+    """The first row that became a preference, in brief."""
 
     def keep(self, parsed: ParsedRow) -> None:
         """Count a row that became a preference."""
         self.kept += 1
+        self.first = self.first or described_in_brief(parsed.preference)
         self.skipped_ties += parsed.skipped_ties
         self.skipped_identical += parsed.skipped_identical
         self.skipped.update(parsed.skipped)
@@ -186,6 +190,7 @@ class Tally:
         self.second_preferred += later.second_preferred
         self.skipped.update(later.skipped)
         self.format = self.format or later.format
+        self.first = self.first or later.first
 
     def as_dict(self) -> dict[str, object]:
         """Return the counts as a JSON mapping."""

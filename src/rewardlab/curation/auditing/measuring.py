@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 
 from rewardlab.core.errors import RenderError
+from rewardlab.core.spec import STOP
 from rewardlab.core.types import Conversation, Preference
 from rewardlab.curation.auditing import texts as of_text
 from rewardlab.curation.auditing.facts import CUTS, ROW_CHECKS, Facts
@@ -256,7 +257,7 @@ def _score_cuts(
             too_long, told = too_long + 1, "the reply is left out"
             found.note("overlong-replies", number, max(own - limit, 1), f"a reply of {own:,} tokens")
         except RenderError:
-            told = "the row is left out"
+            told = "training ends at this row" if cutting.spec.truncation == STOP else "the row is left out"
             found.note("overlong-replies", number, own - limit, f"a reply of {own:,} tokens")
         found.note("overlong", number, length - limit, f"{length:,} tokens; {told}")
     refused = len(fitting) + too_long < len(whole)

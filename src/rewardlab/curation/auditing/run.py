@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.spec import TRUNCATION_OF
+from rewardlab.core.spec import STOP, TRUNCATION_OF
 from rewardlab.curation.auditing.across import FAMILIES, Scored, numbers_of
 from rewardlab.curation.auditing.config import AuditConfig
 from rewardlab.curation.auditing.facts import CUTS, ROW_CHECKS, Facts, Scores, joined
@@ -220,6 +220,7 @@ def _notes(config: AuditConfig, others: Others | None, rule: str | None) -> list
     if config.max_seq_len is not None:
         names = [name for name, truncation in TRUNCATION_OF.items() if truncation == rule]
         cut = "" if rule is None else f"; what is cut is by --truncation {''.join(names) or 'prompt-left'}"
+        cut += ", which ends training at the first row that it counts as left out" if rule == STOP else ""
         notes.append(f"lengths are counted in {unit}; --max-seq-len {config.max_seq_len}{cut}")
     if others is not None:
         unread = f"; {others.unread:,} rows have no prompt that could be read" if others.unread else ""

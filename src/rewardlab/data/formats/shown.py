@@ -7,6 +7,9 @@ from rewardlab.core.types import Comparison, Conversation, Preference
 
 MAX_CHARACTERS = 600
 """Characters shown of a turn; of a longer one the middle is left out."""
+BRIEF_CHARACTERS = 160
+BRIEF_LINES = 16
+"""The same, and most lines, where a preference is shown in brief."""
 
 
 def described(preference: Preference, *, max_characters: int = MAX_CHARACTERS) -> str:
@@ -21,6 +24,13 @@ def described(preference: Preference, *, max_characters: int = MAX_CHARACTERS) -
         lines += [f"  reply {number}:", *_turns(reply, max_characters)]
     lines += [f"  {judged(comparison)}" for comparison in preference.comparisons]
     return "\n".join(lines)
+
+
+def described_in_brief(preference: Preference) -> str:
+    """Return the first lines of a preference as `described` gives it, and how many are left out."""
+    lines = described(preference, max_characters=BRIEF_CHARACTERS).split("\n")
+    more = [f"  … (lines left out: {len(lines) - BRIEF_LINES})"] if len(lines) > BRIEF_LINES else []
+    return "\n".join([*lines[:BRIEF_LINES], *more])
 
 
 def judged(comparison: Comparison) -> str:
