@@ -23,6 +23,8 @@ from rewardlab.gold.files.rows import read_gold_rows
 from rewardlab.gold.foreign import find_model, is_hub_name
 from rewardlab.gold.labelling.config import LabelConfig
 from rewardlab.gold.labelling.run import Labelled, label
+from rewardlab.gold.matching.config import MatchConfig
+from rewardlab.gold.matching.run import match
 from rewardlab.gold.proxies import proxy_scores
 from rewardlab.serve.folders import import_model as importing
 from rewardlab.serve.verifying.folder import verify
@@ -161,3 +163,18 @@ def test_rows_that_cannot_be_read_are_told_before_a_model_is_loaded(plain, tmp_p
     edit_config(plain.folder, note="another file")
     with pytest.raises(DataError, match="no such file"):
         labelled_by(plain.folder, tmp_path / "not-there.jsonl", tmp_path / "labels.jsonl")
+
+
+@pytest.fixture
+def test_and_train(tmp_path: Path) -> dict[str, tuple[Path]]:
+    """Files of rows, as flags of `match`."""
+    rows = labelled.rows(24)
+    parts = {"input": rows[:12], "train_input": rows[12:]}
+    return {flag: (labelled.write(tmp_path / f"{flag}.jsonl", own),) for flag, own in parts.items()}
+
+
+def test_a_hub_proxy_scores_the_training_rows_too(hub, test_and_train) -> None:
+    found = match(MatchConfig.of(**test_and_train, proxies=("hub=their/model",), num_rescored=0))
+    assert found.train is not None
+    assert found.train.num_rows == 12
+    assert list(found.train.matches) == ["hub"]
