@@ -333,6 +333,22 @@ def test_the_layout_of_one_file_a_fact_passes_and_its_faults_are_named(tmp_path:
     assert "119" in fault(config, "number of rows")
 
 
+def test_replies_under_several_prompts_do_not_tell_whose_they_are(tmp_path: Path) -> None:
+    rows = drawn(6)
+    same = [replace(row, responses=("Yes", "No")) if n < 2 else row for n, row in enumerate(rows)]
+    gold = np.array([[2.0, 1.0], [1.0, 2.0], *gold_of(rows)[2:]])
+    config = replace(layout(tmp_path, with_gold(same, gold)), prompts_path=None)
+    pairs = json.loads((tmp_path / "rm_implicit.jsonl").read_text(encoding="utf-8"))
+    (tmp_path / "rm_implicit.jsonl").write_text(json.dumps({side: own[::-1] for side, own in pairs.items()}))
+    findings = {one.name: one for one in check(config).findings}
+    assert "The replies of 2 rows come in several rows or under several prompts" in findings["prompts"].evidence
+    assert findings["chosen and gold scores"].evidence.startswith("4 of 4 pairs")
+    assert findings["pairs and rows"].status == "undecided"
+    layout(tmp_path, with_gold(drawn(6, seed=1), gold))
+    write_responses(tmp_path / "rm_sft.json", rows)
+    assert "two replies that no row has together" in fault(config, "pairs and rows")
+
+
 def test_pairs_as_lines_are_read_like_columns(tmp_path: Path) -> None:
     rows = drawn()
     config = layout(tmp_path, rows)

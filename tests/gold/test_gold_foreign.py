@@ -23,6 +23,8 @@ from rewardlab.gold.files.rows import read_gold_rows
 from rewardlab.gold.foreign import find_model, is_hub_name
 from rewardlab.gold.labelling.config import LabelConfig
 from rewardlab.gold.labelling.run import Labelled, label
+from rewardlab.gold.matching.config import MatchConfig
+from rewardlab.gold.matching.run import match
 from rewardlab.gold.proxies import proxy_scores
 from rewardlab.serve.folders import import_model as importing
 from rewardlab.serve.verifying.folder import verify
@@ -80,6 +82,19 @@ def test_it_is_imported_once_and_again_when_its_files_change(plain, samples, tmp
     assert find_model(str(plain.folder)).source != first.source
 
 
+def test_an_import_that_is_there_needs_no_lock_and_one_that_is_not_whole_is_made_again(plain, monkeypatch) -> None:
+    first = find_model(str(plain.folder))
+    with monkeypatch.context() as patched:
+        patched.setattr(foreign, "only_process", lambda *_, **__: pytest.fail("waited for a lock"))
+        assert find_model(str(plain.folder)) == first
+    shutil.rmtree(first.folder)
+    assert find_model(str(plain.folder)) == first
+    assert (first.folder / "reward_spec.json").is_file()
+    monkeypatch.setattr(foreign, "IMPORT_FORMAT", 2)
+    other = find_model(str(plain.folder))
+    assert (other.folder == first.folder, other.source == first.source) == (False, False)
+
+
 def test_labels_go_on_where_the_import_was_made_anew(plain, samples, tmp_path) -> None:
     labelled_by(plain.folder, samples, tmp_path / "labels.jsonl")
     shutil.rmtree(cache_folder({"REWARDLAB_CACHE": str(tmp_path / "cache")}))
@@ -102,7 +117,7 @@ def test_a_hub_name_is_gold_and_its_commit_is_in_the_manifest(hub, plain, sample
     found = labelled_by("their/model", samples, tmp_path / "labels.jsonl")
     require_own_scores(found, plain)
     told = json.loads(found.place.manifest.read_text())
-    assert told["asked"]["settings"]["model"] == f"their/model@{COMMIT}"
+    assert told["asked"]["settings"]["model"] == f"their/model@{COMMIT}, import format 1"
     assert labelled_by(f"their/model@{COMMIT}", samples, tmp_path / "labels.jsonl").was_complete
 
 
@@ -111,7 +126,7 @@ def test_another_commit_of_a_hub_name_is_another_model(hub, samples, tmp_path) -
     other = COMMIT[::-1]
     shutil.copytree(hub / "snapshots" / COMMIT, hub / "snapshots" / other)
     (hub / "refs" / "main").write_text(other)
-    with pytest.raises(ConfigError, match=f"model was their/model@{COMMIT}, now their/model@{other}"):
+    with pytest.raises(ConfigError, match=f"model was their/model@{COMMIT}, .*, now their/model@{other}"):
         labelled_by("their/model", samples, tmp_path / "labels.jsonl")
 
 
@@ -161,3 +176,18 @@ def test_rows_that_cannot_be_read_are_told_before_a_model_is_loaded(plain, tmp_p
     edit_config(plain.folder, note="another file")
     with pytest.raises(DataError, match="no such file"):
         labelled_by(plain.folder, tmp_path / "not-there.jsonl", tmp_path / "labels.jsonl")
+
+
+@pytest.fixture
+def test_and_train(tmp_path: Path) -> dict[str, tuple[Path]]:
+    """Files of rows, as flags of `match`."""
+    rows = labelled.rows(24)
+    parts = {"input": rows[:12], "train_input": rows[12:]}
+    return {flag: (labelled.write(tmp_path / f"{flag}.jsonl", own),) for flag, own in parts.items()}
+
+
+def test_a_hub_proxy_scores_the_training_rows_too(hub, test_and_train) -> None:
+    found = match(MatchConfig.of(**test_and_train, proxies=("hub=their/model",), num_rescored=0))
+    assert found.train is not None
+    assert found.train.num_rows == 12
+    assert list(found.train.matches) == ["hub"]

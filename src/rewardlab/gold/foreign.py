@@ -26,6 +26,9 @@ FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """What is fetched of a model on the hub; weights in .bin files only where there are no others."""
 KINDS: Final = ("ForSequenceClassification",)
 """Ends of the names of architectures that are imported without being asked to."""
+IMPORT_FORMAT: Final = 1
+"""Raised when an import gives another folder of the same files: earlier ones are then made anew."""
+TOLD: Final = "source.json"
 WAIT_S: Final = 3600.0
 """Seconds to wait for another process that imports the same model."""
 
@@ -39,8 +42,8 @@ class Found:
     name: str
     """The name by which another process finds the same: a folder, or a hub name with its commit."""
     source: str | None = None
-    """Which model of another project it was made of: its hub name and commit, or the hash of its files; None for a
-    reward-model folder."""
+    """Which model of another project it was made of, its hub name and commit or the hash of its files, and in which
+    format of import; of a reward-model folder its hub name and commit, None for one that is here."""
 
 
 def is_hub_name(name: str) -> bool:
@@ -73,13 +76,13 @@ def find_model(name: str, *, flag: str = "--model") -> Found:
         folder, pinned = _fetched(name, flag)
         if (folder / SPEC_FILE).is_file():
             return Found(folder=folder, name=pinned, source=pinned)
-        return _imported(folder, pinned, pinned, key=sha256_json(pinned), flag=flag)
+        return _imported(folder, pinned, pinned, made_of=pinned, flag=flag)
     folder = Path(name)
     if not is_classifier(folder):
         return Found(folder=folder, name=name)
     files = _files(folder)
     facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return _imported(folder, name, None, key=sha256_json([str(folder.resolve()), facts]), flag=flag)
+    return _imported(folder, name, None, made_of=[str(folder.resolve()), facts], flag=flag)
 
 
 def _files(folder: Path) -> Sequence[Path]:
@@ -107,21 +110,31 @@ def _fetched(name: str, flag: str) -> tuple[Path, str]:
     return place, f"{repository}@{place.name}"
 
 
-def _imported(folder: Path, name: str, source: str | None, *, key: str, flag: str) -> Found:
-    """Return a model of another project as it lies in the cache, imported now if it is not there."""
-    place = cache_folder(os.environ) / "imported" / key[:32]
-    place.mkdir(parents=True, exist_ok=True)
-    told = place / "source.json"
-    with only_process(place, "REWARDLAB_CACHE", wait_s=WAIT_S):
-        if not told.is_file():
-            _import(folder, place / "model", name, flag)
-            digests = {path.name: sha256_file(path) for path in _files(folder)} if source is None else {}
-            write_json(told, {"name": name, "source": source or f"files {sha256_json(digests)}"})
-        facts = read_json(told)
+def _imported(folder: Path, name: str, source: str | None, *, made_of: object, flag: str) -> Found:
+    """Return a model of another project as it lies in the cache, imported now if it is not there.
+
+    `made_of` decides where it lies; `source` is its hub name and commit, None for a folder, whose files are hashed.
+    """
+    place = cache_folder(os.environ) / "imported" / sha256_json([IMPORT_FORMAT, made_of])[:32]
+    if not _is_whole(place):
+        place.mkdir(parents=True, exist_ok=True)
+        with only_process(place, "REWARDLAB_CACHE", wait_s=WAIT_S):
+            # Another process may have imported it meanwhile.
+            if not _is_whole(place):
+                _import(folder, place / "model", name, flag)
+                digests = {path.name: sha256_file(path) for path in _files(folder)} if source is None else {}
+                own = f"{source or f'files {sha256_json(digests)}'}, import format {IMPORT_FORMAT}"
+                write_json(place / TOLD, {"name": name, "source": own})
+    facts = read_json(place / TOLD)
     if not isinstance(facts, dict) or not isinstance(facts.get("source"), str):
-        raise DataError(f"{told}: it is damaged. Remove {place}, and the model is imported again.")
+        raise DataError(f"{place / TOLD}: it is damaged. Remove {place}, and the model is imported again.")
     logger.info("%s: as it was imported, %s", name, place / "model")
     return Found(folder=place / "model", name=name, source=facts["source"])
+
+
+def _is_whole(place: Path) -> bool:
+    """Whether a model was imported here, and is still there."""
+    return (place / TOLD).is_file() and (place / "model" / SPEC_FILE).is_file()
 
 
 def _import(folder: Path, target: Path, name: str, flag: str) -> None:

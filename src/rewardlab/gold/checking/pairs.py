@@ -21,6 +21,7 @@ from rewardlab.gold.findings import Finding, further
 SHIFTS: Final = (-2, -1, 1, 2)
 AGREES: Final = 0.95
 """Share of pairs that agree with the scores in another place from which on that place is named."""
+BELONGING: Final = "pairs and rows"
 BUILD_AGAIN: Final = "Build the pairs again from these rows."
 
 
@@ -52,7 +53,7 @@ def pair_findings(stages: Stages) -> Iterator[Finding]:
         return
     index = _index(stages.rows)
     for built in stages.built:
-        yield from _one_file(built, index)
+        yield from _one_file(built, index, are_taken=stages.taken is not None)
 
 
 def _index(rows: Sequence[GoldRow]) -> Index:
@@ -66,12 +67,13 @@ def _index(rows: Sequence[GoldRow]) -> Index:
     return Index(by_prompt=by_prompt, by_reply=by_reply, rows=rows)
 
 
-def _one_file(built: Built, index: Index) -> Iterator[Finding]:
+def _one_file(built: Built, index: Index, *, are_taken: bool) -> Iterator[Finding]:
+    """Yield what one file says; `are_taken` where the prompts of the rows are those of the pairs."""
     about = built.path.name
     found = [_find(pair, index) for pair in built.pairs]
     known = [one for one in found if one is not None]
     lost = [pair for pair, one in zip(built.pairs, found, strict=True) if one is None]
-    yield _belonging(about, built, lost, index)
+    yield _replies_alone(about, built, index) if are_taken else _belonging(about, built, lost, index)
     turns = _system(about, known, index.rows)
     if turns is not None:
         yield turns
@@ -93,9 +95,9 @@ def _find(pair: Pair, index: Index) -> Found | None:
 
 def _belonging(about: str, built: Built, lost: Sequence[Pair], index: Index) -> Finding:
     """Judge whether every pair is of a row, and if not, how they are apart."""
-    name = "pairs and rows"
+    name = BELONGING
     if not built.pairs:
-        return Finding(name=name, about=about, status="fail", evidence="There are no pairs.", advice=BUILD_AGAIN)
+        return _empty(about)
     if not lost:
         told = f"All {len(built.pairs):,} pairs have a prompt of the rows and two of its replies."
         return Finding(name=name, about=about, status="pass", evidence=told)
@@ -124,9 +126,43 @@ def _belonging(about: str, built: Built, lost: Sequence[Pair], index: Index) -> 
     )
 
 
+def _replies_alone(about: str, built: Built, index: Index) -> Finding:
+    """Judge whether the replies of every pair are of one row, where the prompts of rows are those of the pairs: then
+    pairs and rows have the same prompts whatever they are."""
+    if not built.pairs:
+        return _empty(about)
+    lost = [pair for pair in built.pairs if not _rows_with(pair, index)]
+    if lost:
+        return Finding(
+            name=BELONGING,
+            about=about,
+            status="fail",
+            evidence=f"{len(lost):,} of {len(built.pairs):,} pairs have two replies that no row has together, the "
+            f"first is row {lost[0].number}.",
+            advice=f"They were built from other rows, or texts were changed on the way. {BUILD_AGAIN}",
+        )
+    return Finding(
+        name=BELONGING,
+        about=about,
+        status="undecided",
+        evidence=f"All {len(built.pairs):,} pairs have two replies of a row. Whether they have its prompt cannot be "
+        f"seen, since the prompts of the rows were taken from the pairs.",
+        advice="Name the prompts with --prompts-path.",
+    )
+
+
+def _empty(about: str) -> Finding:
+    return Finding(name=BELONGING, about=about, status="fail", evidence="There are no pairs.", advice=BUILD_AGAIN)
+
+
+def _rows_with(pair: Pair, index: Index) -> set[int]:
+    """Return the rows that have both replies of a pair."""
+    return set(index.by_reply.get(pair.chosen, ())) & set(index.by_reply.get(pair.rejected, ()))
+
+
 def _moves(pair: Pair, index: Index) -> set[int]:
     """Return by how many rows the replies of a pair lie from a row with its prompt."""
-    rows = set(index.by_reply.get(pair.chosen, ())) & set(index.by_reply.get(pair.rejected, ()))
+    rows = _rows_with(pair, index)
     return {there - here for here in index.by_prompt.get(bare_key(pair.prompt), ()) for there in rows}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
@@ -48,6 +49,16 @@ class Built:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Taken:
+    """Which rows have no prompt, where prompts are those of the pairs with the same replies."""
+
+    unpaired: Sequence[int]
+    """Rows whose replies no pair has."""
+    ambiguous: Sequence[int]
+    """Rows whose replies come in several rows, or under several prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stages:
     """Everything that was read; what is not there is empty or None."""
 
@@ -64,9 +75,8 @@ class Stages:
     """What it is -> file."""
     folders: Sequence[Path] = field(default=())
     """Where manifests may lie."""
-    unpaired: Sequence[int] | None = None
-    """Rows whose prompt is not known, where prompts are those of the pairs with the same replies; None where prompts
-    were read."""
+    taken: Taken | None = None
+    """What is known of prompts that are those of the pairs with the same replies; None where prompts were read."""
 
     @property
     def rows(self) -> Sequence[GoldRow]:
@@ -101,11 +111,11 @@ def read_stages(config: CheckConfig) -> Stages:
     built = [] if pairs is None else _built(pairs)
     if config.data_path is not None:
         built.append(Built(path=config.data_path, side="train", pairs=list(read_pairs(config.data_path))))
-    unpaired: list[int] | None = None
+    taken: Taken | None = None
     if responses is not None:
         found_prompts = prompts
         if found_prompts is None:
-            found_prompts, unpaired = _prompts_of(responses, [pair for one in built for pair in one.pairs])
+            found_prompts, taken = _prompts_of(responses, [pair for one in built for pair in one.pairs])
         samples, labels = _joined(found_prompts, responses, rewards)
     folders = {path.parent for path in names.values()} | ({pairs} if pairs is not None else set())
     return Stages(
@@ -117,29 +127,38 @@ def read_stages(config: CheckConfig) -> Stages:
         built=built,
         names=names,
         folders=sorted(folders),
-        unpaired=unpaired,
+        taken=taken,
     )
 
 
-def _prompts_of(
-    responses: Sequence[Sequence[str | None]], pairs: Sequence[Pair]
-) -> tuple[list[Conversation], list[int]]:
-    """Return the prompt of each row, that of the first pair not taken yet whose two replies are of the row; and the
-    rows that have none, with a text of its own in place of the prompt."""
-    waiting: dict[frozenset[str], list[Pair]] = {}
-    for pair in reversed(pairs):
-        waiting.setdefault(frozenset((pair.chosen, pair.rejected)), []).append(pair)
-    prompts, unpaired = list[Conversation](), list[int]()
-    for number, texts in enumerate(responses):
-        known = [text for text in dict.fromkeys(texts) if text is not None]
-        both = (frozenset((one, other)) for one, other in [*combinations(known, 2), *zip(known, known, strict=True)])
-        several = next((own for key in both if (own := waiting.get(key))), None)
-        if several:
-            prompts.append(several.pop().prompt)
-        else:
-            prompts.append((Message("user", f"(not known: no pair has the replies of row {number + 1})"),))
-            unpaired.append(number)
-    return prompts, unpaired
+def _prompts_of(responses: Sequence[Sequence[str | None]], pairs: Sequence[Pair]) -> tuple[list[Conversation], Taken]:
+    """Return the prompt of each row, that of the pairs whose two replies are of the row, and what is not known so.
+
+    Where several rows have the two replies, or pairs of several prompts, they do not tell which prompt is whose. A row
+    without a prompt has a text of its own in its place.
+    """
+    prompts_of: dict[frozenset[str], dict[str, Conversation]] = {}
+    for pair in pairs:
+        prompts_of.setdefault(frozenset((pair.chosen, pair.rejected)), {}).setdefault(
+            bare_key(pair.prompt), pair.prompt
+        )
+    keys = [[key for key in _sets_of_two(texts) if key in prompts_of] for texts in responses]
+    rows_with = Counter(key for own in keys for key in own)
+    prompts, unpaired, ambiguous = list[Conversation](), list[int](), list[int]()
+    for number, own in enumerate(keys):
+        told = next((key for key in own if rows_with[key] == len(prompts_of[key]) == 1), None)
+        if told is not None:
+            prompts.extend(prompts_of[told].values())
+            continue
+        prompts.append((Message("user", f"(not known: no pair tells the prompt of row {number + 1})"),))
+        (ambiguous if own else unpaired).append(number)
+    return prompts, Taken(unpaired=unpaired, ambiguous=ambiguous)
+
+
+def _sets_of_two(texts: Sequence[str | None]) -> Iterator[frozenset[str]]:
+    """Yield every two replies of a row, and each by itself for pairs of one text."""
+    known = [text for text in dict.fromkeys(texts) if text is not None]
+    yield from (frozenset((one, other)) for one, other in [*combinations(known, 2), *zip(known, known, strict=True)])
 
 
 def _places(config: CheckConfig) -> tuple[Path | None, Path | None, Path | None]:

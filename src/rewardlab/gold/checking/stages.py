@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from rewardlab.core.types import Conversation
-from rewardlab.gold.checking.reading import Stages, bare_key, shown_system, system_of
+from rewardlab.gold.checking.reading import Stages, Taken, bare_key, shown_system, system_of
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.findings import Finding, further
 
@@ -18,8 +18,8 @@ def stage_findings(stages: Stages) -> Iterator[Finding]:
     yield from _counts(stages)
     if "labels" in stages.names and stages.samples is not None and stages.labels is not None:
         yield _same_rows(stages.samples, stages.labels, stages)
-    if stages.unpaired is not None:
-        yield _by_replies(stages, stages.unpaired)
+    if stages.taken is not None:
+        yield _by_replies(stages, stages.taken)
     if stages.prompts is not None and stages.responses is None and stages.rows:
         yield _same_prompts(stages.prompts, stages.rows, stages)
 
@@ -133,14 +133,20 @@ def _same_prompts(prompts: Sequence[Conversation], rows: Sequence[GoldRow], stag
     return Finding(name=name, status="fail", evidence=f"{told} From there on {moved}." if moved else told, advice=AGAIN)
 
 
-def _by_replies(stages: Stages, unpaired: Sequence[int]) -> Finding:
+def _by_replies(stages: Stages, taken: Taken) -> Finding:
     """Say what is known of prompts that are those of the pairs with the same replies."""
+    unpaired, ambiguous = taken.unpaired, taken.ambiguous
     told = (
-        f"No file of prompts was named. {len(stages.rows) - len(unpaired):,} of {len(stages.rows):,} rows have the "
-        f"prompt of the pair with their replies, so pairs with a wrong prompt cannot be seen."
+        f"No file of prompts was named. {len(stages.rows) - len(unpaired) - len(ambiguous):,} of {len(stages.rows):,} "
+        f"rows have the prompt of the pair with their replies, so pairs with a wrong prompt cannot be seen."
     )
     if unpaired:
         untied = sum(len(set(stages.rows[row].gold or ())) > 1 for row in unpaired)
         told += f" {len(unpaired):,} rows are in no pair"
         told += "." if stages.labels is None else f", {untied:,} of them with different gold scores."
+    if ambiguous:
+        told += (
+            f" The replies of {len(ambiguous):,} rows come in several rows or under several prompts, so their prompts "
+            f"are not known, and their pairs are not held against the scores."
+        )
     return Finding(name="prompts", status="undecided", evidence=told, advice="Name them with --prompts-path.")

@@ -26,7 +26,7 @@ class MatchingConfig:
     train_rewards_path: Path | None = None
     """As --rewards-path, of the training rows."""
     train_proxies: tuple[str, ...] = ()
-    """`NAME=FILE` with the scores of a proxy for the training rows; a proxy that is a folder is scored there anyway."""
+    """`NAME=FILE` with the scores of a proxy for the training rows; a proxy that is a model is scored there anyway."""
     runs: tuple[str, ...] = ()
     """`NAME=FOLDER` of the training run of a proxy; by default that in which its folder lies."""
     num_samples: int | None = None

@@ -22,6 +22,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.findings import Finding
+from rewardlab.gold.foreign import is_hub_name
 from rewardlab.gold.matching.columns import Part, part_of, slice_columns
 from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.order import Alternative, order_of
@@ -205,7 +206,7 @@ def _named(rows: InputConfig) -> str:
 def _train(
     config: MatchConfig, proxies: Sequence[Proxy], folder: Path, scores: Scores
 ) -> tuple[list[GoldRow], list[Proxy]]:
-    """Return the training rows, and the proxies that have scores of them: folders, and those given for them."""
+    """Return the training rows, and the proxies that have scores of them: models, and those given for them."""
     own = config.matching
     if not config.train.is_given:
         return [], []
@@ -219,7 +220,7 @@ def _train(
     sources = [
         given.get(proxy.name) or f"{proxy.name}={what_of(source)}"
         for proxy, source in zip(proxies, own.proxies, strict=True)
-        if proxy.name in given or what_of(source).is_dir()
+        if proxy.name in given or what_of(source).is_dir() or is_hub_name(str(what_of(source)))
     ]
     return rows, scores(sources, rows, folder, config.scoring, own.num_samples) if sources else []
 
