@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
 import tarfile
 from pathlib import Path
 
@@ -23,15 +21,7 @@ from rewardlab.experiments.reporting.summary import summarise
 from rewardlab.experiments.slurm.queue import JobState, Queue
 from rewardlab.experiments.status import status_of, text_report
 from rewardlab.experiments.study import amend, begun_and_judged, freeze, open_study
-from study_folders import PLAN, do_all, finished_study, frozen_study, train_by_hand, write_plan
-
-
-def edit(folder: Path, before: str, after: str) -> None:
-    path = folder / "plan.yaml"
-    text = path.read_text(encoding="utf-8")
-    assert before in text
-    path.write_text(text.replace(before, after), encoding="utf-8")
-
+from study_folders import do_all, edit, finished_study, frozen_study, train_by_hand, write_plan
 
 # --- freezing ----------------------------------------------------------------------------------------------------
 
@@ -152,43 +142,6 @@ def test_runs_of_other_data_are_outdated_too_and_the_amendment_says_so(tmp_path:
     assert "Files were changed with it: " in summarise(amended).amendments[0].text
     do(amended, amended.runs[0], train_by_hand("plain", 0.7), again=True)
     assert record_of(amended, amended.runs[0]).is_over
-
-
-PROGRAMS = {"{plan_folder}/loop.py": "loop.py", "--rates={plan_folder}/rates.json": "rates.json"}
-
-
-@pytest.mark.parametrize("word", PROGRAMS)
-def test_the_files_of_a_program_are_frozen_with_the_plan_and_kept(tmp_path: Path, word: str) -> None:
-    named = tmp_path / PROGRAMS[word]
-    named.write_text("as it was frozen", encoding="utf-8")
-    words = json.dumps(
-        ["{python}", "-c", "import sys; sys.exit(5)" + "#" * 5000, word, "/no/such/file", "{output_dir}"]
-    )
-    study = frozen_study(tmp_path, PLAN.replace("plain: {says", f"plain: {{program: {words}, says"))
-    assert {Path(name).name for name in study.data} == {"train.jsonl", "test.jsonl", named.name}
-    assert named.name in {Path(name).name for name in study.data_of(study.run_named("plain/seed_0"))}
-    assert named.name not in {Path(name).name for name in study.data_of(study.run_named("smooth/seed_0"))}
-
-    named.write_text("edited", encoding="utf-8")
-    with pytest.raises(DataError, match=f"{named.name}: is not the file .*from its copy") as refused:
-        do(study, study.run_named("plain/seed_0"), lambda arguments: None)
-    assert Path(re.search(r"copy (\S+);", str(refused.value))[1]).read_text("utf-8") == "as it was frozen"
-
-    amended = amend(study.folder, reason="a fault in it", seen="no-results", begun=True, judged=False)
-    assert amended.amendments[0]["data_changed"] == [str(named)]
-    with pytest.raises(SystemExit):
-        do(amended, amended.run_named("plain/seed_0"), lambda arguments: None)
-    with tarfile.open(archive(amended, tmp_path / "all.tar.gz", weights=False).path) as tar:
-        kept = [tar.extractfile(name).read() for name in tar.getnames() if name.endswith(named.name)]
-    assert sorted(kept) == [b"as it was frozen", b"edited"]
-    with pytest.raises(ConfigError, match="is as it was"):
-        amend(study.folder, reason="nothing", seen="no-results", begun=True, judged=False)
-
-
-def test_an_interpreter_that_is_named_by_its_path_is_not_frozen(tmp_path: Path) -> None:
-    words = json.dumps([sys.executable, "-c", "pass"])
-    study = frozen_study(tmp_path, PLAN.replace("plain: {says", f"plain: {{program: {words}, says"))
-    assert {Path(name).name for name in study.data} == {"train.jsonl", "test.jsonl"}
 
 
 def test_a_winner_that_alone_is_judged_can_be_run(tmp_path: Path) -> None:
