@@ -179,6 +179,11 @@ def test_a_gate_does_not_ask_about_arms_that_are_left_out_unless_none_is_left(tm
     path.write_text(path.read_text(encoding="utf-8").replace("{harsh: costly}", "{plain: costly}"), encoding="utf-8")
     none_left = freeze(path, tmp_path / "other", scale="small")
     assert run(none_left)[0] == 2
+    assert check(none_left.plan).errors == [
+        "gate of one: cannot open at this scale: each of its claims is about an arm that is left out (plain). Keep "
+        "that arm, or add a claim about arms that are run."
+    ]
+    assert not check(study.plan).errors
 
 
 def test_scores_that_were_changed_afterwards_are_refused(tmp_path: Path) -> None:
