@@ -25,7 +25,7 @@ from rewardlab.experiments.pitfalls import (
     about_values,
     ranges_in,
 )
-from rewardlab.experiments.plan import WINNER, Plan, Run
+from rewardlab.experiments.plan import WINNER, Phase, Plan, Run
 from rewardlab.experiments.power import Assumed, Reach, reach_of
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.resolving import runs_of
