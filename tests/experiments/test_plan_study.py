@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rewardlab.core.errors import ConfigError, DataError, RankError
-from rewardlab.core.files import sha256_file
+from rewardlab.core.files import read_summed_json, sha256_file, write_json, write_summed_json
 from rewardlab.experiments import many_ranks
 from rewardlab.experiments.archiving import SUMS, archive
 from rewardlab.experiments.doing import do, redo
 from rewardlab.experiments.gates import select
 from rewardlab.experiments.log import LOG, read_log
 from rewardlab.experiments.many_ranks import arguments_of_first
-from rewardlab.experiments.records import record_of
+from rewardlab.experiments.records import record_of, settings_hash, settings_path
 from rewardlab.experiments.reporting.summary import summarise
 from rewardlab.experiments.slurm.queue import JobState, Queue
 from rewardlab.experiments.status import status_of, text_report
@@ -127,6 +128,25 @@ def test_runs_of_other_settings_are_outdated_and_done_again_only_when_asked(tmp_
     do(amended, run, train_by_hand("harsh", 0.6), again=True)
     assert record_of(amended, run).state == "done"
     assert open_study(amended.folder).entries[-1]["kind"] == "redone"
+
+
+@pytest.mark.parametrize(
+    ("before", "state"),
+    [({"gone": 1}, "done"), ({"gone": 1, "track_gpu": None}, "done"), ({"gone": 1, "max_grad_norm": 2.0}, "outdated")],
+    ids=["a setting that is no more", "one that came", "a default that changed"],
+)
+def test_settings_that_versions_add_or_drop_make_no_run_outdated(tmp_path: Path, before: dict, state: str) -> None:
+    study = frozen_study(tmp_path)
+    do_all(study, study.runs[:1])
+    run = study.runs[0]
+    settings = {name: value for name, value in {**run.settings, **before}.items() if before.get(name, 0) is not None}
+    write_json(settings_path(study, run), {**settings, "output_dir": "x"})
+    record = tmp_path / "study" / "records" / f"{run.name}.json"
+    of_then = {**read_summed_json(record), "settings": settings_hash(replace(run, settings=settings))}
+    write_summed_json(record, of_then)
+    assert record_of(study, run).state == state
+    write_json(settings_path(study, run), {**settings, "gone": 2})
+    assert record_of(study, run).state == "outdated", "the file is not what the run began with"
 
 
 def test_runs_of_other_data_are_outdated_too_and_the_amendment_says_so(tmp_path: Path) -> None:
