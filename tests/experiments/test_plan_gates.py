@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,11 @@ from rewardlab.experiments.config import RunConfig
 from rewardlab.experiments.doing import redo
 from rewardlab.experiments.expressions import Term, parse
 from rewardlab.experiments.gates import gate_claim, judge_gate, select
-from rewardlab.experiments.outcomes import Outcomes
+from rewardlab.experiments.outcomes import Outcome, Outcomes
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import TEST_SCORES, record_of
 from rewardlab.experiments.study import Study, freeze, open_study
+from rewardlab.report.folder import read_folder
 from study_folders import PLAN, do_all, finished_study, frozen_study, write_plan
 
 PHASES = """\
@@ -164,6 +167,24 @@ def test_the_spread_of_the_speed_leaves_out_the_first_row_which_warms_up(tmp_pat
     assert found[term].by_seed_S == pytest.approx([0.1, 0.0, 0.0])
 
 
+def test_the_spread_of_the_speed_leaves_out_each_start_and_weighs_rows_by_their_seconds(tmp_path: Path) -> None:
+    study = finished_study(tmp_path)
+    whole = read_folder(study.run_folder(study.runs[0]))
+    # Steps, seconds, pairs/s: 30, 40 and 50 count, the last of them for twice as long; the run went on after 10 and 50.
+    of_rows = ((10, 9, 5), (20, 9, 7), (30, 10, 900), (40, 10, 1000), (50, 20, 1100), (60, 9, 8))
+    rows = [{"step": step, "seconds": time, "pairs_per_second": speed} for step, time, speed in of_rows]
+
+    def spread(rows: list[dict[str, float]], *resumed: int) -> float:
+        record = replace(whole, rows=rows, manifest={"resumed": [{"step": step} for step in resumed]})
+        return Outcome(run=study.runs[0], record=record).of_record("speed_spread")
+
+    # The sum of squares around 1025, weighted, over the weights less the sum of their squares over their sum.
+    assert spread([{"step": 0}, *rows], 10, 50) == pytest.approx((10 * (125**2 + 25**2 + 2 * 75**2) / 25) ** 0.5 / 1025)
+    equal = [{**row, "seconds": 10} for row in rows]
+    assert spread(equal, 10, 50) == pytest.approx(0.1), "as with n - 1"
+    assert math.isnan(spread(rows[:2])), "one row says nothing"
+
+
 def test_a_gate_does_not_ask_about_arms_that_are_left_out_unless_none_is_left(tmp_path: Path) -> None:
     text = GATED.replace("LIMIT", "0.6, as_good: accuracy(plain) >= accuracy(harsh) - 0.1").replace(
         "arms: [plain]", "arms: [plain, harsh]"
@@ -179,6 +200,11 @@ def test_a_gate_does_not_ask_about_arms_that_are_left_out_unless_none_is_left(tm
     path.write_text(path.read_text(encoding="utf-8").replace("{harsh: costly}", "{plain: costly}"), encoding="utf-8")
     none_left = freeze(path, tmp_path / "other", scale="small")
     assert run(none_left)[0] == 2
+    assert check(none_left.plan).errors == [
+        "gate of one: cannot open at this scale: each of its claims is about an arm that is left out (plain). Keep "
+        "that arm, or add a claim about arms that are run."
+    ]
+    assert not check(study.plan).errors
 
 
 def test_scores_that_were_changed_afterwards_are_refused(tmp_path: Path) -> None:

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from rewardlab.core.errors import ConfigError, DataError, RankError
-from rewardlab.core.files import sha256_file
+from rewardlab.core.files import read_summed_json, sha256_file, write_json, write_summed_json
 from rewardlab.experiments import many_ranks
 from rewardlab.experiments.archiving import SUMS, archive
 from rewardlab.experiments.doing import do, redo
 from rewardlab.experiments.gates import select
 from rewardlab.experiments.log import LOG, read_log
 from rewardlab.experiments.many_ranks import arguments_of_first
-from rewardlab.experiments.records import record_of
+from rewardlab.experiments.records import record_of, settings_hash, settings_path
 from rewardlab.experiments.reporting.summary import summarise
 from rewardlab.experiments.slurm.queue import JobState, Queue
 from rewardlab.experiments.status import status_of, text_report
 from rewardlab.experiments.study import amend, begun_and_judged, freeze, open_study
-from study_folders import PLAN, do_all, finished_study, frozen_study, train_by_hand, write_plan
-
-
-def edit(folder: Path, before: str, after: str) -> None:
-    path = folder / "plan.yaml"
-    text = path.read_text(encoding="utf-8")
-    assert before in text
-    path.write_text(text.replace(before, after), encoding="utf-8")
-
+from study_folders import do_all, edit, finished_study, frozen_study, train_by_hand, write_plan
 
 # --- freezing ----------------------------------------------------------------------------------------------------
 
@@ -139,6 +130,25 @@ def test_runs_of_other_settings_are_outdated_and_done_again_only_when_asked(tmp_
     assert open_study(amended.folder).entries[-1]["kind"] == "redone"
 
 
+@pytest.mark.parametrize(
+    ("before", "state"),
+    [({"gone": 1}, "done"), ({"gone": 1, "track_gpu": None}, "done"), ({"gone": 1, "max_grad_norm": 2.0}, "outdated")],
+    ids=["a setting that is no more", "one that came", "a default that changed"],
+)
+def test_settings_that_versions_add_or_drop_make_no_run_outdated(tmp_path: Path, before: dict, state: str) -> None:
+    study = frozen_study(tmp_path)
+    do_all(study, study.runs[:1])
+    run = study.runs[0]
+    settings = {name: value for name, value in {**run.settings, **before}.items() if before.get(name, 0) is not None}
+    write_json(settings_path(study, run), {**settings, "output_dir": "x"})
+    record = tmp_path / "study" / "records" / f"{run.name}.json"
+    of_then = {**read_summed_json(record), "settings": settings_hash(replace(run, settings=settings))}
+    write_summed_json(record, of_then)
+    assert record_of(study, run).state == state
+    write_json(settings_path(study, run), {**settings, "gone": 2})
+    assert record_of(study, run).state == "outdated", "the file is not what the run began with"
+
+
 def test_runs_of_other_data_are_outdated_too_and_the_amendment_says_so(tmp_path: Path) -> None:
     study = frozen_study(tmp_path)
     do_all(study, study.runs[:2])
@@ -152,43 +162,6 @@ def test_runs_of_other_data_are_outdated_too_and_the_amendment_says_so(tmp_path:
     assert "Files were changed with it: " in summarise(amended).amendments[0].text
     do(amended, amended.runs[0], train_by_hand("plain", 0.7), again=True)
     assert record_of(amended, amended.runs[0]).is_over
-
-
-PROGRAMS = {"{plan_folder}/loop.py": "loop.py", "--rates={plan_folder}/rates.json": "rates.json"}
-
-
-@pytest.mark.parametrize("word", PROGRAMS)
-def test_the_files_of_a_program_are_frozen_with_the_plan_and_kept(tmp_path: Path, word: str) -> None:
-    named = tmp_path / PROGRAMS[word]
-    named.write_text("as it was frozen", encoding="utf-8")
-    words = json.dumps(
-        ["{python}", "-c", "import sys; sys.exit(5)" + "#" * 5000, word, "/no/such/file", "{output_dir}"]
-    )
-    study = frozen_study(tmp_path, PLAN.replace("plain: {says", f"plain: {{program: {words}, says"))
-    assert {Path(name).name for name in study.data} == {"train.jsonl", "test.jsonl", named.name}
-    assert named.name in {Path(name).name for name in study.data_of(study.run_named("plain/seed_0"))}
-    assert named.name not in {Path(name).name for name in study.data_of(study.run_named("smooth/seed_0"))}
-
-    named.write_text("edited", encoding="utf-8")
-    with pytest.raises(DataError, match=f"{named.name}: is not the file .*from its copy") as refused:
-        do(study, study.run_named("plain/seed_0"), lambda arguments: None)
-    assert Path(re.search(r"copy (\S+);", str(refused.value))[1]).read_text("utf-8") == "as it was frozen"
-
-    amended = amend(study.folder, reason="a fault in it", seen="no-results", begun=True, judged=False)
-    assert amended.amendments[0]["data_changed"] == [str(named)]
-    with pytest.raises(SystemExit):
-        do(amended, amended.run_named("plain/seed_0"), lambda arguments: None)
-    with tarfile.open(archive(amended, tmp_path / "all.tar.gz", weights=False).path) as tar:
-        kept = [tar.extractfile(name).read() for name in tar.getnames() if name.endswith(named.name)]
-    assert sorted(kept) == [b"as it was frozen", b"edited"]
-    with pytest.raises(ConfigError, match="is as it was"):
-        amend(study.folder, reason="nothing", seen="no-results", begun=True, judged=False)
-
-
-def test_an_interpreter_that_is_named_by_its_path_is_not_frozen(tmp_path: Path) -> None:
-    words = json.dumps([sys.executable, "-c", "pass"])
-    study = frozen_study(tmp_path, PLAN.replace("plain: {says", f"plain: {{program: {words}, says"))
-    assert {Path(name).name for name in study.data} == {"train.jsonl", "test.jsonl"}
 
 
 def test_a_winner_that_alone_is_judged_can_be_run(tmp_path: Path) -> None:

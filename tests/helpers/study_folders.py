@@ -153,3 +153,11 @@ def _metrics(folder: Path, accuracy: float, gap: float, last_step: int) -> None:
         writer = csv.DictWriter(file, fieldnames=columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def edit(folder: Path, before: str, after: str) -> None:
+    """Replace a text in the plan of a study."""
+    path = folder / "plan.yaml"
+    text = path.read_text(encoding="utf-8")
+    assert before in text
+    path.write_text(text.replace(before, after), encoding="utf-8")

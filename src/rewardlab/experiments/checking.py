@@ -13,7 +13,7 @@ from rewardlab.experiments.costs import Cost, cost_of, sizes_of_test
 from rewardlab.experiments.design import ClaimPower, Design, claim_power
 from rewardlab.experiments.earlier import noise_seen
 from rewardlab.experiments.expressions import Claim, Range, Term, parse
-from rewardlab.experiments.gates import gate_claim
+from rewardlab.experiments.gates import asked_of, gate_claim
 from rewardlab.experiments.pitfalls import (
     Look,
     Problem,
@@ -25,7 +25,7 @@ from rewardlab.experiments.pitfalls import (
     about_values,
     ranges_in,
 )
-from rewardlab.experiments.plan import WINNER, Plan, Run
+from rewardlab.experiments.plan import WINNER, Phase, Plan, Run
 from rewardlab.experiments.power import Assumed, Reach, reach_of
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.resolving import runs_of
@@ -208,6 +208,23 @@ def _about_gates(plan: Plan, runs: Sequence[Run]) -> Iterator[Problem]:
             yield from about_values(where, claim, runs)
             ranges = ranges_in(claim.terms, runs)
             yield from about_reach(where, reach_of(claim, ranges), ranges, "it decides nothing")
+        yield from _about_closed_gate(plan, phase)
+
+
+def _about_closed_gate(plan: Plan, phase: Phase) -> Iterator[Problem]:
+    """Yield an error for a gate all of whose claims are about arms that are left out: it stays undecided for ever."""
+    try:
+        claims = asked_of(plan, phase).values()
+    except ConfigError:
+        return  # Told of the claim already.
+    missing = [sorted({term.arm for term in claim.terms} & {*plan.left_out}) for claim in claims]
+    if missing and all(missing):
+        arms = ", ".join(sorted({arm for left in missing for arm in left}))
+        yield Problem(
+            level="error",
+            text=f"gate of {phase.name}: cannot open at this scale: each of its claims is about an arm that is left "
+            f"out ({arms}). Keep that arm, or add a claim about arms that are run.",
+        )
 
 
 def _require_begun(claim: Claim, before: Collection[str], plan: Plan) -> None:

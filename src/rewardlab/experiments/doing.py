@@ -26,6 +26,7 @@ from rewardlab.experiments.records import (
     end_record,
     reads_of,
     record_of,
+    settings_path,
 )
 from rewardlab.experiments.study import Study, require_same_data
 
@@ -74,8 +75,8 @@ def do(study: Study, run: Run, train: Train, *, again: bool = False) -> None:
         _require_usable(run, before, again=again)
         require_gates_passed(study, run)
         require_same_data(study)
-        _settings_path(study, run).parent.mkdir(parents=True, exist_ok=True)
-        write_json(_settings_path(study, run), {**run.settings, "output_dir": str(study.run_folder(run))})
+        settings_path(study, run).parent.mkdir(parents=True, exist_ok=True)
+        write_json(settings_path(study, run), {**run.settings, "output_dir": str(study.run_folder(run))})
         begin_record(study, run)
         fresh = again or before.state in ("waiting", "outdated")
         _recorded(study, run, lambda: _work(study, run, train, start, fresh=fresh))
@@ -152,7 +153,7 @@ def program_words(study: Study, run: Run) -> list[str]:
     Raises ConfigError for a name in braces that stands for nothing.
     """
     filled = {
-        "settings": str(_settings_path(study, run)),
+        "settings": str(settings_path(study, run)),
         "output_dir": str(study.run_folder(run)),
         "seed": str(run.seed),
         "python": sys.executable,
@@ -167,11 +168,7 @@ def program_words(study: Study, run: Run) -> list[str]:
 
 def _arguments(study: Study, run: Run, *, fresh: bool = False) -> list[str]:
     how = ["--overwrite"] if fresh else ["--resume", "auto"]
-    return ["--config", str(_settings_path(study, run)), *how]
-
-
-def _settings_path(study: Study, run: Run) -> Path:
-    return study.folder / "settings" / f"{run.name}.json"
+    return ["--config", str(settings_path(study, run)), *how]
 
 
 def _left(study: Study, run: Run) -> dict[str, Any]:

@@ -87,8 +87,7 @@ class Outcome:
             whole = math.fsum(seconds for seconds, _ in timed)
             return math.fsum(seconds * value for seconds, value in timed) / whole if whole else math.nan
         if name == "speed_spread":
-            speeds = [row["pairs_per_second"] for row in rows if row.get("pairs_per_second")][1:]
-            return float(np.std(speeds, ddof=1) / np.mean(speeds)) if len(speeds) > 1 else math.nan
+            return _speed_spread(rows, _resumed_after(self.record))
         counts = self.record.manifest.get("parameters")
         told = [counts.get(one) for one in ("trainable", "total")] if isinstance(counts, Mapping) else []
         found = [float(one) for one in told if isinstance(one, int) and 0 < one < 1 << 63]
@@ -96,6 +95,31 @@ class Outcome:
             return math.nan
         trainable, total = found
         return trainable if name == "trainable_parameters" else trainable / total
+
+
+def _speed_spread(rows: Sequence[Mapping[str, float]], resumed_after: Iterable[int]) -> float:
+    """Return the standard deviation of pairs/s over its mean, with rows weighted by their seconds; NaN of one row.
+
+    The first row, and the first one after each step from which the run was resumed, are left out: they warm up.
+    """
+    timed = [row for row in rows if row.get("pairs_per_second") and row.get("seconds")]
+    slow = {min((row["step"] for row in timed if row["step"] > start), default=None) for start in (-1, *resumed_after)}
+    warm = [row for row in timed if row["step"] not in slow]
+    seconds = np.array([row["seconds"] for row in warm])
+    speeds = np.array([row["pairs_per_second"] for row in warm])
+    if len(speeds) < 2:
+        return math.nan
+    mean = float(np.average(speeds, weights=seconds))
+    # Unbiased, as with one subtracted from the count where all rows take as long.
+    degrees = seconds.sum() - np.square(seconds).sum() / seconds.sum()
+    return math.sqrt(float(seconds @ np.square(speeds - mean) / degrees)) / mean
+
+
+def _resumed_after(record: Record) -> list[int]:
+    """Return the steps of the checkpoints from which a run went on, as its manifest has them."""
+    entries = record.manifest.get("resumed")
+    steps = [entry.get("step") for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
+    return [step for step in steps if isinstance(step, int)]
 
 
 class Outcomes:

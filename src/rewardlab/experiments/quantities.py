@@ -105,7 +105,7 @@ def _others() -> Iterator[Quantity]:
     )
     yield made("tokens_per_second", 0.0, endless, "higher", "tokens/s", record, "tokens computed a second of training")
     yield made("pairs_per_second", 0.0, endless, "higher", "pairs/s", record, "comparisons a second of training")
-    meaning = "standard deviation of pairs/s over the rows of metrics.csv, over its mean; the first row warms up"
+    meaning = "standard deviation of pairs/s, by seconds, over its mean; the first row of each start warms up"
     yield made("speed_spread", 0.0, endless, "lower", "", record, meaning)
     yield made("seconds", 0.0, endless, "lower", "s", record, "time in training steps")
     yield made("mfu", 0.0, 1.0, "higher", "", record, "model FLOPs over the peak of the device")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from rewardlab.core.errors import DataError
+from rewardlab.core.config import from_mapping, read_settings, to_mapping
+from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.files import read_summed_json, sha256_file, sha256_json, write_summed_json
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.experiments.log import hashes_of, now, time_of
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.study import Study
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 State = Literal["waiting", "running", "interrupted", "failed", "done", "outdated", "damaged"]
 FORMAT: Final = 1
@@ -57,7 +59,7 @@ def record_of(study: Study, run: Run) -> RunRecord:
     if not path.is_file():
         return RunRecord(state="waiting")
     try:
-        return _record(read_summed_json(path), run, study.data)
+        return _record(read_summed_json(path), run, study)
     except (DataError, KeyError, ValueError) as error:
         why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         return RunRecord(state="damaged", message=f"its record cannot be read: {why}")
@@ -68,8 +70,9 @@ def undone(study: Study, runs: Iterable[Run]) -> list[Run]:
     return [run for run in runs if not record_of(study, run).is_over]
 
 
-def _record(values: dict[str, Any], run: Run, data: Mapping[str, str]) -> RunRecord:
+def _record(values: dict[str, Any], run: Run, study: Study) -> RunRecord:
     state: State = values["state"]
+    data = study.data
     if state == "waiting":
         return RunRecord(
             state=state, message=str(values["message"]), test_reads=tuple(values["test_reads"]), values=values
@@ -78,7 +81,7 @@ def _record(values: dict[str, Any], run: Run, data: Mapping[str, str]) -> RunRec
     if state == "running" and _is_gone(values):
         state = "interrupted"
         message = "its process ended before it could say why (killed, out of memory, or stopped while it began)"
-    if values["settings"] != settings_hash(run):
+    if values["settings"] != settings_hash(run) and not _means_the_same(study, run, str(values["settings"])):
         state, message = "outdated", "it was begun with other settings than the plan has now"
     elif changed := [name for name, digest in values.get("data", {}).items() if data.get(name, digest) != digest]:
         state, message = "outdated", f"it was begun with another {changed[0]} than the plan has now"
@@ -151,6 +154,28 @@ def end_record(study: Study, run: Run, state: State, message: str = "", **more: 
 def settings_hash(run: Run) -> str:
     """Return a hash of everything that decides a run."""
     return sha256_json({"settings": dict(run.settings), "program": list(run.program)})
+
+
+def settings_path(study: Study, run: Run) -> Path:
+    """Return the file of the settings that a run is started with."""
+    return study.folder / "settings" / f"{run.name}.json"
+
+
+def _means_the_same(study: Study, run: Run, begun_with: str) -> bool:
+    """Whether the settings that a run began with, of this hash, are those that it has now, by this version's defaults.
+
+    Other versions have settings more or fewer. Those that began it are known from its file of settings.
+    """
+    try:
+        before = read_settings(settings_path(study, run))
+        before.pop("output_dir", None)
+        if settings_hash(replace(run, settings=before)) != begun_with:
+            return False
+        known = {name: value for name, value in before.items() if name in run.settings}
+        now = to_mapping(from_mapping(RewardTrainerConfig, known, where=run.name))
+    except (RewardlabError, OSError):
+        return False
+    return all(now[name] == value for name, value in run.settings.items())
 
 
 def _path(study: Study, run: Run) -> Path:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -85,7 +85,7 @@ class Study:
 
     def data_of(self, run: Run) -> dict[str, str]:
         """Return the part of `data` that a run reads."""
-        names = {str(path) for path in _read_by_run(run, self.plan_folder)}
+        names = {str(path) for path in (*_data_of(run), *program_files(run, self.plan_folder))}
         return {name: digest for name, digest in self.data.items() if name in names}
 
     @cached_property
@@ -219,7 +219,9 @@ def amend(folder: Path, *, reason: str, seen: Seen, begun: bool, judged: bool) -
         known = next(entry["data"] for entry in reversed(entries) if "data" in entry)
         runs, plan_folder = _all_runs(plan), Path(str(first["plan_folder"]))
         digests = data_digests(runs, plan_folder)
-        changed = sorted(name for name in digests if known.get(name, digests[name]) != digests[name])
+        for name in _come_since(before, first, known, plan_folder) if begun else ():
+            digests.pop(name, None)
+        changed = sorted(name for name in {*known, *digests} if known.get(name) != digests.get(name))
         if sha256_file(plan_file) == sha256_file(before) and not changed:
             raise ConfigError(f"{plan_file}: is as it was, and so are the files that it names. Edit first, then amend.")
         keep_programs(runs, plan_folder, digests, folder)
@@ -242,6 +244,16 @@ def amend(folder: Path, *, reason: str, seen: Seen, begun: bool, judged: bool) -
             },
         )
     return open_study(folder)
+
+
+def _come_since(plan_file: Path, first: Mapping[str, Any], known: Mapping[str, str], plan_folder: Path) -> set[str]:
+    """Return files that programs of a plan name and that were not there at its freezing: its runs may write them."""
+    try:
+        plan = read_plan(plan_file, scale=first["scale"], probes=first["probes"], sets=first["sets"])
+        runs = _all_runs(plan)
+    except ConfigError:
+        return set()  # A plan that this version cannot use any more may be amended all the same.
+    return {str(path) for run in runs for path in program_files(run, plan_folder)} - known.keys()
 
 
 def edited_plan(folder: Path) -> Plan:
@@ -269,8 +281,11 @@ def begun_and_judged(folder: Path) -> tuple[bool, bool]:
 
 
 def require_same_data(study: Study) -> None:
-    """Raise DataError if a file of data or of a program is not that of the frozen or amended plan, is gone, or new."""
-    told, now = study.data, data_digests(study.runs, study.plan_folder)
+    """Raise DataError if a file of data or of a program is not that of the frozen or amended plan, or is gone.
+
+    New files of data raise too. New files that a program names do not: they may be what it writes.
+    """
+    told, now = study.data, data_digests(study.runs, study.plan_folder, programs=study.data)
     # Files of runs that are not known yet, such as those of a search's winner.
     now |= {name: sha256_file(Path(name)) for name in told if name not in now and Path(name).is_file()}
     for name in sorted({*told, *now}):
@@ -288,21 +303,23 @@ def require_same_data(study: Study) -> None:
             )
 
 
-def data_digests(runs: Sequence[Run], plan_folder: Path) -> dict[str, str]:
+def data_digests(runs: Sequence[Run], plan_folder: Path, *, programs: Collection[str] | None = None) -> dict[str, str]:
     """Return local file of data, or of a program -> its SHA-256, for all files that runs name.
 
-    Raises DataError for a test file that is also trained on or chosen by.
+    With `programs`, of the files of programs only those. Raises DataError for a test file that is also trained on or
+    chosen by.
     """
     for told in test_files_used(runs):
         raise DataError(told)
-    files = {path for run in runs for path in _read_by_run(run, plan_folder)}
+    files = {path for run in runs for path in _data_of(run)}
+    named = {path for run in runs for path in program_files(run, plan_folder)}
+    files |= {path for path in named if programs is None or str(path) in programs}
     return {str(path): sha256_file(path) for path in sorted(files, key=str)}
 
 
-def _read_by_run(run: Run, plan_folder: Path) -> list[Path]:
-    """Return the local files that decide a run: those of its data and of its program."""
-    data = [path for setting in DATA for path in _files(run.settings.get(setting))]
-    return [*data, *program_files(run, plan_folder)]
+def _data_of(run: Run) -> list[Path]:
+    """Return the local files of a run's data."""
+    return [path for setting in DATA for path in _files(run.settings.get(setting))]
 
 
 def test_files_used(runs: Sequence[Run]) -> list[str]:
@@ -348,7 +365,7 @@ def read_by(runs: Sequence[Run]) -> tuple[Path, ...]:
     found: dict[Path, None] = {}
     for run in runs:
         model = Path(str(run.settings["model"]))
-        files = {path for setting in DATA for path in _files(run.settings.get(setting))}
+        files = set(_data_of(run))
         for path in [*sorted({file.parent for file in files}), *([model] if model.is_dir() else [])]:
             found |= dict.fromkeys([Path(os.path.normpath(path.absolute())), path.resolve()])
         found |= dict.fromkeys(path.resolve().parent for path in sorted(files))

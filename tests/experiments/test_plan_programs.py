@@ -1,0 +1,97 @@
+"""Files of arms that are other programs: frozen with the plan and kept in the study."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.experiments import programs
+from rewardlab.experiments.archiving import archive
+from rewardlab.experiments.doing import do
+from rewardlab.experiments.study import amend, require_same_data
+from study_folders import PLAN, edit, frozen_study
+
+PROGRAMS = {"{plan_folder}/loop.py": "loop.py", "--rates={plan_folder}/rates.json": "rates.json"}
+
+
+@pytest.mark.parametrize("word", PROGRAMS)
+def test_the_files_of_a_program_are_frozen_with_the_plan_and_kept(tmp_path: Path, word: str) -> None:
+    named = tmp_path / PROGRAMS[word]
+    named.write_text("as it was frozen", encoding="utf-8")
+    words = json.dumps(
+        ["{python}", "-c", "import sys; sys.exit(5)" + "#" * 5000, word, "/no/such/file", "{output_dir}"]
+    )
+    study = frozen_study(tmp_path, PLAN.replace("plain: {says", f"plain: {{program: {words}, says"))
+    assert {Path(name).name for name in study.data} == {"train.jsonl", "test.jsonl", named.name}
+    assert named.name in {Path(name).name for name in study.data_of(study.run_named("plain/seed_0"))}
+    assert named.name not in {Path(name).name for name in study.data_of(study.run_named("smooth/seed_0"))}
+
+    named.write_text("edited", encoding="utf-8")
+    with pytest.raises(DataError, match=f"{named.name}: is not the file .*from its copy") as refused:
+        do(study, study.run_named("plain/seed_0"), lambda arguments: None)
+    assert Path(re.search(r"copy (\S+);", str(refused.value))[1]).read_text("utf-8") == "as it was frozen"
+
+    amended = amend(study.folder, reason="a fault in it", seen="no-results", begun=True, judged=False)
+    assert amended.amendments[0]["data_changed"] == [str(named)]
+    with pytest.raises(SystemExit):
+        do(amended, amended.run_named("plain/seed_0"), lambda arguments: None)
+    with tarfile.open(archive(amended, tmp_path / "all.tar.gz", weights=False).path) as tar:
+        kept = [tar.extractfile(name).read() for name in tar.getnames() if name.endswith(named.name)]
+    assert sorted(kept) == [b"as it was frozen", b"edited"]
+    with pytest.raises(ConfigError, match="is as it was"):
+        amend(study.folder, reason="nothing", seen="no-results", begun=True, judged=False)
+
+
+def test_a_file_that_a_program_writes_keeps_no_run_back_and_is_not_frozen_by_an_amendment(tmp_path: Path) -> None:
+    output = tmp_path / "out.log"
+    words = json.dumps(["{python}", "loop.py", f"--log={output}"])
+    study = frozen_study(tmp_path, PLAN.replace("plain: {says", f"plain: {{program: {words}, says"))
+    output.write_text("of the first run", encoding="utf-8")
+    require_same_data(study)
+    with pytest.raises(ConfigError, match="is as it was"):
+        amend(study.folder, reason="nothing", seen="no-results", begun=True, judged=False)
+    edit(study.folder, "title: What", "title: Whatever")
+    amended = amend(study.folder, reason="clearer", seen="no-results", begun=True, judged=False)
+    assert str(output) not in amended.data
+    output.write_text("of the second run", encoding="utf-8")
+    require_same_data(amended)
+
+
+def test_files_that_were_missing_at_freezing_are_a_change_before_any_run(tmp_path: Path) -> None:
+    words = json.dumps(["{python}", "{plan_folder}/loop.py"])
+    study = frozen_study(tmp_path, PLAN.replace("plain: {says", f"plain: {{program: {words}, says"))
+    (tmp_path / "loop.py").write_text("pass", encoding="utf-8")
+    amended = amend(study.folder, reason="forgotten", seen="nothing-run", begun=False, judged=False)
+    assert amended.amendments[0]["data_changed"] == [str(tmp_path / "loop.py")]
+    assert str(tmp_path / "loop.py") in amended.data
+
+
+def test_copies_of_programs_are_whole_and_not_of_large_files(tmp_path: Path, caplog, monkeypatch) -> None:
+    monkeypatch.setattr(programs, "MAX_COPIED_BYTES", 10)
+    (tmp_path / "loop.py").write_text("pass", encoding="utf-8")
+    (tmp_path / "large.bin").write_bytes(b"0" * 11)
+    words = json.dumps(["{python}", "{plan_folder}/loop.py", "--data={plan_folder}/large.bin"])
+    study = frozen_study(tmp_path, PLAN.replace("plain: {says", f"plain: {{program: {words}, says"))
+    loop, large = (str(tmp_path / name) for name in ("loop.py", "large.bin"))
+    assert large in study.data
+    assert "large.bin: is larger than" in caplog.text
+    assert [path.name for path in (study.folder / "frozen" / "programs").rglob("*") if path.is_file()] == ["loop.py"]
+
+    kept = programs.copy_of(study.folder, loop, study.data[loop])
+    kept.write_text("pa", encoding="utf-8")  # As a freeze leaves it that is killed while it copies.
+    programs.keep_programs(study.runs, tmp_path, study.data, study.folder)
+    assert kept.read_text(encoding="utf-8") == "pass"
+    with pytest.raises(DataError, match=r"loop.py: changed while it was being frozen"):
+        programs.keep_programs(study.runs, tmp_path, {**study.data, loop: "0" * 64}, study.folder)
+
+
+def test_an_interpreter_that_is_named_by_its_path_is_not_frozen(tmp_path: Path) -> None:
+    words = json.dumps([sys.executable, "-c", "pass"])
+    study = frozen_study(tmp_path, PLAN.replace("plain: {says", f"plain: {{program: {words}, says"))
+    assert {Path(name).name for name in study.data} == {"train.jsonl", "test.jsonl"}
