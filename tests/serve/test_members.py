@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import shutil
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +91,17 @@ def _adapter_names(folder: Path) -> list[str]:
 
 def test_eval_loads_one_backbone_for_all_members(folders, pairs_file, tmp_path, monkeypatch, caplog):
     loaded: list[Path] = []
-    monkeypatch.setattr(saved, "load", lambda folder, **settings: loaded.append(folder) or load(folder, **settings))
+    held: list[weakref.ref[Any]] = []
+
+    def load_alone(folder: Path, **settings: Any) -> Any:
+        gc.collect()
+        assert [one for one in held if one() is not None] == [], "no two models are in memory"
+        scorer = load(folder, **settings)
+        held.append(weakref.ref(scorer.model.backbone))
+        loaded.append(folder)
+        return scorer
+
+    monkeypatch.setattr(saved, "load", load_alone)
     alone = {}
     for folder in folders[:2]:
         config = EvalConfig.of(
@@ -96,14 +109,21 @@ def test_eval_loads_one_backbone_for_all_members(folders, pairs_file, tmp_path, 
         )
         alone[folder.name] = rewardlab.evaluate_folder(config)[0]
     loaded.clear()
+    kept = {"reuse": True, "cache_dir": str(tmp_path / "cache")}
     with caplog.at_level(logging.INFO, "rewardlab"):
-        found = judged(folders[:2], pairs_file, tmp_path / "together", precision_card=True)
-    assert loaded.count(folders[0]) == 2, "the backbone, and the copy that the precision card rounds"
-    assert loaded.count(folders[1]) == 1, "that copy alone"
+        found = judged(folders[:2], pairs_file, tmp_path / "together", precision_card=True, **kept)
+    assert loaded == [folders[0], *folders[:2]], "the backbone, then for each precision card the member that it rounds"
+    assert all((tmp_path / "together" / folder.name / "precision.json").is_file() for folder in folders[:2])
     assert "2 members are adapters of one base, which is in memory once" in caplog.text
     for name, result in alone.items():
         rows = found.models[name].result.rows
         assert [row.score for row in rows] == pytest.approx([row.score for row in result.rows], abs=ROUNDING)
+        assert found.models[name].result.card is not None
+    for card in (tmp_path / "cache/cards").iterdir():
+        card.unlink()
+    loaded.clear()
+    judged(folders[:2], pairs_file, tmp_path / "again", precision_card=True, **kept)
+    assert loaded == folders[:2], "with scores that were kept, the cards alone have something to compute"
 
 
 def test_members_of_other_kinds_are_loaded_one_after_the_other(folders, pairs_file, tmp_path, caplog):

@@ -112,6 +112,10 @@ class Members:
         scorer, self._active = self._shared.install(self._adapters[folder])
         return scorer
 
+    def release(self) -> None:
+        """Free the memory of the backbone that they share; the next call of `open` loads it again."""
+        self._shared, self._active, self._adapters, self._is_decided = None, None, {}, False
+
     def _share(self, load: Load) -> None:
         """Load the backbone that all share; if there is none, say why."""
         self._is_decided = True

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +75,9 @@ class EvalResult:
     """What changes of the texts do to its scores, where that was asked for."""
     card: PrecisionCard | None = None
     """The same model in other precisions; None where that was not wanted or not possible."""
+    make_card: Callable[[], PrecisionCard | None] | None = None
+    """Makes the card, of a member of an ensemble that shares a backbone: once that is released, so that no two models
+    are in memory. None for all others."""
 
 
 def evaluate_groups(
@@ -260,9 +264,17 @@ def _evaluate_folder(
     if judgement is not None:
         write_json(run.output_dir / JUDGEMENT_FILE, judgement.as_dict())
     robustness = _robustness(config, model, groups, result) if run.perturb else None
+    result = replace(result, judgement=judgement, robustness=robustness)
     # The card comes last, since it changes the model.
-    card = _card(config, model, groups, result) if run.precision_card else None
-    return replace(result, judgement=judgement, robustness=robustness, card=card), sources, report
+    if run.precision_card:
+        sample, exact = draw(groups, result.rows if run.precision == "fp32" else None, seed=run.seed)
+        make_card = partial(_card, config, model, sample, exact, num_available=len(groups))
+        if model.is_on_shared_backbone:
+            model.release()
+            result = replace(result, make_card=make_card)
+        else:
+            result = replace(result, card=make_card())
+    return result, sources, report
 
 
 def _robustness(config: EvalConfig, model: SavedModel, groups: Sequence[TokenGroup], result: EvalResult) -> Robustness:
@@ -285,11 +297,15 @@ def _judgement(
 
 
 def _card(
-    config: EvalConfig, model: SavedModel, groups: Sequence[TokenGroup], result: EvalResult
+    config: EvalConfig,
+    model: SavedModel,
+    sample: Sequence[TokenGroup],
+    exact: Sequence[FloatArray] | None,
+    *,
+    num_available: int,
 ) -> PrecisionCard | None:
     """Write and return the precision card; None, with a warning, if the model cannot be computed in float32 here."""
     run, beta = config.run, model.spec.beta
-    sample, exact = draw(groups, result.rows if run.precision == "fp32" else None, seed=run.seed)
     try:
         scores = _in_precisions(config, model, sample, exact)
     except (RewardlabError, torch.OutOfMemoryError) as error:
@@ -297,7 +313,7 @@ def _card(
         return None
     finally:
         model.release()
-    card = card_of(sample, scores, beta=beta, num_available=len(groups), seed=run.seed)
+    card = card_of(sample, scores, beta=beta, num_available=num_available, seed=run.seed)
     write_card(run.output_dir, card)
     return card
 

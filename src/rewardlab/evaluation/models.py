@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -110,6 +110,9 @@ def judge_folders(config: EvalConfig) -> Judged:
             judged[name] = _judged(config, folder, places[name], members if is_member else None)
             if number == 1:  # It may take long until the next one is judged, and what is there is of other models.
                 clear_evaluation(out)
+        if members is not None:
+            members.release()
+        judged = {name: _with_card(one) for name, one in judged.items()}
         _write(
             config,
             {
@@ -159,6 +162,14 @@ def _judged(config: EvalConfig, folder: str, place: Path, members: Members | Non
     own = config.replace(model=folder, models=(), ensemble=(), output_dir=place)
     result, sources, tokens = evaluate_folder(own, members=members)
     return JudgedModel(model=folder, output_dir=place, result=result, sources=sources, tokens=tokens)
+
+
+def _with_card(one: JudgedModel) -> JudgedModel:
+    """Return a model with the precision card that waited until the backbone of the ensemble was released."""
+    if one.result.make_card is None:
+        return one
+    with only_writer(one.output_dir):
+        return replace(one, result=replace(one.result, card=one.result.make_card(), make_card=None))
 
 
 def _write(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -89,16 +90,15 @@ def score_precisions(
     The weights of the model are rounded in the end, so it cannot be used afterwards.
     """
     model, half = scorer.model, names[0]
-
-    def scored(title: str) -> list[FloatArray]:
-        return score_groups(model, sample, budget=budget, progress=f"judging in {title}", ranks=ranks)
-
-    scores: dict[str, Sequence[FloatArray]] = {CANONICAL: scored(CANONICAL) if exact is None else exact}
+    score = partial(score_groups, model, sample, budget=budget, ranks=ranks)
+    if exact is None:
+        exact = score(progress=f"judging in {CANONICAL}")
+    scores: dict[str, Sequence[FloatArray]] = {CANONICAL: exact}
     with computing_in(model, PRECISION[half]):
-        scores[half] = scored(half)
+        scores[half] = score(progress=f"judging in {half}")
     for rounded in names[1:]:
         round_to_nearest(model, PRECISION[half])
-        scores[rounded] = scored(rounded)
+        scores[rounded] = score(progress=f"judging in {rounded}")
     return scores
 
 

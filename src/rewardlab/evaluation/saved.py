@@ -90,10 +90,12 @@ class SavedModel:
     def scorer_to_change(self) -> Scorer:
         """Return the model for a caller that changes its weights, and releases it afterwards.
 
-        It is that of `scorer`, or, where its backbone is shared with other members, one of its own.
+        It is that of `scorer` if that is loaded, or else one of its own, whatever it shares with other members.
         """
-        scorer = self.scorer()
-        return self._load(self.path) if self._is_on_shared_backbone else scorer
+        assert self._scorer is None or not self.is_on_shared_backbone, "others compute with these weights"
+        if self._scorer is None:
+            self._scorer = self._load(self.path)
+        return self._scorer
 
     def _load(self, folder: Path) -> Scorer:
         run = self.config.run
@@ -102,7 +104,8 @@ class SavedModel:
         )
 
     @property
-    def _is_on_shared_backbone(self) -> bool:
+    def is_on_shared_backbone(self) -> bool:
+        """Whether a backbone is loaded that it shares with other members of an ensemble."""
         return self._members is not None and self._members.is_shared
 
     def release(self) -> None:
@@ -128,7 +131,7 @@ class SavedModel:
                 return scores
         scores = score_groups(self.scorer().model, groups, budget=self.config.run.micro_token_budget, progress=progress)
         if entries:
-            self._write(entries[self._is_on_shared_backbone], scores)
+            self._write(entries[self.is_on_shared_backbone], scores)
         return scores
 
     # --- kept scores -------------------------------------------------------------------------------------------
