@@ -7,8 +7,10 @@ import logging
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub import snapshot_download
 
 import labelled
 from conftest import CHATML, make_tokenizer
@@ -18,12 +20,16 @@ from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import cache_folder
 from rewardlab.gold import foreign
+from rewardlab.gold.curving.config import CurveConfig
+from rewardlab.gold.curving.report import json_report as curve_report
+from rewardlab.gold.curving.run import curve
 from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.rows import read_gold_rows
 from rewardlab.gold.foreign import find_model, is_hub_name
 from rewardlab.gold.labelling.config import LabelConfig
 from rewardlab.gold.labelling.run import Labelled, label
 from rewardlab.gold.matching.config import MatchConfig
+from rewardlab.gold.matching.report import json_report as match_report
 from rewardlab.gold.matching.run import match
 from rewardlab.gold.proxies import proxy_scores
 from rewardlab.serve.folders import import_model as importing
@@ -186,8 +192,23 @@ def test_and_train(tmp_path: Path) -> dict[str, tuple[Path]]:
     return {flag: (labelled.write(tmp_path / f"{flag}.jsonl", own),) for flag, own in parts.items()}
 
 
-def test_a_hub_proxy_scores_the_training_rows_too(hub, test_and_train) -> None:
-    found = match(MatchConfig.of(**test_and_train, proxies=("hub=their/model",), num_rescored=0))
+def test_a_hub_proxy_scores_the_training_rows_too_and_is_one_commit_throughout(
+    hub, test_and_train, monkeypatch
+) -> None:
+    def moving(repository: str, **asked: Any) -> str:
+        found: str = snapshot_download(repository, **asked)
+        (hub / "refs" / "main").write_text("no such commit")
+        return found
+
+    config = MatchConfig.of(**test_and_train, proxies=("hub=their/model",), num_rescored=0)
+    with monkeypatch.context() as patched:
+        patched.setattr("huggingface_hub.snapshot_download", moving)
+        found = match(config)
+    assert match_report(found, config)["sources"] == {"hub": f"their/model@{COMMIT}"}
     assert found.train is not None
     assert found.train.num_rows == 12
     assert list(found.train.matches) == ["hub"]
+    (hub / "refs" / "main").write_text(COMMIT)
+    rows = {"input": test_and_train["input"], "most": 2}
+    drawn = CurveConfig.of(**rows, proxies=("their/model",))
+    assert curve_report(curve(drawn), drawn)["sources"] == {"model": f"their/model@{COMMIT}"}
