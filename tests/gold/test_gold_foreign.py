@@ -142,6 +142,29 @@ def test_a_name_that_the_hub_does_not_give_is_told(samples, tmp_path) -> None:
     assert not is_hub_name(str(tmp_path / "nothing")), "a folder that is not there is no name on the hub"
 
 
+def test_names_that_look_local_are_not_sought_on_the_hub(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    local = ("runs/typo", "runs/typo@a/b", "./their/model", "~/model", "/their/model", "a/b/c", "their/model/")
+    assert not any(map(is_hub_name, local))
+    assert is_hub_name("their/model@refs/pr/1")
+
+
+def test_weights_of_a_model_of_another_kind_are_not_fetched(hub, monkeypatch) -> None:
+    asked: list[list[str]] = []
+
+    def noted(repository: str, **more: Any) -> str:
+        asked.append(more["allow_patterns"])
+        assert "*/*.safetensors" in more["ignore_patterns"]
+        return snapshot_download(repository, **more)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", noted)
+    edit_config(hub / "snapshots" / COMMIT, architectures=["LlamaForCausalLM"])
+    with pytest.raises(ConfigError, match="names no architecture …ForSequenceClassification"):
+        find_model("their/model")
+    assert asked == [["config.json", "reward_spec.json"]]
+
+
 @pytest.mark.parametrize(("template", "labels", "why"), [(None, 1, "no chat template"), (CHATML, 2, "2 outputs")])
 def test_what_is_open_is_refused_and_names_the_import(samples, tmp_path, template, labels, why) -> None:
     made = seq_cls(tmp_path / "open", template=template, labels=labels)

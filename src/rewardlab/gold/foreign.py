@@ -24,6 +24,8 @@ HUB_NAME: Final = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<
 """`organisation/name`, perhaps with a branch, a tag or a commit behind an @."""
 FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """What is fetched of a model on the hub; weights in .bin files only where there are no others."""
+NESTED: Final = ("*/*.safetensors", "*/*.bin")
+"""What is not: weights in folders of a model are other copies of it."""
 KINDS: Final = ("ForSequenceClassification",)
 """Ends of the names of architectures that are imported without being asked to."""
 IMPORT_FORMAT: Final = 1
@@ -48,7 +50,9 @@ class Found:
 
 def is_hub_name(name: str) -> bool:
     """Whether a name can only be one on the hub: it is no file here, and its first part is no folder here."""
-    return HUB_NAME.fullmatch(name) is not None and not Path(name).exists() and not Path(name).parent.exists()
+    match = HUB_NAME.fullmatch(name)
+    # A revision may have slashes too, so the folder around is not `parent` of the whole name.
+    return match is not None and not Path(name).exists() and not Path(match["repository"]).parent.exists()
 
 
 def is_classifier(folder: Path) -> bool:
@@ -103,13 +107,24 @@ def files_of(folder: Path) -> Sequence[Path]:
 
 
 def _fetched(name: str, flag: str) -> tuple[Path, str]:
-    """Return where the files of a model on the hub are, and its name with its commit. Raises ConfigError."""
+    """Return where the files of a model on the hub are, and its name with its commit.
+
+    Raises ConfigError, before weights are fetched, for one that is neither a reward-model folder nor of KINDS.
+    """
     match = HUB_NAME.fullmatch(name)
     assert match is not None
-    place = _snapshot(name, match["revision"], list(FILES), flag)
+    place = _snapshot(name, match["revision"], ["config.json", SPEC_FILE], flag)
+    if not ((place / SPEC_FILE).is_file() or is_classifier(place)):
+        raise ConfigError(
+            f"{flag} {name}: its config.json on the hub names no architecture …{', …'.join(KINDS)}, so it cannot be "
+            f"taken as it is, and its weights were not fetched. Download it and import it with `rewardlab import`, "
+            f"which can be told more, and name the new folder."
+        )
+    commit = place.name
+    place = _snapshot(name, commit, list(FILES), flag)
     if not any(place.glob("*.safetensors")):
-        place = _snapshot(name, match["revision"], [*FILES, "*.bin"], flag)
-    return place, f"{match['repository']}@{place.name}"
+        place = _snapshot(name, commit, [*FILES, "*.bin"], flag)
+    return place, f"{match['repository']}@{commit}"
 
 
 def _snapshot(name: str, revision: str | None, files: Sequence[str], flag: str) -> Path:
@@ -118,7 +133,8 @@ def _snapshot(name: str, revision: str | None, files: Sequence[str], flag: str) 
 
     repository = name.partition("@")[0]
     try:
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=list(files)))
+        asked = {"allow_patterns": list(files), "ignore_patterns": [*NESTED]}
+        return Path(snapshot_download(repository, revision=revision, **asked))
     except Exception as error:
         # The library raises its own errors, those of the hub and those of the network, which have no common base.
         said = (str(error).strip().splitlines() or [""])[0]
