@@ -128,7 +128,7 @@ def test_a_dataset_is_found_by_its_name_and_so_are_its_models(home, capsys) -> N
 def test_a_model_is_found_by_its_short_name_behind_a_sign_too(home) -> None:
     for words in (["--models=rm"], ["--models", "rm"]):
         *_, last = translated(["--dataset_name", "alpacafarm", *words], "match", say=print)
-        assert last.removeprefix("--proxies=") == f"rm={Path('datasets/../models')}/RMOOD-qwen3-4b-alpacafarm-rm"
+        assert last.removeprefix("--proxies=") == f"rm={home / 'models' / 'RMOOD-qwen3-4b-alpacafarm-rm'}"
 
 
 def test_a_dataset_that_is_not_there_says_what_to_give(home) -> None:
