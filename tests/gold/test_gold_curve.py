@@ -287,7 +287,8 @@ def test_a_fall_that_could_not_be_seen_is_undecided() -> None:
 
 def test_proxies_are_ordered_by_the_weights_that_were_trained_and_shown_with_them(tmp_path: Path) -> None:
     planted(tmp_path, bend=0.45)
-    assert list(sizes_of(config_of(tmp_path))) == ["good", "bad"], "nothing is known of files of scores"
+    files = {name: str(tmp_path / f"in-{name}.json") for name in ("good", "bad")}
+    assert list(sizes_of(files)) == ["good", "bad"], "nothing is known of files of scores"
     config = config_of(tmp_path, sizes=("good=134500000", "bad=1200000"))
     result = curve(config)
     assert [one.proxy for one in result.curves] == ["bad", "good"]
@@ -304,8 +305,8 @@ def test_a_size_is_what_the_run_trained_else_all_weights_of_the_model(tmp_path: 
     for run in ("adapters", "bare"):
         save_tiny(tmp_path / run / "best")
     (tmp_path / "adapters" / "manifest.json").write_text(json.dumps({"parameters": {"trainable": 7000, "total": 9000}}))
-    sources = (f"all={tmp_path / 'bare' / 'best'}", f"few={tmp_path / 'adapters'}", f"file={tmp_path / 'in-bad.json'}")
-    found = sizes_of(config_of(tmp_path, proxies=sources))
+    places = {"all": tmp_path / "bare" / "best", "few": tmp_path / "adapters", "file": tmp_path / "in-bad.json"}
+    found = sizes_of({name: str(place) for name, place in places.items()})
     assert list(found) == ["few", "all", "file"]
     assert (str(found["few"]), found["file"]) == ("7K trained", None)
     whole = found["all"]
@@ -317,6 +318,10 @@ def test_a_size_is_what_the_run_trained_else_all_weights_of_the_model(tmp_path: 
 def test_a_size_of_no_proxy_is_refused(tmp_path: Path) -> None:
     planted(tmp_path, bend=0.45)
     with pytest.raises(ConfigError, match="--sizes other: --proxies has no proxy of this name"):
-        sizes_of(config_of(tmp_path, sizes=("other=3",)))
-    with pytest.raises(ConfigError, match="--sizes good=large: wanted NAME=NUMBER"):
-        config_of(tmp_path, sizes=("good=large",))
+        curve(config_of(tmp_path, sizes=("other=3",)))
+    for size in ("large", "0", "9" * 400, str(10**15 + 1)):
+        with pytest.raises(ConfigError, match=r"--sizes good=\w+: wanted NAME=NUMBER, a number of weights from 1 to"):
+            config_of(tmp_path, sizes=(f"good={size}",))
+    with pytest.raises(ConfigError, match="--sizes good: is given twice"):
+        config_of(tmp_path, sizes=("good=1", "good=2"))
+    assert config_of(tmp_path, sizes=(f"good={10**15}",)).curving.sizes

@@ -125,6 +125,12 @@ def test_a_dataset_is_found_by_its_name_and_so_are_its_models(home, capsys) -> N
     assert found["test"]["num_rows"] == ROWS
 
 
+def test_a_model_is_found_by_its_short_name_behind_a_sign_too(home) -> None:
+    for words in (["--models=rm"], ["--models", "rm"]):
+        *_, last = translated(["--dataset_name", "alpacafarm", *words], "match", say=print)
+        assert last.removeprefix("--proxies=") == f"rm={home / 'models' / 'RMOOD-qwen3-4b-alpacafarm-rm'}"
+
+
 def test_a_dataset_that_is_not_there_says_what_to_give(home) -> None:
     with pytest.raises(ConfigError, match="--dataset_name other: no folder other, .* --prompts_path, --responses_path"):
         translated(["--dataset_name", "other"], "match", say=print)

@@ -7,8 +7,10 @@ import logging
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from huggingface_hub import snapshot_download
 
 import labelled
 from conftest import CHATML, make_tokenizer
@@ -18,12 +20,16 @@ from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import cache_folder
 from rewardlab.gold import foreign
+from rewardlab.gold.curving.config import CurveConfig
+from rewardlab.gold.curving.report import json_report as curve_report
+from rewardlab.gold.curving.run import curve
 from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.rows import read_gold_rows
 from rewardlab.gold.foreign import find_model, is_hub_name
 from rewardlab.gold.labelling.config import LabelConfig
 from rewardlab.gold.labelling.run import Labelled, label
 from rewardlab.gold.matching.config import MatchConfig
+from rewardlab.gold.matching.report import json_report as match_report
 from rewardlab.gold.matching.run import match
 from rewardlab.gold.proxies import proxy_scores
 from rewardlab.serve.folders import import_model as importing
@@ -136,6 +142,29 @@ def test_a_name_that_the_hub_does_not_give_is_told(samples, tmp_path) -> None:
     assert not is_hub_name(str(tmp_path / "nothing")), "a folder that is not there is no name on the hub"
 
 
+def test_names_that_look_local_are_not_sought_on_the_hub(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    local = ("runs/typo", "runs/typo@a/b", "./their/model", "~/model", "/their/model", "a/b/c", "their/model/")
+    assert not any(map(is_hub_name, local))
+    assert is_hub_name("their/model@refs/pr/1")
+
+
+def test_weights_of_a_model_of_another_kind_are_not_fetched(hub, monkeypatch) -> None:
+    asked: list[list[str]] = []
+
+    def noted(repository: str, **more: Any) -> str:
+        asked.append(more["allow_patterns"])
+        assert "*/*.safetensors" in more["ignore_patterns"]
+        return snapshot_download(repository, **more)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", noted)
+    edit_config(hub / "snapshots" / COMMIT, architectures=["LlamaForCausalLM"])
+    with pytest.raises(ConfigError, match="names no architecture …ForSequenceClassification"):
+        find_model("their/model")
+    assert asked == [["config.json", "reward_spec.json"]]
+
+
 @pytest.mark.parametrize(("template", "labels", "why"), [(None, 1, "no chat template"), (CHATML, 2, "2 outputs")])
 def test_what_is_open_is_refused_and_names_the_import(samples, tmp_path, template, labels, why) -> None:
     made = seq_cls(tmp_path / "open", template=template, labels=labels)
@@ -186,8 +215,23 @@ def test_and_train(tmp_path: Path) -> dict[str, tuple[Path]]:
     return {flag: (labelled.write(tmp_path / f"{flag}.jsonl", own),) for flag, own in parts.items()}
 
 
-def test_a_hub_proxy_scores_the_training_rows_too(hub, test_and_train) -> None:
-    found = match(MatchConfig.of(**test_and_train, proxies=("hub=their/model",), num_rescored=0))
+def test_a_hub_proxy_scores_the_training_rows_too_and_is_one_commit_throughout(
+    hub, test_and_train, monkeypatch
+) -> None:
+    def moving(repository: str, **asked: Any) -> str:
+        found: str = snapshot_download(repository, **asked)
+        (hub / "refs" / "main").write_text("no such commit")
+        return found
+
+    config = MatchConfig.of(**test_and_train, proxies=("hub=their/model",), num_rescored=0)
+    with monkeypatch.context() as patched:
+        patched.setattr("huggingface_hub.snapshot_download", moving)
+        found = match(config)
+    assert match_report(found, config)["sources"] == {"hub": f"their/model@{COMMIT}"}
     assert found.train is not None
     assert found.train.num_rows == 12
     assert list(found.train.matches) == ["hub"]
+    (hub / "refs" / "main").write_text(COMMIT)
+    rows = {"input": test_and_train["input"], "most": 2}
+    drawn = CurveConfig.of(**rows, proxies=("their/model",))
+    assert curve_report(curve(drawn), drawn)["sources"] == {"model": f"their/model@{COMMIT}"}

@@ -15,6 +15,7 @@ from chat_server import ChatServer, chatting
 from reward_models import save_tiny
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError
+from rewardlab.gold.pipeline import run as stages
 from rewardlab.gold.pipeline.config import RunConfig
 from rewardlab.gold.pipeline.plan import flags_of, read_plan, require_makers
 from rewardlab.gold.pipeline.run import run
@@ -253,6 +254,24 @@ def test_a_proxy_that_the_plan_names_is_an_input(tmp_path, models, tools) -> Non
     go(path, tools)
     assert "match" not in go(path, tools)[0]
     (other / "reward_spec.json").write_text("2")
+    assert "match" in go(path, tools)[0]
+
+
+def test_proxies_of_other_projects_are_inputs_by_their_files_and_their_commit(
+    tmp_path, models, tools, monkeypatch
+) -> None:
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    (plain / "config.json").write_text('{"architectures": ["XForSequenceClassification"]}')
+    commits = ["a"]
+    monkeypatch.setattr(stages, "pinned_name", lambda name, flag: f"{name}@{commits[0]}")
+    path = write_plan(tmp_path, models, "http://x", match={"proxies": [f"plain={plain}", "hub=their/model"]}, curve={})
+    go(path, tools)
+    assert "match" not in go(path, tools)[0]
+    (plain / "model.safetensors").write_text("2")
+    assert "match" in go(path, tools)[0]
+    assert "match" not in go(path, tools)[0]
+    commits[0] = "b"
     assert "match" in go(path, tools)[0]
 
 

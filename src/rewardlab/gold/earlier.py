@@ -90,8 +90,9 @@ def _with_models(arguments: Sequence[str], dataset: Path) -> list[str]:
     one folder of that ending (`…-alpacafarm-rm`)."""
     found, naming = list[str](), False
     for word in arguments:
-        naming = word == "--proxies" if word.startswith("--") else naming
-        short = naming and not word.startswith("--") and "=" not in word and not Path(word).exists()
-        there = sorted((dataset.parent.parent / "models").glob(f"*-{dataset.name}-{word}")) if short else []
-        found.append(f"{word}={there[0]}" if len(there) == 1 else word)
+        flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        naming = flag == "--proxies" if flag else naming
+        short = naming and value and "=" not in value and not Path(value).exists()
+        there = sorted((dataset.parent.parent / "models").glob(f"*-{dataset.name}-{value}")) if short else []
+        found.append(f"{flag}{equals}{value}={there[0]}" if len(there) == 1 else word)
     return found

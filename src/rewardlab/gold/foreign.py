@@ -24,6 +24,8 @@ HUB_NAME: Final = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<
 """`organisation/name`, perhaps with a branch, a tag or a commit behind an @."""
 FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
 """What is fetched of a model on the hub; weights in .bin files only where there are no others."""
+NESTED: Final = ("*/*.safetensors", "*/*.bin")
+"""What is not: weights in folders of a model are other copies of it."""
 KINDS: Final = ("ForSequenceClassification",)
 """Ends of the names of architectures that are imported without being asked to."""
 IMPORT_FORMAT: Final = 1
@@ -48,7 +50,9 @@ class Found:
 
 def is_hub_name(name: str) -> bool:
     """Whether a name can only be one on the hub: it is no file here, and its first part is no folder here."""
-    return HUB_NAME.fullmatch(name) is not None and not Path(name).exists() and not Path(name).parent.exists()
+    match = HUB_NAME.fullmatch(name)
+    # A revision may have slashes too, so the folder around is not `parent` of the whole name.
+    return match is not None and not Path(name).exists() and not Path(match["repository"]).parent.exists()
 
 
 def is_classifier(folder: Path) -> bool:
@@ -80,26 +84,57 @@ def find_model(name: str, *, flag: str = "--model") -> Found:
     folder = Path(name)
     if not is_classifier(folder):
         return Found(folder=folder, name=name)
-    files = _files(folder)
+    files = files_of(folder)
     facts = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return _imported(folder, name, None, made_of=[str(folder.resolve()), facts], flag=flag)
 
 
-def _files(folder: Path) -> Sequence[Path]:
+def pinned_name(name: str, *, flag: str = "--model") -> str:
+    """Return a hub name with its commit as of now; of the model no more than config.json is fetched.
+
+    Raises ConfigError as `find_model` for one that the hub does not give.
+    """
+    match = HUB_NAME.fullmatch(name)
+    assert match is not None
+    if re.fullmatch(r"[0-9a-f]{40}", match["revision"] or ""):
+        return name
+    return f"{match['repository']}@{_snapshot(name, match['revision'], ['config.json'], flag).name}"
+
+
+def files_of(folder: Path) -> Sequence[Path]:
+    """Return the files of a sequence classifier of another project."""
     return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
 
 
 def _fetched(name: str, flag: str) -> tuple[Path, str]:
-    """Return where the files of a model on the hub are, and its name with its commit. Raises ConfigError."""
-    from huggingface_hub import snapshot_download
+    """Return where the files of a model on the hub are, and its name with its commit.
 
+    Raises ConfigError, before weights are fetched, for one that is neither a reward-model folder nor of KINDS.
+    """
     match = HUB_NAME.fullmatch(name)
     assert match is not None
-    repository, revision = match["repository"], match["revision"]
+    place = _snapshot(name, match["revision"], ["config.json", SPEC_FILE], flag)
+    if not ((place / SPEC_FILE).is_file() or is_classifier(place)):
+        raise ConfigError(
+            f"{flag} {name}: its config.json on the hub names no architecture …{', …'.join(KINDS)}, so it cannot be "
+            f"taken as it is, and its weights were not fetched. Download it and import it with `rewardlab import`, "
+            f"which can be told more, and name the new folder."
+        )
+    commit = place.name
+    place = _snapshot(name, commit, list(FILES), flag)
+    if not any(place.glob("*.safetensors")):
+        place = _snapshot(name, commit, [*FILES, "*.bin"], flag)
+    return place, f"{match['repository']}@{commit}"
+
+
+def _snapshot(name: str, revision: str | None, files: Sequence[str], flag: str) -> Path:
+    """Return where such files of a model on the hub are. Raises ConfigError."""
+    from huggingface_hub import snapshot_download
+
+    repository = name.partition("@")[0]
     try:
-        place = Path(snapshot_download(repository, revision=revision, allow_patterns=list(FILES)))
-        if not any(place.glob("*.safetensors")):
-            place = Path(snapshot_download(repository, revision=revision, allow_patterns=[*FILES, "*.bin"]))
+        asked = {"allow_patterns": list(files), "ignore_patterns": [*NESTED]}
+        return Path(snapshot_download(repository, revision=revision, **asked))
     except Exception as error:
         # The library raises its own errors, those of the hub and those of the network, which have no common base.
         said = (str(error).strip().splitlines() or [""])[0]
@@ -107,7 +142,6 @@ def _fetched(name: str, flag: str) -> tuple[Path, str]:
             f"{flag} {name}: no such folder, and the hub did not give a model of this name ({type(error).__name__}: "
             f"{said}). Check the name and the network, or name a folder."
         ) from error
-    return place, f"{repository}@{place.name}"
 
 
 def _imported(folder: Path, name: str, source: str | None, *, made_of: object, flag: str) -> Found:
@@ -122,7 +156,7 @@ def _imported(folder: Path, name: str, source: str | None, *, made_of: object, f
             # Another process may have imported it meanwhile.
             if not _is_whole(place):
                 _import(folder, place / "model", name, flag)
-                digests = {path.name: sha256_file(path) for path in _files(folder)} if source is None else {}
+                digests = {path.name: sha256_file(path) for path in files_of(folder)} if source is None else {}
                 own = f"{source or f'files {sha256_json(digests)}'}, import format {IMPORT_FORMAT}"
                 write_json(place / TOLD, {"name": name, "source": own})
     facts = read_json(place / TOLD)

@@ -16,7 +16,7 @@ from rewardlab.data.readers import read_each_row
 from rewardlab.data.shards import extension_of
 from rewardlab.gold.files.layouts import read_rewards
 from rewardlab.gold.files.rows import GoldRow, scores_of
-from rewardlab.gold.foreign import is_classifier, is_hub_name
+from rewardlab.gold.foreign import find_model, is_classifier, is_hub_name
 from rewardlab.gold.kept import Kept
 from rewardlab.gold.reward_models import reward_models, score_all
 from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
@@ -70,8 +70,7 @@ def named_sources(sources: Sequence[str]) -> dict[str, str]:
     """Return sources by their names. Raises ConfigError as `proxy_scores` does."""
     named: dict[str, str] = {}
     for source in sources:
-        found = re.fullmatch(r"([^=/\\]+)=(.+)", source)
-        name, what = (found[1], found[2]) if found and not Path(source).exists() else (_short_name(source), source)
+        name, what = _parted(source)
         if name in named:
             raise ConfigError(
                 f"{source}: another proxy is called {name!r} too. Give names: {name}1={named[name]} {name}2={what}."
@@ -85,6 +84,22 @@ def named_sources(sources: Sequence[str]) -> dict[str, str]:
             folder_of(what)
         named[name] = what
     return named
+
+
+def pinned(sources: Sequence[str]) -> tuple[str, ...]:
+    """Return sources with the commit of each model on the hub, which is fetched and imported now, so that every later
+    use is of the same one. Raises ConfigError as `find_model` does."""
+    parted = [(source, *_parted(source)) for source in sources]
+    return tuple(
+        f"{name}={find_model(what, flag='--proxies').name}" if is_hub_name(what) else source
+        for source, name, what in parted
+    )
+
+
+def _parted(source: str) -> tuple[str, str]:
+    """Return the name and the WHAT of a source."""
+    found = re.fullmatch(r"([^=/\\]+)=(.+)", source)
+    return (found[1], found[2]) if found and not Path(source).exists() else (_short_name(source), source)
 
 
 def folder_of(what: str) -> Path:

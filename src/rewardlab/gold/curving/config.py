@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rewardlab.core.config import Composed, composed, require, require_between, require_seed
 from rewardlab.gold.files.inputs import NO_INPUT, InputConfig
 from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
+
+MOST_WEIGHTS: Final = 10**15
+"""Largest size of a proxy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +53,19 @@ class CurvingConfig:
         for value in self.ood_proxies:
             require("=" in value, f"--ood-proxies {value}: wanted NAME=FILE.")
         for value in self.sizes:
-            require(value.partition("=")[2].isdecimal(), f"--sizes {value}: wanted NAME=NUMBER.")
+            told = f"--sizes {value:.80}: wanted NAME=NUMBER, a number of weights from 1 to {MOST_WEIGHTS:,}."
+            require(_is_size(value.partition("=")[2]), told)
+        sized = [value.partition("=")[0] for value in self.sizes]
+        twice = [name for name in sized if sized.count(name) > 1]
+        require(not twice, f"--sizes {', '.join(dict.fromkeys(twice))}: is given twice. Give each proxy one size.")
         require(not self.ood_proxies or bool(self.ood), "--ood-proxies: only with --ood, the rows that they score.")
         require(len(self.ensemble) != 1, "--ensemble: name two proxies or more, by the names in --proxies.")
         require(len(set(self.ensemble)) == len(self.ensemble), "--ensemble: a proxy is named twice.")
+
+
+def _is_size(text: str) -> bool:
+    """Whether a text is a number of weights; one of many digits is none, before it is read."""
+    return text.isdecimal() and len(text) <= len(str(MOST_WEIGHTS)) and 1 <= int(text) <= MOST_WEIGHTS
 
 
 @composed

@@ -86,6 +86,7 @@ def json_report(result: Result, config: CurveConfig) -> dict[str, Any]:
             }
             for one in result.curves
         ],
+        "sources": dict(result.sources),
         "sizes": encode(dict(result.sizes)),
         "contrasts": encode(result.contrasts),
         "notes": list(result.notes),

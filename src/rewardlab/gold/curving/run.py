@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rewardlab.analysis.best_of_n import Candidates, Curves, curves_of
 from rewardlab.analysis.overoptimisation import (
@@ -23,7 +23,7 @@ from rewardlab.gold.curving.pools import Pool, largest_size, pool_of, used, with
 from rewardlab.gold.curving.sizes import Sizes, sizes_of
 from rewardlab.gold.files.inputs import InputConfig
 from rewardlab.gold.files.rows import GoldRow
-from rewardlab.gold.proxies import named_sources, proxy_scores
+from rewardlab.gold.proxies import named_sources, pinned, proxy_scores
 
 IN, OUT = "in distribution", "out of distribution"
 
@@ -65,6 +65,9 @@ class Result:
     sizes: Sizes = field(default_factory=dict)
     """Of the proxies, the smallest first; ensembles have none."""
 
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Proxy -> the folder, the file or the hub name with its commit that its scores are of."""
+
     def label(self, proxy: str) -> str:
         """Return the name of a proxy, with its size if that is known."""
         size = self.sizes.get(proxy)
@@ -81,11 +84,12 @@ def curve(config: CurveConfig) -> Result:
     Raises ConfigError and DataError for files that are not there or do not belong together, as `read_gold_rows` and
     `proxy_scores`, and for rows without enough scored replies.
     """
-    named, sizes = named_sources(config.curving.proxies), sizes_of(config)
+    named = named_sources(pinned(config.curving.proxies))
+    sizes = sizes_of(named, config.curving.sizes)
     ordered = {name: named[name] for name in sizes}
     sources = (tuple(f"{name}={what}" for name, what in ordered.items()), _for_ood(config, ordered))
     pools = [_read(*one, config) for one in zip((IN, OUT), inputs_of(config), sources, strict=False)]
-    return curve_of(pools, config, sizes)
+    return replace(curve_of(pools, config, sizes), sources=ordered)
 
 
 def curve_of(pools: Sequence[Pool], config: CurveConfig, sizes: Sizes | None = None) -> Result:

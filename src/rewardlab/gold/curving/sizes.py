@@ -11,9 +11,8 @@ from rewardlab.core.config import require
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import read_json
 from rewardlab.core.run_folder import MANIFEST
-from rewardlab.gold.curving.config import CurveConfig
 from rewardlab.gold.foreign import find_model, is_hub_name
-from rewardlab.gold.proxies import folder_of, named_sources
+from rewardlab.gold.proxies import folder_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,14 +35,13 @@ Sizes = Mapping[str, Size | None]
 """Proxy -> its size; None if nothing tells it."""
 
 
-def sizes_of(config: CurveConfig) -> Sizes:
-    """Return the size of every proxy, the smallest first and those without a size last.
+def sizes_of(named: Mapping[str, str], sizes: Sequence[str] = ()) -> Sizes:
+    """Return the size of every proxy of `named_sources`, the smallest first and those without a size last.
 
-    It is what `--sizes` says, else what the run of a proxy recorded, else all weights of a model. A file of scores has
-    none. Raises ConfigError for a name that no proxy has.
+    It is what `sizes` says (`--sizes`), else what the run of a proxy recorded, else all weights of a model. A file of
+    scores has none. Raises ConfigError for a name that no proxy has.
     """
-    named = named_sources(config.curving.proxies)
-    given = {name: int(number) for name, _, number in (one.partition("=") for one in config.curving.sizes)}
+    given = {name: int(number) for name, _, number in (one.partition("=") for one in sizes)}
     unknown = [name for name in given if name not in named]
     require(not unknown, f"--sizes {', '.join(unknown)}: --proxies has no proxy of this name.")
     found = {

@@ -67,6 +67,7 @@ def json_report(matched: Matched, config: MatchConfig) -> dict[str, Any]:
         "headline": headline(matched),
         "findings": encode(matched.findings),
         "proxies": list(matched.proxies),
+        "sources": dict(matched.sources),
         "test": encode(matched.test),
         "train": encode(matched.train),
         "beside": encode(matched.beside),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -29,7 +29,7 @@ from rewardlab.gold.matching.order import Alternative, order_of
 from rewardlab.gold.matching.runs import RunFacts, read_run, run_folder_of, spec_of, what_of
 from rewardlab.gold.matching.texts import other_texts, texts_of
 from rewardlab.gold.matching.verdicts import Judged, Limits, judge, together
-from rewardlab.gold.proxies import Proxy, proxy_scores
+from rewardlab.gold.proxies import Proxy, pinned, proxy_scores
 from rewardlab.gold.scoring import ScoringConfig
 
 PERCENTS: Final = (5, 25, 50, 75, 95)
@@ -97,6 +97,8 @@ class Matched:
     """Each proxy's place among the others, by name; empty for fewer than three proxies."""
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Proxy -> the folder, the file or the hub name with its commit that its scores are of."""
 
 
 def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
@@ -107,11 +109,13 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
     folder = config.output_dir / "scores"
     own = config.matching
     test_rows = list(config.rows.rows(labelled=True))
-    proxies = scores(own.proxies, test_rows, folder, config.scoring, own.num_samples)
-    if len(proxies) != len(own.proxies):
-        raise ConfigError(f"--proxies: {len(own.proxies)} were named and {len(proxies)} have scores.")
+    named = pinned(own.proxies)
+    proxies = scores(named, test_rows, folder, config.scoring, own.num_samples)
+    if len(proxies) != len(named):
+        raise ConfigError(f"--proxies: {len(named)} were named and {len(proxies)} have scores.")
+    sources = dict(zip([proxy.name for proxy in proxies], named, strict=True))
     test = part_of("test", test_rows[: own.num_samples], proxies)
-    train_rows, train_proxies = _train(config, proxies, folder, scores)
+    train_rows, train_proxies = _train(config, sources, folder, scores)
     train = part_of("train", train_rows[: own.num_samples], train_proxies) if train_proxies else None
     notes = [
         f"Only the first {own.num_samples:,} of the {len(rows):,} {name} rows are judged (--num-samples)."
@@ -121,13 +125,12 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
     notes += [proxy.note for proxy in proxies if proxy.note] + ([] if train is None else _shared(test, train))
     if config.train.is_given and train is None:
         notes.append("No proxy has scores of the training rows: name them with --train-proxies NAME=FILE.")
-    sources = dict(zip([proxy.name for proxy in proxies], own.proxies, strict=True))
     models = {
         proxy.name: Model(spec=spec, texts=_texts(sources[proxy.name], proxy, test.rows, folder, config, scores))
         for proxy in proxies
         if (spec := spec_of(sources[proxy.name])) is not None
     }
-    return match_parts(
+    found = match_parts(
         test,
         train,
         source=_named(config.rows),
@@ -137,6 +140,7 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
         notes=notes,
         seed=own.seed,
     )
+    return replace(found, sources={name: str(what_of(source)) for name, source in sources.items()})
 
 
 def _texts(
@@ -204,7 +208,7 @@ def _named(rows: InputConfig) -> str:
 
 
 def _train(
-    config: MatchConfig, proxies: Sequence[Proxy], folder: Path, scores: Scores
+    config: MatchConfig, sources: Mapping[str, str], folder: Path, scores: Scores
 ) -> tuple[list[GoldRow], list[Proxy]]:
     """Return the training rows, and the proxies that have scores of them: models, and those given for them."""
     own = config.matching
@@ -213,16 +217,14 @@ def _train(
     rows = list(config.train.rows(labelled=True))
     given = {source.partition("=")[0]: source for source in own.train_proxies}
     for name in given:
-        if name not in {proxy.name for proxy in proxies}:
-            raise ConfigError(
-                f"--train-proxies {name}: no proxy has this name; there are {', '.join(p.name for p in proxies)}."
-            )
-    sources = [
-        given.get(proxy.name) or f"{proxy.name}={what_of(source)}"
-        for proxy, source in zip(proxies, own.proxies, strict=True)
-        if proxy.name in given or what_of(source).is_dir() or is_hub_name(str(what_of(source)))
+        if name not in sources:
+            raise ConfigError(f"--train-proxies {name}: no proxy has this name; there are {', '.join(sources)}.")
+    asked = [
+        given.get(name) or f"{name}={what_of(source)}"
+        for name, source in sources.items()
+        if name in given or what_of(source).is_dir() or is_hub_name(str(what_of(source)))
     ]
-    return rows, scores(sources, rows, folder, config.scoring, own.num_samples) if sources else []
+    return rows, scores(asked, rows, folder, config.scoring, own.num_samples) if asked else []
 
 
 def _shared(test: Part, train: Part) -> list[str]:

@@ -17,7 +17,10 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_summed_json, require_writable_folder, sha256_file, write_summed_json
 from rewardlab.core.lock import only_process
 from rewardlab.core.spec import SPEC_FILE
+from rewardlab.gold.earlier import translated
 from rewardlab.gold.files.parts import parts_of
+from rewardlab.gold.foreign import files_of, is_classifier, is_hub_name, pinned_name
+from rewardlab.gold.matching.runs import what_of
 from rewardlab.gold.pipeline.config import RunConfig
 from rewardlab.gold.pipeline.plan import STAGES, Plan
 from rewardlab.gold.proxies import model_in
@@ -29,6 +32,7 @@ BY_ROW: Final = ("sample", "label")
 REPORTS: Final = ("match", "curve", "check")
 """Stages that are done again whenever what they read has changed."""
 BUILD: Final = "build"
+PROXIES: Final = "--proxies"
 WRITTEN: Final = ("--output", "--output-dir", "--folder")
 """Flags of what is written."""
 Tool = Callable[[Sequence[str]], None]
@@ -73,7 +77,7 @@ class _Stage:
     def do(self, tool: Tool) -> int:
         """Do the stage, unless it is complete, and return its exit status. Raises as `run`."""
         before = self._read().get(self._name)
-        inputs = self._hashes(self._inputs())
+        inputs = self._hashes(self._inputs()) | self._commits()
         if before is not None and not self._again and self._name not in BY_ROW:
             same = before["arguments"] == self._arguments and before["inputs"] == inputs
             if same and before["status"] is not None and before["outputs"] == self._hashes(self._outputs()):
@@ -153,7 +157,19 @@ class _Stage:
         }
         words = [word for word in self._arguments if word.partition("=")[0] not in WRITTEN]
         named = [Path(one) for word in words for one in (word, word.partition("=")[2]) if one]
-        return [*ours.get(self._name, []), *(file for path in named if (file := _file_of(path)) is not None)]
+        return [*ours.get(self._name, []), *(file for path in named for file in _files_of(path))]
+
+    def _commits(self) -> dict[str, str]:
+        """Return the proxies on the hub, by their names, with the commits that they are now. Raises ConfigError for one
+        that the hub does not give."""
+        found, is_proxy = dict[str, str](), False
+        for word in translated(self._arguments, self._name, say=lambda _: None):
+            flag, _, value = word.partition("=") if word.startswith("--") else ("", "", word)
+            is_proxy = flag == PROXIES if flag else is_proxy
+            what = str(what_of(value)) if is_proxy and value else ""
+            if is_hub_name(what):
+                found[what] = pinned_name(what, flag=PROXIES)
+        return found
 
     def _proxy(self) -> Path:
         run = self._plan.folder / "proxy"
@@ -193,12 +209,15 @@ class _Stage:
         write_summed_json(self._path, record)
 
 
-def _file_of(path: Path) -> Path | None:
-    """Return a file, or what names the weights of a reward model or a run; None for anything else."""
+def _files_of(path: Path) -> Sequence[Path]:
+    """Return a file, what names the weights of a reward model or a run, or all files of a sequence classifier of
+    another project; none for anything else."""
     if path.is_file():
-        return path
+        return [path]
     model = model_in(path) if path.is_dir() else None
-    return None if model is None else model / SPEC_FILE
+    if model is not None:
+        return [model / SPEC_FILE]
+    return files_of(path) if is_classifier(path) else []
 
 
 def _parts(path: Path) -> list[Path]:
