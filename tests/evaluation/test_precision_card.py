@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from threading import Barrier
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 import runs
 from conftest import write_pairs
-from rewardlab.analysis.precision import MEASURES
+from rewardlab.analysis.precision import MEASURES, PrecisionCard
 from rewardlab.artifact import save as save_module
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
+from rewardlab.core.errors import ModelError
 from rewardlab.core.files import read_jsonl
 from rewardlab.data.chat import load_tokenizer
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
+from rewardlab.distributed.ranks import Ranks
 from rewardlab.evaluation import precision as precision_module
 from rewardlab.evaluation.config import EvalConfig
-from rewardlab.evaluation.evaluate import evaluate_folder
+from rewardlab.evaluation.evaluate import EvalResult, evaluate_folder
+from rewardlab.score import Scorer
+from rewardlab.training import closing_card
 from rewardlab.training import run as run_module
 from rewardlab.training.loop.selection import Selection
 from rewardlab.training.run import train
@@ -68,6 +77,70 @@ def test_a_short_run_in_float32_has_one_if_it_is_asked_for(base_model, pairs_fil
     assert run_module._wants_card(config.replace(precision_card="auto"), 4)
     assert not run_module._wants_card(config.replace(precision_card="auto"), 3)
     assert not run_module._wants_card(config.replace(precision_card="never"), 4)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no room"), ModelError("no range")])
+def test_a_run_whose_card_cannot_be_made_ends_well_without_one(
+    base_model, pairs_file, tmp_path, monkeypatch, log, error
+):
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(closing_card, "judge_precisions", fail)
+    result = train(config_for(base_model, pairs_file, tmp_path / "run", precision_card="always", steps=1))
+    assert result.card is None
+    assert result.selected is not None
+    assert (
+        f"no precision card of the chosen model (--precision-card never leaves it out): {type(error).__name__}: {error}"
+        in log.text
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threads(Ranks):
+    """Ranks that are threads of this process."""
+
+    barrier: Barrier
+    board: dict[int, object]
+
+    def gather(self, thing: Any) -> list[Any]:
+        self.board[self.rank] = thing
+        self.barrier.wait(timeout=60)
+        things = [self.board[rank] for rank in range(self.size)]
+        self.barrier.wait(timeout=60)
+        return things
+
+
+@pytest.mark.parametrize("before", [None, 0, 1, 2])
+def test_a_rank_that_cannot_make_its_card_tells_the_others(base_model, pairs_file, tmp_path, monkeypatch, log, before):
+    """Before either exchange of scores, or after the last; None: no rank fails."""
+
+    def made(*_: object, ranks: Any, **__: object) -> Any:
+        for number in range(3):
+            if ranks.rank == 1 and number == before:
+                raise torch.OutOfMemoryError("no room")
+            if number < 2:
+                assert ranks.gather(ranks.rank) == [0, 1]
+        return Mock(spec=PrecisionCard)
+
+    monkeypatch.setattr(closing_card, "judge_precisions", made)
+    monkeypatch.setattr(closing_card, "write_card", lambda *_: None)
+    config = config_for(base_model, pairs_file, tmp_path / "run")
+    barrier, board = Barrier(2), {}
+    given = (config, Mock(spec=Scorer), [], Mock(spec=EvalResult, rows=[]), "float32")
+    with ThreadPoolExecutor(2) as pool:
+        waiting = [
+            pool.submit(
+                closing_card.card_of_chosen,
+                *given,
+                Threads(rank=rank, size=2, barrier=barrier, board=board),
+                is_sharded=False,
+            )
+            for rank in range(2)
+        ]
+        cards = [one.result() for one in waiting]
+    assert [card is None for card in cards] == [before is not None] * 2
+    assert log.text.count("leaves it out): OutOfMemoryError: no room") == (before is not None)
 
 
 def test_a_precision_that_is_another_model_is_a_warning_in_log_record_and_result(

@@ -7,11 +7,15 @@ import json
 import logging
 import shutil
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import rewardlab
 from conftest import write_base_model, write_pairs
@@ -20,10 +24,12 @@ from rewardlab.artifact import calibrated as calibrated_module
 from rewardlab.artifact.adapters import Members
 from rewardlab.artifact.calibrated import store_calibration
 from rewardlab.artifact.load import load
+from rewardlab.artifact.shared_backbone import NotSharedError, read_adapter
 from rewardlab.core.spec import CalibrationSpec
 from rewardlab.evaluation import saved
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.models import Judged, judge_folders
+from rewardlab.score import Scorer
 from rewardlab.serve.scoring.ensemble import score_ensemble
 
 REPLIES = ("How do I keep basil?", ["In the light.", "no", "Certainly, here is more on basil."])
@@ -166,6 +172,59 @@ def test_score_takes_one_backbone_for_all_members(folders, tmp_path, monkeypatch
     scaled = [(np.array(load(folder).score_replies(prompt, replies)) - 0.5) / 2 for folder in folders[:2]]
     assert row["scores"] == pytest.approx(np.mean(scaled, axis=0), abs=ROUNDING)
     assert row["score_stds"] == pytest.approx(np.std(scaled, axis=0, ddof=1), abs=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda adapter: (adapter / "adapter_model.safetensors").unlink(), "FileNotFoundError"),
+        (lambda adapter: _cut(adapter / "adapter_model.safetensors"), "SafetensorError"),
+        (lambda adapter: _cut(adapter / "adapter_config.json"), "JSONDecodeError"),
+        (lambda adapter: (adapter / "adapter_config.json").write_text("[]"), "AttributeError"),
+        (lambda adapter: (adapter / "adapter_config.json").write_text("{}"), "KeyError: 'r'"),
+        (lambda adapter: _change(adapter, lambda held: held.pop(next(iter(held)))), "not every A has its B"),
+        (lambda adapter: _change(adapter, _narrow), "are not of rank 5"),
+    ],
+)
+def test_members_with_a_damaged_adapter_are_loaded_one_after_the_other(folders, tmp_path, caplog, damage, told):
+    copy = Path(shutil.copytree(folders[1], tmp_path / "damaged"))
+    damage(copy / "adapter")
+    members, loaded = Members([folders[0], copy], precision="fp32"), []
+    with caplog.at_level(logging.INFO, "rewardlab"):
+        members.open(copy, lambda one: loaded.append(one) or Mock(spec=Scorer))
+    assert not members.is_shared
+    assert loaded == [copy]
+    assert f"{copy}: its adapter/ " in caplog.text
+    assert told in caplog.text
+
+
+def test_an_adapter_of_another_shape_than_its_model_is_named(folders, tmp_path):
+    copy = Path(shutil.copytree(folders[0], tmp_path / "damaged"))
+    _change(copy / "adapter", _shorten)
+    sound, adapter = read_adapter(folders[0]), read_adapter(copy)
+    layer = next(layer for layer, own in adapter.up.items() if own.shape != sound.up[layer].shape)
+    with pytest.raises(NotSharedError, match="is damaged: the update of .* has shape"):
+        adapter.update(layer, sound.up[layer] @ sound.down[layer])
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def _change(adapter: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    held = load_file(adapter / "adapter_model.safetensors")
+    change(held)
+    save_file(held, adapter / "adapter_model.safetensors")
+
+
+def _narrow(held: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in held if name.endswith("lora_A.weight"))
+    held[name] = held[name][1:].clone()
+
+
+def _shorten(held: dict[str, torch.Tensor]) -> None:
+    name = next(name for name in held if name.endswith("lora_B.weight"))
+    held[name] = held[name][1:].clone()
 
 
 def test_a_member_whose_files_were_changed_is_refused_and_not_scored_in_another_way(folders, tmp_path):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 from peft import LoraConfig, TaskType, inject_adapter_in_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rewardlab.core.errors import ArtifactError, ConfigError
@@ -59,17 +59,36 @@ class Adapter:
         """The factor of the update."""
         return self.alpha / (self.rank**0.5 if self.rslora else self.rank)
 
-    def update(self, layer: str) -> Tensor:
-        """Return what merging added to a layer's weight [out, in], on the CPU."""
-        return self.scale * (self.up[layer] @ self.down[layer])
+    def update(self, layer: str, weight: Tensor) -> Tensor:
+        """Return what merging added to a layer's `weight` [out, in], on the CPU.
+
+        Raises NotSharedError if the layer's weight has another shape.
+        """
+        added = self.scale * (self.up[layer] @ self.down[layer])
+        if added.shape != weight.shape:
+            raise NotSharedError(
+                self.folder,
+                f"its adapter/ is damaged: the update of {layer} has shape {list(added.shape)}, the weight "
+                f"{list(weight.shape)}",
+            )
+        return added
 
 
 def read_adapter(folder: Path) -> Adapter:
     """Return the adapter of a reward-model folder.
 
-    Raises NotSharedError if it has none, or one that cannot be taken off the merged weights; ArtifactError if it is
-    damaged.
+    Raises NotSharedError if it has none, one that cannot be taken off the merged weights, or one that is damaged: none
+    of these is a fault of the merged weights.
     """
+    try:
+        return _read_adapter(folder)
+    except NotSharedError:
+        raise
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise NotSharedError(folder, f"its adapter/ cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _read_adapter(folder: Path) -> Adapter:
     where = folder / "adapter"
     if not (where / ADAPTER_CONFIG).is_file():
         raise NotSharedError(folder, "no adapter/, so it was not trained with --lora")
@@ -95,16 +114,25 @@ def read_adapter(folder: Path) -> Adapter:
                     folder,
                     f"its adapter cannot share a backbone: {name} was trained whole (--lora-modules-to-save)",
                 )
-    if not down or down.keys() != up.keys():
-        raise ArtifactError(f"{folder}: the files of its adapter are damaged. Restore them.")
+    rank = int(config["r"])
+    _require_pairs(folder, rank, down, up)
     return Adapter(
         folder=folder,
-        rank=int(config["r"]),
+        rank=rank,
         alpha=float(config["lora_alpha"]),
         rslora=bool(config.get("use_rslora")),
         down=down,
         up=up,
     )
+
+
+def _require_pairs(folder: Path, rank: int, down: Mapping[str, Tensor], up: Mapping[str, Tensor]) -> None:
+    """Raise NotSharedError unless every layer has A and B of this rank."""
+    if not down or down.keys() != up.keys():
+        raise NotSharedError(folder, "its adapter/ is damaged: not every A has its B")
+    for layer, own in down.items():
+        if not own.ndim == up[layer].ndim == 2 or not own.shape[0] == up[layer].shape[1] == rank:
+            raise NotSharedError(folder, f"its adapter/ is damaged: A and B of {layer} are not of rank {rank}")
 
 
 class SharedBackbone:
@@ -116,7 +144,8 @@ class SharedBackbone:
     def __init__(self, merged: RewardModel, adapter: Adapter) -> None:
         """Take over a loaded model, whose folder's `adapter` is merged into it, and take the adapter off.
 
-        Raises ConfigError for a model in half precision, whose weights were rounded after merging.
+        Raises ConfigError for a model in half precision, whose weights were rounded after merging; NotSharedError for
+        an adapter that is not one of this model.
         """
         if merged.compute_dtype is not torch.float32:
             raise ConfigError("adapters on one backbone are computed in fp32. Use --precision fp32, or serve models.")
@@ -127,8 +156,10 @@ class SharedBackbone:
             for layer in adapter.down:
                 weight = weights.get(f"{layer}.weight")
                 if weight is None:
-                    raise ArtifactError(f"{adapter.folder}: its adapter names {layer}, which the model does not have.")
-                weight.sub_(adapter.update(layer).to(weight.device))
+                    raise NotSharedError(
+                        adapter.folder, f"its adapter/ is damaged: it names {layer}, which the model does not have"
+                    )
+                weight.sub_(adapter.update(layer, weight).to(weight.device))
         self._base = {name: tensor.detach() for name, tensor in weights.items()}
 
     def require_same_base(self, adapter: Adapter) -> None:
@@ -139,7 +170,7 @@ class SharedBackbone:
                 continue
             seen.add(name)
             base, layer = self._base.get(name), name.removesuffix(".weight")
-            own = merged - adapter.update(layer) if layer in adapter.down else merged
+            own = merged - adapter.update(layer, merged) if layer in adapter.down else merged
             if base is None or base.shape != own.shape:
                 raise NotSharedError(
                     adapter.folder,

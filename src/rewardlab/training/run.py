@@ -18,7 +18,7 @@ from rewardlab.artifact.load import Where, assemble
 from rewardlab.artifact.save import verify_in_clean_process
 from rewardlab.core.signals import StopRequests
 from rewardlab.core.spec import read_spec
-from rewardlab.core.types import Preference, TokenGroup
+from rewardlab.core.types import Preference
 from rewardlab.data.groups import Datasets
 from rewardlab.data.named import Given, given_rows
 from rewardlab.data.pack import largest_cost
@@ -30,7 +30,6 @@ from rewardlab.evaluation.precision import (
     LIVE_FILE,
     MOST,
     judge_live,
-    judge_precisions,
     require_range,
     write_card,
 )
@@ -41,6 +40,7 @@ from rewardlab.score import Scorer
 from rewardlab.training.budget import DEFAULT, choose_budget
 from rewardlab.training.checkpoints.resume import frozen_fingerprint
 from rewardlab.training.checkpoints.saving import Saver
+from rewardlab.training.closing_card import card_of_chosen
 from rewardlab.training.cost.flops import linear_shapes
 from rewardlab.training.cost.peak_flops import peak_of
 from rewardlab.training.loop.partners import Machine
@@ -371,7 +371,8 @@ def _judge_chosen(
         (evals / CARD_FILE).unlink(missing_ok=True)
     card = None
     if _wants_card(config, trainer.step):
-        card = _card(config, scorer, ready.test or trainer.judge.data.eval, test or selected, saved_as, ranks)
+        groups, known = ready.test or trainer.judge.data.eval, test or selected
+        card = card_of_chosen(config, scorer, groups, known, saved_as, ranks, is_sharded=parts is not None)
     return _Judged(selected=selected, test=test, live=live, card=card)
 
 
@@ -381,34 +382,6 @@ def _wants_card(config: RewardTrainerConfig, steps: int) -> bool:
     if wanted == "auto":
         return config.model.precision != "fp32" or steps * config.run.batch_size >= CARD_WORTH
     return wanted == "always"
-
-
-def _card(
-    config: RewardTrainerConfig,
-    scorer: Scorer,
-    groups: Sequence[TokenGroup],
-    result: EvalResult | None,
-    saved_as: str,
-    ranks: Ranks,
-) -> PrecisionCard | None:
-    """Write and return the precision card of a model, whose `result` on the groups is known; None without a result.
-
-    After a run in float32 its half precision is bf16. The model cannot be used afterwards."""
-    if result is None:
-        return None
-    card = judge_precisions(
-        scorer,
-        groups,
-        exact=result.rows,
-        save_dtype=saved_as,
-        precision="fp16" if config.model.precision == "fp16" else "bf16",
-        budget=config.run.token_budget,
-        seed=config.run.seed,
-        ranks=ranks,
-    )
-    if ranks.is_first:
-        write_card(config.run.output_dir / "evals", card)
-    return card
 
 
 def _live_card(
