@@ -92,10 +92,11 @@ def test_a_folder_that_already_holds_a_run_is_kept(flags, pairs_file, tmp_path, 
 def test_a_place_that_cannot_be_written_to_is_refused_before_any_work(
     command, flags, pairs_file, tmp_path, monkeypatch, capsys
 ):
-    def denied(path, text):
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+    def denied(**where):
+        raise PermissionError(errno.EACCES, "Permission denied", str(where["dir"]))
 
-    monkeypatch.setattr(files, "write_text", denied)  # root may write anywhere, so the system is played here
+    # Root may write anywhere, so the system is played here.
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", denied)
     place = tmp_path / "place"
     arguments = {
         "train": [*flags, "--dataset", pairs_file, "--output-dir", place],

@@ -46,10 +46,10 @@ def failing(monkeypatch: pytest.MonkeyPatch, entry=backends.entry) -> None:
     """Let the next six replies have no score."""
     count = 0
 
-    def told(*given):
+    def told(*given, **spread):
         nonlocal count
         count += 1
-        return f"reason {count}" if count <= 6 else entry(*given)
+        return f"reason {count}" if count <= 6 else entry(*given, **spread)
 
     monkeypatch.setattr(backends, "entry", told)
 

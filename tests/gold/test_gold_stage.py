@@ -56,7 +56,7 @@ def test_ended_between_its_files_it_goes_on(folder, samples, monkeypatch, failin
     whole = content(label(labels(folder, samples, "whole.jsonl")))
     if had_errors:
         with monkeypatch.context() as patched:
-            patched.setattr("rewardlab.serve.scoring.backends.entry", lambda *_: "not today")
+            patched.setattr("rewardlab.serve.scoring.backends.entry", lambda *_, **__: "not today")
             label(labels(folder, samples, max_error_fraction=1))
 
     def ended(*_: object) -> None:
@@ -150,7 +150,9 @@ def test_what_was_cut_is_counted_after_errors_too(folder, samples, monkeypatch) 
     samples.write_text("".join(json.dumps(row) + "\n" for row in rows))
     scoring, entry = ScoringConfig(overlong="cut"), backends.entry
     with monkeypatch.context() as patched:
-        patched.setattr(backends, "entry", lambda score, *cut: entry(score, *cut) if any(cut) else "not today")
+        patched.setattr(
+            backends, "entry", lambda score, *cut, spread=None: entry(score, *cut) if any(cut) else "not today"
+        )
         first = label(labels(folder, samples, scoring=scoring, max_error_fraction=1))
     assert (first.counts["errors"], first.counts["cut"]) == (2, 2)
     then = label(labels(folder, samples, scoring=scoring))
