@@ -133,8 +133,9 @@ def _snapshot(name: str, revision: str | None, files: Sequence[str], flag: str) 
 
     repository = name.partition("@")[0]
     try:
-        asked = {"allow_patterns": list(files), "ignore_patterns": [*NESTED]}
-        return Path(snapshot_download(repository, revision=revision, **asked))
+        return Path(
+            snapshot_download(repository, revision=revision, allow_patterns=list(files), ignore_patterns=[*NESTED])
+        )
     except Exception as error:
         # The library raises its own errors, those of the hub and those of the network, which have no common base.
         said = (str(error).strip().splitlines() or [""])[0]
