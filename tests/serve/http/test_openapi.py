@@ -90,7 +90,7 @@ def test_random_requests_get_no_answer_that_is_not_described(schema):
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_very_many_random_requests_get_no_answer_that_is_not_described(schema):
-    print(try_all(schema, MODES, count=LONG), "requests")  # noqa: T201
+    print(try_all(schema, MODES, count=LONG), "requests")  # noqa: T201 (a soak test says what it tried)
 
 
 @pytest.mark.soak
@@ -106,7 +106,7 @@ def test_very_many_random_requests_to_a_running_server_get_no_answer_that_is_not
             assert server.stdout is not None
             url = next(line.split()[-1] for line in server.stdout if "serving" in line)
             sent = try_all(schemathesis.openapi.from_url(f"{url}/openapi.json"), MODES, count=LONG)
-            print(sent, "requests")  # noqa: T201
+            print(sent, "requests")  # noqa: T201 (a soak test says what it tried)
         finally:
             server.terminate()
     assert server.returncode == 0
