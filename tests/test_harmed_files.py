@@ -9,9 +9,11 @@ import hashlib
 import json
 import random
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +184,8 @@ def try_to_read(name: str, whole: Path, folder: Path, share: int) -> tuple[int, 
         harm()
         started = time.perf_counter()
         try:
-            read(folder)
+            with ended_after(20, f"{path.name}, {how}"):
+                read(folder)
             counts[0] += 1
         except (RewardlabError, OSError) as error:
             message = visible_message(str(error))  # an OSError is put into words by the command
@@ -197,6 +200,22 @@ def try_to_read(name: str, whole: Path, folder: Path, share: int) -> tuple[int, 
         restore(path, content)
     shutil.rmtree(folder)
     return counts[0], counts[1], slowest
+
+
+@contextmanager
+def ended_after(seconds: int, what: str) -> Iterator[None]:
+    """End what hangs, with the name of what did."""
+
+    def end(*_: object) -> None:
+        pytest.fail(f"it hangs: {what}")
+
+    before = signal.signal(signal.SIGALRM, end)
+    others, _ = signal.setitimer(signal.ITIMER_REAL, seconds)  # the time limit of the whole test
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, others)
+        signal.signal(signal.SIGALRM, before)
 
 
 def restore(path: Path, content: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import math
 import random
 import shutil
@@ -116,13 +117,15 @@ FILES = [
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("harm", ["gone", "empty", "half", "bytes", "list", "deep", "folder"])
+@pytest.mark.parametrize("harm", ["gone", "empty", "half", "bytes", "list", "deep", "folder", "pipe"])
 def test_no_damage_to_a_file_stops_the_report(run: Path, name: str, harm: str) -> None:
     path = run / name
     content = path.read_bytes()
     path.unlink()
     if harm == "folder":
         path.mkdir()
+    elif harm == "pipe":
+        os.mkfifo(path)
     elif harm != "gone":
         made = {
             "empty": b"",

@@ -10,6 +10,7 @@ import tyro
 
 from rewardlab.core.config import require, require_between
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import short
 
 Seen = Literal["nothing-run", "no-results", "results-not-opened", "results"]
 
@@ -99,7 +100,7 @@ class RunConfig:
         require_between(self, jobs=(1, 1024))
         require(
             self.past_gate is None or bool(self.reason.strip()),
-            f"--past-gate {self.past_gate}: say why with --reason. The report shows it.",
+            f"--past-gate {short(self.past_gate or '')}: say why with --reason. The report shows it.",
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.core.files import append_text, encodable, parse_line, sha256_json, to_json
+from rewardlab.core.files import append_text, encodable, parse_line, require_no_pipe, sha256_json, to_json
 
 logger = logging.getLogger("rewardlab")
 LOG: Final = "log.jsonl"
@@ -49,6 +49,7 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 def _read(path: Path) -> tuple[list[dict[str, Any]], bytes]:
     """Return (the entries, what follows the last line end)."""
+    require_no_pipe(path)
     *lines, tail = path.read_bytes().split(b"\n")
     entries: list[dict[str, Any]] = []
     before = FIRST

@@ -167,6 +167,9 @@ def read_folder(folder: Path) -> Record:
             if wanted:
                 problems.append(f"{name} is missing.")
             return otherwise
+        if path.is_fifo():  # whose reader would wait for ever
+            problems.append(f"{name} cannot be read: it is a pipe, not a file.")
+            return otherwise
         try:
             return read(path)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, csv.Error) as error:

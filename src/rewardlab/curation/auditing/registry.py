@@ -9,6 +9,7 @@ from typing import Final
 
 from rewardlab.core.config import did_you_mean, require
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import short
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +251,7 @@ def adjusted(thresholds: Sequence[str], limits: Sequence[str]) -> dict[str, Chec
             number = float(text)
         except ValueError:
             number = 0.0
-        require(0 < number < float("inf"), f"--threshold {entry}: the threshold must be a number above 0.")
+        require(0 < number < float("inf"), f"--threshold {short(entry)}: the threshold must be a number above 0.")
         checks[name] = replace(checks[name], threshold=number)
     for entry in limits:
         name, text = _split(entry, "--fail-on")
@@ -263,12 +264,12 @@ def require_checks(names: Sequence[str], flag: str) -> None:
     for name in names:
         if name not in CHECKS:
             near = did_you_mean(name, CHECKS)
-            raise ConfigError(f"{flag} {name}: no such check.{near} Checks: {', '.join(CHECKS)}.")
+            raise ConfigError(f"{flag} {short(name)}: no such check.{near} Checks: {', '.join(CHECKS)}.")
 
 
 def _split(entry: str, flag: str) -> tuple[str, str]:
     name, equals, text = entry.partition("=")
-    require(bool(equals), f"{flag} {entry}: write it as check=number, such as {flag} duplicate-rows=5.")
+    require(bool(equals), f"{flag} {short(entry)}: write it as check=number, such as {flag} duplicate-rows=5.")
     require_checks([name], flag)
     return name, text
 
@@ -283,6 +284,6 @@ def _limit(text: str, entry: str) -> Limit | None:
         number = -1.0
     require(
         0 <= number < float("inf") and (is_share or number.is_integer()) and not (is_share and number > 100),
-        f"--fail-on {entry}: must be a number of rows, a share such as 1%, or none.",
+        f"--fail-on {short(entry)}: must be a number of rows, a share such as 1%, or none.",
     )
     return Limit(number=number / 100 if is_share else number, is_share=is_share)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from rewardlab.core.config import require
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.terminal import short
 from rewardlab.curation.config import RowsConfig
 
 
@@ -66,7 +67,7 @@ class SplitConfig(RowsConfig):
             except ValueError:
                 share = math.nan
             if not equals or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name) or not 0 < share <= 1:
-                raise ConfigError(f"--fractions {word}: wanted a split and its share, such as train=0.9.")
+                raise ConfigError(f"--fractions {short(word)}: wanted a split and its share, such as train=0.9.")
             if name in shares:
                 raise ConfigError(f"--fractions: {name} is named twice.")
             shares[name] = share

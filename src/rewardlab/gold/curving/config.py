@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from rewardlab.core.config import Composed, composed, require, require_between, require_seed
+from rewardlab.core.terminal import short
 from rewardlab.gold.files.inputs import NO_INPUT, InputConfig
 from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
 
@@ -51,7 +52,7 @@ class CurvingConfig:
         require_seed(self.seed)
         require_between(self, penalty=(0.0, 100.0), most=(2, 10_000))
         for value in self.ood_proxies:
-            require("=" in value, f"--ood-proxies {value}: wanted NAME=FILE.")
+            require("=" in value, f"--ood-proxies {short(value)}: wanted NAME=FILE.")
         for value in self.sizes:
             told = f"--sizes {value:.80}: wanted NAME=NUMBER, a number of weights from 1 to {MOST_WEIGHTS:,}."
             require(_is_size(value.partition("=")[2]), told)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.core.terminal import short
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class Shard:
         found = re.fullmatch(r"(\d{1,6})/(\d{1,6})", text)
         if found is None or not 1 <= int(found[1]) <= int(found[2]):
             raise ConfigError(
-                f"--shard {text}: wanted K/N with K from 1 to N, such as 3/16: the third of sixteen parts."
+                f"--shard {short(text)}: wanted K/N with K from 1 to N, such as 3/16: the third of sixteen parts."
             )
         return cls(int(found[1]) - 1, int(found[2]))
 

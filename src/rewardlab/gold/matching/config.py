@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rewardlab.core.config import Composed, composed, require, require_between, require_seed
+from rewardlab.core.terminal import short
 from rewardlab.gold.files.inputs import NO_INPUT, InputConfig
 from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
 
@@ -57,7 +58,7 @@ class MatchingConfig:
         named = ("--train-proxies", self.train_proxies), ("--runs", self.runs)
         for flag, values in named:
             for value in values:
-                require("=" in value, f"{flag} {value}: wanted NAME={'FILE' if flag != '--runs' else 'FOLDER'}.")
+                require("=" in value, f"{flag} {short(value)}: wanted NAME={'FILE' if flag != '--runs' else 'FOLDER'}.")
 
 
 @composed
