@@ -266,11 +266,11 @@ OUTPUTS = ("output", "output_dir", "cache_dir")
 OUTSIDE = ("/", "..", "nosuch/../..")
 
 
-def lines_of(command: str) -> Iterator[list[str]]:
-    """The command with each of its flags at each of the values."""
-    for name in settings_of(SETTINGS[command][0]):
+def lines_of(command: str, step: int = 1) -> Iterator[list[str]]:
+    """The command with each of its flags at one in `step` of the values."""
+    for number, name in enumerate(settings_of(SETTINGS[command][0])):
         first = name in FIRST or (name == "run" and command in ("watch", "rl audit"))
-        for word in WORDS:
+        for word in some(WORDS, number, step):
             if " " in command and name in OUTPUTS and word in OUTSIDE:
                 continue  # a tool that writes there has done what it was asked
             own = [word] if first else [f"--{name.replace('_', '-')}={word}"]
@@ -300,7 +300,7 @@ def run_plainly(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
 
 @pytest.mark.parametrize("command", SETTINGS)
 def test_a_command_with_any_value_ends_in_plain_words(command, without_a_model, capsys):
-    """A sample of `test_every_flag_with_every_value`: another value for each flag."""
+    """A sample of `test_every_flag_with_a_quarter_of_the_values`: another value for each flag."""
     every = list(lines_of(command))
     count = 4 if " " in command else 8
     for words in every[:: len(WORDS) * max(1, len(every) // len(WORDS) // count) + 7]:
@@ -310,15 +310,16 @@ def test_a_command_with_any_value_ends_in_plain_words(command, without_a_model, 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("command", SETTINGS)
-def test_every_flag_with_every_value(command, without_a_model, capsys):
+def test_every_flag_with_a_quarter_of_the_values(command, without_a_model, capsys):
+    """Each flag with other values than its neighbours; all 55,000 lines would take hours."""
     count, slowest = 0, 0.0
-    for words in lines_of(command):
+    for words in lines_of(command, 4):
         started = time.perf_counter()
         run_plainly(capsys, words)
         count, slowest = count + 1, max(slowest, time.perf_counter() - started)
         assert slowest < 20, words
-    flags = count // len(WORDS)
-    tell(capsys, f"{command}: {count} command lines ({flags} flags x {len(WORDS)} values), slowest {slowest:.1f} s")
+    flags = len(settings_of(SETTINGS[command][0]))
+    tell(capsys, f"{command}: {count} command lines of {flags} flags, slowest {slowest:.1f} s")
 
 
 names = st.sampled_from(list(settings_of(RewardTrainerConfig))) | st.text(max_size=8)
