@@ -170,6 +170,7 @@ def test_any_value_is_taken_or_refused(attempt):
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(3600)
 def test_every_value_is_taken_or_refused(capsys):
     started = time.perf_counter()
     counts = [attempt(command, 1) for command in SETTINGS for attempt in (try_words, try_values)]

@@ -138,7 +138,7 @@ def test_no_damage_to_a_file_stops_the_report(run: Path, name: str, harm: str) -
     assert "## Headline" in told(run)
 
 
-ODD = (None, 0, -1, 1e308, True, "x", "nan", [], {}, [1], {"a": 1}, [[]], "1e400", 2**63, 0.1, "\ud800")
+ODD = (None, 0, -1, 1e308, True, "x", "nan", [], {}, [1], {"a": 1}, [[]], "1e400", 2**63, 0.1, "\ud800", 10**400)
 
 
 def paths_in(value: object, path: tuple = ()) -> Iterator[tuple]:

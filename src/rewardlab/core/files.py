@@ -243,6 +243,16 @@ def parse_line(path: Path, number: int, line: str, *, like: str = PREFERENCE_LIN
     return row
 
 
+def to_float(value: object) -> float:
+    """Return a number, or a text that holds one as in CSV, as a float; NaN for anything else, also for booleans."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return math.nan
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
 def _with_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return a JSON object as a dict. Raises DuplicateKeyError if it has the same key twice."""
     values = dict(pairs)

@@ -10,7 +10,7 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import sha256_text
+from rewardlab.core.files import sha256_text, to_float
 from rewardlab.core.types import Comparison, Conversation, Preference
 from rewardlab.data.config import Control, ReadingConfig
 from rewardlab.data.rows import (
@@ -25,7 +25,6 @@ from rewardlab.data.rows import (
     read_reply,
     show,
     text_key,
-    to_float,
 )
 
 

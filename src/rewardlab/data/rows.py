@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from rewardlab.core.files import to_float
 from rewardlab.core.types import Conversation, Message
 
 Row = Mapping[str, object]
@@ -261,16 +262,6 @@ def read_number(row: Row, column: str, cause: str, *, low: float = 0.0, high: fl
         wanted = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
         raise UnusableRowError(cause, f"{column} is {show(value)}, wanted a finite number {wanted}")
     return number
-
-
-def to_float(value: object) -> float:
-    """Return a number, or a text that holds one as in CSV, as a float; NaN for anything else, also for booleans."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return math.nan
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return math.nan
 
 
 def read_integers(value: object) -> list[int] | None:

@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from rewardlab.analysis.aligned import ScoreSet
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import read_json
+from rewardlab.core.files import read_json, to_float
 from rewardlab.core.terminal import brief, short
 from rewardlab.core.types import Comparison, Message, ScoreRow, prompt_key
 from rewardlab.data.finding import ALL_ROWS, Source
 from rewardlab.data.readers import read_source
-from rewardlab.data.rows import UnreadRow, is_absent, to_float
+from rewardlab.data.rows import UnreadRow, is_absent
 
 BOTH_SCORES: Final = (
     ("scores_chosen", "scores_rejected"),

@@ -8,10 +8,11 @@ from typing import Any
 from rewardlab.analysis.precision import MEASURES
 from rewardlab.analysis.robustness import MEASURES as MOVED
 from rewardlab.core.controls import expectation_of, notice_of
+from rewardlab.core.files import to_float
 from rewardlab.core.types import Estimate
 from rewardlab.report.charts import Chart, Dot, axis
 from rewardlab.report.document import Beside, Block, Paragraph, Section, Table, Tone, shown, with_intervals
-from rewardlab.report.folder import EnsembleRecord, Record, estimate_of, number_of
+from rewardlab.report.folder import EnsembleRecord, Record, estimate_of
 from rewardlab.report.robustness import MOVES, moves
 from rewardlab.report.sections import comparison
 from rewardlab.report.suites import MARK, P_MEANS, p_text
@@ -33,7 +34,7 @@ def suites_section(record: Record) -> Section:
             score, baselines = estimate_of(row.get("score")), row.get("baselines")
             better, kind = str(row.get("better_baseline") or ""), str(row.get("kind") or "subset")
             length = estimate_of(baselines.get(better)) if isinstance(baselines, dict) else None
-            p_value = number_of(row.get("p_holm" if kind == "subset" else "p_value"))
+            p_value = to_float(row.get("p_holm" if kind == "subset" else "p_value"))
             fair = estimate_of(row.get("ties_at_random"))
             differs |= fair is not None and score is not None and abs(fair.value - score.value) > 1e-12
             rows.append(
@@ -89,7 +90,7 @@ def robustness_section(record: Record) -> Section:
             (
                 name,
                 *(shown(own.get(measure)) for measure in MOVED),
-                moves(*(number_of(effects[name].get(key)) for key in ("p_shift_holm", "p_accuracy_holm"))),
+                moves(*(to_float(effects[name].get(key)) for key in ("p_shift_holm", "p_accuracy_holm"))),
                 _count(effects[name].get("preferences")),
             )
             for name, own in parts.items()
@@ -107,7 +108,7 @@ def ensemble_section(ensemble: EnsembleRecord) -> Section:
     names = ", ".join(map(str, members)) if isinstance(members, list) else "unknown models"
     blocks: list[Block] = [
         Paragraph(
-            text=f"Ensemble of {names} (λ = {number_of(facts.get('penalty')):g}), each put on one scale by "
+            text=f"Ensemble of {names} (λ = {to_float(facts.get('penalty')):g}), each put on one scale by "
             f"{facts.get('scaled_by')}."
         )
     ]

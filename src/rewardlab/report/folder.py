@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.metrics import current_columns
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
-from rewardlab.core.files import UTF8, parse_json, read_json, read_jsonl, sha256_file
+from rewardlab.core.files import UTF8, parse_json, read_json, read_jsonl, sha256_file, to_float
 from rewardlab.core.run_folder import EVALUATED, MANIFEST, SCORES_SUM, SLICES, saved_steps
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 from rewardlab.core.terminal import short
@@ -95,15 +95,15 @@ class Record:
         """β by which it was judged, or else that of the model; 1 where nothing says otherwise."""
         judged, model = self.judged, self.model
         for found in (judged.beta if judged else None, self.config.get("beta"), model.beta if model else None):
-            if isinstance(found, (int, float)) and math.isfinite(found) and found > 0:
-                return float(found)
+            if not isinstance(found, str) and 0 < (beta := to_float(found)) < math.inf:
+                return beta
         return 1.0
 
     @property
     def thresholds(self) -> tuple[float, ...]:
         """Scores at which `rewardlab eval` was asked for the rates of acceptance."""
         asked = self.config.get("thresholds")
-        numbers = map(number_of, asked) if isinstance(asked, list) else ()
+        numbers = map(to_float, asked) if isinstance(asked, list) else ()
         return tuple(dict.fromkeys(number for number in numbers if math.isfinite(number)))
 
     @property
@@ -317,7 +317,7 @@ def estimate_of(entry: object) -> Estimate | None:
     if not isinstance(entry, dict):
         return None
     try:
-        numbers = {name: number_of(entry.get(name)) for name in ("value", "low", "high")}
+        numbers = {name: to_float(entry.get(name)) for name in ("value", "low", "high")}
         return Estimate(
             **numbers, n=int(entry["n"]), method=str(entry["method"]), level=float(entry.get("level", 0.95))
         )
@@ -336,16 +336,6 @@ def _object(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError("it is not a JSON object")
     return value
-
-
-def number_of(cell: object) -> float:
-    """Return a cell of JSON or CSV as a number, NaN if it is not one."""
-    if isinstance(cell, bool) or not isinstance(cell, (int, float, str)):
-        return math.nan
-    try:
-        return float(cell)
-    except (ValueError, OverflowError):
-        return math.nan
 
 
 def _judged(path: Path, problems: list[str]) -> Judged:
@@ -375,11 +365,11 @@ def _judged(path: Path, problems: list[str]) -> Judged:
             for name, part in parts.items()
         },
         counts={
-            name: {count: number_of(value) for count, value in dict(part.get("sums") or {}).items()}
+            name: {count: to_float(value) for count, value in dict(part.get("sums") or {}).items()}
             for name, part in parts.items()
         },
         scores=scores,
-        beta=beta if math.isfinite(beta := number_of(values.get("beta"))) and beta > 0 else None,
+        beta=beta if math.isfinite(beta := to_float(values.get("beta"))) and beta > 0 else None,
         calibrated=values.get("calibrated") is True,
     )
 
@@ -392,7 +382,7 @@ def _rows(path: Path, problems: list[str]) -> list[Mapping[str, float]]:
         values = {
             str(name): number
             for name, cell in current_columns(cells).items()
-            if name and math.isfinite(number := number_of(cell))
+            if name and math.isfinite(number := to_float(cell))
         }
         if "step" not in values or values["step"] < 0:
             lost += 1
@@ -439,7 +429,7 @@ def _signs(path: Path) -> list[WarningSign]:
 
 def _distributions(path: Path) -> dict[int, dict[str, list[float]]]:
     return {
-        int(step): {side: [number_of(score) for score in scores[side]] for side in ("chosen", "rejected")}
+        int(step): {side: [to_float(score) for score in scores[side]] for side in ("chosen", "rejected")}
         for step, scores in _object(path).items()
     }
 

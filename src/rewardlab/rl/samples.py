@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import DataError, RenderError
+from rewardlab.core.files import to_float
 from rewardlab.core.types import Conversation
 from rewardlab.data.chat import to_messages
 from rewardlab.data.prompts import prompt_turns
 from rewardlab.data.readers import read_each_row
-from rewardlab.data.rows import UnusableRowError, to_float
+from rewardlab.data.rows import UnusableRowError
 
 PROMPT: Final = ("prompt", "messages")
 REPLIES: Final = ("replies", "responses")

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from rewardlab.core.files import to_float
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.formats.schema import Schema
 from rewardlab.data.judgements import ParsedRow, Rules, compare_all, draw_replies, read_scores
-from rewardlab.data.rows import Row, UnusableRowError, read_prompt, read_reply, show, to_float
+from rewardlab.data.rows import Row, UnusableRowError, read_prompt, read_reply, show
 
 _HELPSTEER_TURN = re.compile(r"\n?<extra_id_1>(User|Assistant)\n")
 """What stands between the turns of a HelpSteer2 prompt; the first turn has none before it."""

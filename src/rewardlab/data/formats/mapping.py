@@ -6,8 +6,9 @@ import json
 from collections.abc import Mapping
 
 from rewardlab.core.errors import DataError
+from rewardlab.core.files import to_float
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.rows import Row, UnreadRow, UnusableRowError, is_absent, show, to_float
+from rewardlab.data.rows import Row, UnreadRow, UnusableRowError, is_absent, show
 
 LISTS = ("responses", "scores", "label")
 """Columns whose text may be a list (of labels, also an object) as JSON, as CSV files have it."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from rewardlab.core.files import to_float
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.formats.plain import COLUMNS, part, read_explicit
 from rewardlab.data.formats.schema import Schema
@@ -25,7 +26,6 @@ from rewardlab.data.rows import (
     read_prompt,
     read_reply,
     show,
-    to_float,
 )
 
 WINNERS = {"model_a": 1.0, "model_b": 0.0, "tie": 0.5, "tie (bothbad)": 0.5, "both_bad": 0.5}

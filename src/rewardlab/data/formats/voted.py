@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from rewardlab.core.files import to_float
 from rewardlab.core.types import Conversation
 from rewardlab.data.formats.kwise import helpsteer_prompt
 from rewardlab.data.formats.mapping import unpacked
@@ -20,7 +21,6 @@ from rewardlab.data.rows import (
     read_prompt,
     read_reply,
     show,
-    to_float,
 )
 
 MOST = 3

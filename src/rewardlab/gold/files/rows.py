@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import DataError, RenderError
+from rewardlab.core.files import to_float
 from rewardlab.core.types import Conversation, Message, prompt_key
 from rewardlab.data.prompts import prompt_turns
 from rewardlab.data.readers import read_each_row
-from rewardlab.data.rows import UnusableRowError, to_float
+from rewardlab.data.rows import UnusableRowError
 from rewardlab.gold.files.parts import parts_of
 
 OWN: Final = ("id", "prompt", "responses", "samples", "gold", "gold_errors")
