@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import xml.etree.ElementTree as ET
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -23,12 +23,13 @@ from rewardlab.core.run_folder import claim_folder, is_own_card
 from rewardlab.core.terminal import visible
 from rewardlab.evaluation.texts import find_texts
 from rewardlab.report.build import Told, report_of, tell
-from rewardlab.report.card import card_text, write_card
+from rewardlab.report.card import SETTINGS, card_text, write_card
 from rewardlab.report.charts import CHARACTER
 from rewardlab.report.document import Document, Paragraph, Part, Section
 from rewardlab.report.folder import read_folder
 from rewardlab.report.markdown import escaped, fenced, markdown_page
 from rewardlab.report.page import html_page
+from rewardlab.training.settings.config import LossConfig
 from run_folders import HOSTILE, score_rows, write_evaluation, write_run
 
 VOID = {"meta", "br", "img", "input", "link", "hr"}
@@ -344,6 +345,10 @@ def test_a_card_is_replaced_while_it_is_ours_and_kept_once_somebody_edited_it(ru
         write_card(run.record, run.judgement, ceiling=None, overwrite=False)
     write_card(run.record, run.judgement, ceiling=None, overwrite=True)
     assert is_own_card(path)
+
+
+def test_a_card_has_every_setting_of_the_loss() -> None:
+    assert [setting.name for setting in fields(LossConfig) if setting.name not in SETTINGS] == []
 
 
 def test_an_own_card_does_not_keep_a_new_run_out_and_an_edited_one_does(run: Told) -> None:

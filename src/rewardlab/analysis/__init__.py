@@ -1,1 +1,1 @@
-"""Evaluates score rows: intervals, metrics, calibration. Imports neither torch nor transformers."""
+"""Judges score rows, never a model: metrics, intervals, calibration. Imports neither torch nor transformers."""

@@ -39,10 +39,11 @@ METRICS: Final = {
 """Estimate -> (type, name) of a metric in the metadata."""
 SETTINGS: Final = (
     "steps", "epochs", "batch_size", "lr", "lr_scheduler", "optimizer", "weight_decay", "lora", "lora_rank",
-    "lora_alpha", "quantization", "train_head_only", "freeze_layers", "precision", "max_seq_len", "label_smoothing",
-    "score_regularization_lambda", "regularization_lambda", "center_lambda", "kwise_loss", "seed",
+    "lora_alpha", "quantization", "train_head_only", "freeze_layers", "precision", "max_seq_len", "beta",
+    "label_smoothing", "regularization_lambda", "regularization_type", "score_regularization_lambda", "center_lambda",
+    "kwise_loss", "kwise_weight", "seed",
 )  # fmt: skip
-"""Settings that a reader of the card wants; paths and machines are nobody's business."""
+"""Settings that a reader of the card wants, all of the loss among them; paths and machines are nobody's business."""
 
 
 def write_card(

@@ -20,7 +20,9 @@ from rewardlab.report.precision import card_block, live_block
 from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 COLUMNS = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin", "ECE": "eval_ece"}
+"""Column of every table of evaluations, in the terminal and on pages -> its metric."""
 DIGITS = {"eval_accuracy": 3, "eval_loss": 2, "eval_margin": 2, "eval_ece": 2}
+"""Metric -> its digits in the terminal."""
 BEFORE_AFTER = ("accuracy", "NLL", "margin")
 """Columns of tables whose first column also holds the name of a source, where fewer fit."""
 

@@ -17,9 +17,9 @@ from rewardlab.core.types import Estimate
 from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.document import Block, Facts, Paragraph, Section, Table, shown, with_intervals
 from rewardlab.report.folder import Judged, Record
+from rewardlab.report.run import COLUMNS
 from rewardlab.report.tables import column_notes, format_count
 
-COLUMNS: Final = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin", "ECE": "eval_ece"}
 WHAT: Final = {
     "test": "test data, which chose nothing",
     "eval": "the data of this evaluation",
@@ -134,7 +134,7 @@ def estimates_table(
 ) -> Table:
     """Return a table of named (estimates, counts): accuracy, NLL, margin, ECE and comparisons, accuracy drawn too."""
     columns = [name for name, metric in COLUMNS.items() if any(metric in own for own, _ in parts.values())]
-    digits = {"accuracy": 3, "NLL": 3, "margin": 2, "ECE": 3}
+    digits = {column: 2 if column == "margin" else 3 for column in columns}
     notes = column_notes(
         {name: [own[COLUMNS[name]] for own, _ in parts.values() if COLUMNS[name] in own] for name in columns}
     )

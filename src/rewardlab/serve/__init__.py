@@ -1,1 +1,1 @@
-"""Use of a saved reward model: checking, exporting and scoring files."""
+"""A saved reward model at work: served over HTTP, scoring files, proven, imported, exported."""
