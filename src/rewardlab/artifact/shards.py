@@ -14,6 +14,7 @@ from torch import Tensor
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import write_json
+from rewardlab.core.terminal import short
 from rewardlab.model.files import INDEX, ONE_FILE
 from rewardlab.model.parts import Weight, Writers
 from rewardlab.model.reward import HEAD_ON_DISK
@@ -38,9 +39,9 @@ ONE: Final = FileForm()
 
 def bytes_of_size(text: str) -> int:
     """Return the number of bytes that a text such as `5GB` or `500MiB` says. Raises ConfigError if it says none."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMG]i?B)?", text, flags=re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B)?", text, flags=re.IGNORECASE)
     if match is None or (size := int(float(match[1]) * UNITS[(match[2] or "").upper()])) < 1:
-        raise ConfigError(f"--max-shard-size {text}: must be a size such as 5GB, 500MB or 2GiB.")
+        raise ConfigError(f"--max-shard-size {short(text)}: must be a size such as 5GB, 500MB or 2GiB.")
     return size
 
 
