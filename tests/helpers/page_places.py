@@ -324,7 +324,7 @@ def suite(path: Path, store: Path, *names: str) -> None:
 
 
 def plan(path: Path, store: Path) -> None:
-    """A plan of the repository with a tiny model and few steps, and the data that tiny plans name; or one of two runs."""
+    """A plan of the repository with a tiny model, few steps and the data of tiny plans; or one of two runs."""
     write_dataset(path.parent / "made", num_train=PAIRS, num_test=PAIRS, seed=0)
     root = path
     source = ROOT / "examples"

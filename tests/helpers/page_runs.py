@@ -175,24 +175,28 @@ def name_of(words: Sequence[str]) -> str:
     return " ".join(words[1:3]) if words[1] in TOOL_PURPOSES else words[1]
 
 
-def kind_of(name: str, flag: str, path: str) -> str:
-    """What a command expects at a path; raises AssertionError where nothing says it."""
-    group = name.split()[0]
-    for place in (f"{name} {flag}".strip(), f"{group} {flag}".strip(), flag):
-        if place in READS:
-            kind = READS[place]
-            break
-    else:
-        raise AssertionError(f"{flag or name} {path}: nothing says what is read there (READS, WRITES or VALUES)")
+def kind_of(name: str, flag: str, path: str) -> str | None:
+    """What a command expects at a path, empty for a name that is no path; None where nothing says it."""
+    places = (f"{name} {flag}".strip(), f"{name.split()[0]} {flag}".strip(), flag)
+    kind = next((READS[place] for place in places if place in READS), None)
+    last = path.rpartition("/")[2]
     if kind == "by its name":
         return {"samples.jsonl": "labels", "sft.jsonl": ""}.get(path, "reward_model")
-    if kind == "a model":
-        if path.startswith("evals/"):
-            return "evaluation"
-        if path.rpartition("/")[2] == "best" or path == "gold-folder":
-            return "reward_model"
-        return "run_folder" if path.startswith("runs/") else "model"
-    return "evaluation" if name == "report" and path.rpartition("/")[2] == "judged" else kind
+    if kind == "set":
+        return "preferences" if PATH.search(path) else ""
+    if kind == "prompts" and not PATH.search(path):
+        return "preferences"
+    if kind == "run_folder" and flag == "--resume" and path == "auto":
+        return ""
+    if kind == "run_folder" and last == "judged":
+        return "evaluation"
+    if kind != "a model":
+        return kind
+    if path.startswith("evals/"):
+        return "evaluation"
+    if last == "best" or path == "gold-folder":
+        return "reward_model"
+    return "run_folder" if path.startswith("runs/") else "model"
 
 
 def walked(words: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -219,22 +223,13 @@ def reads_of(words: Sequence[str]) -> list[Read]:
     for flag, word in walked(words):
         if not word or flag in WRITES or ADDRESS.match(word):
             continue
-        known = any(place in READS for place in (f"{name} {flag}".strip(), f"{name.split()[0]} {flag}".strip(), flag))
-        if not known:
+        path = bare(word) if PATH.search(word) else word
+        kind = kind_of(name, flag, path)
+        if kind is None:
             assert flag in VALUES or not PATH.search(word), f"{flag} {word}: is it read or written? (READS, WRITES)"
             continue
-        path = bare(word) if PATH.search(word) else word
         is_placeholder = "…" in path or path.isupper()
         assert not is_placeholder, f"{flag} {word}: a placeholder (PLACEHOLDERS, FILLED)"
-        if flag == "--set":
-            if PATH.search(path):
-                found.append(Read(path, "preferences"))
-            continue
-        if flag == "--resume" and word in ("auto", "never"):
-            continue
-        kind = kind_of(name, flag, path)
-        if kind == "prompts" and not PATH.search(path):
-            kind = "preferences"
         if kind:
             found.append(Read(path, kind))
     return found
@@ -250,31 +245,33 @@ def suites_of(words: Sequence[str]) -> list[str]:
     return [word for flag, word in walked(words) if word and flag in ("--suite", "--against")]
 
 
+def groups_of(words: Sequence[str]) -> list[list[str]]:
+    """Flags with their values; what stands before the first flag comes first, alone."""
+    groups: list[list[str]] = [[]]
+    for word in words:
+        if word.startswith("--"):
+            groups.append([])
+        groups[-1].append(word)
+    return groups
+
+
 def made_small(words: Sequence[str]) -> list[str]:
     """The words of a command with what makes it small and placeholders filled; raises AssertionError for a new one."""
     name = name_of(words)
-    assert name in SMALL, f"rewardlab {name}: nothing says how it is made small (SMALL)"
-    found = list(words[: len(name.split()) + 1])
-    groups: list[list[str]] = [[]]
-    for word in words[len(found) :]:
-        if word.startswith("--"):
-            groups.append([])
-        groups[-1].append(FILLED.get(groups[-1][0], word) if word == "…" and groups[-1] else word)
-    more: list[list[str]] = []
-    for word in SMALL[name].more:
-        if word.startswith("--"):
-            more.append([])
-        more[-1].append(word)
-    instead = {flag: [flag, *text.split()] for flag, text in IF_THERE.items()} | {one[0]: one for one in more}
-    given = {group[0] for group in groups if group}
-    groups = [instead.get(group[0], group) if group else group for group in groups]
-    groups = [group for group in groups if group != ["--compile"]]
-    groups += [one for one in more if one[0] not in given]
-    if "--epochs" in given:
-        groups = [group for group in groups if group[:1] != ["--steps"]]
-    found += [word for group in groups for word in group]
+    assert name in SMALL, f"{name}: nothing says how it is made small (SMALL)"
+    num_own = len(name.split()) + 1
+    first, *groups = groups_of(words[num_own:])
+    more = {one[0]: one for one in groups_of(SMALL[name].more)[1:]}
+    instead = {flag: [flag, *text.split()] for flag, text in IF_THERE.items()} | more
+    given = {flag for flag, *_ in groups}
+    groups = [instead.get(group[0], group) for group in groups] + [more[flag] for flag in more if flag not in given]
     if "--suite" in given and "--suite-data" not in given:
-        found += ["--suite-data", "suites-of-the-hub"]
+        groups.append(["--suite-data", "suites-of-the-hub"])
+    left_out = {"--compile", *(("--steps",) if "--epochs" in given else ())}
+    found = [*words[:num_own], *first]
+    for flag, *values in groups:
+        if flag not in left_out:
+            found += [flag, *(FILLED.get(flag, value) if value == "…" else value for value in values)]
     return [PLACEHOLDERS.get(word, word) for word in found]
 
 
