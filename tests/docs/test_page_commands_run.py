@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from helpers.page_commands import Command, commands
-from page_places import make_store
+from page_places import KINDS, make_store
 from page_runs import SMALL, made_small, name_of, reads_of, run, suites_of
 from page_servers import TOKEN
 from pages import PAGES, ROOT
@@ -96,7 +96,7 @@ def test_every_command_of_a_page_can_be_run_here_or_has_a_reason_why_not(page: s
         if reason(command) is None:
             try:
                 words = made_small(command.words)
-                reads_of(words)
+                assert {one.kind for one in reads_of(words)} <= {*KINDS}
                 assert {*suites_of(words)} <= {*WRITERS}, "a suite of which no folder can be made"
             except AssertionError as error:
                 wrong.append(f"{page}:{command.line}: {error}")
@@ -129,6 +129,7 @@ def test_a_command_that_nobody_knows_how_to_run_is_told(command: str, said: str)
 def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out second processes, but on the README: other tests have them."""
     monkeypatch.setenv("ADMIN_TOKEN", TOKEN)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     if request.node.callspec.params["page"] == "README.md":
         return
     monkeypatch.setattr(running, "run_all", done_here)
@@ -138,6 +139,7 @@ def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
+@pytest.mark.filterwarnings("default")  # a shell shows them and goes on
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("page", WITH_RUNS)
 def test_the_commands_of_a_page_run(page: str, store: Path, tmp_path: Path) -> None:
