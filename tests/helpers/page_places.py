@@ -153,7 +153,7 @@ def run_folder(path: Path, store: Path) -> None:
 
 def reward_model(path: Path, store: Path) -> None:
     """The model of the run, in the run that the name asks for."""
-    if path.name == "best" and not path.parent.exists():
+    if path.name == "best" and not (path.parent / "config.json").exists():
         run_folder(path.parent, store)
         return
     shutil.copytree(store / "run" / "best", path)
@@ -187,7 +187,7 @@ def conversations(path: Path, store: Path) -> None:
 
 def prompts(path: Path, store: Path) -> None:
     """Prompts alone, as texts or as rows."""
-    texts = [row["prompt"][0]["content"] for row in gold_rows()[:12]]
+    texts = [row["prompt"][0]["content"] for row in gold_rows()]
     if path.suffix == ".json":
         path.write_text(json.dumps(texts), encoding="utf-8")
     else:
@@ -196,7 +196,7 @@ def prompts(path: Path, store: Path) -> None:
 
 def samples(path: Path, store: Path) -> None:
     """Replies that have no gold score yet."""
-    write_rows(path, [{name: row[name] for name in ("id", "prompt", "responses")} for row in gold_rows()[:12]])
+    write_rows(path, [{name: row[name] for name in ("id", "prompt", "responses")} for row in gold_rows()])
 
 
 def labels(path: Path, store: Path) -> None:
@@ -259,7 +259,9 @@ def gold_plan(path: Path, store: Path) -> None:
         values[stage] = {**values[stage], **more}
     path.write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
     prompts(path.with_name(values["sample"]["prompts"]), store)
-    reward_model(path.parent / values["label"]["model"], store)
+    gold = path.parent / values["label"]["model"]
+    if not gold.exists():
+        reward_model(gold, store)
 
 
 def rollouts(path: Path, store: Path) -> None:
@@ -374,6 +376,16 @@ def make_store(folder: Path) -> None:
         tokenizer.save_pretrained(MODEL)
         train = ["train", "--model", MODEL, "--dataset", "pairs.jsonl", "--lora", "--precision", "fp32"]
         main([*train, *LONGER, "--output-dir", "run"])
-        main(["eval", "--model", "run/best", "--dataset", "other-pairs.jsonl", "--output-dir", "judged"])
+        main(
+            [
+                "eval",
+                "--model",
+                str(folder / "run" / "best"),
+                "--dataset",
+                "other-pairs.jsonl",
+                "--output-dir",
+                "judged",
+            ]
+        )
         labels(Path("labels.jsonl"), folder)
         main(["gold", "build", "--input", "labels.jsonl", "--output-dir", "pairs", "--test-fraction", "0.4"])

@@ -110,6 +110,7 @@ IF_THERE: Mapping[str, str] = {
     "--eval-every": "2",
     "--plant-seeds": "2",
     "--max-tokens": "16",
+    "--most": "4",
     "--num-responses": "2",
     "--concurrency": "4",
     "--ray-workers": "1",
@@ -223,7 +224,7 @@ def reads_of(words: Sequence[str]) -> list[Read]:
     for flag, word in walked(words):
         if not word or flag in WRITES or ADDRESS.match(word):
             continue
-        path = bare(word) if PATH.search(word) else word
+        path = bare(word) if PATH.search(bare(word)) else word
         kind = kind_of(name, flag, path)
         if kind is None:
             assert flag in VALUES or not PATH.search(word), f"{flag} {word}: is it read or written? (READS, WRITES)"
@@ -297,12 +298,14 @@ def furnish(words: Sequence[str], store: Path) -> None:
         plan.write_text(plan.read_text(encoding="utf-8").replace("seeds: 1", "seeds: 2"), encoding="utf-8")
     if "--resume" not in words:
         for written in writes_of(words):
-            clear(Path(written))
+            clear(Path(written), keep=[Path(one.path) for one in reads])
 
 
-def clear(output: Path) -> None:
+def clear(output: Path, *, keep: Sequence[Path]) -> None:
     """Remove what a command wrote, with the files beside it that have its name (`cleaned.removed.jsonl`)."""
     for path in (output, *output.parent.glob(f"{output.stem}.*")) if output.name else ():
+        if path in keep:
+            continue
         if path.is_dir():
             shutil.rmtree(path)
         else:
