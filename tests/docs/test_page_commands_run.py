@@ -1,204 +1,159 @@
-"""The commands of the README are run one after the other, with a tiny model, and those of the pages on what they left.
+"""Every command of the README and the pages is run on what lies there or is made for it, or has a reason why not.
 
-What a page would need besides (data of others, a GPU, hours, a trainer of another project) is named with its reason;
-test_page_commands.py reads the words of all commands.
+Each page is run from its first command to its last in one folder, so that what one command writes the next ones read.
+Models are of two layers, runs of a few steps. test_page_commands.py reads the words of all commands, also of programs
+that are not rewardlab's.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import chdir, contextmanager
-from itertools import pairwise
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import chdir
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from helpers.page_commands import Command, commands
-from pages import PAGES, ROOT, module_at
-from rewardlab.cli import main
-from rewardlab.commands.parsing import TOOL_PURPOSES
-from rewardlab.data.synthetic import generate, reply_texts
+from page_places import KINDS, make_store
+from page_runs import SMALL, made_small, name_of, reads_of, run, suites_of
+from page_servers import TOKEN
+from pages import PAGES, ROOT
+from rewardlab.artifact import calibrated
+from rewardlab.commands.training import train
+from rewardlab.experiments import running
+from rewardlab.experiments.doing import do
+from rewardlab.experiments.local import run_all
+from rewardlab.experiments.plan import Run
+from rewardlab.experiments.study import Study
+from rewardlab.probing import run as probing
+from rewardlab.serve.folders import export, import_model
+from rewardlab.training import run as training
+from suite_folders import WRITERS
 
-SHIPPED, MODEL = "smollm2-135m-instruct", "tiny-model"
-TRL = f"""\
-model_name_or_path: {MODEL}
-dataset_name: pairs.jsonl
-use_peft: true
-lora_r: 4
-per_device_train_batch_size: 16
-report_to: none
-"""
-LONGER = ("--lr", "5e-3", "--steps", "40", "--eval-fraction", "0.3")
-"""Added to what trains, so that a model of random weights gets better than it was, and there is a best/."""
-PAIRS = 240
-NOT_ON_README: Mapping[str, str] = {
-    "rl audit": "runs/grpo is a run of TRL's; tests/rl audit such runs",
-    "gold run": "plan.yaml is a plan of one's own; tests/gold/test_gold_run.py runs one from sampling to check",
+OTHERS: Mapping[str, str] = {
+    **dict.fromkeys(("vllm", "trl", "ray", "python3", "ENV/bin/pip"), "a program of another project"),
+    **dict.fromkeys(("curl", "du", "grep", "rm", "mkdir", "printf", "echo", "export", "."), "of the shell"),
+    **dict.fromkeys(("pip", "make", "python3.11", "scripts/setup", "scripts/docs"), "sets up, builds or tests all"),
+    "scripts/bench": "a benchmark, of hours; tests/benchmarks test them",
+    "sbatch": "needs a cluster: test_slurm_examples.py and test_gold_slurm.py run these scripts under a stand-in",
+    "torchrun": "needs eight GPUs; tests/distributed run several processes",
+    "python -m": "a program of another project",
 }
-"""Commands of the README that are not run here -> why."""
-NOT_ON_PAGES: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("train", "diagnose", "probe", "data mislabels"), "the README's chain and other tests train; pages for longer"
-    ),
-    **dict.fromkeys(("serve", "watch", "push"), "stay until they are stopped, or talk to the hub; run by their tests"),
-    "plan": "test_plan_pages.py and tests/experiments/test_plans_shipped_runs.py run them",
-    **dict.fromkeys(("gold", "rl"), "their files are of stages that tests/gold and tests/rl run"),
-    **dict.fromkeys(("data mix", "data split", "data convert"), "write what later lines read; tests/curation run them"),
-    **dict.fromkeys(
-        ("calibrate", "import", "ensemble"), "need other models; tests/evaluation and tests/serve run them"
-    ),
-    "quickstart": "make quickstart is its test",
+"""Program that is only looked at by test_page_commands.py -> why."""
+EXCEPTED: Mapping[str, str] = {
+    "rewardlab push runs/mine/best --repo me/my-reward-model": "uploads to the hub",
+    "python examples/grpo_with_reward_model.py --smoke": "trains by TRL; tests/test_examples.py runs it",
+    "python examples/grpo_with_reward_model.py --model Qwen/Qwen2.5-0.5B-Instruct --data pairs.jsonl --policy "
+    "Qwen/Qwen2.5-0.5B-Instruct --prompts prompts.jsonl --gold runs/gold/best": "the same with models of the hub",
 }
-"""Commands of other pages that are not run here, or all tools of one -> why."""
-RUN_ON_PAGES = (
-    "data inspect",
-    "data audit",
-    "data show",
-    "export",
-    "card",
-    "score",
-    "report",
-    "eval",
-    "compare",
-    "verify",
-)
-FILES = (".jsonl", ".json", ".yaml", ".csv", ".parquet", ".html", ".gz", ".toml", ".txt", ".md")
+"""Command that is only read by test_page_commands.py -> why."""
 
 
-def name_of(words: Sequence[str]) -> str:
-    """The command, with its tool."""
-    return " ".join(words[1:3]) if words[1] in TOOL_PURPOSES else words[1]
-
-
-def ready(command: Command, folder: Path) -> bool:
-    """Whether every file and folder that a command reads is there."""
+def reason(command: Command) -> str | None:
+    """Why a command is not run here; None for one that is."""
     words = command.words
-    if "…" in words or any(word.isupper() for word in words):
-        return False
-    if {"--suite", "--output-as", "--calibrated"} & {*words}:  # data of others; a calibration, which is not stored here
-        return False
-    for before, word in pairwise(words[1:]):
-        written = before.startswith(("--output", "--html", "--csv", "--json"))
-        named = "/" in word or word.endswith(FILES) or before in ("--input", "--dataset", "--model", name_of(words))
-        if named and not written and not word.startswith("-") and not (folder / word).exists() and word != SHIPPED:
-            return False
-    return True
+    program = "python -m" if words[:2] == ("python", "-m") else words[0]
+    return OTHERS.get(program, EXCEPTED.get(" ".join(words)))
 
 
-def run(words: Sequence[str]) -> None:
-    """Run a command here; the exit status of a comparison or a check is its finding."""
-    status: object = 0
-    try:
-        main([MODEL if word == SHIPPED else word for word in words[1:]])
-    except SystemExit as ended:
-        status = ended.code
-    assert status in (0, 1, None), f"{' '.join(words)}: exit status {status}"
+def page_commands(page: str) -> list[Command]:
+    """The commands of a page."""
+    return commands((ROOT / page).read_text("utf-8"))
 
 
-def clear(output: Path) -> None:
-    """Remove what a command wrote, with the files beside it that have its name (`cleaned.removed.jsonl`)."""
-    for path in (output, *output.parent.glob(f"{output.stem}.*")):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+WITH_COMMANDS = [page for page in PAGES if page_commands(page)]
+ALL = [command for page in WITH_COMMANDS for command in page_commands(page)]
+WITH_RUNS = [page for page in WITH_COMMANDS if not all(map(reason, page_commands(page)))]
 
 
-@contextmanager
-def served(words: Sequence[str]) -> Iterator[str]:
-    """The address of a server while it runs as a process of its own."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    program = [sys.executable, "-m", *words, "--port", str(port)]
-    with subprocess.Popen(program, env=environment) as process:
-        try:
-            for _ in range(600):
-                assert process.poll() is None, "the server ended"
-                try:
-                    with urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=5):
-                        break
-                except OSError:
-                    time.sleep(0.5)
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
+def done_here(study: Study, runs: Sequence[Run], *, say: Callable[[str], None], **how: Any) -> list[Run]:
+    """`run_all`, in this process but for runs that are to have a GPU each."""
+    if how.get("gpus"):
+        return run_all(study, runs, say=say, **how)
+    for one in runs:
+        do(study, one, train)
+    return []
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files that the README's commands begin from."""
-    folder = tmp_path_factory.mktemp("readme")
-    for name, topics in (("pairs", "train"), ("other-pairs", "test")):
-        rows = []
-        for pair in generate(PAIRS, seed=0, topics=topics):
-            chosen, rejected = reply_texts(pair)
-            rows.append({"prompt": pair.preference.prompt[0].content, "chosen": chosen, "rejected": rejected})
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    replies = [{"prompt": row["prompt"], "responses": [row["chosen"], row["rejected"]]} for row in rows[:8]]
-    (folder / "replies.jsonl").write_text("".join(json.dumps(row) + "\n" for row in replies), encoding="utf-8")
-    (folder / "trl.yaml").write_text(TRL, encoding="utf-8")
-    text = (folder / "pairs.jsonl").read_text(encoding="utf-8")
-    module_at(ROOT / "examples" / "first_study" / "make_files.py").write_model(folder / MODEL, text)
-    return folder
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What is copied into the folders of pages; says at the end how many commands are run, and why others are not."""
+    folder = tmp_path_factory.mktemp("store")
+    make_store(folder)
+    yield folder
+    why = Counter(reason(command) or "run" for command in ALL)
+    print("\n".join(f"{count:4} {text}" for text, count in why.most_common()))  # noqa: T201 (a soak test)
 
 
-def readme_commands() -> list[Command]:
-    return [one for one in commands((ROOT / "README.md").read_text("utf-8")) if one.words[0] == "rewardlab"]
+@pytest.mark.parametrize("page", WITH_COMMANDS)
+def test_every_command_of_a_page_can_be_run_here_or_has_a_reason_why_not(page: str) -> None:
+    wrong = []
+    for command in page_commands(page):
+        if reason(command) is None:
+            try:
+                words = made_small(command.words)
+                assert {one.kind for one in reads_of(words)} <= {*KINDS}
+                assert {*suites_of(words)} <= {*WRITERS}, "a suite of which no folder can be made"
+            except AssertionError as error:
+                wrong.append(f"{page}:{command.line}: {error}")
+    assert wrong == []
 
 
-def page_commands() -> list[tuple[str, Command]]:
-    return [
-        (page, one)
-        for page in PAGES
-        for one in commands((ROOT / page).read_text("utf-8"))
-        if one.words[0] == "rewardlab" and page != "README.md" and len(one.words) > 1
-    ]
+def test_nothing_is_excepted_or_made_small_that_no_page_has() -> None:
+    run_here = [command for command in ALL if reason(command) is None]
+    assert {*EXCEPTED} <= {" ".join(command.words) for command in ALL}
+    assert {*OTHERS} <= {name for command in ALL for name in (command.words[0], " ".join(command.words[:2]))}
+    assert {*SMALL} == {name_of(command.words) for command in run_here}
+    assert len(run_here) > 150
 
 
-def test_every_command_of_a_page_is_run_here_or_has_a_reason_why_not() -> None:
-    known = {*RUN_ON_PAGES, *NOT_ON_PAGES}
-    names = {name_of(command.words) for _, command in page_commands()}
-    assert {name for name in names if name not in known and name.split()[0] not in known} == set()
-    assert {*NOT_ON_README} <= {name_of(command.words) for command in readme_commands()}
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("rewardlab data invent pairs.jsonl", "how it is made small"),
+        ("rewardlab train --model MODEL --dataset DATA", "a placeholder"),
+        ("rewardlab train --model m --dataset pairs.jsonl --notes notes.md", "is it read or written"),
+        ("rewardlab compare evals/a …", "a placeholder"),
+    ],
+)
+def test_a_command_that_nobody_knows_how_to_run_is_told(command: str, said: str) -> None:
+    with pytest.raises(AssertionError, match=said):
+        reads_of(made_small(command.split()))
+
+
+@pytest.fixture
+def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out second processes, but on the README: other tests have them."""
+    monkeypatch.setenv("ADMIN_TOKEN", TOKEN)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    if request.node.callspec.params["page"] == "README.md":
+        return
+    monkeypatch.setattr(running, "run_all", done_here)
+    for module in (training, probing, import_model, export, calibrated):
+        monkeypatch.setattr(module, "verify_in_clean_process", lambda folder: None)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_the_commands_of_the_readme_run_and_those_of_pages_on_what_they_left(place: Path, tmp_path: Path) -> None:
-    """A quarter of an hour on an idle machine, most of it for the controls of `diagnose`."""
-    with chdir(place):
-        for command in readme_commands():
-            words, name = list(command.words), name_of(command.words)
-            if name in NOT_ON_README:
+@pytest.mark.filterwarnings("default")  # a shell shows them and goes on
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("page", WITH_RUNS)
+def test_the_commands_of_a_page_run(page: str, store: Path, tmp_path: Path) -> None:
+    wrong = []
+    with chdir(tmp_path):
+        for command in page_commands(page):
+            if reason(command):
                 continue
-            if name == "serve":
-                with served(words) as address:
-                    run(["rewardlab", "verify", address, "--model", "runs/mine/best"])
-                continue
-            if name == "train" and Path("runs/mine").exists():
-                words[words.index("runs/mine")] = "runs/other"  # the README shows two ways to the same folder
-            run([*words, *LONGER] if name == "train" else words)
-    done = []
-    for number, (page, command) in enumerate(page_commands()):
-        if name_of(command.words) not in RUN_ON_PAGES or not ready(command, place):
-            continue
-        copy = tmp_path / str(number)
-        shutil.copytree(place, copy)
-        for before, word in pairwise(command.words):
-            if before in ("--output", "--output-dir"):  # the README's command may have written it already
-                clear(copy / word)
-        with chdir(copy):
-            run(command.words)
-        shutil.rmtree(copy)
-        done.append(f"{page}:{command.line}")
-    assert len(done) >= 15, done
+            begun = time.monotonic()
+            try:
+                said = run(command.words, store)
+            except Exception:
+                said = f"{' '.join(command.words)}:\n{traceback.format_exc(limit=-6)}"
+            if said:
+                wrong.append(f"{page}:{command.line}: {said}")
+            print(f"{page}:{command.line}: {time.monotonic() - begun:.1f} s", said or "")  # noqa: T201 (a soak test)
+    assert not wrong, "\n".join(wrong)

@@ -60,10 +60,10 @@ def save_tiny(
 
 
 @contextmanager
-def served(folder: Path, **settings: Any) -> Iterator[str]:
+def served(folder: Path, *, name: str = "model", http: HttpConfig | None = None, **settings: Any) -> Iterator[str]:
     """The address of rewardlab's server for a folder, in this process; `settings` are those of the engine."""
-    engine = LocalEngine.load({"model": folder}, **settings)
-    url, end, _ = in_thread(make_app(engine, HttpConfig()), LimitsConfig())
+    engine = LocalEngine.load({name: folder}, **settings)
+    url, end, _ = in_thread(make_app(engine, http or HttpConfig()), LimitsConfig())
     try:
         yield url
     finally:
