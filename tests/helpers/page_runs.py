@@ -142,7 +142,7 @@ SMALL: Mapping[str, Small] = {
     "data show": Small(),
     "gold sample": Small(("--max-tokens", "16")),
     "gold label": Small(),
-    "gold build": Small(),
+    "gold build": Small(("--test-fraction", "0.5")),
     "gold train": Small(("--steps", "4", "--batch-size", "8", "--no-baselines")),
     "gold match": Small(findings=(1,)),
     "gold curve": Small(),
