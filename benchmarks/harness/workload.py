@@ -101,14 +101,17 @@ def pad_token(folder: str) -> int:
 
 
 def model_folder(name: str, work: Path, *, layers: int | None) -> str:
-    """A folder with the model: a tiny one, the built-in, or any other; with `layers`, its first ones alone."""
+    """A folder with the model: a tiny one, the built-in, or any other; with `layers`, its first ones alone.
+
+    A smaller one is called `NAME-3-layers`, after the name that it was asked for by.
+    """
     if name in TINY:
         return write_tiny(work / name, name)
     folder = Path(resolve_model_name(name, lambda line: print(line, flush=True)))
     config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if layers is None or layers >= config["num_hidden_layers"]:
         return str(folder)
-    cut = work / f"{folder.name}-{layers}-layers"
+    cut = work / f"{Path(name).name}-{layers}-layers"
     cut.mkdir(parents=True, exist_ok=True)
     for file in folder.iterdir():
         if file.name != "config.json" and not (cut / file.name).exists():
