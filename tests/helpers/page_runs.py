@@ -110,7 +110,7 @@ IF_THERE: Mapping[str, str] = {
     "--eval-every": "2",
     "--plant-seeds": "2",
     "--max-tokens": "16",
-    "--most": "4",
+    "--most": "2",
     "--num-responses": "2",
     "--concurrency": "4",
     "--ray-workers": "1",
