@@ -10,7 +10,6 @@ import json
 import random
 import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,6 +41,7 @@ from rewardlab.rl.rollout_log import RolloutLog, read_rollouts
 from rewardlab.rl.samples import read_samples
 from scored import evaluation, rows_of
 from suite_folders import WRITERS
+from telling import tell
 
 VALUES: tuple[Any, ...] = (
     *(None, True, -1, 10**400, 1e308, "", "\ud800\x1b[2J", [], {}, [None], {"a": {}}, [[1]], "x" * 5000, 0.5),
@@ -241,5 +241,4 @@ def test_a_harmed_file_is_read_or_refused_and_no_other_is_touched(name, files, t
 def test_a_file_that_is_harmed_in_every_way(name, files, tmp_path, capsys):
     taken, refused, slowest = try_to_read(name, files, tmp_path / "copy", 1)
     assert slowest < 20
-    with capsys.disabled():
-        sys.stdout.write(f"\n{name}: {taken} files read, {refused} refused, slowest {slowest:.1f} s\n")
+    tell(capsys, f"{name}: {taken} files read, {refused} refused, slowest {slowest:.1f} s")

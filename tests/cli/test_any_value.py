@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,6 +40,7 @@ from rewardlab.gold.sampling.config import SampleConfig
 from rewardlab.probing.config import ProbeConfig
 from rewardlab.rl.audit.config import AuditConfig as RolloutAuditConfig
 from rewardlab.training.settings.config import RewardTrainerConfig
+from telling import tell
 
 SETTINGS: dict[str, tuple[type, dict[str, object]]] = {
     "train": (RewardTrainerConfig, {"model": "m", "dataset": "d"}),
@@ -111,12 +111,6 @@ def require_plain(error: Exception) -> None:
     assert len(message) < 1500 or isinstance(error, OSError)
     assert visible(message, lines=True) == message
     message.encode()
-
-
-def tell(capsys: pytest.CaptureFixture[str], line: str) -> None:
-    """What was tried, for whoever reads along."""
-    with capsys.disabled():
-        sys.stdout.write(f"\n{line}\n")
 
 
 def some(values: Sequence[object], field: int, step: int) -> Sequence[object]:

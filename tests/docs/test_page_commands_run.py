@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from rewardlab.probing import run as probing
 from rewardlab.serve.folders import export, import_model
 from rewardlab.training import run as training
 from suite_folders import WRITERS
+from telling import tell
 
 OTHERS: Mapping[str, str] = {
     **dict.fromkeys(("vllm", "trl", "ray", "python3", "ENV/bin/pip"), "a program of another project"),
@@ -80,13 +80,11 @@ def done_here(study: Study, runs: Sequence[Run], *, say: Callable[[str], None], 
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What is copied into the folders of pages; says at the end how many commands are run, and why others are not."""
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is copied into the folders of pages."""
     folder = tmp_path_factory.mktemp("store")
     make_store(folder)
-    yield folder
-    why = Counter(reason(command) or "run" for command in ALL)
-    print("\n".join(f"{count:4} {text}" for text, count in why.most_common()))  # noqa: T201 (a soak test)
+    return folder
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)
@@ -142,7 +140,7 @@ def _quick(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.filterwarnings("default")  # a shell shows them and goes on
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("page", WITH_RUNS)
-def test_the_commands_of_a_page_run(page: str, store: Path, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_run(page: str, store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = []
     with chdir(tmp_path):
         for command in page_commands(page):
@@ -155,5 +153,5 @@ def test_the_commands_of_a_page_run(page: str, store: Path, tmp_path: Path) -> N
                 said = f"{' '.join(command.words)}:\n{traceback.format_exc(limit=-6)}"
             if said:
                 wrong.append(f"{page}:{command.line}: {said}")
-            print(f"{page}:{command.line}: {time.monotonic() - begun:.1f} s", said or "")  # noqa: T201 (a soak test)
+            tell(capsys, f"{page}:{command.line}: {time.monotonic() - begun:.1f} s {said or ''}")
     assert not wrong, "\n".join(wrong)

@@ -18,6 +18,7 @@ from fake_engine import FakeEngine
 from reward_models import save_tiny
 from rewardlab.serve.http.app import make_app
 from rewardlab.serve.http.config import HttpConfig, LimitsConfig
+from telling import tell
 
 ADMIN_TOKEN = "admin-0123456789"
 schemathesis.checks.load_all_checks()
@@ -89,13 +90,13 @@ def test_random_requests_get_no_answer_that_is_not_described(schema):
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_very_many_random_requests_get_no_answer_that_is_not_described(schema):
-    print(try_all(schema, MODES, count=LONG), "requests")  # noqa: T201 (a soak test says what it tried)
+def test_very_many_random_requests_get_no_answer_that_is_not_described(schema, capsys):
+    tell(capsys, f"{try_all(schema, MODES, count=LONG)} requests to the app")
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-def test_very_many_random_requests_to_a_running_server_get_no_answer_that_is_not_described(tmp_path):
+def test_very_many_random_requests_to_a_running_server_get_no_answer_that_is_not_described(tmp_path, capsys):
     """The command itself, with the real engine and a tiny model, over a socket of the loopback address."""
     folder = save_tiny(tmp_path / "rm")
     command = [sys.executable, "-m", "rewardlab", "serve", str(folder), "--port", "0", "--device", "cpu"]
@@ -106,7 +107,7 @@ def test_very_many_random_requests_to_a_running_server_get_no_answer_that_is_not
             assert server.stdout is not None
             url = next(line.split()[-1] for line in server.stdout if "serving" in line)
             sent = try_all(schemathesis.openapi.from_url(f"{url}/openapi.json"), MODES, count=LONG)
-            print(sent, "requests")  # noqa: T201 (a soak test says what it tried)
+            tell(capsys, f"{sent} requests to a running server")
         finally:
             server.terminate()
     assert server.returncode == 0
