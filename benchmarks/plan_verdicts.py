@@ -21,8 +21,9 @@ from harness import results, simulated
 from harness.simulation import Rate, Simulation, outside, parser_of, rounded, summary
 from rewardlab.analysis.calibration import ece_influence
 from rewardlab.analysis.crossed import Crossed, Observed, combined
+from rewardlab.experiments.claims import parse
 from rewardlab.experiments.design import Design, claim_power
-from rewardlab.experiments.expressions import Claim, Term, parse
+from rewardlab.experiments.expressions import Claim, Term
 from rewardlab.experiments.power import Assumed, chance, needed, noise_of
 from rewardlab.experiments.verdicts import contrast_of, judge
 

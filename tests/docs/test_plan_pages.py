@@ -16,7 +16,7 @@ import yaml
 from helpers.page_commands import commands
 from pages import PAGES, ROOT, blocks, read
 from rewardlab.core.errors import RewardlabError
-from rewardlab.experiments.expressions import parse
+from rewardlab.experiments.claims import parse
 from rewardlab.experiments.gates import gate_claim
 from rewardlab.experiments.plan_file import KEYS, read_plan
 from rewardlab.experiments.resolving import runs_of

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rewardlab.core.errors import ConfigError
-from rewardlab.experiments.expressions import Term, parse
+from rewardlab.experiments.claims import parse
+from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.quantities import ALIASES, QUANTITIES, quantity_named, range_of
 
 A, B = Term("accuracy", "a"), Term("accuracy", "b")

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from rewardlab.analysis.crossed import Observed, combined
-from rewardlab.experiments.expressions import Term, parse
+from rewardlab.experiments.claims import parse
+from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.reporting.numbers import contrast
 from rewardlab.experiments.verdicts import judge
 

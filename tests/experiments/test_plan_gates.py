@@ -14,9 +14,10 @@ import pytest
 from rewardlab.core.errors import ConfigError
 from rewardlab.experiments import running
 from rewardlab.experiments.checking import check
+from rewardlab.experiments.claims import parse
 from rewardlab.experiments.config import RunConfig
 from rewardlab.experiments.doing import redo
-from rewardlab.experiments.expressions import Term, parse
+from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.gates import gate_claim, judge_gate, select
 from rewardlab.experiments.outcomes import Outcome, Outcomes
 from rewardlab.experiments.plan import Run

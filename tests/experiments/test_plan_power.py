@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from rewardlab.analysis.crossed import Part, half_width
-from rewardlab.experiments.expressions import Term, parse
+from rewardlab.experiments.claims import parse
+from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.power import (
     Assumed,
     Noise,

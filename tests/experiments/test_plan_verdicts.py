@@ -12,7 +12,8 @@ import pytest
 from rewardlab.analysis.crossed import Observed, Varies
 from rewardlab.core.errors import ConfigError
 from rewardlab.experiments.bands import Bands, band_verdict
-from rewardlab.experiments.expressions import Term, parse
+from rewardlab.experiments.claims import parse
+from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.verdicts import judge
 
 A, B = Term("accuracy", "a"), Term("accuracy", "b")

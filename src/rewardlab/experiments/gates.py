@@ -10,7 +10,8 @@ from rewardlab.analysis.crossed import combined
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Estimate
-from rewardlab.experiments.expressions import Claim, Term, parse
+from rewardlab.experiments.claims import parse
+from rewardlab.experiments.expressions import Claim, Term
 from rewardlab.experiments.outcomes import Outcomes
 from rewardlab.experiments.plan import Phase, Plan, Run
 from rewardlab.experiments.quantities import quantity_named

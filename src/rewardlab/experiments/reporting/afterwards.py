@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.files import sha256_file
-from rewardlab.experiments.expressions import parse
+from rewardlab.experiments.claims import parse
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.study import Study
 

@@ -11,7 +11,7 @@ import numpy as np
 from rewardlab.analysis.ceiling import Ceiling, of_score_rows
 from rewardlab.core.errors import RewardlabError
 from rewardlab.core.files import sha256_json
-from rewardlab.experiments.expressions import parse
+from rewardlab.experiments.claims import parse
 from rewardlab.experiments.plan import Plan
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.reporting.history import arms_judged

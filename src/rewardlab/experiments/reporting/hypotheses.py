@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from rewardlab.experiments.expressions import parse
+from rewardlab.experiments.claims import parse
 from rewardlab.experiments.reporting.afterwards import WORDS, Afterwards, Change
 from rewardlab.experiments.reporting.history import arms_judged
 from rewardlab.experiments.reporting.numbers import Cell, Reader

@@ -1,0 +1,166 @@
+"""Hypotheses as text: ``accuracy(lora_r8) >= accuracy(full) - 0.03``, read into a tree and never executed.
+
+A claim is one comparison, or several joined by ``and``. A term asks one quantity of one arm: ``gap(base, step=500)``,
+``accuracy("lora-r8", on="validation")``. Terms and numbers are joined by + - * /, parentheses, ``min``, ``max`` and
+``mean``. The signs ≥ ≤ − × are read as >= <= - *.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final, Literal
+
+from rewardlab.core.errors import ConfigError
+from rewardlab.experiments.expressions import (
+    MOST_CHOICES,
+    OVER_MANY,
+    SPLITS,
+    Claim,
+    Comparison,
+    Constant,
+    Node,
+    Operation,
+    Term,
+    num_choices,
+)
+from rewardlab.experiments.quantities import quantity_named
+
+LONGEST: Final = 2_000
+"""Characters of a claim; longer texts are refused before they are read."""
+_COMMENT: Final = re.compile(r"""^(?:[^#"']|"[^"]*"|'[^']*')*#""")
+_SIGNS: Final = str.maketrans({"≥": ">=", "≤": "<=", "−": "-", "×": "*", "–": "-", "“": '"', "”": '"'})
+_OPERATORS: Final[Mapping[type[ast.AST], str]] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/"}
+_COMPARED: Final[Mapping[type[ast.AST], Literal[">", ">=", "<", "<="]]] = {
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+}
+
+
+def parse(text: str) -> Claim:
+    """Return the claim that a text makes.
+
+    Raises ConfigError, showing the place, for anything but comparisons of terms and numbers.
+    """
+    if len(text) > LONGEST:
+        raise ConfigError(f"a hypothesis of {len(text):,} characters; at most {LONGEST:,} are read. Make it several.")
+    plain = " ".join(text.translate(_SIGNS).split())
+    if _COMMENT.search(plain):
+        raise _refused(plain, plain.index("#"), "holds a comment (#); write it beside the hypothesis, as `expects`")
+    try:
+        tree = ast.parse(plain, mode="eval").body
+        parts = tuple(_parts(tree, plain))
+        written = ast.unparse(tree).replace("'", '"')
+    except SyntaxError as error:
+        raise _refused(plain, (error.offset or 1) - 1, f"is no expression ({error.msg})") from None
+    except (RecursionError, MemoryError, ValueError, OverflowError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{plain[:60]!r}… is nested too deeply, or holds a character that cannot be read.") from None
+    claim = Claim(parts=parts, text=written)
+    for part in parts:
+        if num_choices(part) > MOST_CHOICES:
+            raise _refused(plain, 0, f"chooses among more than {MOST_CHOICES} combinations by min and max")
+        if not part.terms:
+            raise _refused(plain, 0, f"{part.text!r} asks nothing of any arm; name one, such as accuracy(base)")
+    return claim
+
+
+def _refused(text: str, column: int, why: str) -> ConfigError:
+    """Return an error that shows the place."""
+    return ConfigError(f"the hypothesis {why}:\n    {text}\n    {' ' * min(max(column, 0), len(text))}^")
+
+
+def _at(text: str, node: ast.AST, why: str) -> ConfigError:
+    # Offsets of the parser count bytes, and names of arms may hold any letter.
+    column = len(text.encode()[: getattr(node, "col_offset", 0)].decode(errors="ignore"))
+    return _refused(text, column, why)
+
+
+def _parts(tree: ast.expr, text: str) -> Iterator[Comparison]:
+    if isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):
+        for value in tree.values:
+            yield from _parts(value, text)
+        return
+    if isinstance(tree, ast.BoolOp) or (isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.Not)):
+        raise _at(
+            text, tree, "uses `or` or `not`; state what is claimed, and make alternatives hypotheses of their own"
+        )
+    if not isinstance(tree, ast.Compare):
+        raise _at(text, tree, "compares nothing; wanted such as accuracy(a) >= accuracy(b) - 0.03")
+    sides = [tree.left, *tree.comparators]
+    for (left, right), operator in zip(itertools.pairwise(sides), tree.ops, strict=True):
+        if type(operator) not in _COMPARED:
+            why = "compares by something else than > >= < <=; equality within a margin is two comparisons with `and`"
+            raise _at(text, right, why)
+        sign = _COMPARED[type(operator)]
+        written = f"{ast.unparse(left)} {sign} {ast.unparse(right)}".replace("'", '"')
+        yield Comparison(left=_node(left, text), right=_node(right, text), operator=sign, text=written)
+
+
+def _node(tree: ast.expr, text: str) -> Node:
+    if isinstance(tree, ast.Constant):
+        if isinstance(tree.value, bool) or not isinstance(tree.value, int | float):
+            raise _at(text, tree, "holds a text or a truth value where a number is wanted")
+        if not math.isfinite(tree.value):
+            raise _at(text, tree, "holds a number that is too large")
+        return Constant(float(tree.value))
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub | ast.UAdd):
+        inner = _node(tree.operand, text)
+        return Operation("-", (Constant(0.0), inner)) if isinstance(tree.op, ast.USub) else inner
+    if isinstance(tree, ast.BinOp) and type(tree.op) in _OPERATORS:
+        return Operation(_OPERATORS[type(tree.op)], (_node(tree.left, text), _node(tree.right, text)))
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name):
+        return _call(tree, tree.func.id, text)
+    if isinstance(tree, ast.Name):
+        raise _at(text, tree, f"holds {tree.id!r} alone; wanted a quantity of an arm, such as accuracy({tree.id})")
+    raise _at(text, tree, "holds something else than quantities of arms, numbers, + - * / and min, max, mean")
+
+
+def _call(tree: ast.Call, name: str, text: str) -> Node:
+    if name in OVER_MANY:
+        if not tree.args or tree.keywords or any(isinstance(one, ast.Starred) for one in tree.args):
+            raise _at(text, tree, f"calls {name} without anything to choose from, or with names")
+        return Operation(name, tuple(_node(one, text) for one in tree.args))
+    try:
+        quantity = quantity_named(name)
+    except ConfigError as error:
+        raise _at(text, tree, f"cannot be read: {error}".rstrip(".")) from None
+    if len(tree.args) != 1 or (arm := _arm(tree.args[0])) is None:
+        raise _at(text, tree, f'asks {name} of no arm; wanted {name}(arm), or {name}("an-arm") for names with signs')
+    step, on = _keywords(tree, name, text)
+    if step is not None and not quantity.column:
+        raise _at(text, tree, f"asks {name} at a step, but it is not recorded by steps")
+    if on is not None and (quantity.source != "scores" or step is not None):
+        raise _at(text, tree, f"says `on` for {name}, which is not read from score rows here; leave it out")
+    from_curve = quantity.source == "curve" or step is not None
+    return Term(quantity=quantity.name, arm=arm, step=step, on=on or ("validation" if from_curve else "test"))
+
+
+def _arm(tree: ast.expr) -> str | None:
+    if isinstance(tree, ast.Name):
+        return tree.id
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, str) and tree.value.strip():
+        return tree.value
+    return None
+
+
+def _keywords(tree: ast.Call, name: str, text: str) -> tuple[int | None, str | None]:
+    step: int | None = None
+    on: str | None = None
+    if len({keyword.arg for keyword in tree.keywords}) < len(tree.keywords):
+        raise _at(text, tree, f"gives {name} the same name twice")
+    for keyword in tree.keywords:
+        value = keyword.value.value if isinstance(keyword.value, ast.Constant) else None
+        if keyword.arg == "step" and isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            step = value
+        elif keyword.arg == "on" and isinstance(value, str) and value in SPLITS:
+            on = value
+        else:
+            raise _at(text, keyword, f'gives {name} something else than step=500 or on="validation" (or "test")')
+    return step, on
