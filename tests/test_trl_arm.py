@@ -13,7 +13,8 @@ from conftest import write_base_model, write_pairs
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import write_json
-from rewardlab.report.folder import read_folder, read_scores
+from rewardlab.report.evaluations import read_scores
+from rewardlab.report.folder import read_folder
 from rewardlab.training.settings.config import RewardTrainerConfig
 
 SCRIPT = Path(__file__).resolve().parents[1] / "examples" / "plans" / "trl_arm.py"

@@ -28,7 +28,8 @@ from rewardlab.evaluation.config import CalibrateConfig, EvalConfig
 from rewardlab.evaluation.evaluate import evaluate_folder
 from rewardlab.evaluation.models import judge_folders, names_of
 from rewardlab.evaluation.records import TURNS, kept_replies, slices_of
-from rewardlab.report.folder import read_columns, read_folder
+from rewardlab.report.evaluations import read_columns
+from rewardlab.report.folder import read_folder
 
 pytestmark = pytest.mark.usefixtures("few_canaries")
 

@@ -15,7 +15,8 @@ import pytest
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import sha256_file
 from rewardlab.report.build import report_of, tell
-from rewardlab.report.folder import estimate_of, read_folder, read_scores
+from rewardlab.report.evaluations import estimate_of, read_scores
+from rewardlab.report.folder import read_folder
 from rewardlab.report.markdown import markdown_page
 from run_folders import score_rows, write_evaluation, write_run
 

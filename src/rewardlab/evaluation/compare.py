@@ -19,14 +19,13 @@ from rewardlab.evaluation.score_files import SUFFIX, read_scores
 from rewardlab.evaluation.score_layouts import (
     IDS,
     SOURCES,
-    Row,
     RowKey,
     ScoreFile,
     first_of,
     key_of_text,
-    read_rows,
     texts_of,
 )
+from rewardlab.evaluation.table_rows import Row, read_rows
 
 COMPARE_FILE: Final = "compare.json"
 DISAGREEMENTS_FILE: Final = "disagreements.jsonl"

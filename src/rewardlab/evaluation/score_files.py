@@ -14,7 +14,8 @@ from rewardlab.core.files import read_json, sha256_file
 from rewardlab.core.run_folder import SCORES_SUM
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.core.types import ScoreRow
-from rewardlab.evaluation.score_layouts import ScoreFile, read_file, read_rows, score_rows
+from rewardlab.evaluation.score_layouts import ScoreFile, read_file, score_rows
+from rewardlab.evaluation.table_rows import read_rows
 
 SUFFIX: Final = ".scores.jsonl"
 _CLOSE: Final = 1e-6

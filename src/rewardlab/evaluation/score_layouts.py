@@ -5,23 +5,19 @@ A file is recognised by its columns, as a dataset is. What each layout needs is 
 
 from __future__ import annotations
 
-import json
 import math
-import zipfile
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.analysis.aligned import ScoreSet
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.core.files import read_json, to_float
+from rewardlab.core.files import to_float
 from rewardlab.core.terminal import brief, short
 from rewardlab.core.types import Comparison, Message, ScoreRow, prompt_key
-from rewardlab.data.finding import ALL_ROWS, Source
-from rewardlab.data.readers import read_source
-from rewardlab.data.rows import UnreadRow, is_absent
+from rewardlab.data.rows import is_absent
+from rewardlab.evaluation.table_rows import Row, read_rows
 
 BOTH_SCORES: Final = (
     ("scores_chosen", "scores_rejected"),
@@ -37,7 +33,6 @@ VERDICTS: Final = ("correct", "outcome", "results", "result")
 """Names of a column that says whether a row was ranked right."""
 WORDS: Final = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 """Verdict in words -> number; the letters are those of inspect."""
-Row = Mapping[str, Any]
 RowKey = tuple[str, str]
 """Source and id of a preference."""
 
@@ -112,73 +107,6 @@ def read_file(file: Path, *, name: str, outcome: str | None = None) -> ScoreFile
         f"`scores_chosen` and `scores_rejected`; or `id`, `reply` and `score`; or `id` and `correct`; or a log of "
         f"reward-bench, inspect or lm-eval (docs/compare.md). Name a column of verdicts with --outcome."
     )
-
-
-def read_rows(file: Path) -> Iterator[tuple[int, Row]]:
-    """Yield numbered rows of a file of any type. Raises DataError if it cannot be read."""
-    if file.suffix == ".eval":
-        yield from enumerate(_inspect_archive(file), start=1)
-        return
-    if file.suffix == ".json":
-        value = read_json(file)
-        if isinstance(value, dict) and isinstance(value.get("samples"), list):
-            yield from enumerate(_objects(file, value["samples"]), start=1)
-            return
-        if isinstance(value, dict):
-            yield from enumerate(_of_columns(file, value), start=1)
-            return
-    source = Source(name=file.name, split=ALL_ROWS, label=file.name, path=file)
-    for number, row in read_source(source):
-        if isinstance(row, UnreadRow) or not isinstance(row, dict):
-            raise DataError(f"{file}:{number}: this row is too long to be read. Take it out, or shorten its texts.")
-        yield number, row
-
-
-def _objects(file: Path, samples: Sequence[object]) -> Iterator[Row]:
-    for number, sample in enumerate(samples, start=1):
-        if not isinstance(sample, dict):
-            raise DataError(f"{file}: sample {number} is {type(sample).__name__}, wanted a JSON object.")
-        yield sample
-
-
-def _of_columns(file: Path, value: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the rows of columns, as reward-bench writes them: lists of one length, beside facts about the model."""
-    lists = {name: cells for name, cells in value.items() if isinstance(cells, list)}
-    lengths = {len(cells) for cells in lists.values()}
-    if len(lengths) != 1:
-        raise DataError(f"{file}: wanted a list of rows, or columns that are lists of equal length.")
-    for cells in zip(*lists.values(), strict=True):
-        yield dict(zip(lists, cells, strict=True))
-
-
-DAMAGED_ARCHIVE: Final = (
-    zipfile.BadZipFile,  # no archive, or a wrong checksum
-    zlib.error,  # bytes that do not unpack
-    OSError,
-    EOFError,  # these two: a cut file, whose directory points outside it
-    NotImplementedError,  # a compression that Python lacks
-    RuntimeError,  # an encrypted entry
-    ValueError,  # an entry that is no JSON
-)
-"""What `zipfile` and `json` raise for an archive that cannot be read."""
-
-
-def _inspect_archive(file: Path) -> Iterator[Row]:
-    """Yield the samples of a log of inspect. Raises DataError if the archive cannot be read."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = sorted(
-                name for name in archive.namelist() if name.startswith("samples/") and name.endswith(".json")
-            )
-            for name in names:
-                sample = json.loads(archive.read(name))
-                if isinstance(sample, dict):
-                    yield sample
-    except DAMAGED_ARCHIVE as error:
-        raise DataError(
-            f"{file}: cannot be read as a log of inspect ({short(str(error))}). Convert it with "
-            f"`inspect log convert --to json` and name that file."
-        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,8 @@ from rewardlab.experiments.plan import Kind, Run
 from rewardlab.experiments.quantities import Quantity, quantity_named
 from rewardlab.experiments.records import TEST_SCORES, record_of
 from rewardlab.experiments.study import Study
-from rewardlab.report.folder import Record, read_folder, read_scores
+from rewardlab.report.evaluations import read_scores
+from rewardlab.report.folder import Record, read_folder
 
 EVALUATION: Final[Mapping[str, str]] = {"test": "test", "validation": "selection"}
 """Data -> the evaluation of a run that has its scores."""

@@ -22,6 +22,7 @@ from rewardlab.report.card import write_card
 from rewardlab.report.checklist import checklist_section
 from rewardlab.report.curves import curves_side_by_side, training_curves
 from rewardlab.report.document import Document, Paragraph, Part, Section
+from rewardlab.report.evaluations import Judged, read_columns, read_scores
 from rewardlab.report.extras import (
     controls_section,
     ensemble_section,
@@ -30,16 +31,7 @@ from rewardlab.report.extras import (
     robustness_section,
     suites_section,
 )
-from rewardlab.report.folder import (
-    EnsembleRecord,
-    Judged,
-    Record,
-    read_columns,
-    read_controls,
-    read_ensemble,
-    read_folder,
-    read_scores,
-)
+from rewardlab.report.folder import EnsembleRecord, Record, read_controls, read_ensemble, read_folder
 from rewardlab.report.from_scores import (
     calibration_section,
     length_section,

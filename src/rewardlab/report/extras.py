@@ -12,7 +12,8 @@ from rewardlab.core.files import to_float
 from rewardlab.core.types import Estimate
 from rewardlab.report.charts import Chart, Dot, axis
 from rewardlab.report.document import Beside, Block, Paragraph, Section, Table, Tone, shown, with_intervals
-from rewardlab.report.folder import EnsembleRecord, Record, estimate_of
+from rewardlab.report.evaluations import estimate_of
+from rewardlab.report.folder import EnsembleRecord, Record
 from rewardlab.report.robustness import MOVES, moves
 from rewardlab.report.sections import comparison
 from rewardlab.report.suites import MARK, P_MEANS, p_text

@@ -18,40 +18,17 @@ from typing import Any, Final, Literal, TypeVar
 from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.metrics import current_columns
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
-from rewardlab.core.files import UTF8, parse_json, read_json, read_jsonl, sha256_file, to_float
-from rewardlab.core.run_folder import EVALUATED, MANIFEST, SCORES_SUM, SLICES, saved_steps
+from rewardlab.core.files import UTF8, parse_json, to_float
+from rewardlab.core.run_folder import EVALUATED, MANIFEST, saved_steps
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
-from rewardlab.core.terminal import short
-from rewardlab.core.types import Estimate, ScoreRow
+from rewardlab.report.evaluations import JUDGED, MOST_ROWS, Judged, read_judged, read_object
 
 Value = TypeVar("Value")
 Kind = Literal["train", "probe", "eval"]
-JUDGED: Final = ("test", "eval", "selection", "cross_validated")
-"""Names of evaluations by which a run is judged, the most telling first: `test` data chose nothing."""
 CONTROLS: Final = ("diagnose.json", "diagnose/diagnose.json")
 """Where the results of `rewardlab diagnose` may lie in a folder."""
 MOST_SAID: Final = 300
 """Characters of an error in the report."""
-MOST_ROWS: Final = 2_000_000
-"""Rows read of one file; a file with more is no record of a run."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """One evaluation as it was written down."""
-
-    name: str
-    """Such as `test`, `step_100`, `test_length_only`."""
-    estimates: Mapping[str, Mapping[str, Estimate]]
-    """`all` or a source -> metric -> estimate."""
-    counts: Mapping[str, Mapping[str, float]]
-    """`all` or a source -> count -> number."""
-    scores: Path | None
-    """The file with its score rows; None if it is missing or does not match its checksum."""
-    beta: float | None = None
-    """By which it was judged; None if that was not written down."""
-    calibrated: bool = False
-    """Whether that is the model's β divided by the temperature that the model holds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,18 +154,18 @@ def read_folder(folder: Path) -> Record:
             return otherwise
 
     nothing: dict[str, Any] = {}
-    manifest = tried(MANIFEST, _object, nothing)
-    probe = tried("probe.json", _object, nothing)
+    manifest = tried(MANIFEST, read_object, nothing)
+    probe = tried("probe.json", read_object, nothing)
     settings = manifest.get("config")
     evaluated = isinstance(settings, dict) and manifest.keys() >= EVALUATED
-    config = settings if isinstance(settings, dict) and evaluated else tried("config.json", _object, nothing)
+    config = settings if isinstance(settings, dict) and evaluated else tried("config.json", read_object, nothing)
     kind: Kind = "eval" if evaluated else "probe" if probe or "folds" in config else "train"
     rooms = {"eval": folder} if evaluated else {"evals": folder / "evals"}
     evaluations = {
         judged.name: judged
         for room in rooms.values()
         for path in (sorted(room.glob("*.metrics.json")) if room.is_dir() else ())
-        if (judged := tried(str(path.relative_to(folder)), lambda path: _judged(path, problems), None)) is not None
+        if (judged := tried(str(path.relative_to(folder)), lambda path: read_judged(path, problems), None)) is not None
     }
     found = [name for name in ("metrics.csv", "metrics.jsonl") if (folder / name).is_file()]
     if not (config or manifest or evaluations or found):
@@ -215,16 +192,16 @@ def read_folder(folder: Path) -> Record:
         cards={
             name: card
             for name, path in (("precision", "precision.json"), ("live", "live.json"))
-            if (card := tried(path if evaluated else f"evals/{path}", _object, nothing))
+            if (card := tried(path if evaluated else f"evals/{path}", read_object, nothing))
         },
         probe=probe,
         suites=[
             suite
             for path in sorted(folder.glob("suite.*.json"))
-            if (suite := tried(path.name, _object, nothing)) and isinstance(suite.get("rows"), list)
+            if (suite := tried(path.name, read_object, nothing)) and isinstance(suite.get("rows"), list)
         ],
-        robustness=tried("eval.perturbed.json", _object, nothing),
-        controls=next((own for name in CONTROLS if (own := tried(name, _object, nothing))), nothing),
+        robustness=tried("eval.perturbed.json", read_object, nothing),
+        controls=next((own for name in CONTROLS if (own := tried(name, read_object, nothing))), nothing),
         model=_spec(chosen, problems),
         model_folder=chosen,
         steps_saved=[step for step, _ in saved_steps(folder)],
@@ -240,7 +217,7 @@ def read_controls(folder: Path) -> Mapping[str, Any]:
     path = next((folder / name for name in CONTROLS if (folder / name).is_file()), None)
     if path is None:
         raise ConfigError(f"--controls {folder}: no diagnose.json. Name the --output-dir of `rewardlab diagnose`.")
-    found = _object(path)
+    found = read_object(path)
     if not isinstance(found.get("controls"), list):
         raise DataError(f"--controls: {path} is not what `rewardlab diagnose` writes. Run it again.")
     return found
@@ -266,112 +243,19 @@ def read_ensemble(folder: Path) -> EnsembleRecord | None:
     facts: Mapping[str, Any] = {}
     evaluations: dict[str, Judged] = {}
     try:
-        facts = _object(path)
+        facts = read_object(path)
         for own in sorted(folder.glob("ensemble.*.metrics.json")):
-            judged = _judged(own, problems)
+            judged = read_judged(own, problems)
             evaluations[judged.name.replace(".", " ")] = judged
     except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         problems.append(f"The ensemble cannot be read: {_said(error, folder)}")
     return EnsembleRecord(facts=facts, evaluations=evaluations, problems=tuple(problems))
 
 
-def read_scores(judged: Judged) -> list[ScoreRow]:
-    """Return the score rows of an evaluation; none if they are missing. Raises DataError for rows that are damaged."""
-    if judged.scores is None:
-        return []
-    try:
-        return [_checked(ScoreRow.from_dict(row)) for _, row in islice(read_jsonl(judged.scores), MOST_ROWS)]
-    except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
-        raise DataError(f"{judged.scores}: not the rows of an evaluation ({short(str(error))}).") from error
-
-
-def _checked(row: ScoreRow) -> ScoreRow:
-    """Return a row. Raises TypeError unless every value is of its type and can be meant."""
-    words = (row.preference_id, row.source, row.prompt_key)
-    numbers = [row.reply, row.num_tokens, row.prompt_tokens, row.truncated_tokens, row.truncated_reply_tokens]
-    numbers += [index for one in row.comparisons for index in (one.first, one.second)]
-    usable = all(isinstance(word, str) for word in words) and all(
-        isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 2**53 for number in numbers
-    )
-    labels = [one.label for one in row.comparisons]
-    if not usable or not all(isinstance(label, (int, float)) and 0 <= label <= 1 for label in labels):
-        raise TypeError(f"preference {row.preference_id!r}, reply {row.reply!r}: a value that cannot be meant")
-    return row
-
-
-def read_columns(judged: Judged) -> dict[str, dict[tuple[str, str], object]]:
-    """Return the columns by which an evaluation was divided: name -> source and id -> value. None that are damaged."""
-    columns: dict[str, dict[tuple[str, str], object]] = {}
-    path = None if judged.scores is None else judged.scores.with_name(f"{judged.name}.{SLICES}")
-    if path is None or not path.is_file():
-        return columns
-    for _, row in islice(read_jsonl(path), MOST_ROWS):
-        values = row.get("slices")
-        for name, value in values.items() if isinstance(values, dict) else ():
-            columns.setdefault(str(name), {})[str(row.get("source")), str(row.get("preference_id"))] = value
-    return columns
-
-
-def estimate_of(entry: object) -> Estimate | None:
-    """Return an estimate from its JSON, null being NaN; None if it is not one."""
-    if not isinstance(entry, dict):
-        return None
-    try:
-        numbers = {name: to_float(entry.get(name)) for name in ("value", "low", "high")}
-        return Estimate(
-            **numbers, n=int(entry["n"]), method=str(entry["method"]), level=float(entry.get("level", 0.95))
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
-        return None
-
-
 def _said(error: Exception, folder: Path) -> str:
     """Return what an error says, without the path that stands before it, and not longer than a reader wants it."""
     text = str(error).replace(f"{folder}/", "") or type(error).__name__
     return text if len(text) <= MOST_SAID else f"{text[: MOST_SAID - 1]}…"
-
-
-def _object(path: Path) -> dict[str, Any]:
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise DataError("it is not a JSON object")
-    return value
-
-
-def _judged(path: Path, problems: list[str]) -> Judged:
-    values = _object(path)
-    parts = {name: part for name, part in values.items() if isinstance(part, dict) and "estimates" in part}
-    if "all" not in parts:
-        raise DataError("it has no estimates over all rows")
-    name = path.name.removesuffix(".metrics.json")
-    scores: Path | None = path.with_name(f"{name}.scores.jsonl")
-    assert scores is not None
-    if not scores.is_file():
-        problems.append(f"{scores.name} is missing, so nothing can be computed from its rows.")
-        scores = None
-    elif name in JUDGED and values.get(SCORES_SUM) is None:
-        problems.append(f"{path.name} has no checksum, so it is unknown whether {scores.name} is what was judged.")
-    elif name in JUDGED and values[SCORES_SUM] != sha256_file(scores):
-        problems.append(f"{scores.name} does not match its checksum in {path.name}, so it is not used.")
-        scores = None
-    return Judged(
-        name=name,
-        estimates={
-            name: {
-                metric: estimate
-                for metric, entry in part["estimates"].items()
-                if (estimate := estimate_of(entry)) is not None
-            }
-            for name, part in parts.items()
-        },
-        counts={
-            name: {count: to_float(value) for count, value in dict(part.get("sums") or {}).items()}
-            for name, part in parts.items()
-        },
-        scores=scores,
-        beta=beta if math.isfinite(beta := to_float(values.get("beta"))) and beta > 0 else None,
-        calibrated=values.get("calibrated") is True,
-    )
 
 
 def _rows(path: Path, problems: list[str]) -> list[Mapping[str, float]]:
@@ -430,7 +314,7 @@ def _signs(path: Path) -> list[WarningSign]:
 def _distributions(path: Path) -> dict[int, dict[str, list[float]]]:
     return {
         int(step): {side: [to_float(score) for score in scores[side]] for side in ("chosen", "rejected")}
-        for step, scores in _object(path).items()
+        for step, scores in read_object(path).items()
     }
 
 

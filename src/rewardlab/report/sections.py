@@ -16,7 +16,8 @@ from rewardlab.core.terminal import quoted, visible
 from rewardlab.core.types import Estimate
 from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.document import Block, Facts, Paragraph, Section, Table, shown, with_intervals
-from rewardlab.report.folder import Judged, Record
+from rewardlab.report.evaluations import Judged
+from rewardlab.report.folder import Record
 from rewardlab.report.run import COLUMNS
 from rewardlab.report.tables import column_notes, format_count
 
