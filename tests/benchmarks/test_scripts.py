@@ -1,4 +1,4 @@
-"""Every benchmark runs on a tiny model and writes what it promises. Nothing here is about how long anything takes."""
+"""Benchmarks of speed and memory run on a tiny model and write what they promise; none is held to a time."""
 
 from __future__ import annotations
 
@@ -13,23 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-import coverage
-import coverage_judged
-import coverage_measures
 import data_path
 import data_tools
 import gpu
 import growth
 import half_rounding
-import judge_rows
 import memory_rounds
-import mislabels_worth
 import monitoring
 import norms
-import paired_tests
 import profile_step
 import score_cpu
 import train_cpu
+from benchmark_results import page_in, result
 from harness import machine, ours, peers, workload
 from harness.tiny import write_tiny
 from rewardlab.analysis import stats
@@ -46,24 +41,6 @@ pytestmark = [
 
 
 TINY = ["--model", "tiny-llama", "--data", "generated", "--threads", "1", "--peak-seconds", "0.01"]
-
-
-def result(folder: Path) -> dict[str, Any]:
-    """The one result in a folder, which has a page with ratios before anything else."""
-    (path,) = folder.glob("*.json")
-    page = path.with_suffix(".md").read_text(encoding="utf-8")
-    assert "**" in page, "no ratio"
-    found = json.loads(path.read_text(encoding="utf-8"))
-    assert found["machine"]["processor"]
-    assert "command" not in found["machine"]
-    assert str(folder) not in page + path.read_text(encoding="utf-8"), "a place on this machine"
-    return found
-
-
-def page_in(folder: Path) -> str:
-    """The one page in a folder."""
-    (path,) = folder.glob("*.md")
-    return path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("cell", ["headline-fp32", "hh-lora"])
@@ -408,40 +385,6 @@ def test_no_benchmark_is_longer_than_a_person_reads_in_one_go():
     assert {name: length for name, length in lengths.items() if length > 450} == {}
 
 
-def test_the_tests_of_a_comparison_are_tried_on_every_kind_of_data(tmp_path, capsys):
-    kinds = ["size", "tost", "correlations"]
-    assert paired_tests.main(["--draws", "3", "--results", str(tmp_path), "--kinds", *kinds]) == 0
-    (path,) = tmp_path.glob("paired_tests.*.json")
-    cells = json.loads(path.read_text())["cells"]
-    assert set(cells) == set(kinds)
-    assert all(0 <= cell["rate"] <= 1 for kind in cells.values() for cell in kind)
-    page = path.with_suffix(".md").read_text()
-    outside = [cell for kind in cells.values() for cell in kind if not cell["low"] <= cell["rate"] <= cell["high"]]
-    assert all(cell["case"] in page for cell in outside)
-
-
-def test_coverage_of_every_kind_of_interval(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(coverage, "PROMPTS", (10, 15))
-    assert coverage.main(["--draws", "8", "--results", str(tmp_path), "--kinds", *coverage.KINDS]) == 0
-    cells = result(tmp_path)["cells"]
-    assert set(cells) == set(coverage.KINDS)
-    assert all(cell["width"] > 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
-    page = page_in(tmp_path)
-    outside = [cell for kind in cells.values() for cell in kind if not 0.93 <= cell["coverage"] <= 0.97]
-    assert outside
-    assert all(cell["case"] in page for cell in outside), "every kind of data whose coverage is wrong is named"
-    assert "Accuracy by prompt" in capsys.readouterr().out
-
-
-def test_coverage_of_statistics_that_are_no_means(tmp_path, monkeypatch):
-    monkeypatch.setattr(coverage_measures, "PROMPTS", (15,))
-    flags = ["--draws", "4", "--slow-draws", "2", "--truth-prompts", "2000", "--results", str(tmp_path)]
-    assert coverage_measures.main([*flags, "--designs", "plain", "soft labels"]) == 0
-    cells = result(tmp_path)["cells"]
-    assert {"AUC", "Spearman", "calibration slope", "Brier, miscalibration"} <= set(cells)
-    assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
-
-
 def test_what_inspecting_and_auditing_cost_with_a_bar_on_the_terminal(tmp_path, base_model):
     tools = ["inspect", "audit-tokens"]
     asked = ["--rows", "200", "--model", str(base_model), "--results", str(tmp_path), "--tools", *tools]
@@ -450,32 +393,3 @@ def test_what_inspecting_and_auditing_cost_with_a_bar_on_the_terminal(tmp_path, 
     assert [one["name"] for one in found["tools"]] == tools
     assert all(one["bars"] > 0 and one["seconds"] > 0 for one in found["tools"])
     assert "--max-seq-len 1024" in page_in(tmp_path)
-
-
-def test_what_removing_flagged_rows_is_said_to_be_worth(tmp_path):
-    asked = ["--draws", "2", "--pairs", "100", "--results", str(tmp_path), "--kinds", "nothing to learn"]
-    assert mislabels_worth.main(asked) == 0
-    (cells,) = result(tmp_path)["cells"].values()
-    assert [cell["against"] for cell in cells] == ["all rows", "without as many random"]
-    assert all(cell["truth"] == 0 < cell["removed"] and 0 <= cell["coverage"] <= 1 for cell in cells)
-
-
-def test_coverage_of_further_intervals_of_a_judgement(tmp_path, monkeypatch):
-    monkeypatch.setattr(coverage_judged, "PROMPTS", (15,))
-    monkeypatch.setattr(coverage_judged, "EACH", (4,))
-    monkeypatch.setattr(coverage_judged, "ECE_PROMPTS", (15,))
-    assert coverage_judged.main(["--draws", "4", "--large", "300", "--results", str(tmp_path)]) == 0
-    cells = result(tmp_path)["cells"]
-    assert {"gold: eval_kendall_tau", "comparisons: eval_regret", "AUROC of disagreement", "change of NLL"} <= set(
-        cells
-    )
-    assert {"ECE by prompt", "null band of ECE"} <= set(cells)
-    assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
-
-
-def test_what_judging_rows_costs(tmp_path):
-    assert judge_rows.main(["--rows", "400", "--draws", "5", "--rounds", "2", "--results", str(tmp_path)]) == 0
-    found = result(tmp_path)
-    assert set(found["kinds"]) == set(judge_rows.KINDS)
-    assert found["failed"] == []
-    assert "| pairs | 400 | 200 | **" in page_in(tmp_path)

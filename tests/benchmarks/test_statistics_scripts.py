@@ -1,0 +1,76 @@
+"""Simulations behind the intervals and tests run on few draws, and name every kind of data that is not as wanted."""
+
+from __future__ import annotations
+
+import json
+
+import coverage
+import coverage_judged
+import coverage_measures
+import judge_rows
+import mislabels_worth
+import paired_tests
+from benchmark_results import page_in, result
+
+
+def test_the_tests_of_a_comparison_are_tried_on_every_kind_of_data(tmp_path, capsys):
+    kinds = ["size", "tost", "correlations"]
+    assert paired_tests.main(["--draws", "3", "--results", str(tmp_path), "--kinds", *kinds]) == 0
+    (path,) = tmp_path.glob("paired_tests.*.json")
+    cells = json.loads(path.read_text())["cells"]
+    assert set(cells) == set(kinds)
+    assert all(0 <= cell["rate"] <= 1 for kind in cells.values() for cell in kind)
+    page = path.with_suffix(".md").read_text()
+    outside = [cell for kind in cells.values() for cell in kind if not cell["low"] <= cell["rate"] <= cell["high"]]
+    assert all(cell["case"] in page for cell in outside)
+
+
+def test_coverage_of_every_kind_of_interval(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(coverage, "PROMPTS", (10, 15))
+    assert coverage.main(["--draws", "8", "--results", str(tmp_path), "--kinds", *coverage.KINDS]) == 0
+    cells = result(tmp_path)["cells"]
+    assert set(cells) == set(coverage.KINDS)
+    assert all(cell["width"] > 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
+    page = page_in(tmp_path)
+    outside = [cell for kind in cells.values() for cell in kind if not 0.93 <= cell["coverage"] <= 0.97]
+    assert outside
+    assert all(cell["case"] in page for cell in outside), "every kind of data whose coverage is wrong is named"
+    assert "Accuracy by prompt" in capsys.readouterr().out
+
+
+def test_coverage_of_statistics_that_are_no_means(tmp_path, monkeypatch):
+    monkeypatch.setattr(coverage_measures, "PROMPTS", (15,))
+    flags = ["--draws", "4", "--slow-draws", "2", "--truth-prompts", "2000", "--results", str(tmp_path)]
+    assert coverage_measures.main([*flags, "--designs", "plain", "soft labels"]) == 0
+    cells = result(tmp_path)["cells"]
+    assert {"AUC", "Spearman", "calibration slope", "Brier, miscalibration"} <= set(cells)
+    assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
+
+
+def test_coverage_of_further_intervals_of_a_judgement(tmp_path, monkeypatch):
+    monkeypatch.setattr(coverage_judged, "PROMPTS", (15,))
+    monkeypatch.setattr(coverage_judged, "EACH", (4,))
+    monkeypatch.setattr(coverage_judged, "ECE_PROMPTS", (15,))
+    assert coverage_judged.main(["--draws", "4", "--large", "300", "--results", str(tmp_path)]) == 0
+    cells = result(tmp_path)["cells"]
+    assert {"gold: eval_kendall_tau", "comparisons: eval_regret", "AUROC of disagreement", "change of NLL"} <= set(
+        cells
+    )
+    assert {"ECE by prompt", "null band of ECE"} <= set(cells)
+    assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
+
+
+def test_what_removing_flagged_rows_is_said_to_be_worth(tmp_path):
+    asked = ["--draws", "2", "--pairs", "100", "--results", str(tmp_path), "--kinds", "nothing to learn"]
+    assert mislabels_worth.main(asked) == 0
+    (cells,) = result(tmp_path)["cells"].values()
+    assert [cell["against"] for cell in cells] == ["all rows", "without as many random"]
+    assert all(cell["truth"] == 0 < cell["removed"] and 0 <= cell["coverage"] <= 1 for cell in cells)
+
+
+def test_what_judging_rows_costs(tmp_path):
+    assert judge_rows.main(["--rows", "400", "--draws", "5", "--rounds", "2", "--results", str(tmp_path)]) == 0
+    found = result(tmp_path)
+    assert set(found["kinds"]) == set(judge_rows.KINDS)
+    assert found["failed"] == []
+    assert "| pairs | 400 | 200 | **" in page_in(tmp_path)
