@@ -163,6 +163,25 @@ def test_any_value_is_taken_or_refused(attempt):
     assert min(taken, refused) > 20
 
 
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [
+        *(("data audit", name) for name in ("threshold", "fail_on", "remove")),
+        *(("gold match", name) for name in ("train_proxies", "runs")),
+        *(("data split", "fractions"), ("gold sample", "shard"), ("gold curve", "ood_proxies")),
+        ("plan run", "past_gate"),
+    ],
+)
+def test_a_word_of_thousands_of_characters_is_not_repeated_whole(command, setting):
+    kind, required = SETTINGS[command]
+    value = "x" * 5000
+    if str(settings_of(kind)[setting].hint) != "str | None":
+        value = [value]
+    with pytest.raises(RewardlabError) as refused:
+        from_mapping(kind, {**required, setting: value}, where="the test")
+    require_plain(refused.value)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 def test_every_value_is_taken_or_refused(capsys):

@@ -11,7 +11,7 @@ import pytest
 
 from rewardlab.core import files
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import read_json, replacing_folder
+from rewardlab.core.files import is_number, read_json, replacing_folder
 
 KILLED = """
 import os, sys
@@ -121,3 +121,11 @@ def test_json_is_read_from_a_pipe_of_the_shell_and_not_from_one_in_a_folder(tmp_
     os.mkfifo(tmp_path / "named.json")
     with pytest.raises(DataError, match="it is a pipe"):
         read_json(tmp_path / "named.json")
+
+
+@pytest.mark.parametrize(
+    ("value", "is_one"),
+    [(1, True), (-0.5, True), (10**400, False), (float("nan"), False), ("1", False), (True, False), (None, False)],
+)
+def test_a_number_of_json_is_one_that_a_float_holds(value: object, is_one: bool) -> None:
+    assert is_number(value) is is_one

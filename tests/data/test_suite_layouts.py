@@ -197,6 +197,7 @@ def test_pairs_of_another_response_model_are_subsets_of_their_own(tmp_path):
         ("llmbar", {"input": "i", "output_1": "a", "output_2": "b", "label": 1}, "r.jsonl", "named after one set"),
         ("ppe", {**CONFLICT, "scores": [None, True, True]}, "math.jsonl", "the score of response_1 is null"),
         ("ppe", {**CONFLICT, "scores": [True, math.nan, True]}, "math.jsonl", "the score of response_2 is NaN"),
+        ("ppe", {**CONFLICT, "scores": [True, 10**400, True]}, "math.jsonl", "the score of response_2 is"),
         ("ppe", {**CONFLICT, "scores": ["10", "9", "8"]}, "math.jsonl", "wanted true, false or a number"),
         ("ppe", {**CONFLICT, "sampled_conflict_pairs": [[True, False]]}, "math.jsonl", "wanted two indices below 3"),
         ("ppe", CONFLICT, "aftermath/part-0.jsonl", "named after one benchmark of PPE"),

@@ -29,7 +29,7 @@ from rewardlab.experiments.reporting.notices import notices
 from rewardlab.experiments.reporting.summary import summarise
 from rewardlab.experiments.slurm.queue import Queue
 from rewardlab.experiments.status import status_of, text_report
-from rewardlab.experiments.study import Study, amend, open_study, require_same_data
+from rewardlab.experiments.study import Study, amend, freeze, open_study, require_same_data
 from study_folders import PLAN, do_all, frozen_study, train_by_hand, write_plan
 
 GATED = PLAN.replace(
@@ -165,6 +165,13 @@ def test_the_beginning_of_an_entry_that_a_kill_left_in_the_log_is_left_out(tmp_p
     path.write_bytes(whole[: len(whole) // 3])
     with pytest.raises(ConfigError, match="holds no study"):
         open_study(study.folder)
+
+
+def test_a_pipe_in_the_place_of_the_log_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "study").mkdir()
+    os.mkfifo(tmp_path / "study/log.jsonl")
+    with pytest.raises(DataError, match="it is a pipe, not a file"):
+        freeze(write_plan(tmp_path), tmp_path / "study")
 
 
 def test_a_value_at_a_step_is_not_that_of_the_seeds_that_reached_it(tmp_path: Path) -> None:

@@ -53,6 +53,16 @@ def test_every_part_of_a_finished_run_is_read(whole: Path) -> None:
     assert record.model_folder == whole / "best"
 
 
+def test_a_beta_that_no_float_holds_is_none(run: Path) -> None:
+    config = json.loads((run / "config.json").read_text())
+    for path in (*run.glob("evals/*.metrics.json"), run / "best/reward_spec.json"):
+        path.unlink()
+    (run / "config.json").write_text(json.dumps(config | {"beta": 10**400}))
+    assert read_folder(run).beta == 1.0
+    (run / "config.json").write_text(json.dumps(config | {"beta": 2}))
+    assert read_folder(run).beta == 2.0
+
+
 def test_a_run_on_its_way_is_told_by_its_last_evaluation(tmp_path: Path) -> None:
     record = read_folder(write_run(tmp_path / "run", reached=30))
     assert not record.finished

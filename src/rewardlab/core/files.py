@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
+from typing import TypeGuard
 
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.core.terminal import brief
@@ -251,6 +252,11 @@ def to_float(value: object) -> float:
         return float(value)
     except (ValueError, OverflowError):
         return math.nan
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a JSON value is a number that a float can hold; texts and booleans are none."""
+    return not isinstance(value, str) and math.isfinite(to_float(value))
 
 
 def _with_unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from rewardlab.core.errors import ConfigError, EndpointError
-from rewardlab.core.files import to_float
+from rewardlab.core.files import is_number
 from rewardlab.core.types import Conversation
 from rewardlab.gold.files.rows import HALF, is_encodable
 from rewardlab.gold.pool import PassingError
@@ -140,5 +140,5 @@ def _logprob(given: Any) -> float | None:
     if not isinstance(tokens, list) or not tokens:
         return None
     found = [token.get("logprob") if isinstance(token, dict) else None for token in tokens]
-    numbers = [to_float(one) for one in found if not isinstance(one, str) and -math.inf < to_float(one) <= 1e-6]
+    numbers = [float(one) for one in found if is_number(one) and one <= 1e-6]
     return math.fsum(numbers) if len(numbers) == len(found) else None

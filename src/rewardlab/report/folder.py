@@ -18,7 +18,7 @@ from typing import Any, Final, Literal, TypeVar
 from rewardlab.analysis.health import WarningSign
 from rewardlab.analysis.metrics import current_columns
 from rewardlab.core.errors import ArtifactError, ConfigError, DataError
-from rewardlab.core.files import UTF8, parse_json, to_float
+from rewardlab.core.files import UTF8, is_number, parse_json, require_no_pipe, to_float
 from rewardlab.core.run_folder import EVALUATED, MANIFEST, saved_steps
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 from rewardlab.report.evaluations import JUDGED, MOST_ROWS, Judged, read_judged, read_object
@@ -72,8 +72,8 @@ class Record:
         """β by which it was judged, or else that of the model; 1 where nothing says otherwise."""
         judged, model = self.judged, self.model
         for found in (judged.beta if judged else None, self.config.get("beta"), model.beta if model else None):
-            if not isinstance(found, str) and 0 < (beta := to_float(found)) < math.inf:
-                return beta
+            if is_number(found) and found > 0:
+                return float(found)
         return 1.0
 
     @property
@@ -144,10 +144,8 @@ def read_folder(folder: Path) -> Record:
             if wanted:
                 problems.append(f"{name} is missing.")
             return otherwise
-        if path.is_fifo():  # whose reader would wait for ever
-            problems.append(f"{name} cannot be read: it is a pipe, not a file.")
-            return otherwise
         try:
+            require_no_pipe(path)
             return read(path)
         except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError, csv.Error) as error:
             problems.append(f"{name} cannot be read: {_said(error, folder)}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import DataError, RenderError
-from rewardlab.core.files import to_float
+from rewardlab.core.files import is_number
 from rewardlab.core.types import Conversation
 from rewardlab.data.chat import to_messages
 from rewardlab.data.prompts import prompt_turns
@@ -68,7 +67,7 @@ def _samples(where: str, row: Mapping[str, Any]) -> Samples:
         raise DataError(f"{where}: the prompt {last}, so there is nothing that the replies answer. {REMEDY}")
     if not isinstance(replies, list) or not replies or not all(isinstance(reply, str) for reply in replies):
         raise DataError(f"{where}: the replies are not a list of texts with at least one. {REMEDY}")
-    if gold is not None and (not isinstance(gold, list) or len(gold) != len(replies) or not all(map(_is_score, gold))):
+    if gold is not None and (not isinstance(gold, list) or len(gold) != len(replies) or not all(map(is_number, gold))):
         raise DataError(f"{where}: gold is not a list of {len(replies)} finite numbers, one for each reply. {REMEDY}")
     return Samples(
         where=where,
@@ -85,7 +84,3 @@ def _one_of(names: tuple[str, str], where: str, row: Mapping[str, Any]) -> Any:
         what = "has both" if given else "has neither"
         raise DataError(f"{where}: the row {what} `{names[0]}` {'and' if given else 'nor'} `{names[1]}`. {REMEDY}")
     return row[given[0]]
-
-
-def _is_score(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(to_float(value))

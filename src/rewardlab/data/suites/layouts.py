@@ -14,7 +14,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any
 
-from rewardlab.core.files import to_float
+from rewardlab.core.files import is_number
 from rewardlab.core.suites import SuiteItem, all_pairs
 from rewardlab.core.types import Conversation, prompt_key
 from rewardlab.data.rows import Row, UnusableRowError, read_conversation, read_prompt, show
@@ -279,7 +279,7 @@ def _ppe_best_of_k(row: Row, place: Place) -> Read:
 
 
 def _is_score(value: object) -> bool:
-    return isinstance(value, bool) or (isinstance(value, int | float) and math.isfinite(to_float(value)))
+    return isinstance(value, bool) or is_number(value)
 
 
 def _rmb(row: Row, place: Place) -> Read:

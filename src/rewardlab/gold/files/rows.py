@@ -9,14 +9,13 @@ is null, with the cause in `samples` (`error`) or in `gold_errors`, by the index
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import DataError, RenderError
-from rewardlab.core.files import to_float
+from rewardlab.core.files import is_number
 from rewardlab.core.types import Conversation, Message, prompt_key
 from rewardlab.data.prompts import prompt_turns
 from rewardlab.data.readers import read_each_row
@@ -165,8 +164,7 @@ def scores_of(scores: Any, num_responses: int, where: str) -> tuple[float | None
         got = f"{len(scores)} scores" if isinstance(scores, list | tuple) else f"a {type(scores).__name__}"
         raise DataError(f"{where}: got {got} for {num_responses} replies; wanted a list of one score for each.")
     for place, score in enumerate(scores):
-        is_number = isinstance(score, int | float) and math.isfinite(to_float(score))
-        if score is not None and not is_number:
+        if score is not None and not is_number(score):
             raise DataError(
                 f"{where}: the gold score of reply {place} (counted from 0) is {score!r:.60}; wanted a "
                 f"finite number, or null for none."
