@@ -56,6 +56,18 @@ def test_merged_keys_may_be_overridden(tmp_path):
     assert (found["c"], found["d"]) == ({"lr": 2, "steps": 4}, {"lr": 1, "steps": 3})
 
 
+@pytest.mark.parametrize(("order", "lr"), [("*a, *b", 1), ("*b, *a", 2)])
+def test_of_several_merged_mappings_the_first_that_has_a_key_decides_it(tmp_path, order, lr):
+    (tmp_path / "run.yaml").write_text(f"a: &a {{lr: 1}}\nb: &b {{lr: 2, steps: 3}}\nc: {{<<: [{order}], seed: 4}}\n")
+    assert read_config_file(tmp_path / "run.yaml")["c"] == {"lr": lr, "steps": 3, "seed": 4}
+
+
+@pytest.mark.parametrize("merged", ["5", "[*a, 5]", "[[*a]]"])
+def test_only_mappings_can_be_merged(tmp_path, merged):
+    message = said(tmp_path, "run.yaml", f"a: &a {{lr: 1}}\nb: {{<<: {merged}}}\n")
+    assert "expected a mapping or a list of mappings to merge, found a s" in message
+
+
 @pytest.mark.parametrize(
     "text", ["2001-01-01", "2001-99-99", "2001-1-1 25:61:61", "12:30:45.5", "2024-05-06T07:08:09Z"]
 )

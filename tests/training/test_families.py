@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    MODEL_MAPPING,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     BloomConfig,
@@ -57,6 +58,7 @@ WITHOUT_SDPA: dict[str, Callable[[], Any]] = {
         initializer_range=0.3,
     ),
 }
+LEARNS_SDPA = {"gptj"}
 
 
 @pytest.mark.parametrize("family", WITHOUT_SDPA)
@@ -83,10 +85,12 @@ def test_families_without_sdpa_train_and_load_back(tmp_path: Path, caplog, famil
                 lora=lora,
             )
         )
-    assert "attention: padded, because" in caplog.text
     spec = read_spec(result.last)
     scorer = load(result.last)
-    assert scorer.model.layout == "padded"
+    # A later transformers may have learned SDPA for a family, as it did for GPT-J; what follows must hold all the same.
+    padded = family not in LEARNS_SDPA or not MODEL_MAPPING[type(config)]._supports_sdpa
+    assert scorer.model.layout == ("padded" if padded else "shared")
+    assert ("attention: padded, because" in caplog.text) == padded
     plain = AutoModelForSequenceClassification.from_pretrained(result.last).eval()
     for canary in spec.canaries:
         with torch.no_grad():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import yaml
-from yaml import MappingNode, Node, SafeLoader, ScalarNode, YAMLError
+from yaml import MappingNode, Node, SafeLoader, ScalarNode, SequenceNode, YAMLError
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
@@ -74,6 +74,26 @@ class _Loader(SafeLoader):
                 raise _TwiceError(f"line {line}: the key {brief(key.value)} appears twice. Keep one.")
             seen.add(key.value)
         return node
+
+    def flatten_mapping(self, node: MappingNode) -> None:
+        """Put what a mapping merges before its own keys. Raises ConstructorError if it merges anything but mappings.
+
+        A mapping's own key wins over a merged one, and of a list of merged mappings the first that has the key, as the
+        merge key's specification says: releases of PyYAML differ in this.
+        """
+        own = [pair for pair in node.value if pair[0].tag != MERGE]
+        merged: list[tuple[Node, Node]] = []
+        for key, value in node.value:
+            if key.tag != MERGE:
+                continue
+            for source in reversed(value.value if isinstance(value, SequenceNode) else [value]):
+                if not isinstance(source, MappingNode):
+                    problem = f"expected a mapping or a list of mappings to merge, found a {source.id}"
+                    raise ConstructorError("while constructing a mapping", node.start_mark, problem, source.start_mark)
+                self.flatten_mapping(source)
+                merged += source.value
+        node.value = merged + own
+        super().flatten_mapping(node)
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:
         """Construct a value. Where PyYAML fails, such as at `!!int word`, raise ConstructorError with the line."""

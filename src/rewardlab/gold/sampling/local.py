@@ -7,6 +7,7 @@ the rounding of batched arithmetic.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import math
 from collections.abc import Sequence
@@ -98,7 +99,7 @@ class LocalSampler:
             with torch.inference_mode():
                 found = self._model.generate(
                     **batch,
-                    past_key_values=self._shared(batch, [items[place].prompt for place in chosen]),
+                    **self._shared(batch, [items[place].prompt for place in chosen]),
                     max_new_tokens=self._draw.max_tokens,
                     do_sample=False,
                     logits_processor=[drawing],
@@ -130,31 +131,33 @@ class LocalSampler:
             f"{limit} of the model."
         )
 
-    def _shared(self, batch: Any, prompts: list[Conversation]) -> Any:
+    def _shared(self, batch: Any, prompts: list[Conversation]) -> dict[str, Any]:
         """Return keys and values of all tokens of the prompts but the last, of which each prompt is computed once.
 
-        None where no prompt comes twice in a row, or the model keeps something else than keys and values.
+        They stand under the name by which the model takes them. Nothing does where no prompt comes twice in a row, or
+        the model keeps something else than keys and values.
         """
         import torch
         from transformers import DynamicCache
 
         sizes = [len(list(several)) for _, several in groupby(prompts)]
         if len(sizes) == len(prompts) or not getattr(self._model, "_supports_default_dynamic_cache", lambda: True)():
-            return None
+            return {}
         repeats = torch.tensor(sizes, device=batch["input_ids"].device)
         first = repeats.cumsum(0) - repeats
         mask = batch["attention_mask"][first, :-1]
         cache = DynamicCache(config=self._model.config)
+        taken = {_cache_name(): cache}
         self._model(
             input_ids=batch["input_ids"][first, :-1],
             attention_mask=mask,
             position_ids=(mask.cumsum(-1) - 1).clamp(min=0),
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **taken,
         )
         cache.batch_select_indices(torch.arange(len(sizes), device=repeats.device).repeat_interleave(repeats))
-        return cache
+        return taken
 
     def _reply(self, tokens: list[int], prompt_tokens: int, logprobs: list[float]) -> Reply:
         """Return a reply from its tokens, which go on with padding after the end."""
@@ -173,6 +176,14 @@ class LocalSampler:
     async def close(self) -> None:
         """Let the model go."""
         self._model = None
+
+
+def _cache_name() -> str:
+    """Return the name under which models take keys and values: transformers renamed it in 5.24."""
+    from transformers.generation import GenerationMixin
+
+    taken = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    return "cache" if "cache" in taken else "past_key_values"
 
 
 def _device() -> str:
