@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import huggingface_hub
 import pytest
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError
@@ -179,6 +185,43 @@ def test_a_limit_above_the_positions_of_a_model_is_refused_before_any_run(
             main(["plan", tool, str(plan), "--set", f"max_seq_len={positions + 1}"])
         assert ended.value.code == status
         assert f"arm plain: --max-seq-len {positions + 1} is above the {positions} positions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "said"),
+    [
+        (
+            "a-model-3b",
+            RepositoryNotFoundError("404", response=cast("Any", SimpleNamespace(headers={}, request=None))),
+            "the hub shows no model of this",
+        ),
+        ("a--model", HFValidationError("two dashes"), "no model of the hub can have this name"),
+        ("a-model-3b", None, ""),
+        ("a-model-3b", ConnectionError("no network"), ""),
+        ("SmolLM2-135M-Instruct", AssertionError("asked for the built-in model"), ""),
+    ],
+)
+def test_the_hub_is_asked_for_models_that_are_no_folders(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    error: Any,
+    said: str,
+) -> None:
+    def model_info(api: HfApi, asked: str, timeout: float) -> None:
+        assert (asked, timeout > 0) == (name, True)
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(HfApi, "model_info", model_info)
+    plan = write_plan(tmp_path, PLAN.replace("a-model-3b", name))
+    with pytest.raises(SystemExit) if said else nullcontext() as ended:
+        main(["plan", "check", str(plan)])
+    assert not said or (ended is not None and ended.value.code == 1)
+    out = " ".join(capsys.readouterr().out.split())
+    assert (f"no model at {name!r}: there is no such folder, and {said}" in out) == bool(said)
 
 
 # --- data that are read twice, or not there ------------------------------------------------------------------------
