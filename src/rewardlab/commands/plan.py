@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from rewardlab.commands.parsing import parse_command, run_tool
@@ -103,10 +104,12 @@ def _refusal(run: Run) -> str:
     return ""
 
 
+@cache
 def _missing_on_hub(name: str) -> str:
     """Return that the hub has no such model; empty if it has, if it cannot be asked, or if there is nothing to ask.
 
-    Without the question each run of a plan with a mistyped name would wait for the hub, and fail.
+    Without the question each run of a plan with a mistyped name would wait for the hub, and fail. It is asked once for
+    each name, whatever else arms change.
     """
     import huggingface_hub
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
