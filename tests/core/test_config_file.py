@@ -36,6 +36,11 @@ def said(tmp_path, name, text):
         ("run.yaml", "lr: 1\nsteps: 2\nlr: 3\n", "line 3: the key 'lr' appears twice. Keep one."),
         ("run.yaml", "a:\n  b: 1\n  b: 2\n", "line 3: the key 'b' appears twice."),
         ("run.yaml", "{a: 1, 'a': 2}", "line 1: the key 'a' appears twice."),
+        (
+            "run.yaml",
+            "a: &a {b: 1}\nc:\n  <<: *a\n  <<: *a\n",
+            "line 4: the key '<<' appears twice. Merge a list: <<: [",
+        ),
         ("run.toml", "lr = 1\nsteps = 2\nlr = 3\n", "not valid TOML: Cannot overwrite a value (at line 3"),
     ],
 )

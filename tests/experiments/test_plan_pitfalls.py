@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import huggingface_hub
 import pytest
 from huggingface_hub import HfApi
 from huggingface_hub.errors import RepositoryNotFoundError
 
+from loopback import Answering, listening
 from rewardlab.cli import main
-from rewardlab.commands import plan as plan_commands
 from rewardlab.core.errors import ConfigError
 from rewardlab.experiments.checking import check
+from rewardlab.experiments.pitfalls import missing_on_hub
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.reporting.summary import summarise
@@ -188,21 +191,57 @@ def test_a_limit_above_the_positions_of_a_model_is_refused_before_any_run(
         assert f"arm plain: --max-seq-len {positions + 1} is above the {positions} positions" in capsys.readouterr().out
 
 
+MISSING = RepositoryNotFoundError("404", response=cast("Any", SimpleNamespace(headers={}, request=None)))
+
+
+def asked_for(name: str, endpoint: str, **environment: str) -> str:
+    """What a process that has imported nothing else says of a model, by the hub at an address."""
+    code = f"from rewardlab.experiments.pitfalls import missing_on_hub; print(missing_on_hub({name!r}))"
+    environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": endpoint, **environment}
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+        env={**os.environ, **environment},
+    )
+    return found.stdout.strip()
+
+
+def test_the_hub_is_asked_for_models_that_are_no_folders() -> None:
+    asked: list[str] = []
+
+    class Hub(Answering):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            if "there" in self.path:
+                self.answer(200, b'{"id": "owner/there"}')
+                return
+            self.send_response(404)
+            self.send_header("X-Error-Code", "GatedRepo" if "gated" in self.path else "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    with listening(Hub) as endpoint:
+        assert "the hub shows no model of this name" in asked_for("owner/typo", endpoint)
+        assert asked_for("owner/there", endpoint) == asked_for("owner/gated", endpoint) == ""
+        assert asked_for("owner/typo", endpoint, HF_HUB_OFFLINE="1") == ""
+    assert [path.rpartition("/")[2] for path in asked if "/models/" in path] == ["typo", "there", "gated"]
+    assert asked_for("owner/typo", endpoint) == "", "nobody listens there any more"
+
+
 @pytest.mark.parametrize(
     ("name", "error", "said"),
     [
-        (
-            "a-model-3b",
-            RepositoryNotFoundError("404", response=cast("Any", SimpleNamespace(headers={}, request=None))),
-            "the hub shows no model of this",
-        ),
+        ("a-model-3b", MISSING, "the hub shows no model of this"),
         ("a--model", AssertionError("asked for a name with two dashes"), "no model of the hub can have this name"),
+        ("folder/typo", MISSING, "the hub shows no model of this"),
         ("a-model-3b", None, ""),
-        ("a-model-3b", ConnectionError("no network"), ""),
         ("SmolLM2-135M-Instruct", AssertionError("asked for the built-in model"), ""),
     ],
 )
-def test_the_hub_is_asked_for_models_that_are_no_folders(
+def test_a_plan_with_a_model_that_is_nowhere_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -217,17 +256,19 @@ def test_the_hub_is_asked_for_models_that_are_no_folders(
         if error is not None:
             raise error
 
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(HfApi, "model_info", model_info)
-    plan_commands._missing_on_hub.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    missing_on_hub.cache_clear()
     plan = write_plan(tmp_path, with_arm("max_seq_len: 64").replace("a-model-3b", name))
-    with pytest.raises(SystemExit) if said else nullcontext() as ended:
-        main(["plan", "check", str(plan)])
-    assert not said or (ended is not None and ended.value.code == 1)
-    out = " ".join(capsys.readouterr().out.split())
-    assert (f"no model at {name!r}: there is no such folder, and {said}" in out) == bool(said)
+    for tool, status in (("check", 1), ("freeze", 2)):
+        with pytest.raises(SystemExit) if said else nullcontext() as ended:
+            main(["plan", tool, str(plan)])
+        assert not said or (ended is not None and ended.value.code == status)
+        out = " ".join(capsys.readouterr().out.split())
+        assert (f"no model at {name!r}: there is no such folder, and {said}" in out) == bool(said)
     assert questions == ([] if isinstance(error, AssertionError) else [name]), "once for each model"
-    plan_commands._missing_on_hub.cache_clear()
+    missing_on_hub.cache_clear()
 
 
 # --- data that are read twice, or not there ------------------------------------------------------------------------

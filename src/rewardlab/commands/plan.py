@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from rewardlab.commands.parsing import parse_command, run_tool
@@ -17,9 +16,6 @@ if TYPE_CHECKING:
 
     from rewardlab.experiments.plan import Run
     from rewardlab.experiments.study import Study
-
-HUB_TIMEOUT_S: Final = 5.0
-"""Seconds that `plan check` waits for the hub's word on one model."""
 
 
 def check(arguments: Sequence[str]) -> None:
@@ -87,7 +83,9 @@ def _refusal(run: Run) -> str:
     from pathlib import Path
 
     if not Path(run.settings["model"]).is_dir():
-        return _missing_on_hub(run.settings["model"])
+        from rewardlab.experiments.pitfalls import missing_on_hub
+
+        return missing_on_hub(run.settings["model"])
     if run.settings["trust_remote_code"]:
         return ""
     from rewardlab.artifact.base import open_base, settle_length
@@ -101,36 +99,6 @@ def _refusal(run: Run) -> str:
         open_base(config.model, replace(config.data.rendering, max_seq_len=length))
     except RewardlabError as error:
         return str(error)
-    return ""
-
-
-@cache
-def _missing_on_hub(name: str) -> str:
-    """Return that the hub has no such model; empty if it has, if it cannot be asked, or if there is nothing to ask.
-
-    Without the question each run of a plan with a mistyped name would wait for the hub, and fail. It is asked once for
-    each name, whatever else arms change.
-    """
-    import huggingface_hub
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
-
-    from rewardlab.model.builtin import BUILTIN_NAMES
-
-    try:
-        if (
-            name.lower() in BUILTIN_NAMES
-            or huggingface_hub.constants.is_offline_mode()
-            or huggingface_hub.try_to_load_from_cache(name, "config.json")
-        ):
-            return ""
-        huggingface_hub.HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
-    except HFValidationError:
-        return f"no model at {name!r}: there is no such folder, and no model of the hub can have this name"
-    except RepositoryNotFoundError:
-        return f"no model at {name!r}: there is no such folder, and the hub shows no model of this name to this login"
-    except Exception:
-        # The errors of a network have no common base, and none of them says anything about the model.
-        return ""
     return ""
 
 

@@ -67,11 +67,12 @@ class _Loader(SafeLoader):
         node = super().compose_mapping_node(anchor)
         seen: set[str] = set()
         for key, _ in node.value:
-            if not isinstance(key, ScalarNode) or key.tag == MERGE:
+            if not isinstance(key, ScalarNode):
                 continue
             if key.value in seen:
                 line = key.start_mark.line + 1
-                raise _TwiceError(f"line {line}: the key {brief(key.value)} appears twice. Keep one.")
+                how = "Merge a list: <<: [*first, *second]" if key.tag == MERGE else "Keep one"
+                raise _TwiceError(f"line {line}: the key {brief(key.value)} appears twice. {how}.")
             seen.add(key.value)
         return node
 

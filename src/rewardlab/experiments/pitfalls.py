@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,10 +21,12 @@ from rewardlab.experiments.power import Reach
 from rewardlab.experiments.quantities import quantity_named, range_of
 from rewardlab.experiments.slurm_config import SlurmConfig, literal_values, slurm_config
 from rewardlab.experiments.study import test_files_used
-from rewardlab.model.config import looks_local
+from rewardlab.model.config import BUILTIN_NAMES, looks_local
 from rewardlab.training.settings.config import interval_of
 
 Level = Literal["error", "warning"]
+HUB_TIMEOUT_S: Final = 5.0
+"""Seconds without a word from the hub after which `plan check` does not wait for its answer on a model."""
 Look = Callable[[Run], str]
 """Why the model of a run cannot be used; empty if it can, or is not on this machine."""
 KEEPS_ROWS: Final = frozenset(("max_drop_fraction", "margin_column", "strength_as"))
@@ -239,7 +242,8 @@ def about_models(runs: Sequence[Run], look: Look | None) -> Iterator[Problem]:
         known.add(said)
         if missing := _missing_model(run.arm, str(run.settings["model"])):
             yield missing
-        elif look is not None and (why := look(run)):
+        certain = missing is not None and missing.level == "error"
+        if not certain and look is not None and (why := look(run)):
             yield Problem(level="error", text=f"arm {run.arm}: {why}")
 
 
@@ -257,3 +261,36 @@ def _missing_model(arm: str, model: str) -> Problem | None:
         )
         return Problem(level="warning", text=text)
     return None
+
+
+@cache
+def missing_on_hub(name: str) -> str:
+    """Return that the hub has no such model; empty if it has, if it cannot be asked, or if there is nothing to ask.
+
+    Without the question each run of a plan with a mistyped name would wait for the hub, and fail. It is asked once for
+    each name, whatever else arms change.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
+
+    none = f"no model at {name!r}: there is no such folder, and"
+    try:
+        if name.lower() in BUILTIN_NAMES or try_to_load_from_cache(name, "config.json"):
+            return ""
+    except HFValidationError:
+        return f"{none} no model of the hub can have this name"
+    api = HfApi()
+    try:
+        api.model_info(name, timeout=HUB_TIMEOUT_S)
+    except GatedRepoError:
+        return ""
+    except RepositoryNotFoundError:
+        return (
+            f"{none} the hub shows no model of this name. If it is private, log in (hf auth login); "
+            "HF_HUB_OFFLINE=1 leaves the question out"
+        )
+    except Exception:
+        # The errors of a network have no common base, and none of them says anything about the model. HF_HUB_OFFLINE=1
+        # is one of them.
+        return ""
+    return ""

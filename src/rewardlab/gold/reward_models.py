@@ -21,7 +21,7 @@ from rewardlab.gold.pool import Finished, PassingError
 from rewardlab.gold.scoring import ScoringConfig
 from rewardlab.gold.servers import may_pass
 from rewardlab.gold.teams import Accept, Team, anyone, team_of
-from rewardlab.model.builtin import BUILTIN_NAMES
+from rewardlab.model.config import BUILTIN_NAMES
 from rewardlab.serve.scoring.backends import Backend, LocalBackend, LocalModel, Scores
 from rewardlab.serve.scoring.rows import Asked
 

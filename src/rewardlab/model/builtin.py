@@ -25,9 +25,7 @@ from filelock import FileLock, Timeout
 
 from rewardlab.core.errors import ModelError
 from rewardlab.core.files import cache_folder, read_json, replacing_folder, sha256_file, write_json
-
-SMOLLM2: Final = "smollm2-135m-instruct"
-BUILTIN_NAMES: Final = (SMOLLM2,)
+from rewardlab.model.config import BUILTIN_NAMES, SMOLLM2
 
 # The version goes up when the conversion changes, so that a folder of an earlier conversion is not taken for this one.
 FOLDER_NAME: Final = f"{SMOLLM2}-v1"

@@ -56,6 +56,9 @@ def require_model(model: str, *, model_is: str) -> None:
     require(model != "", f"--model is missing: name {model_is}.")
 
 
+SMOLLM2: Final = "smollm2-135m-instruct"
+BUILTIN_NAMES: Final = (SMOLLM2,)
+"""Models that need no hub, by their names in lower case."""
 DEFAULT_COMPUTE: Final = ComputeConfig()
 LIBRARY_COMPUTE: Final = ComputeConfig(allocator="system")
 """Settings for a model loaded by `rewardlab.load`. They leave the allocator alone, because `keep` changes it for the
