@@ -308,6 +308,11 @@ def trl_config(path: Path, store: Path) -> None:
     preferences(path.with_name("pairs.jsonl"), store)
 
 
+def few_steps(path: Path, store: Path) -> None:
+    """Settings of a run of two steps."""
+    path.write_text("steps: 2\nbatch_size: 8\nlr: 1.0e-3\nbaselines: false\n", encoding="utf-8")
+
+
 def foreign_model(path: Path, store: Path) -> None:
     """A sequence classifier as TRL writes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -357,8 +362,8 @@ KINDS: Mapping[str, Callable[..., None]] = {
     one.__name__: one
     for one in (
         preferences, model, run_folder, reward_model, calibrated_model, evaluation, conversations, prompts, samples,
-        labels, gold_pairs, gold_stages, proxy, one_fact, gold_plan, rollouts, held_out, trl_config, foreign_model,
-        some_folder, suite, plan, study,
+        labels, gold_pairs, gold_stages, proxy, one_fact, gold_plan, rollouts, held_out, trl_config, few_steps,
+        foreign_model, some_folder, suite, plan, study,
     )
 }  # fmt: skip
 """Name of a kind -> puts one at a path, from what is in the store."""

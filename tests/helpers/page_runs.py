@@ -42,6 +42,7 @@ READS: Mapping[str, str] = {
     "--ensemble": "calibrated_model",
     "--gold": "reward_model",
     "--resume": "run_folder",
+    "--train-config": "few_steps",
     "--suite-data": "suite",
     "--prompts": "prompts",
     "--proxies": "proxy",
