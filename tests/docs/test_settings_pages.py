@@ -53,7 +53,16 @@ OF_EXAMPLES = {
     for name in re.findall(r'add_argument\("(--[\w-]+)"', path.read_text(encoding="utf-8"))
 }
 OF_ENGINES = {
-    *("--runner", "--convert", "--pooler-config", "--dtype", "--max-model-len", "--enforce-eager", "--enable-lora"),
+    *(
+        "--runner",
+        "--convert",
+        "--pooler-config",
+        "--dtype",
+        "--max-model-len",
+        "--enforce-eager",
+        "--no-enable-prefix-caching",
+        "--enable-lora",
+    ),
     *("--reward", "--allow-auto-truncate", "--custom-rm-path", "--lora-modules", "--data", "--algo", "--group-rm"),
     *("--input-key", "--label-key", "--metadata-key", "--apply-chat-template", "--rollout-skip-special-tokens"),
     *("--disable-grpo-std-normalization", "--logprobs-mode", "--max-num-batched-tokens"),
