@@ -310,6 +310,22 @@ def test_a_log_of_inspect_that_was_cut_is_refused_in_the_same_words(tmp_path):
             read(path)
 
 
+@pytest.mark.parametrize(
+    ("local", "central", "value", "said"),
+    [(6, 8, 1, "encrypted"), (8, 10, 99, "compression")],
+    ids=["encrypted", "a compression that Python lacks"],
+)
+def test_a_log_of_inspect_that_python_cannot_unpack_is_refused(tmp_path, local, central, value, said):
+    path = tmp_path / "log.eval"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("samples/1.json", json.dumps({"id": 1, "scores": {"a": {"value": "C"}}}))
+    data = bytearray(path.read_bytes())
+    data[local] = data[data.index(b"PK\x01\x02") + central] = value  # in the entry's header, and in the directory
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=rf"cannot be read as a log of inspect.*{said}.*inspect log convert"):
+        read(path)
+
+
 # --- our own folders ------------------------------------------------------------------------------------------
 
 

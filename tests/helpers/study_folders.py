@@ -15,8 +15,10 @@ import numpy as np
 from helpers.run_folders import prompt_of, write_model
 from rewardlab.core.files import sha256_file, write_json, write_jsonl, write_summed_json
 from rewardlab.core.types import Comparison, ScoreRow, prompt_key
+from rewardlab.experiments.checking import check
 from rewardlab.experiments.doing import do
 from rewardlab.experiments.plan import Run
+from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.study import Study, freeze, open_study
 
 STEPS = (0, 100, 200, 300, 400)
@@ -50,6 +52,17 @@ def write_plan(folder: Path, text: str = PLAN) -> Path:
     text = text.replace("train.jsonl", str(folder / "train.jsonl")).replace("test.jsonl", str(folder / "test.jsonl"))
     (folder / "plan.yaml").write_text(text, encoding="utf-8")
     return folder / "plan.yaml"
+
+
+def told(folder: Path, text: str, level: str) -> list[str]:
+    """What `plan check` says of a plan at one level, but for the size of its margins."""
+    found = check(read_plan(write_plan(folder, text))).problems
+    return [one.text for one in found if one.level == level and "with a chance of" not in one.text]
+
+
+def with_arm(settings: str) -> str:
+    """The plan with other settings of its arm `smooth`."""
+    return PLAN.replace("label_smoothing: 0.05}\n  harsh", f"label_smoothing: 0.05, {settings}}}\n  harsh")
 
 
 def frozen_study(folder: Path, text: str = PLAN) -> Study:

@@ -61,8 +61,7 @@ DAMAGED_ARCHIVE: Final = (
     zlib.error,  # bytes that do not unpack
     OSError,
     EOFError,  # these two: a cut file, whose directory points outside it
-    NotImplementedError,  # a compression that Python lacks
-    RuntimeError,  # an encrypted entry
+    RuntimeError,  # an encrypted entry, or a compression that Python lacks
     ValueError,  # an entry that is no JSON
 )
 """What `zipfile` and `json` raise for an archive that cannot be read."""
