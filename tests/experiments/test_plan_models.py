@@ -21,7 +21,7 @@ from rewardlab.experiments.checking import check
 from rewardlab.experiments.pitfalls import missing_on_hub
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.plan_file import read_plan
-from study_folders import PLAN, told, with_arm, write_plan
+from study_folders import PLAN, edit, frozen_study, told, with_arm, write_plan
 
 
 @pytest.mark.parametrize(
@@ -149,3 +149,13 @@ def test_a_plan_with_a_model_that_is_nowhere_is_refused(
         assert (f"no model at {name!r}: there is no such folder, and {said}" in out) == bool(said)
     assert questions == ([] if isinstance(error, AssertionError) else [name]), "once for each model"
     missing_on_hub.cache_clear()
+
+
+def test_a_study_is_not_amended_to_a_model_that_is_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study = frozen_study(tmp_path)
+    edit(study.folder, "a-model-3b", "a--model")
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "amend", str(study.folder), "--reason", "another model", "--seen", "nothing-run"])
+    assert ended.value.code == 2
+    out = " ".join("".join(capsys.readouterr()).split())
+    assert "the plan is not amended: arm plain: no model at 'a--model'" in out

@@ -82,18 +82,16 @@ class _Loader(SafeLoader):
         A mapping's own key wins over a merged one, and of a list of merged mappings the first that has the key, as the
         merge key's specification says: releases of PyYAML differ in this.
         """
-        own = [pair for pair in node.value if pair[0].tag != MERGE]
-        merged: list[tuple[Node, Node]] = []
-        for key, value in node.value:
-            if key.tag != MERGE:
-                continue
-            for source in reversed(value.value if isinstance(value, SequenceNode) else [value]):
+        asked = next((value for key, value in node.value if key.tag == MERGE), None)
+        if asked is not None:
+            merged: list[tuple[Node, Node]] = []
+            for source in reversed(asked.value if isinstance(asked, SequenceNode) else [asked]):
                 if not isinstance(source, MappingNode):
                     problem = f"expected a mapping or a list of mappings to merge, found a {source.id}"
                     raise ConstructorError("while constructing a mapping", node.start_mark, problem, source.start_mark)
                 self.flatten_mapping(source)
                 merged += source.value
-        node.value = merged + own
+            node.value = merged + [pair for pair in node.value if pair[0].tag != MERGE]
         super().flatten_mapping(node)
 
     def construct_object(self, node: Node, deep: bool = False) -> Any:

@@ -28,7 +28,7 @@ Level = Literal["error", "warning"]
 HUB_TIMEOUT_S: Final = 5.0
 """Seconds without a word from the hub after which `plan check` does not wait for its answer on a model."""
 Look = Callable[[Run], str]
-"""Why the model of a run cannot be used; empty if it can, or is not on this machine."""
+"""Why the model of a run cannot be used; empty if it can, or if nothing can be told of it yet."""
 KEEPS_ROWS: Final = frozenset(("max_drop_fraction", "margin_column", "strength_as"))
 """Settings of reading that leave the rows as they are."""
 TEST_ROWS: Final = (
@@ -233,7 +233,7 @@ def too_many_processes(config: SlurmConfig, runs: Sequence[Run]) -> str:
 
 def about_models(runs: Sequence[Run], look: Look | None) -> Iterator[Problem]:
     """Yield what is wrong with the models of runs, once for each model and length limit: folders that are not there,
-    and what `look` tells of those that are."""
+    and what `look` tells of the others."""
     known: set[str] = set()
     for run in runs:
         said = repr([run.settings.get(name) for name in (*OF_MODELS, *LENGTHS)])
