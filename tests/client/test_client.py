@@ -119,21 +119,25 @@ def test_a_request_about_one_prompt_says_which_without_its_text_and_one_about_se
 
 def test_no_more_requests_are_under_way_than_allowed_and_a_crowd_connects_once() -> None:
     fake, now, most = FakeVllm(table()), 0, 0
+    three_at_once = asyncio.Event()
 
     async def counted(request: Any) -> Any:
         nonlocal now, most
         now += 1
         most = max(most, now)
-        for _ in range(5):
-            await asyncio.sleep(0)
+        if now == 3:
+            three_at_once.set()
+        if request.url.path == "/classify":
+            await asyncio.wait_for(three_at_once.wait(), timeout=60)
+        await asyncio.sleep(0)
         now -= 1
         return await fake(request)
 
     async def crowd() -> None:
-
         own = AsyncRewardClient(
             URL,
             artifact=folder(),
+            check=False,
             max_concurrency=3,
             max_batch=2,
             httpx_options={"transport": httpx2.MockTransport(counted)},
