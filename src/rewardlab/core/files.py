@@ -22,6 +22,7 @@ import tempfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TypeGuard
@@ -392,38 +393,48 @@ def require_writable_folder(folder: Path, flag: str) -> None:
 
 def provenance() -> dict[str, object]:
     """Return code version, package versions, platform and command line, for manifests."""
-    versions: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    commit = _git("rev-parse", "HEAD")
+    commit, is_dirty = _version_of_code(Path(__file__).resolve().parents[3])
     return {
         "git_commit": commit,
-        "git_dirty": None if commit is None else bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "packages": versions,
+        "git_dirty": is_dirty,
+        "packages": _versions_of_packages().copy(),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
 
 
-def _git(*arguments: str) -> str | None:
-    """Return the output of git in the checkout that this package runs from; None if it runs from an installed copy."""
+# Both are found once a process, whose code and packages are those that were there when it began: a long run saves its
+# model often, and a commit made meanwhile is not what trains it.
+@cache
+def _versions_of_packages() -> dict[str, str | None]:
+    versions: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return versions
+
+
+@cache
+def _version_of_code(root: Path) -> tuple[str | None, bool | None]:
+    """Return commit and whether files differ from it, of the checkout at `root`; None twice for an installed copy."""
     # A copy installed in an environment inside another project's checkout must not report that project's commit.
-    root = Path(__file__).resolve().parents[3]
     project = root / "pyproject.toml"
     if not ((root / ".git").exists() and project.is_file() and 'name = "rewardlab"' in project.read_text(UTF8)):
-        return None
+        return None, None
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None:
+        return None, None
+    return commit, bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    """Return the output of git in `root`; None where it fails or takes more than ten seconds."""
+    command = ["git", "-C", str(root), *arguments]
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(root), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() if answer.returncode == 0 else None
