@@ -1,14 +1,16 @@
 """The run-time type checker of the test suite: an int is fine where a float is wanted, as for mypy.
 
-jaxtyping's own decorator binds the arguments of every call, to hold the shapes of one signature against each other,
-and looks at all of them twice. Done everywhere it takes as long as the code that it watches. Here only a signature
-with shapes gets it; all others are checked by beartype alone.
+jaxtyping's own decorator binds the arguments of every call, for sizes that are computed from them (`"{n} 3"`, which no
+annotation here has), and looks at all of them twice. Done everywhere it takes as long as the code that it watches.
+Here the shapes of a call are held against each other by jaxtyping's context alone, and only where a signature has
+shapes; all else is checked by beartype alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial, update_wrapper
+from functools import partial, update_wrapper, wraps
+from inspect import isgeneratorfunction
 from types import CodeType, FunctionType
 from typing import Any, get_args, get_type_hints
 
@@ -43,12 +45,25 @@ def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
         shapes = any(map(_is_shape, get_type_hints(what).values()))
     except NameError:  # what cannot be looked up is not checked
         return _with_shapes(what, typechecker=typechecker)
-    if shapes:
+    if shapes and isgeneratorfunction(what):  # what it yields is not checked
         return _with_shapes(typechecker(what), typechecker=None)
+    if shapes:
+        return _in_context(typechecker(what))
     checked = typechecker(what)
     if _is_checked(checked):
         _wrappers[what.__code__] = checked
     return checked
+
+
+def _in_context(checked: Any) -> Any:
+    """A function whose calls have each their own sizes."""
+
+    @wraps(checked)
+    def with_shapes(*args: Any, **kwargs: Any) -> Any:
+        with _with_shapes("context"):
+            return checked(*args, **kwargs)
+
+    return with_shapes
 
 
 def _is_checked(function: Any) -> bool:
