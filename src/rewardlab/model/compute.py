@@ -28,6 +28,7 @@ from rewardlab.model.embedding import add_gradients_by_row
 from rewardlab.model.half import HalfWeights
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.linear import MIN_WIDTH, OneDnnLinear, onednn_available, use_onednn
+from rewardlab.model.lora_sums import sum_before_rounding
 from rewardlab.model.norm import use_blockwise_norms
 from rewardlab.model.reward import RewardModel
 
@@ -92,7 +93,7 @@ def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: H
     if model.device.type == "cpu" and config.linear_backend == "onednn":
         use_onednn(model.backbone)
     if model.compute_dtype in HALF:
-        model.half_weights = HalfWeights(model.backbone, "backbone", model.compute_dtype, half_rounding)
+        _compute_in_half(model, half_rounding)
     if isinstance(config, TrainComputeConfig):
         # FSDP reduces gradients in hooks of its own, which would not see a gradient that is written to `grad` directly.
         if model.device.type == "cpu" and not dist.is_initialized():
@@ -106,6 +107,14 @@ def apply_compute(model: RewardModel, config: ComputeConfig, *, half_rounding: H
         read_last_layer_only_where_scored(model)
     if config.compile:
         compile_layers(model)
+
+
+def _compute_in_half(model: RewardModel, rounding: HalfRounding) -> None:
+    """Give linear layers half-precision copies of their weights, and make the sums of adapters see small updates."""
+    model.half_weights = HalfWeights(model.backbone, "backbone", model.compute_dtype, rounding)
+    # To the nearest is what others compute by, so there everything is as PEFT does it.
+    if rounding == "stochastic":
+        sum_before_rounding(model.backbone)
 
 
 def checkpoint_activations(model: RewardModel, mode: str) -> None:

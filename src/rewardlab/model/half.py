@@ -60,10 +60,15 @@ _CAST: Final = _Cast()
 
 
 class _Product(torch.autograd.Function):
-    """`F.linear` with a half-precision copy of the weight; the weight is an input only to receive the gradient."""
+    """`F.linear` with a half-precision copy of the weight; the weight is an input only to receive the gradient.
+
+    `update`, if there is one, is added before the sum is rounded.
+    """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor, half: Tensor, bias: Tensor | None, cast: _Cast) -> Tensor:
+    def forward(
+        ctx: Any, input: Tensor, weight: Tensor, half: Tensor, bias: Tensor | None, update: Tensor | None, cast: _Cast
+    ) -> Tensor:
         # Flattened to two dimensions: PyTorch would compute a batch of one with unusual strides as a batched product.
         narrow = cast.of(input, half.dtype).reshape(-1, input.shape[-1])
         needs_input, needs_weight = ctx.needs_input_grad[:2]
@@ -71,7 +76,12 @@ class _Product(torch.autograd.Function):
         # needs saves the activations of frozen layers.
         ctx.save_for_backward(narrow if needs_weight else None, half if needs_input else None)
         ctx.dtypes = input.dtype, weight.dtype, None if bias is None else bias.dtype
-        output = F.linear(narrow, half, None if bias is None else bias.to(half.dtype))
+        bias = None if bias is None else bias.to(half.dtype)
+        if update is None:
+            output = F.linear(narrow, half, bias)
+        else:
+            output = torch.addmm(update.reshape(-1, update.shape[-1]), narrow, half.t())
+            output = output if bias is None else output.add_(bias)
         return output.view(*input.shape[:-1], output.shape[-1])
 
     @staticmethod
@@ -80,13 +90,14 @@ class _Product(torch.autograd.Function):
         (gradient,) = gradients
         input, half = ctx.saved_tensors
         input_dtype, weight_dtype, bias_dtype = ctx.dtypes
-        needs_input, needs_weight, _, needs_bias, _ = ctx.needs_input_grad
+        needs_input, needs_weight, _, needs_bias, needs_update, _ = ctx.needs_input_grad
         flat = gradient.reshape(-1, gradient.shape[-1])
         return (
             (flat @ half).view(*gradient.shape[:-1], half.shape[1]).to(input_dtype) if needs_input else None,
             (flat.t() @ input).to(weight_dtype) if needs_weight else None,
             None,
             flat.sum(0).to(bias_dtype) if needs_bias else None,
+            gradient if needs_update else None,
             None,
         )
 
@@ -110,12 +121,15 @@ class _Copying(nn.Module):
 class HalfLinear(_Copying, nn.Linear):
     """An nn.Linear with the same parameters and names that computes with a half-precision copy of its weight."""
 
-    def forward(self, input: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """Compute as nn.Linear does, in the dtype of the copy."""
+    def forward(
+        self, input: Float[Tensor, "... in"], update: Float[Tensor, "... out"] | None = None
+    ) -> Float[Tensor, "... out"]:
+        """Compute as nn.Linear does, in the dtype of the copy; `update` is added before the sum is rounded to it."""
         if self.half_weight is None:
-            return F.linear(input, self.weight, self.bias)
+            plain = F.linear(input, self.weight, self.bias)
+            return plain if update is None else plain + update
         product: Any = _Product
-        output: Tensor = product.apply(input, self.weight, self.half_weight, self.bias, _CAST)
+        output: Tensor = product.apply(input, self.weight, self.half_weight, self.bias, update, _CAST)
         return output
 
 
@@ -125,14 +139,16 @@ class HalfConv1D(_Copying, Conv1D):  # type: ignore[misc]  # transformers has no
     weight: nn.Parameter
     bias: nn.Parameter
 
-    def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
-        """Compute as Conv1D does, in the dtype of the copy."""
+    def forward(
+        self, x: Float[Tensor, "... in"], update: Float[Tensor, "... out"] | None = None
+    ) -> Float[Tensor, "... out"]:
+        """Compute as Conv1D does, in the dtype of the copy; `update` is added before the sum is rounded to it."""
         if self.half_weight is None:
             base: Any = super()
             plain: Tensor = base.forward(x)
-            return plain
+            return plain if update is None else plain + update
         product: Any = _Product
-        output: Tensor = product.apply(x, self.weight.t(), self.half_weight.t(), self.bias, _CAST)
+        output: Tensor = product.apply(x, self.weight.t(), self.half_weight.t(), self.bias, update, _CAST)
         return output
 
 
