@@ -32,6 +32,7 @@ from rewardlab.distributed.sharding import joined_ranks, parts_of, share
 from rewardlab.model import lora
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.half import HalfWeights
+from rewardlab.model.lora_sums import sum_before_rounding
 from rewardlab.model.trainable import half_frozen
 from rewardlab.training import run as run_module
 from rewardlab.training.loop.partners import Machine
@@ -63,6 +64,7 @@ def trainer_for(folder: Path, how: Mapping[str, Any], alone: Parallel | None = N
         if how.get("stochastic"):
             half_frozen(model.backbone, half)  # as a run holds them
             model.half_weights = HalfWeights(model.backbone, "backbone", half, "stochastic")
+            sum_before_rounding(model.backbone)
     model.train()
     config = RewardTrainerConfig.of(
         model="tiny",
