@@ -127,7 +127,7 @@ def test_a_compiled_loss_is_the_loss_and_needs_no_program_for_every_length(said,
         assert numbers[3:] == pytest.approx(numbers[:3], rel=1e-9)
     programs = [int(line) for line in lines[1::2]]
     assert programs[0] > 0
-    assert programs[-1] == programs[1], "few, and at the start"
+    assert programs[-1] == programs[0], "few, and at the start"
 
 
 HALF = """
