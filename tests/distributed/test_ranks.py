@@ -55,7 +55,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+LONG = {"float16, lora", "float16, whole models", "bf16, lora", "four, two groups, whole models"}
+"""Combinations of what the others do one at a time, or with more."""
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.soak) if case in LONG else case for case in CASES]
+)
 def test_ranks_compute_what_one_process_does(case, tmp_path, on_ranks):
     size, how = CASES[case]
     ends, said, _ = on_ranks("one_step", size, tmp_path, name="many", **how)

@@ -180,7 +180,7 @@ def counted(told: dict[str, Any], name: str) -> Iterator[None]:
 
 def measured(folder: Path, how: Mapping[str, Any]) -> None:
     """The most bytes that a rank holds while it loads, saves and loads again."""
-    canaries.CONVERSATIONS = canaries.CONVERSATIONS[:2]
+    canaries.CONVERSATIONS = canaries.CONVERSATIONS[:1]
     with joined_ranks() as ranks:
         parts = parts_of("full", ranks) if how["in_parts"] else None
         told: dict[str, Any] = {}

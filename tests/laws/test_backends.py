@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -304,8 +305,11 @@ def test_a_row_that_is_computed_again_reads_where_it_did_whatever_ran_in_between
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # PyTorch's own
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.soak)])  # its C++ is slow
 @pytest.mark.parametrize("checkpointing", ["none", "full"])
-def test_compiled_layers_score_the_same_and_share_programs(checkpointing):
+def test_compiled_layers_score_the_same_and_share_programs(checkpointing, backend, monkeypatch):
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    torch._dynamo.reset()
     groups = make_groups(8, replies=3)
     model = make_model("llama").train()
     checkpoint_activations(model, checkpointing)

@@ -241,13 +241,11 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
         return [{name: row[name] for name in row if name not in TIMED} for row in csv.DictReader(file)]
 
 
+@pytest.mark.usefixtures("verified_here")
 @pytest.mark.parametrize("changes", [{}, {"lora": True, "lora_dropout": 0.3}], ids=["full", "dropout"])
 def test_a_run_with_auto_is_the_run_with_the_number_that_it_chose(
     base_model, pairs_file, tmp_path, monkeypatch, changes
 ):
-    from rewardlab.serve.verifying.folder import verify
-
-    monkeypatch.setattr(run_module, "verify_in_clean_process", verify)
     monkeypatch.setitem(budget_module.CEILING, "cpu", 190)
     config = RewardTrainerConfig.of(
         model=str(base_model),

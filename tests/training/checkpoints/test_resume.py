@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import runs
-from conftest import make_model, write_pairs
+from conftest import make_model, write_base_model, write_pairs
 from harming import flip
 from resuming import KINDS, config_for, interrupted, stop_after, weights_of
 from rewardlab.artifact.load import load
@@ -71,7 +71,11 @@ def require_same_runs(first: Path, second: Path) -> None:
     assert [path.name for path in (second / "checkpoints").iterdir()] == ["step_8"], "one of a finished run"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    # Adapters alone are among those with dropout, with norms and in half precision.
+    [pytest.param(kind, marks=pytest.mark.soak) if kind == "lora" else kind for kind in KINDS],
+)
 def test_a_run_in_parts_is_the_run_in_one_piece(kind, base_model, pairs_file, tmp_path, monkeypatch):
     config = config_for(base_model, pairs_file, tmp_path / "whole", train_eval_limit=4, **KINDS[kind])
     train(config)
@@ -107,7 +111,7 @@ def test_dropout_would_tell_a_run_that_draws_anew(base_model, pairs_file, tmp_pa
 @pytest.mark.parametrize(
     ("kind", "steps", "kills"),
     [
-        pytest.param("lora", 7, 6, id="short"),
+        pytest.param("lora", 5, 4, id="short"),
         pytest.param("full", 20, 20, id="full", marks=pytest.mark.soak),
         pytest.param("lora", 20, 20, id="lora", marks=pytest.mark.soak),
     ],
@@ -162,23 +166,32 @@ def test_nothing_but_damaged_checkpoints_is_an_error(base_model, pairs_file, tmp
         train(config)
 
 
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory) -> tuple[RewardTrainerConfig, int]:
+    """(settings, best step) of a run that nothing interrupted, for tests that only read it."""
+    folder = tmp_path_factory.mktemp("whole")
+    base, pairs = write_base_model(folder / "base"), write_pairs(folder / "pairs.jsonl", 40)
+    config = config_for(base, pairs, folder / "whole", lr=1e-3)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("rewardlab.training.run.verify_in_clean_process", lambda _: None)
+        best_step = train(config).best_step
+    assert best_step is not None
+    return config, best_step
+
+
 @pytest.mark.parametrize("missing", ["best", "step_4", "metrics.csv", "reward_distributions.json"])
-def test_what_was_still_to_be_written_after_the_checkpoint_is_written(
-    missing, base_model, pairs_file, tmp_path, monkeypatch
-):
+def test_what_was_still_to_be_written_after_the_checkpoint_is_written(missing, whole_run, tmp_path, monkeypatch):
     """As after a kill between a checkpoint and what follows it."""
-    config = config_for(base_model, pairs_file, tmp_path / "whole", lr=1e-3)
-    result = train(config)
-    assert result.best_step is not None
+    config, best_step = whole_run
     parts = config.replace(output_dir=tmp_path / "parts")
     with monkeypatch.context() as patched:
-        stop_after(patched, 4 if missing == "step_4" else result.best_step)
+        stop_after(patched, 4 if missing == "step_4" else best_step)
         with pytest.raises(RunInterrupted):
             train(parts)
     path = tmp_path / "parts" / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
     train(parts.replace(resume="auto"))
-    require_same_runs(tmp_path / "whole", tmp_path / "parts")
+    require_same_runs(config.run.output_dir, tmp_path / "parts")
 
 
 def test_a_finished_run_is_judged_again_and_stays_as_it_was(base_model, pairs_file, tmp_path):

@@ -36,13 +36,21 @@ REFUSED = {
 }
 
 
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> RewardTrainerConfig:
+    """How to go on with a run that was stopped after step 5, for tests that read it and do not go on."""
+    folder = tmp_path_factory.mktemp("stopped")
+    base, pairs = write_base_model(folder / "base"), write_pairs(folder / "pairs.jsonl", 40)
+    with pytest.MonkeyPatch.context() as patched:
+        return interrupted(base, pairs, folder / "run", patched, warmup_steps=2)
+
+
 @pytest.mark.parametrize("change", REFUSED)
-def test_what_would_be_another_run_is_refused_by_name(change, base_model, pairs_file, tmp_path, monkeypatch):
-    config = interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch)
+def test_what_would_be_another_run_is_refused_by_name(change, stopped):
     changes, message = REFUSED[change]
     with pytest.raises(ConfigError, match=message):
-        train(config.replace(**changes))
-    assert newest_checkpoint(tmp_path / "run").step == 5
+        train(stopped.replace(**changes))
+    assert newest_checkpoint(stopped.run.output_dir).step == 5
 
 
 def test_what_moves_no_weight_may_change_and_is_told(base_model, pairs_file, tmp_path, monkeypatch, log):
@@ -73,11 +81,8 @@ def test_a_longer_run_takes_a_new_course_when_asked(base_model, pairs_file, tmp_
         (["--epochs=2", "--warmup_steps", "3"], {"steps": None, "warmup_steps": 3}),
     ],
 )
-def test_what_is_given_goes_before_what_the_run_says_in_other_units(
-    flags, found, base_model, pairs_file, tmp_path, monkeypatch
-):
-    interrupted(base_model, pairs_file, tmp_path / "run", monkeypatch, warmup_steps=2)
-    config = parse_train(["--resume", str(tmp_path / "run"), *flags])
+def test_what_is_given_goes_before_what_the_run_says_in_other_units(flags, found, stopped):
+    config = parse_train(["--resume", str(stopped.run.output_dir), *flags])
     assert values_of(config, found) == found
 
 
