@@ -367,7 +367,7 @@ def shared_data(name: str) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def forks() -> Iterator[subprocess.Popen[str]]:
     """The process that ranks are forked from."""
     here = Path(__file__).parent
