@@ -73,7 +73,10 @@ def trained(request, tmp_path_factory) -> Path:
     pairs = write_pairs(folder / "pairs.jsonl", 16)
     line = f"train --model {folder / 'base'} --dataset {pairs} --output-dir {folder / 'run'} --steps 2 --batch-size 8"
     switch = "--lora" if request.param == "lora" else "--no-lora"
-    main([*line.split(), switch, "--lr", "1e-2", "--max-seq-len", "256", "--precision", "fp32", "--eval-fraction", "0"])
+    flags = [switch, "--lr", "1e-2", "--max-seq-len", "256", "--precision", "fp32", "--eval-fraction", "0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rewardlab.training.run.verify_in_clean_process", verify)  # where it is quick
+        main([*line.split(), *flags])
     return folder / "run/step_2"
 
 
