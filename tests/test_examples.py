@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -75,6 +75,14 @@ def load(name: str) -> ModuleType:
     sys.modules[spec.name] = module  # where dataclasses look for the module that they are defined in
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _verified_here() -> Iterator[None]:
+    """The last check of a run, made in this process, where it is quick."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rewardlab.training.run.verify_in_clean_process", rewardlab.verify)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+import rewardlab
 from conftest import write_base_model, write_pairs
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import ConfigError
@@ -33,7 +34,10 @@ def arm() -> ModuleType:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
-def test_it_trains_by_trl_and_leaves_what_a_run_leaves(arm: ModuleType, tmp_path: Path) -> None:
+def test_it_trains_by_trl_and_leaves_what_a_run_leaves(
+    arm: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rewardlab.serve.folders.import_model.verify_in_clean_process", rewardlab.verify)
     config = RewardTrainerConfig.of(
         model=str(write_base_model(tmp_path / "base")),
         dataset=(str(write_pairs(tmp_path / "train.jsonl", 24)),),

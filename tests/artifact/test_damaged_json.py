@@ -40,6 +40,10 @@ for _ in range(30):
     DEEP = [DEEP]
 VALUES: list[Any] = [DELETED, None, True, "x", "", -1, 0, 3, 2.5, HUGE, 1e308, [], {}, [1], {"a": 1}, DEEP]
 FEW: list[Any] = [DELETED, None, "x", -1, HUGE, [1]]
+SOME_OR_ALL = pytest.mark.parametrize(
+    "values", [FEW[::2], pytest.param(FEW, marks=pytest.mark.soak)], ids=["deleted, text, huge", "all"]
+)
+"""A value that is gone, of another kind or out of range; and a few more of the same."""
 CONVERSATIONS = [
     [{"role": "user", "content": "How? " * 20}, {"role": "assistant", "content": "So. " * times}] for times in (1, 15)
 ]
@@ -141,11 +145,12 @@ def loads_as_before(folder: Path, what: str, scores: Any) -> bool:
     return True
 
 
-def test_a_spec_damaged_together_with_its_hashes_is_no_traceback(copy, saved, scores):
+@SOME_OR_ALL
+def test_a_spec_damaged_together_with_its_hashes_is_no_traceback(copy, saved, scores, values):
     """Whoever renews all hashes may change what is not in the canaries; the rest is refused, in words."""
-    values = json.loads((saved / SPEC_FILE).read_text())
+    sound = json.loads((saved / SPEC_FILE).read_text())
     loaded = set()
-    for what, changed in damaged(values, FEW):
+    for what, changed in damaged(sound, values):
         if what.startswith(("digests", "provenance", "files")):  # written anew
             continue
         if isinstance(changed.get("renderer"), dict) and isinstance(changed["renderer"].get("chat_template"), str):
@@ -159,10 +164,11 @@ def test_a_spec_damaged_together_with_its_hashes_is_no_traceback(copy, saved, sc
     assert "renderer" in loaded, "what is not in the canaries"
 
 
-def test_a_configuration_damaged_together_with_its_hashes_is_refused_or_changes_no_score(copy, saved, scores):
-    values = json.loads((saved / "config.json").read_text())
+@SOME_OR_ALL
+def test_a_configuration_damaged_together_with_its_hashes_is_refused_or_changes_no_score(copy, saved, scores, values):
+    sound = json.loads((saved / "config.json").read_text())
     loaded = 0
-    for what, changed in damaged(values, FEW):
+    for what, changed in damaged(sound, values):
         (copy / "config.json").write_text(json.dumps(changed))
         if not renew(copy):
             continue

@@ -73,7 +73,10 @@ def trained(request, tmp_path_factory) -> Path:
     pairs = write_pairs(folder / "pairs.jsonl", 16)
     line = f"train --model {folder / 'base'} --dataset {pairs} --output-dir {folder / 'run'} --steps 2 --batch-size 8"
     switch = "--lora" if request.param == "lora" else "--no-lora"
-    main([*line.split(), switch, "--lr", "1e-2", "--max-seq-len", "256", "--precision", "fp32", "--eval-fraction", "0"])
+    flags = [switch, "--lr", "1e-2", "--max-seq-len", "256", "--precision", "fp32", "--eval-fraction", "0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rewardlab.training.run.verify_in_clean_process", verify)  # where it is quick
+        main([*line.split(), *flags])
     return folder / "run/step_2"
 
 
@@ -205,11 +208,12 @@ def scores_of(
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_decoys_name_what_an_engine_does_wrong(trained, tmp_path, precision):
+def test_the_decoys_name_what_an_engine_does_wrong(trained, tmp_path, monkeypatch, precision):
     """In bfloat16 with a folder for it, where the faults are told from the noise of the arithmetic."""
     folder, dtype = trained, getattr(torch, precision)
     if precision != "float32":
         folder = tmp_path / "half"
+        monkeypatch.setattr("rewardlab.serve.folders.export.verify_in_clean_process", verify)  # where it is quick
         export(trained, folder, dtype=precision)
     spec = read_spec(folder)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import multiprocessing
+import os
 import re
 import sys
 from pathlib import Path
@@ -30,6 +32,7 @@ from harness.tiny import write_tiny
 from rewardlab.analysis import stats
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.batch import pack
+from rewardlab.serve.verifying.folder import verify
 from rewardlab.training import start
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -70,6 +73,16 @@ def test_training_beside_trl_and_a_sorted_loop(tmp_path, cell):
         assert (trl["layer_calls"], best["layer_calls"]) == (4, 2), "two micro-batches; checkpointing computes twice"
 
 
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers come from a process that has imported what they need, instead of importing it once each."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["train_cpu", "memory_rounds"])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
+
+
+@pytest.mark.usefixtures("forked_workers")
 def test_a_variant_in_a_process_of_its_own_has_its_peak_memory(tmp_path):
     arguments = ["--variants", "packed", "ours", "--pairs", "8", "--repeats", "1", "--results", str(tmp_path)]
     assert train_cpu.main([*arguments, *TINY]) == 0
@@ -95,7 +108,13 @@ def test_scoring_differs_by_rounding_alone(tmp_path):
         assert 0 < variants[name]["mean_difference"] <= variants[name]["max_difference"] < 1e-4
 
 
-@pytest.mark.usefixtures("few_canaries")
+@pytest.fixture
+def exported_here(few_canaries: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check of an exported folder, made in this process, where it is quick."""
+    monkeypatch.setattr("rewardlab.serve.folders.export.verify_in_clean_process", verify)
+
+
+@pytest.mark.usefixtures("exported_here")
 @pytest.mark.parametrize(
     ("kind", "given"),
     [("full", ["1e-3", "1e-2"]), pytest.param("lora", ["1e-3"], marks=pytest.mark.soak)],
@@ -133,7 +152,7 @@ def test_rounding_is_judged_on_the_same_rows_and_seeds_by_everyone(tmp_path, kin
     assert len(record["pairs"]["label"]) == len(shadow[0]) == 12
 
 
-@pytest.mark.usefixtures("few_canaries")
+@pytest.mark.usefixtures("exported_here")
 def test_the_drift_of_saved_folders_is_measured_without_training(tmp_path):
     base, saved = write_tiny(tmp_path / "tiny-llama", "tiny-llama"), tmp_path / "saved"
     model = ours.build_model(ours.settings(base, {}), sharing=True, device=torch.device("cpu"))
@@ -155,6 +174,7 @@ def test_the_drift_of_saved_folders_is_measured_without_training(tmp_path):
         assert "margins, seed 0 | scores, seed 0 |" in path.with_suffix(".md").read_text(encoding="utf-8")
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_memory_is_told_after_every_step(tmp_path, monkeypatch):
     size = ["--model", "tiny-llama", "--layers", "0", "--data", "generated", "--pairs", "4", "--rounds", "3"]
     more = ["--arms", memory_rounds.SAME, memory_rounds.GIVEN, "--threads", "1", "--results", str(tmp_path)]
@@ -168,7 +188,8 @@ def test_memory_is_told_after_every_step(tmp_path, monkeypatch):
         assert all(now <= peak + 1e-3 for now, peak in zip(arm["now_gb"], arm["peak_gb"], strict=True))
         assert len(set(arm["tokens"])) == 1, "the same rows"
     monkeypatch.setattr(memory_rounds, "MOST_GROWTH", -1.0)
-    assert memory_rounds.main([*size, "--arms", memory_rounds.SAME, "--threads", "1", "--no-result"]) == 1
+    monkeypatch.setattr(memory_rounds, "measure", lambda *_: arms)  # what was measured just now
+    assert memory_rounds.main([*size, "--threads", "1", "--no-result"]) == 1
 
 
 def test_a_profile_gives_every_operation_one_kind(tmp_path):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -45,6 +46,18 @@ def in_process(*arguments: object, **options: object) -> subprocess.CompletedPro
     """`python -m rewardlab` as a shell would run it."""
     command = [sys.executable, "-m", "rewardlab", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def done_here(capsys: pytest.CaptureFixture[str], *arguments: object) -> subprocess.CompletedProcess[str]:
+    """The same in this process, which has imported everything, so it takes no start of Python."""
+    capsys.readouterr()
+    status: Any = 0
+    try:
+        main([str(argument) for argument in arguments])
+    except SystemExit as stopped:
+        status = stopped.code
+    told = capsys.readouterr()
+    return subprocess.CompletedProcess(list(map(str, arguments)), status, told.out, told.err)
 
 
 def write_rows(path: Path, *rows: object) -> Path:

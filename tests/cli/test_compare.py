@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command_line import in_process, only_message, refusal
+from command_line import done_here, in_process, only_message, refusal
 from rewardlab.core.types import Message, prompt_key
 from rewardlab.evaluation.compare import compare_files
 from rewardlab.evaluation.compare_config import CompareConfig
@@ -35,7 +35,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_two_models_are_compared_and_the_result_is_written(runs, monkeypatch):
+def test_two_models_are_compared_and_the_result_is_written(runs, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")
     done = in_process(
         "compare", runs / "a/eval", runs / "b/eval", "--margin", 0.03, "--output-dir", runs / "out", "--slice", "longer"
@@ -53,43 +53,44 @@ def test_two_models_are_compared_and_the_result_is_written(runs, monkeypatch):
     assert found["settings"]["margin"] == 0.03
     rows = [json.loads(line) for line in (runs / "out/disagreements.jsonl").read_text().splitlines()]
     assert len(rows) == other["num_disagreements"] == verdicts["only_second"] + verdicts["only_first"]
-    again = in_process("compare", runs / "a/eval", runs / "b/eval", "--output-dir", runs / "out")
-    assert "already holds a comparison" in only_message(again.stderr)
+    assert "already holds a comparison" in refusal(
+        capsys, "compare", runs / "a/eval", runs / "b/eval", "--output-dir", runs / "out"
+    )
 
 
-def test_several_models_get_the_set_that_may_be_the_best(runs):
-    done = in_process("compare", runs / "a/eval", runs / "b/eval", runs / "c/eval", "--names", "x", "y", "z")
+def test_several_models_get_the_set_that_may_be_the_best(runs, capsys):
+    done = done_here(capsys, "compare", runs / "a/eval", runs / "b/eval", runs / "c/eval", "--names", "x", "y", "z")
     assert "Not distinguishable from the best in accuracy: " in done.stdout
     assert "after Holm's correction for 2 comparisons with x" in done.stdout
 
 
-def test_gold_scores_give_match_rate_and_correlations(runs):
-    done = in_process("compare", runs / "a/eval", runs / "b/eval", "--gold", runs / "c/eval")
+def test_gold_scores_give_match_rate_and_correlations(runs, capsys):
+    done = done_here(capsys, "compare", runs / "a/eval", runs / "b/eval", "--gold", runs / "c/eval")
     assert "Against the gold scores:" in done.stdout
     assert all(word in done.stdout for word in ("match", "Pearson", "Spearman", "Kendall"))
 
 
-def test_a_single_run_is_compared_with_itself_before_training_and_its_baselines(tmp_path):
+def test_a_single_run_is_compared_with_itself_before_training_and_its_baselines(tmp_path, capsys):
     for name, noise in (("test_before_training", 3.0), ("test_length_only", 9.0), ("test", 0.5)):
         evaluation(tmp_path / "run/evals", rows_of(scores(noise)), name)
-    done = in_process("compare", tmp_path / "run")
+    done = done_here(capsys, "compare", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     assert "length only − before" in done.stdout
     assert "after − before" in done.stdout
 
 
-def test_the_models_of_one_evaluation_are_compared_in_its_order(runs):
+def test_the_models_of_one_evaluation_are_compared_in_its_order(runs, capsys):
     for name in ("a", "b", "c"):
         (runs / name / "eval").rename(runs / f"{name}-moved")
         (runs / name).rmdir()
         (runs / f"{name}-moved").rename(runs / name)
     (runs / "models.json").write_text(json.dumps({"b": {}, "a": {}}))
-    done = in_process("compare", runs)
+    done = done_here(capsys, "compare", runs)
     assert "a − b" in done.stdout, done.stderr
     assert "The reference is b." in done.stdout
 
 
-def test_scores_alone_are_judged_by_the_gold_model(tmp_path):
+def test_scores_alone_are_judged_by_the_gold_model(tmp_path, capsys):
     for name, noise in (("a", 1.0), ("b", 0.5), ("gold", 0.0)):
         rows = [
             json.dumps({"id": number, "reply": reply, "score": float(score)})
@@ -98,22 +99,22 @@ def test_scores_alone_are_judged_by_the_gold_model(tmp_path):
         ]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
     files = [tmp_path / f"{name}.jsonl" for name in ("a", "b", "gold")]
-    assert "--gold" in only_message(in_process("compare", *files[:2]).stderr)
-    done = in_process("compare", *files[:2], "--gold", files[2])
+    assert "--gold" in only_message(done_here(capsys, "compare", *files[:2]).stderr)
+    done = done_here(capsys, "compare", *files[:2], "--gold", files[2])
     assert "the order of the gold scores counts as the truth" in done.stdout
 
 
-def test_columns_of_another_file_slice_the_comparison(runs):
+def test_columns_of_another_file_slice_the_comparison(runs, capsys):
     rows = [json.dumps({"id": f"d.jsonl:{number}", "topic": "even" if number % 2 else "odd"}) for number in range(N)]
     (runs / "topics.jsonl").write_text("\n".join(rows))
-    done = in_process(
-        "compare", runs / "a/eval", runs / "b/eval", "--slice", "topic", "--columns", runs / "topics.jsonl"
+    done = done_here(
+        capsys, "compare", runs / "a/eval", runs / "b/eval", "--slice", "topic", "--columns", runs / "topics.jsonl"
     )
     assert "topic: even" in done.stdout
     assert "after correction for the 2 slices tested" in done.stdout
 
 
-def test_the_data_that_were_judged_give_texts_and_columns_by_their_lines(tmp_path):
+def test_the_data_that_were_judged_give_texts_and_columns_by_their_lines(tmp_path, capsys):
     rows = [
         {"prompt": f"Prompt {n}?", "chosen": f"good {n}", "rejected": f"bad {n}", "mood": "ab"[n % 2]}
         for n in range(1, N + 1)
@@ -130,13 +131,13 @@ def test_the_data_that_were_judged_give_texts_and_columns_by_their_lines(tmp_pat
         ]
         evaluation(tmp_path / name, scored)
     flags = ("compare", tmp_path / "a", tmp_path / "b", "--slice", "mood", "--columns")
-    done = in_process(*flags, tmp_path / "d.jsonl")
+    done = done_here(capsys, *flags, tmp_path / "d.jsonl")
     assert "mood: a" in done.stdout, done.stderr
     assert re.search(
         r"d\.jsonl:(\d+), reply 0 over 1.*\n(.*\n)?    prompt: Prompt \1\?\n    preferred: good \1", done.stdout
     )
     (tmp_path / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in reversed(rows)))
-    assert "prompt: " not in in_process(*flags, tmp_path / "d.jsonl").stdout, "texts of other rows would mislead"
+    assert "prompt: " not in done_here(capsys, *flags, tmp_path / "d.jsonl").stdout, "texts of other rows would mislead"
 
 
 def test_the_text_that_a_label_of_the_data_prefers_is_shown_as_preferred(tmp_path):
@@ -174,11 +175,11 @@ def test_rows_without_ids_are_said_to_be_paired_by_their_number(tmp_path, capsys
     named = [csv_of(tmp_path / f"{name}.csv", scores(1.0), ids=True) for name in "ab"]
     bare = [csv_of(tmp_path / f"{name}.csv", scores(1.0), ids=False) for name in "cd"]
     said = "rows are paired by their number in the file"
-    assert said not in in_process("compare", *named).stdout
-    done = in_process("compare", *bare, "--beta", "1", "--output-dir", tmp_path / "out")
+    assert said not in done_here(capsys, "compare", *named).stdout
+    done = done_here(capsys, "compare", *bare, "--beta", "1", "--output-dir", tmp_path / "out")
     assert f"No ids in c.csv, d.csv: {said}" in " ".join(done.stdout.split()), done.stderr
     assert json.loads((tmp_path / "out/compare.json").read_text())["by_place"] == ["c.csv", "d.csv"]
-    assert in_process("compare", *named, "--common").returncode == 0
+    assert done_here(capsys, "compare", *named, "--common").returncode == 0
     assert "--common: c.csv, d.csv have no ids" in refusal(capsys, "compare", *map(str, bare), "--common")
 
 
@@ -215,7 +216,7 @@ def test_the_nll_needs_a_beta(tmp_path, capsys):
     assert "the β of a.jsonl, b.jsonl is not known. Give it with --beta" in refusal(
         capsys, "compare", *files, "--metric", "nll"
     )
-    assert in_process("compare", *files, "--metric", "nll", "--beta", 1).returncode == 0
+    assert done_here(capsys, "compare", *files, "--metric", "nll", "--beta", 1).returncode == 0
 
 
 def test_nothing_heavy_is_imported(runs):
@@ -242,5 +243,5 @@ def test_a_file_that_compare_did_not_write_is_never_replaced(runs, tmp_path, cap
     assert (place / name).read_text() == '{"mine": 1}'
     (place / name).unlink()
     for _ in range(2):
-        assert in_process(*line).returncode == 0
+        assert done_here(capsys, *line).returncode == 0
     assert "already holds a comparison" in refusal(capsys, *line[:-1])

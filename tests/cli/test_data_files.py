@@ -86,6 +86,7 @@ def test_rows_are_rewritten_without_torch() -> None:
 
 
 @pytest.mark.usefixtures("two")
+@pytest.mark.usefixtures("verified_here")
 def test_a_run_writes_down_the_shares_it_trained_on(base_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([*map(str, short_run(base_model, Path("run"))), "--dataset", "a.jsonl:0.5", "b.jsonl:0.5"])
     assert "weights: 40 rows: a 0.5000 (20 of 40 rows; wanted 0.5000)" in capsys.readouterr().out

@@ -17,6 +17,8 @@ from rewardlab.core.files import remove
 from rewardlab.core.run_folder import clear_folder
 from rewardlab.evaluation import evaluate as evaluate_module
 
+pytestmark = pytest.mark.usefixtures("verified_here")
+
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -74,10 +74,10 @@ def test_a_limit_above_the_positions_of_a_model_is_refused_before_any_run(
 MISSING = RepositoryNotFoundError("404", response=cast("Any", SimpleNamespace(headers={}, request=None)))
 
 
-def asked_for(name: str, endpoint: str, **environment: str) -> str:
-    """What a process that has imported nothing else says of a model, by the hub at an address."""
-    code = f"from rewardlab.experiments.pitfalls import missing_on_hub; print(missing_on_hub({name!r}))"
-    environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": endpoint, **environment}
+def asked_for(*names: str, by: str, **environment: str) -> list[str]:
+    """What a process that has imported nothing else says of models, by the hub at an address."""
+    code = f"from rewardlab.experiments.pitfalls import missing_on_hub; print(*map(missing_on_hub, {names}), sep='|')"
+    environment = {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": by, **environment}
     found = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -86,7 +86,7 @@ def asked_for(name: str, endpoint: str, **environment: str) -> str:
         timeout=100,
         env={**os.environ, **environment},
     )
-    return found.stdout.strip()
+    return found.stdout.strip().split("|")
 
 
 def test_the_hub_is_asked_for_models_that_are_no_folders() -> None:
@@ -104,11 +104,12 @@ def test_the_hub_is_asked_for_models_that_are_no_folders() -> None:
             self.end_headers()
 
     with listening(Hub) as endpoint:
-        assert "the hub shows no model of this name" in asked_for("owner/typo", endpoint)
-        assert asked_for("owner/there", endpoint) == asked_for("owner/gated", endpoint) == ""
-        assert asked_for("owner/typo", endpoint, HF_HUB_OFFLINE="1") == ""
+        said = asked_for("owner/typo", "owner/there", "owner/gated", by=endpoint)
+        assert "the hub shows no model of this name" in said[0]
+        assert said[1:] == ["", ""]
+        assert asked_for("owner/typo", by=endpoint, HF_HUB_OFFLINE="1") == [""]
     assert [path.rpartition("/")[2] for path in asked if "/models/" in path] == ["typo", "there", "gated"]
-    assert asked_for("owner/typo", endpoint) == "", "nobody listens there any more"
+    assert asked_for("owner/typo", by=endpoint) == [""], "nobody listens there any more"
 
 
 @pytest.mark.parametrize(

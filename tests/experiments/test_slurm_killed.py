@@ -25,7 +25,11 @@ import os, signal, sys
 
 if sys.argv[5] != "task":
     sys.exit(0)
+import rewardlab
+from rewardlab.training import run
 from rewardlab.training.loop.trainer import Trainer
+
+run.verify_in_clean_process = rewardlab.verify  # here, where it is quick
 
 start = os.environ.get("SLURM_RESTART_COUNT", "0")
 at, how = {{"0": (3, signal.SIGUSR2), "1": (5, signal.SIGKILL)}}.get(start, (-1, 0))
@@ -46,6 +50,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.usefixtures("verified_here")
 @pytest.mark.timeout(1800)  # three starts of the real command, of a few seconds each where the machine is free
 def test_a_run_that_is_interrupted_and_killed_and_queued_again_gives_the_same_results(
     base_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -71,6 +71,18 @@ def test_a_source_that_is_gone_is_left_out(log) -> None:
     assert gone.asked <= 3 + PATIENCE + gone.places * 2
 
 
+def test_a_part_that_one_source_alone_failed_is_not_given_up_before_another_tried_it() -> None:
+    """The last parts fail at one that is gone and free, while the other is at work."""
+
+    class Slow(Squaring):
+        async def ask(self, items: Sequence[int]) -> Sequence[int]:
+            await asyncio.sleep(0.01)
+            return await super().ask(items)
+
+    gone = Squaring(lambda items, asked: PassingError("gone"), name="gone", places=1)
+    assert done_by([gone, Slow(honest, places=1)], num=4, size=1) == {item: item**2 for item in range(4)}
+
+
 def test_when_nobody_is_left_the_error_says_so_and_what_was_done_is_kept() -> None:
     found: list[int] = []
     source = Squaring(lambda items, asked: PassingError("gone.") if asked > 3 else None, places=1)

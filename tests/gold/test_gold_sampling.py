@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from chat_server import ChatServer, chatting, reply_of
-from killing import run_program
+from killing import KILLED_WHILE_SAMPLING, run_program
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError, DataError, EndpointError
 from rewardlab.core.types import Message
@@ -134,22 +134,11 @@ def test_a_log_probability_that_is_no_number_is_left_out(prompts, url, server) -
     assert lacking[0].responses[0]
 
 
-PROGRAM = """
-import sys
-from killing import end_while_appending
-from rewardlab.cli import main
-from rewardlab.gold import kept
-end_while_appending(kept, at=3)
-main(sys.argv[1:])
-"""
-
-
 def test_killed_ten_times_it_writes_what_a_run_in_one_piece_writes(prompts, url, server, undisturbed) -> None:
     asked = config(prompts, url)
-    for _ in range(10):
-        killed = run_program(PROGRAM, words(asked))
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        assert not asked.output.exists()
+    killed = run_program(KILLED_WHILE_SAMPLING, ["10", *words(asked)])
+    assert killed.stdout.splitlines() == [str(-signal.SIGKILL)] * 10, killed.stderr
+    assert not asked.output.exists()
     before = len(server.asked)
     assert content(sample(asked)) == undisturbed
     assert len(server.asked) - before <= 16, "what the killed runs finished is not asked for again"

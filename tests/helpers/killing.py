@@ -26,6 +26,28 @@ def end_while_appending(module: ModuleType, *, at: int, number: int = signal.SIG
     module.append_text = ending
 
 
+KILLED_WHILE_SAMPLING = """
+import os, sys
+from killing import end_while_appending
+from rewardlab.cli import main
+from rewardlab.gold import kept
+import rewardlab.gold.sampling.run
+
+for _ in range(int(sys.argv[1])):
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what it prints is not asked for
+        end_while_appending(kept, at=3)
+        try:
+            main(sys.argv[2:])
+        finally:
+            os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+"""Program that runs a command of `rewardlab gold` so many times, each time in a process of its own, which is killed as
+it keeps results for the third time, and prints how each ended: TIMES command…"""
+
+
 def at_write(at: int, end: Callable[[], object]) -> Callable[[int], None]:
     """What stands for `os.fsync`, by which every file of ours is written: it calls `end` in place of the `at`-th."""
     fsync, count = os.fsync, 0

@@ -1,8 +1,9 @@
 """Parts of long work, divided among sources that may fail: servers, a model in this process, other machines.
 
-A part that fails is tried again later, by whichever source is free. One that keeps failing while others succeed is
-divided, until the items that are at fault are alone; these have the cause in place of a result. A source that has only
-failed for a while is left out; when none is left, the work ends with an error, and what was finished is kept.
+A part that fails is tried again later, by another source if one is free. One that keeps failing, and at two sources
+where there are two, is divided, until the items that are at fault are alone; these have the cause in place of a result.
+A source that has only failed for a while is left out; when none is left, the work ends with an error, and what was
+finished is kept.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 from rewardlab.core.errors import EndpointError, RewardlabError
@@ -58,6 +59,8 @@ class Source(Protocol[Item_contra, Result_co]):
 class _Part(Generic[Item]):
     items: Sequence[Item]
     failures: int = 0
+    failed_at: set[str] = field(default_factory=set)
+    """Names of the sources that it failed at."""
 
 
 Finished = list[tuple[Sequence[Item], Sequence[Result] | str]]
@@ -98,12 +101,14 @@ class Pool(Generic[Item, Result]):
         fresh: Iterator[_Part[Item]],
     ) -> None:
         """Hand out parts as long as there are parts and free places; those that failed come last."""
-        while (source := max(self._alive, key=lambda one: self._free[one.name])) and self._free[source.name] > 0:
+        while free := [source for source in self._alive if self._free[source.name] > 0]:
             part = next(fresh, None)
             if part is None:
                 part = self._again.popleft() if self._again else None
             if part is None:
                 return
+            failed_at = part.failed_at
+            source = max(free, key=lambda one: (one.name not in failed_at, self._free[one.name]))
             self._free[source.name] -= 1
             waiting[asyncio.ensure_future(source.ask(part.items))] = part, source
 
@@ -142,7 +147,9 @@ class Pool(Generic[Item, Result]):
             logger.warning("%s: left out after %d failures: %s", source.name, self._failures[source.name], error)
             part.failures -= 1
         part.failures += 1
-        if part.failures < TRIES:
+        part.failed_at.add(source.name)
+        # One source that is dying fails any part three times, so where there are two, that says nothing of the part.
+        if part.failures < TRIES or len(part.failed_at) < min(2, len(self._alive)):
             self._again.append(part)
         elif len(part.items) > 1:
             half = len(part.items) // 2
