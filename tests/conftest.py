@@ -43,6 +43,7 @@ import pytest
 # Helpers that stand beside the tests: their asserts show what was compared, as those of tests do.
 pytest.register_assert_rewrite("adapted", "command_line", "loading", "lessons", "parsing", "runs", "sealing")
 
+import gc
 import json
 import logging
 import subprocess
@@ -84,6 +85,12 @@ CORPUS = [
     "What is the capital of France? The capital of France is Paris. system user assistant\n",
     "Human: Assistant: yes no maybe certainly, here is more 0123456789 !?.;:'\"()",
 ]
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector what was imported: it stays, and each of its runs would look at all of it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -71,13 +71,23 @@ def test_a_source_that_is_gone_is_left_out(log) -> None:
     assert gone.asked <= 3 + PATIENCE + gone.places * 2
 
 
+class Slow(Squaring):
+    async def ask(self, items: Sequence[int]) -> Sequence[int]:
+        await asyncio.sleep(0.05)
+        return await super().ask(items)
+
+
+def test_an_item_at_fault_costs_no_source_while_the_other_is_at_work(log) -> None:
+    def broken(items: Sequence[int], asked: int) -> Exception | None:
+        return PassingError("it breaks") if 0 in items else None
+
+    found = done_by([Squaring(broken, places=1), Slow(broken, name="two", places=1)], num=2, size=1)
+    assert found == {0: "it breaks", 1: 1}
+    assert "left out" not in log.text
+
+
 def test_a_part_that_one_source_alone_failed_is_not_given_up_before_another_tried_it() -> None:
     """The last parts fail at one that is gone and free, while the other is at work."""
-
-    class Slow(Squaring):
-        async def ask(self, items: Sequence[int]) -> Sequence[int]:
-            await asyncio.sleep(0.01)
-            return await super().ask(items)
 
     gone = Squaring(lambda items, asked: PassingError("gone"), name="gone", places=1)
     assert done_by([gone, Slow(honest, places=1)], num=4, size=1) == {item: item**2 for item in range(4)}

@@ -109,6 +109,10 @@ class Pool(Generic[Item, Result]):
                 return
             failed_at = part.failed_at
             source = max(free, key=lambda one: (one.name not in failed_at, self._free[one.name]))
+            others = any(one.name not in failed_at for one in self._alive)
+            if part.failures >= TRIES and source.name in failed_at and others:
+                self._again.appendleft(part)  # it waits for another source, and all of those are at work
+                return
             self._free[source.name] -= 1
             waiting[asyncio.ensure_future(source.ask(part.items))] = part, source
 
