@@ -93,6 +93,12 @@ def test_a_part_that_one_source_alone_failed_is_not_given_up_before_another_trie
     assert done_by([gone, Slow(honest, places=1)], num=4, size=1) == {item: item**2 for item in range(4)}
 
 
+def test_two_that_are_gone_cost_no_item_while_a_third_is_at_work() -> None:
+    gone = [Squaring(lambda items, asked: PassingError("gone"), name=name, places=1) for name in ("one", "two")]
+    found = done_by([*gone, Slow(honest, name="three", places=1)], num=4, size=1)
+    assert found == {item: item**2 for item in range(4)}
+
+
 def test_when_nobody_is_left_the_error_says_so_and_what_was_done_is_kept() -> None:
     found: list[int] = []
     source = Squaring(lambda items, asked: PassingError("gone.") if asked > 3 else None, places=1)

@@ -404,8 +404,8 @@ def provenance() -> dict[str, object]:
     }
 
 
-# Both are found once a process, whose code and packages are those that were there when it began: a long run saves its
-# model often, and a commit made meanwhile is not what trains it.
+# Both are found once a process, when they are first asked for: a long run saves its model often, and a commit made
+# meanwhile is not what trains it.
 @cache
 def _versions_of_packages() -> dict[str, str | None]:
     versions: dict[str, str | None] = {}
@@ -419,7 +419,7 @@ def _versions_of_packages() -> dict[str, str | None]:
 
 @cache
 def _version_of_code(root: Path) -> tuple[str | None, bool | None]:
-    """Return commit and whether files differ from it, of the checkout at `root`; None twice for an installed copy."""
+    """Return commit and whether files differ from it, of the checkout at `root`; None for what git does not tell."""
     # A copy installed in an environment inside another project's checkout must not report that project's commit.
     project = root / "pyproject.toml"
     if not ((root / ".git").exists() and project.is_file() and 'name = "rewardlab"' in project.read_text(UTF8)):
@@ -427,7 +427,8 @@ def _version_of_code(root: Path) -> tuple[str | None, bool | None]:
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None, None
-    return commit, bool(_git(root, "status", "--porcelain", "--untracked-files=no"))
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return commit, None if changes is None else bool(changes)
 
 
 def _git(root: Path, *arguments: str) -> str | None:

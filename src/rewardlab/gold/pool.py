@@ -1,7 +1,8 @@
 """Parts of long work, divided among sources that may fail: servers, a model in this process, other machines.
 
 A part that fails is tried again later, by another source if one is free. One that keeps failing, and at two sources
-where there are two, is divided, until the items that are at fault are alone; these have the cause in place of a result.
+where there are two, is divided, until the items that are at fault are alone; these have the cause in place of a result
+once every source has failed at them.
 A source that has only failed for a while is left out; when none is left, the work ends with an error, and what was
 finished is kept.
 """
@@ -102,19 +103,29 @@ class Pool(Generic[Item, Result]):
     ) -> None:
         """Hand out parts as long as there are parts and free places; those that failed come last."""
         while free := [source for source in self._alive if self._free[source.name] > 0]:
-            part = next(fresh, None)
-            if part is None:
-                part = self._again.popleft() if self._again else None
+            part = next(fresh, None) or self._to_try_again(free)
             if part is None:
                 return
             failed_at = part.failed_at
             source = max(free, key=lambda one: (one.name not in failed_at, self._free[one.name]))
-            others = any(one.name not in failed_at for one in self._alive)
-            if part.failures >= TRIES and source.name in failed_at and others:
-                self._again.appendleft(part)  # it waits for another source, and all of those are at work
-                return
             self._free[source.name] -= 1
             waiting[asyncio.ensure_future(source.ask(part.items))] = part, source
+
+    def _to_try_again(self, free: Sequence[Source[Item, Result]]) -> _Part[Item] | None:
+        """Take the first failed part that one of these sources may try; None if there is none.
+
+        One that has failed often enough waits for a source that has not tried it, as long as there are such.
+        """
+        for number, part in enumerate(self._again):
+            waits_for = self._untried(part) if part.failures >= TRIES else []
+            if not waits_for or any(source in waits_for for source in free):
+                del self._again[number]
+                return part
+        return None
+
+    def _untried(self, part: _Part[Item]) -> list[Source[Item, Result]]:
+        """Return the sources at work that have not failed at this part."""
+        return [source for source in self._alive if source.name not in part.failed_at]
 
     def _take(self, done: Sequence[tuple[asyncio.Task[Sequence[Result]], _Part[Item], Source[Item, Result]]]) -> None:
         """Keep what is finished. Raises the first error that will not pass, after that."""
@@ -152,8 +163,9 @@ class Pool(Generic[Item, Result]):
             part.failures -= 1
         part.failures += 1
         part.failed_at.add(source.name)
-        # One source that is dying fails any part three times, so where there are two, that says nothing of the part.
-        if part.failures < TRIES or len(part.failed_at) < min(2, len(self._alive)):
+        # A source that is dying fails any part three times, so where there are others, that says nothing of the part.
+        is_tried = not self._untried(part) or (len(part.items) > 1 and len(part.failed_at) > 1)
+        if part.failures < TRIES or not is_tried:
             self._again.append(part)
         elif len(part.items) > 1:
             half = len(part.items) // 2

@@ -81,7 +81,8 @@ class _Product(torch.autograd.Function):
             output = F.linear(narrow, half, bias)
         else:
             output = torch.addmm(update.reshape(-1, update.shape[-1]), narrow, half.t())
-            output = output if bias is None else output.add_(bias)
+            # Not in place: selective checkpointing keeps the product for the backward pass.
+            output = output if bias is None else output + bias
         return output.view(*input.shape[:-1], output.shape[-1])
 
     @staticmethod
