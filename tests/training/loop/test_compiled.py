@@ -131,8 +131,14 @@ def test_a_compiled_loss_is_the_loss_and_needs_no_program_for_every_length(said,
 
 
 HALF = """
-def built(compiled):
-    model = make_model("llama").train()
+def built(compiled, lora=False):
+    model = make_model("qwen2" if lora else "llama").train()
+    if lora:
+        torch.manual_seed(0)
+        add_adapters(model.backbone, ModelConfig(model="m", lora=True))
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, std=0.1)
     model.compute_dtype = torch.bfloat16
     settings = TrainComputeConfig(
         attention_backend="segments", linear_backend="torch", allocator="system", compile=compiled
@@ -145,12 +151,16 @@ def step(model, draw):
     model.zero_grad()
     scores = model(pack(make_groups(4, replies=3)))
     scores.square().sum().backward()
-    return scores.detach(), torch.cat([p.grad.flatten() for p in model.parameters()])
+    return scores.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
+
+def compare(plain, compiled, draw):
+    (scores, gradient), (found, found_gradient) = step(plain, draw), step(compiled, draw)
+    print(*(float((a - b).norm() / a.norm()) for a, b in ((scores, found), (gradient, found_gradient))))
 
 plain, compiled = built(False), built(True)
 for draw in range(3):
-    (scores, gradient), (found, found_gradient) = step(plain, draw), step(compiled, draw)
-    print(*(float((a - b).norm() / a.norm()) for a, b in ((scores, found), (gradient, found_gradient))))
+    compare(plain, compiled, draw)
+compare(built(False, lora=True), built(True, lora=True), 0)
 print(float((step(compiled, 0)[0] - step(compiled, 1)[0]).abs().max()))
 """
 
