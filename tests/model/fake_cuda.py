@@ -205,8 +205,11 @@ def _apply(node: Any, given: dict[int, Tensor]) -> tuple[Tensor | None, ...]:
     if isinstance(node, BackwardCFunction):  # written in Python: it does not expect that nothing is handed to it
         zeros = (torch.zeros(m.shape, dtype=m.dtype, device=m.device) for m in node._input_metadata)
         found = node.apply(*(zero if one is None else one for one, zero in zip(inputs, zeros, strict=True)))
-    else:
-        found = node(*inputs)
+        found = found if isinstance(found, tuple) else (found,)
+        # It returns something for every argument, while the followers are of those that are tensors.
+        wanted = iter([one for one, needed in zip(found, node.needs_input_grad, strict=False) if needed])
+        return tuple(None if follower is None else next(wanted) for follower, _ in node.next_functions)
+    found = node(*inputs)
     return found if isinstance(found, tuple) else (found,)
 
 
