@@ -397,24 +397,26 @@ def provenance() -> dict[str, object]:
     return {
         "git_commit": commit,
         "git_dirty": is_dirty,
-        "packages": _versions_of_packages().copy(),
+        "packages": versions_of(PACKAGES),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
     }
 
 
+def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
+    """Return the installed version of each package; None for one that is not installed."""
+    return {name: _version_of(name) for name in packages}
+
+
 # Both are found once a process, when they are first asked for: a long run saves its model often, and a commit made
 # meanwhile is not what trains it.
 @cache
-def _versions_of_packages() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
-    return versions
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @cache
@@ -425,9 +427,7 @@ def _version_of_code(root: Path) -> tuple[str | None, bool | None]:
     if not ((root / ".git").exists() and project.is_file() and 'name = "rewardlab"' in project.read_text(UTF8)):
         return None, None
     commit = _git(root, "rev-parse", "HEAD")
-    if commit is None:
-        return None, None
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    changes = commit and _git(root, "status", "--porcelain", "--untracked-files=no")
     return commit, None if changes is None else bool(changes)
 
 

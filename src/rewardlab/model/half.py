@@ -122,13 +122,14 @@ class _Copying(nn.Module):
 class HalfLinear(_Copying, nn.Linear):
     """An nn.Linear with the same parameters and names that computes with a half-precision copy of its weight."""
 
-    def forward(
+    def forward(self, input: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
+        """Compute as nn.Linear does, in the dtype of the copy."""
+        return F.linear(input, self.weight, self.bias) if self.half_weight is None else self.by_copy(input)
+
+    def by_copy(
         self, input: Float[Tensor, "... in"], update: Float[Tensor, "... out"] | None = None
     ) -> Float[Tensor, "... out"]:
-        """Compute as nn.Linear does, in the dtype of the copy; `update` is added before the sum is rounded to it."""
-        if self.half_weight is None:
-            plain = F.linear(input, self.weight, self.bias)
-            return plain if update is None else plain + update
+        """Compute with the copy; `update` is added before the sum is rounded to its dtype."""
         product: Any = _Product
         output: Tensor = product.apply(input, self.weight, self.half_weight, self.bias, update, _CAST)
         return output
@@ -140,16 +141,21 @@ class HalfConv1D(_Copying, Conv1D):  # type: ignore[misc]  # transformers has no
     weight: nn.Parameter
     bias: nn.Parameter
 
-    def forward(
-        self, x: Float[Tensor, "... in"], update: Float[Tensor, "... out"] | None = None
-    ) -> Float[Tensor, "... out"]:
-        """Compute as Conv1D does, in the dtype of the copy; `update` is added before the sum is rounded to it."""
+    def forward(self, x: Float[Tensor, "... in"]) -> Float[Tensor, "... out"]:
+        """Compute as Conv1D does, in the dtype of the copy."""
         if self.half_weight is None:
             base: Any = super()
             plain: Tensor = base.forward(x)
-            return plain if update is None else plain + update
+            return plain
+        return self.by_copy(x)
+
+    def by_copy(
+        self, input: Float[Tensor, "... in"], update: Float[Tensor, "... out"] | None = None
+    ) -> Float[Tensor, "... out"]:
+        """As `HalfLinear.by_copy`."""
+        assert self.half_weight is not None
         product: Any = _Product
-        output: Tensor = product.apply(x, self.weight.t(), self.half_weight.t(), self.bias, update, _CAST)
+        output: Tensor = product.apply(input, self.weight.t(), self.half_weight.t(), self.bias, update, _CAST)
         return output
 
 

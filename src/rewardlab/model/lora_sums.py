@@ -3,7 +3,7 @@
 PEFT adds it afterwards. By then the layer's output lies on the grid of half precision, and an addition of less than
 half a step between its values is rounded away: the forward pass of a young adapter hardly sees it, although the same
 update merged into the weights would be seen. Summed inside the product, which accumulates in float32, it is rounded
-once, together with the rest. This costs nothing: the product begins with the addition instead of with zero.
+once, together with the rest: the product begins with the addition instead of with zero.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SUMMED: Final = (*COPYING, *COPYING.values())
 """Layers whose product can begin with an addition: exactly these classes, as others may compute in their own way."""
 
 
-class SummedLora(LoraLinear):  # type: ignore[misc]  # peft's classes have no types
+class SummedLora(LoraLinear):  # type: ignore[misc]  # peft has no types, so mypy sees a base that is Any
     """PEFT's adapted linear layer, whose addition is summed before rounding where it computes in half precision."""
 
     def forward(self, x: Float[Tensor, "... in"], *args: Any, **kwargs: Any) -> Float[Tensor, "... out"]:
@@ -48,8 +48,7 @@ def product_and(
     A bias is added afterwards, as one more sum in half precision.
     """
     if isinstance(layer, HalfLinear | HalfConv1D) and layer.half_weight is not None:
-        output: Tensor = layer(input, update)
-        return output
+        return layer.by_copy(input, update)
     # A sharded layer, or one without a copy: autocast rounds what it multiplies.
     weight = layer.weight if isinstance(layer, Conv1D) else layer.weight.t()
     flat = torch.addmm(update.reshape(-1, update.shape[-1]), input.reshape(-1, input.shape[-1]), weight)

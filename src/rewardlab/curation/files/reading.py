@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from rewardlab.core.config import to_mapping
 from rewardlab.core.errors import DataError
-from rewardlab.core.files import provenance
+from rewardlab.core.files import provenance, versions_of
 from rewardlab.core.types import Preference
 from rewardlab.curation.config import RowsConfig
 from rewardlab.curation.rewriting import files_of
@@ -173,12 +172,6 @@ def manifest(
 ) -> dict[str, object]:
     """Return what is written beside the output: command, settings, sources, counts, hashes, versions."""
     reports = [reading.report(count) for reading, count in zip(readings, used, strict=True)]
-    versions: dict[str, str | None] = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = None
     return {
         "tool": f"rewardlab data {tool}",
         "seed": config.seed,
@@ -192,7 +185,7 @@ def manifest(
         ],
         "outputs": list(outputs),
         **entries,
-        "provenance": {**provenance(), "packages": versions},
+        "provenance": {**provenance(), "packages": versions_of(PACKAGES)},
     }
 
 
