@@ -37,7 +37,7 @@ def test_planted_defects_of_every_kind_are_found_with_exact_counts(tmp_path: Pat
     planted.plant_lengths(LIMIT)
     later, others = planted.plant_leaks(), planted.plant_overlaps()
     files = [tmp_path / f"planted.{split}.jsonl" for split in ("train", "test")]
-    planted.write(files[0], num_rows=2000)
+    planted.write(files[0], num_rows=10_000)
     write_jsonl(files[1], [*later, *(planted.sound() for _ in range(50))])
     write_jsonl(tmp_path / "suite.jsonl", [*others, *({"prompt": planted.words(15, 30)} for _ in range(50))])
     found = audit(*files, max_seq_len=LIMIT, against=(str(tmp_path / "suite.jsonl"),))
@@ -49,7 +49,7 @@ def test_planted_defects_of_every_kind_are_found_with_exact_counts(tmp_path: Pat
         assert {what: own[what] for what in counts} == counts
     source, test = found.sources
     assert (test.read, test.kept) == (65, 65)
-    assert source.read == 2000
+    assert source.read == 10_000
     assert dict(source.dropped) == dict(planted.causes)
     assert source.kept + sum(source.dropped.values()) == source.read
 
