@@ -19,7 +19,7 @@ from rewardlab.model import linear
 from rewardlab.model.compute import apply_compute
 from rewardlab.model.config import ModelConfig, TrainComputeConfig
 from rewardlab.model.half import AS_SAVED, HalfConv1D, HalfLinear, HalfWeights, _Cast, line_about_others
-from rewardlab.model.layers import cut_off
+from rewardlab.model.layers import cut_off, decoder_layers
 from rewardlab.model.linear import use_onednn
 from rewardlab.model.lora import add_adapters
 from rewardlab.model.rounding import round_weights
@@ -326,3 +326,25 @@ def test_weights_made_in_inference_mode_are_rounded_as_they_are_each_time():
         assert torch.equal(model(batch), plain(batch))
         model.backbone.layers[0].mlp.up_proj.weight.mul_(2)
         assert not torch.equal(model(batch), plain(batch))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox", "gemma3"])
+def test_what_the_layers_add_to_is_float32_beside_frozen_weights(family):
+    """A sum rounded to half precision after every layer is further off than all products together."""
+    model = half_model(family)
+    model.backbone.requires_grad_(False)
+    half_frozen(model.backbone, torch.bfloat16)
+    rows = []
+    for layer in decoder_layers(model.backbone):
+        layer.register_forward_hook(lambda _layer, inputs, _output: rows.append(inputs[0].dtype))
+    model(pack(make_groups(2)))
+    assert rows
+    assert set(rows) == {torch.float32}
+
+
+def test_an_embedding_held_in_half_precision_gives_its_rows_exactly():
+    model = half_model(lora=True)
+    embedding = model.backbone.get_input_embeddings()
+    assert embedding.weight.dtype is torch.bfloat16
+    ids = torch.tensor([[3, 1, 3]])
+    assert torch.equal(embedding(ids), embedding.weight[ids].float())

@@ -21,6 +21,7 @@ from rewardlab.core.config import did_you_mean
 from rewardlab.core.errors import ModelError
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.dropout import ConversationDropout, Draws
+from rewardlab.model.frozen import is_held_half
 from rewardlab.model.parts import Weight, drop_gathered, whole_of
 from rewardlab.model.quantization import far_from, is_quantized, weight_shape
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, disk_name
@@ -312,11 +313,13 @@ def _original(model: RewardModel, name: str, held: Tensor, gathered: Tensor, ori
 
     Raises ModelError if the weight that is `held` cannot have been made from it.
     """
+    owner = model.get_submodule(name.rpartition(".")[0])
     if is_quantized(held):
-        changed = far_from(model.get_submodule(name.rpartition(".")[0]), original)
+        changed = far_from(owner, original)
     else:
         # Rounded as `half_frozen` did, then cast, since bitsandbytes may have changed the dtype of a bias.
-        rounded = round_weights(original, model.compute_dtype, bare_name(name)).to(gathered.dtype)
+        dtype = model.compute_dtype if is_held_half(owner, held) else torch.float32
+        rounded = round_weights(original, dtype, bare_name(name)).to(gathered.dtype)
         changed = not torch.equal(rounded, gathered.cpu())
     if changed:
         raise ModelError(

@@ -79,6 +79,20 @@ def tell_peft(backbone: nn.Module, kind: str) -> None:
     marked.is_loaded_in_4bit, marked.is_loaded_in_8bit = kind == "nf4", kind == "int8"
 
 
+def narrow_inputs(backbone: nn.Module, dtype: torch.dtype) -> None:
+    """Make quantised layers take their inputs in `dtype`, in which they compute.
+
+    bitsandbytes gives outputs in the dtype of the input, and norms give float32: all between two layers would be it.
+    """
+
+    def narrow(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (inputs[0].to(dtype), *inputs[1:])
+
+    for module in backbone.modules():
+        if any(is_quantized(parameter) for parameter in module.parameters(recurse=False)):
+            module.register_forward_pre_hook(narrow)
+
+
 def is_quantized(parameter: Tensor) -> bool:
     """Whether bitsandbytes holds this weight in fewer bits."""
     return type(parameter).__name__ in (FOUR_BIT, EIGHT_BIT)

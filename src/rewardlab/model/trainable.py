@@ -11,6 +11,7 @@ from rewardlab.core.config import require
 from rewardlab.core.errors import ModelError
 from rewardlab.model import lora
 from rewardlab.model.config import ModelConfig
+from rewardlab.model.frozen import is_held_half, read_wide
 from rewardlab.model.layers import decoder_layers
 from rewardlab.model.quantization import num_weights
 from rewardlab.model.reward import RewardModel
@@ -60,21 +61,24 @@ def _freeze_first(backbone: nn.Module, count: int) -> None:
 
 
 def half_frozen(backbone: nn.Module, dtype: torch.dtype) -> bool:
-    """Cast frozen floating-point weights to `dtype`, the one they are computed in; weights that train are left alone.
+    """Hold frozen matrices in `dtype`, the one they are computed in; norms, biases and weights that train are left.
 
     They are rounded stochastically by their names, as for a file: rounding to the nearest would undo most of an earlier
-    training (model/rounding.py).
+    training (model/rounding.py). Embeddings give float32 all the same (model/frozen.py).
 
     Returns whether any value was changed. Weights read from a file in this dtype are not. Weights that are still empty
     do not count, since they cannot be compared.
     """
     rounded = False
-    for name, parameter in backbone.named_parameters():
-        if not parameter.requires_grad and parameter.is_floating_point():
-            weight, name = parameter.data, f"backbone.{lora.bare_name(name)}"
+    for path, module in backbone.named_modules():
+        for own, parameter in module.named_parameters(recurse=False):
+            if parameter.requires_grad or not is_held_half(module, parameter):
+                continue
+            weight, name = parameter.data, f"backbone.{lora.bare_name(f'{path}.{own}')}"
             held = weight.to(dtype) if weight.is_meta else round_weights(weight, dtype, name)
             rounded = rounded or not (held.is_meta or torch.equal(held.to(parameter.dtype), parameter.data))
             parameter.data = held
+        read_wide(module, dtype)
     return rounded
 
 

@@ -296,7 +296,8 @@ def require_same_base(fingerprint: str, manifest: Mapping[str, Any]) -> None:
     if manifest.get("frozen_weights") != fingerprint:
         raise DataError(
             "--resume: the frozen weights of --model are not those that the run began with. Name the same model, with "
-            "its files as they were."
+            "its files as they were. A run in half precision that an earlier version began, with frozen norms in half "
+            "precision, cannot go on: it would be another run."
         )
 
 

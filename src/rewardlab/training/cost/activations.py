@@ -9,13 +9,13 @@ def layer_bytes_a_token(config: Any, *, lora: bool, lora_rank: int = 0, keys: fl
     """Return the bytes a token that a decoder layer keeps, in bf16 with a ragged kernel.
 
     `config` is that of a model of transformers, or anything with its names. Inputs of matrices and what activation
-    functions need are bf16. Norms keep their input in float32, and where the embeddings train the row that the layers
-    add to is float32 too. `keys` are the keys of a packed row over its tokens: a prompt's are copied for each reply.
+    functions need are bf16. Norms keep their input in float32, and where they train what they multiply too. `keys` are
+    the keys of a packed row over its tokens: a prompt's are copied for each reply.
     """
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     grouped = 2 * config.num_key_value_heads * width
-    wide, adapters = (24, 14 * lora_rank) if lora else (26, 0)
+    wide, adapters = (18, 14 * lora_rank) if lora else (26, 0)
     kept = wide * config.hidden_size + 8 * config.intermediate_size + 2 * grouped * keys + adapters
     return float(kept + 4 * heads + 8)  # sums of the attention and of the norms
 
@@ -26,5 +26,4 @@ def bytes_a_token(config: Any, *, lora_rank: int, checkpointing: str, keys: floa
     layers = config.num_hidden_layers
     if checkpointing == "none":
         return float(layers) * layer
-    border = (2 if lora_rank else 4) * config.hidden_size
-    return float(layers * border + layer)
+    return float(layers * 4 * config.hidden_size + layer)
