@@ -28,7 +28,7 @@ from rewardlab.model.half import line_about_others
 from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
 from rewardlab.model.outline import Originals, Outline, Place
 from rewardlab.model.parts import Division, drop_gathered, fill, fill_head, outline_of, places_in, standing_in, worst
-from rewardlab.model.quantization import loading_options, narrow_inputs, tell_peft
+from rewardlab.model.quantization import loading_options, prepare_quantized
 from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout, RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak, measured_again
 from rewardlab.model.trainable import choose_trainable, half_frozen, parameters_line
@@ -156,9 +156,7 @@ def load_reward_model(
     outline = None if division is None else partial(outline_of, division=division, log=log)
     read = _read_weights(name, config, layout, options, outline)
     model = wrap(read.classifier, layout=layout, compute_dtype=precision)
-    if config.quantization != "none":
-        tell_peft(model.backbone, config.quantization)
-        narrow_inputs(model.backbone, precision)
+    prepare_quantized(model.backbone, config.quantization, precision)
     places = None if read.outline is None else places_in(read.outline, model)
     if places is not None:
         fill_head(model, places, device)

@@ -70,20 +70,15 @@ def loading_options(
     return {"quantization_config": settings, "device_map": {"": device}}
 
 
-def tell_peft(backbone: nn.Module, kind: str) -> None:
-    """Set the flags on the backbone by which PEFT recognises quantised models.
+def prepare_quantized(backbone: nn.Module, kind: str, dtype: torch.dtype) -> None:
+    """Tell PEFT which models are quantised, and make quantised layers take their inputs in `dtype`, the one they
+    compute in.
 
-    transformers sets them on the classifier, and here PEFT only gets its backbone.
+    transformers sets PEFT's flags on the classifier, and here PEFT only gets its backbone. bitsandbytes gives outputs
+    in the dtype of the input: norms give float32, so everything between two layers would be float32 too.
     """
     marked: Any = backbone
     marked.is_loaded_in_4bit, marked.is_loaded_in_8bit = kind == "nf4", kind == "int8"
-
-
-def narrow_inputs(backbone: nn.Module, dtype: torch.dtype) -> None:
-    """Make quantised layers take their inputs in `dtype`, in which they compute.
-
-    bitsandbytes gives outputs in the dtype of the input, and norms give float32: all between two layers would be it.
-    """
 
     def narrow(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (inputs[0].to(dtype), *inputs[1:])
