@@ -50,6 +50,10 @@ SPREADS: Final = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 """Standard deviations of random scores."""
 WIDTHS: Final = (None, 1.0, 0.3, 0.1, 0.03, 0.01)
 """Standard deviations that the canaries' own scores are brought to; None leaves them."""
+NOISE: Final = 0.04
+SHIFT: Final = 0.03
+"""Standard deviations of a score's error and of what all errors of an engine have in common, in bfloat16 and units of
+max(1, |score|): the largest that was measured (docs/one-score.md)."""
 MOST_FALSE: Final = 0.01
 Rule = Callable[..., str | None]
 Scores = Sequence[float]
@@ -141,6 +145,22 @@ def damaged(subject: Subject, seed: int) -> Iterator[tuple[str, list[float]]]:
         yield name, score(engine, subject.tokens)
 
 
+def sound(subject: Subject, draw: np.random.Generator, draws: int) -> Iterator[tuple[str, Scores]]:
+    """(what computed them, scores) with nothing wrong but the noise of half precision, as measured on engines."""
+    yield "nothing wrong: plain transformers", score(subject.engine(), subject.tokens)
+    right = np.array(reference_scores(subject.canaries, subject.precision))
+    for _ in range(draws):
+        noise = draw.normal(draw.normal(0, SHIFT), NOISE, len(right))
+        yield "nothing wrong: noise of an engine", (right + noise * np.maximum(1, np.abs(right))).tolist()
+
+
+def unplanted(subject: Subject, seed: int, draw: np.random.Generator, draws: int) -> Iterator[tuple[str, Scores]]:
+    """(what it is, scores) of a sound engine, where arithmetic has noise, and of damaged ones."""
+    if subject.precision != "float32":
+        yield from sound(subject, draw, draws)
+    yield from damaged(subject, seed)
+
+
 def swap_layers(engine: nn.Module) -> None:
     """The first and the last layer change places."""
     layers = next(part for part in engine.modules() if isinstance(part, nn.ModuleList) and len(part) > 1)
@@ -218,9 +238,9 @@ class Count:
             self.wrong += 1
 
     @property
-    def noticed(self) -> int:
-        """All but those that are near enough to the references to be right."""
-        return self.right + self.among_others + self.wrong + self.unknown
+    def tried(self) -> int:
+        """All, with those that nothing was said about."""
+        return self.right + self.among_others + self.wrong + self.unknown + self.unnoticed
 
 
 Counts = dict[str, dict[str, dict[str, Count]]]
@@ -278,19 +298,19 @@ def measure(folders: Iterator[tuple[str, Path]], work: Path, *, draws: int) -> t
     draw = np.random.default_rng(0)
     for number, (name, folder) in enumerate(folders):
         for subject in subjects_in(folder, name, work):
-            if not subject.name.endswith("float32 folder)"):
-                for fault, scores in planted(subject):
-                    if subject.precision == "float32" or fault != "precision_mismatch":
-                        tally(planted_counts, subject.precision, fault, subject.canaries, scores, fault)
-                for what, scores in damaged(subject, number):
-                    tally(false_counts, subject.precision, what, subject.canaries, scores, None)
-                for width in WIDTHS:
-                    canaries = brought_to(subject.canaries, width)
-                    for what, scores in unrelated(canaries, draw, draws):
-                        tally(false_counts, subject.precision, what, canaries, scores, None)
-            else:
+            if subject.name.endswith("float32 folder)"):
                 scores = score(subject.engine(), subject.tokens)
                 tally(planted_counts, "bfloat16", "precision_mismatch", subject.canaries, scores, "precision_mismatch")
+                continue
+            for fault, scores in planted(subject):
+                if subject.precision == "float32" or fault != "precision_mismatch":
+                    tally(planted_counts, subject.precision, fault, subject.canaries, scores, fault)
+            for what, scores in unplanted(subject, number, draw, draws):
+                tally(false_counts, subject.precision, what, subject.canaries, scores, None)
+            for width in WIDTHS:
+                canaries = brought_to(subject.canaries, width)
+                for what, scores in unrelated(canaries, draw, draws):
+                    tally(false_counts, subject.precision, what, canaries, scores, None)
         print(f"{name}: done", flush=True)
     return planted_counts, false_counts
 
@@ -311,8 +331,8 @@ def page_of(planted_counts: Counts, false_counts: Counts, what: str) -> list[str
         [
             precision,
             fault,
-            str(rules["now"].noticed),
-            *(f"**{share(rules[name].right, rules[name].noticed)}**" for name in RULES),
+            str(rules["now"].tried),
+            *(f"**{share(rules[name].right, rules[name].tried)}**" for name in RULES),
             *(str(getattr(rules["now"], name)) for name in ("among_others", "wrong", "unknown", "unnoticed")),
         ]
         for precision, faults in planted_counts.items()
@@ -322,8 +342,9 @@ def page_of(planted_counts: Counts, false_counts: Counts, what: str) -> list[str
         [
             precision,
             kind,
-            str(rules["now"].noticed),
-            *(f"**{share(rules[name].wrong, rules[name].noticed)}**" for name in RULES),
+            str(rules["now"].tried),
+            *(f"**{share(rules[name].wrong, rules[name].tried)}**" for name in RULES),
+            *(str(getattr(rules["now"], name)) for name in ("unknown", "unnoticed")),
         ]
         for precision, kinds in false_counts.items()
         for kind, rules in kinds.items()
@@ -331,20 +352,20 @@ def page_of(planted_counts: Counts, false_counts: Counts, what: str) -> list[str
     return [
         "# Names of faults",
         "",
-        f"{what}. Rates are of the scores that are further from the references than the tolerance, with 95 % intervals "
-        f"(Wilson). `before` is the rule by which a fault was named whose decoys were three times nearer than the "
-        f"references.",
+        f"{what}. Rates are of all that was tried, with 95 % intervals (Wilson); `unnoticed` is within the tolerance "
+        f"of the references and not named: right where nothing is wrong. `before` is the rule by which a fault "
+        f"was named whose decoys were three times nearer than the references.",
         "",
         "## What is no known fault, and was given the name of one",
         "",
-        results.table(["arithmetic", "what", "noticed", "named", "named before"], false),
+        results.table(["arithmetic", "what", "tried", "named", "named before", "unknown", "unnoticed"], false),
         "## Planted faults that were named",
         "",
         results.table(
             [
                 "arithmetic",
                 "fault",
-                "noticed",
+                "tried",
                 "named",
                 "named before",
                 "with another",
@@ -399,7 +420,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     worst = 0.0
     for precision, kinds in found[1].items():
         for kind, rules in kinds.items():
-            rate = rules["now"].wrong / max(1, rules["now"].noticed)
+            rate = rules["now"].wrong / max(1, rules["now"].tried)
             worst = max(worst, rate)
             if rate > MOST_FALSE:
                 print(f"{precision}: {kind}: {rate:.1%} were given a name", file=sys.stderr)

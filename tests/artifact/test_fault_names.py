@@ -169,3 +169,33 @@ def test_a_sigmoid_in_half_precision_is_one_of_the_scores_there(saved):
     canaries = [replace(canary, references={"bfloat16": canary.score + 0.1}) for canary in read_spec(saved).canaries]
     scores = torch.tensor([canary.score + 0.1 for canary in canaries]).bfloat16().sigmoid().tolist()
     assert "(sigmoid)" in (name_fault(canaries, scores, precision="bfloat16") or "")
+
+
+NEAR = [0.5, -0.7, 1.5, 0.2, -1.4, 0.9]
+NEARLY = [0.62, -0.59, 1.37, 0.31, -1.29, 0.78]
+"""Scores under a fault that moves each by about 0.11: less than the tolerance of bfloat16."""
+
+
+def test_a_fault_within_the_tolerance_of_half_precision_is_named_where_the_evidence_is_clear():
+    canaries = canaries_of(NEAR, precision_mismatch=NEARLY)
+    noise = np.array([0.02, -0.03, 0.01, -0.02, 0.03, -0.01])
+    for scores in (NEARLY, (np.array(NEARLY) + noise).tolist()):
+        fault = name_fault(canaries, scores, precision="bfloat16")
+        assert fault == f"{FAULTS['precision_mismatch']} (precision_mismatch)"
+    assert name_fault(canaries, (np.array(NEAR) + noise).tolist(), precision="bfloat16") is None
+    between = (np.array(NEAR) + np.array(NEARLY)) / 2
+    assert name_fault(canaries, between.tolist(), precision="bfloat16") is None
+    assert name_fault(canaries, (np.array(NEAR) + 0.1).tolist(), precision="bfloat16") is None, "a constant"
+
+
+def test_the_noise_of_a_sound_engine_is_hardly_ever_named():
+    """With decoys of all sizes about the references, the worst of which is as far away as half the tolerance."""
+    draw = np.random.default_rng(0)
+    named = 0
+    for size in (0.03, 0.06, 0.1, 0.2):
+        for _ in range(250):
+            own = draw.normal(0, 1, 7)
+            canaries = canaries_of(own.tolist(), precision_mismatch=(own + draw.normal(0, size, 7)).tolist())
+            noise = draw.normal(0, 0.03, 7).clip(-0.14, 0.14)
+            named += name_fault(canaries, (own + noise).tolist(), precision="bfloat16") is not None
+    assert named <= 2

@@ -73,6 +73,9 @@ def name_fault(
     themselves, the references plus a constant, and one constant for all. If several faults pass, all are named that
     the best one does not beat clearly.
 
+    In half precision the tolerance is wide enough to hide a fault that moves scores little, such as rounding the
+    weights of a model that LoRA trained. So scores within it are looked at too, and twice the evidence is asked for.
+
     `known` are the faults that are looked for, and what they are; one without decoys is not named.
 
     The canary in which control tokens are typed is looked at only if the others are right: engines that are given
@@ -101,7 +104,8 @@ def _name_fault(
 ) -> str | None:
     """Return what is wrong with the scores of the canaries without typed control tokens, as `name_fault` does."""
     references = reference_scores(canaries, precision)
-    if largest_distance(references, scores) <= allowed:
+    within = largest_distance(references, scores) <= allowed
+    if within and precision == "float32":
         return None
     if not all(map(math.isfinite, scores)):
         return UNKNOWN
@@ -117,16 +121,17 @@ def _name_fault(
         rivals = [wanted] if fault in CONSTANT else [wanted, wanted + np.mean(got - wanted), np.mean(got)]
         own = (got - decoys) / room
         most = ROOM_IN_HALF if precision != "float32" else 1.0
-        if _fits(own, most=most) and all(_clearly_better(own, (got - rival) / room) for rival in rivals):
+        wanted_evidence = 2 * CLEAR if within else CLEAR
+        if _fits(own, most=most) and all(_evidence(own, (got - rival) / room) >= wanted_evidence for rival in rivals):
             fitting[fault] = own, room
     if not fitting:
-        return UNKNOWN
+        return None if within else UNKNOWN
     # The best fault has the smallest distances in scores; `room` differs from fault to fault.
     best = min(fitting, key=lambda fault: float(np.sum(np.abs(fitting[fault][0] * fitting[fault][1]))))
     left = {best: known[best]} | {
         fault: known[fault]
         for fault, (own, _) in fitting.items()
-        if fault != best and not _clearly_better(fitting[best][0], own)
+        if fault != best and _evidence(fitting[best][0], own) < CLEAR
     }
     return ", or ".join(f"{description} ({fault})" for fault, description in left.items())
 
@@ -159,14 +164,14 @@ def _fits(own: FloatArray, *, most: float) -> bool:
     return bool(np.abs(own).max() <= most and np.sqrt(np.mean(own**2)) <= WITHIN)
 
 
-def _clearly_better(own: FloatArray, other: FloatArray) -> bool:
-    """Whether an explanation with the distances `own` is clearly better than one with the distances `other`.
+def _evidence(own: FloatArray, other: FloatArray) -> float:
+    """Return how much an explanation with the distances `own` is better than one with the distances `other`.
 
-    Distances are in units of what is allowed. The canary with the largest gain is left out, so that one odd score
-    cannot decide.
+    Distances are in units of what is allowed; the result is a sum of squares in units of the typical noise. The canary
+    with the largest gain is left out, so that one odd score cannot decide.
     """
     gains = np.sort((other**2 - own**2) * TYPICAL**2)
-    return float(np.sum(gains[:-1])) >= CLEAR
+    return float(np.sum(gains[:-1]))
 
 
 def name_token_fault(wanted: Sequence[int], got: Sequence[int], *, bos_token_id: int | None) -> str | None:
