@@ -151,7 +151,7 @@ def _under(
 
 
 def _fits(own: FloatArray, *, most: float) -> bool:
-    """Whether scores lie near a fault's decoys: each distance at most `most`, their root mean square at most WITHIN.
+    """Return whether scores lie near a fault's decoys: distances at most `most`, with a root mean square up to WITHIN.
 
     Distances are in units of what is allowed. `most` is larger in half precision, because the decoys are known in
     float32 only.
@@ -160,7 +160,7 @@ def _fits(own: FloatArray, *, most: float) -> bool:
 
 
 def _clearly_better(own: FloatArray, other: FloatArray) -> bool:
-    """Whether an explanation with the distances `own` is clearly better than one with the distances `other`.
+    """Return whether an explanation with the distances `own` is clearly better than one with the distances `other`.
 
     Distances are in units of what is allowed. The canary with the largest gain is left out, so that one odd score
     cannot decide.
