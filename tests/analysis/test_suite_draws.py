@@ -332,7 +332,7 @@ def test_a_suite_without_some_of_its_parts_is_not_called_the_published_one() -> 
 @pytest.mark.parametrize("suite", ["ppe", "rmb", "llmbar"])
 def test_a_subset_of_another_suite_enters_no_mean_unnoticed(suite: str) -> None:
     items = [item(str(n), "aftermath", all_pairs(1, 1), (1, 2), str(n)) for n in range(12)]
-    with pytest.raises(DataError, match=f"{suite}: aftermath is no part of it"):
+    with pytest.raises(DataError, match=f"{suite}: aftermath is not part of it"):
         judge_suite(suite, items, [np.array([1.0, 0.0])] * 12)
 
 

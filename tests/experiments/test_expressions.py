@@ -59,7 +59,7 @@ def test_terms_say_quantity_arm_step_and_split() -> None:
         ("acuracy(a) > 1", "Did you mean accuracy"),
         ("accuracy > 0.5", "alone"),
         ("accuracy(a) == 0.5", "equality"),
-        ("accuracy(a) > 12 %", "no expression"),
+        ("accuracy(a) > 12 %", "not an expression"),
         ("accuracy(a) > 0.5 or accuracy(b) > 0.5", "`or`"),
         ("not accuracy(a) > 0.5", "`not`"),
         ("accuracy(a)", "compares nothing"),
@@ -74,9 +74,9 @@ def test_terms_say_quantity_arm_step_and_split() -> None:
         ("min() < accuracy(a)", "choose"),
         ("accuracy(a) > 1e999", "too large"),
         ("accuracy(a) > True", "number is wanted"),
-        ('__import__("os").getcwd() > accuracy(a)', "something else"),
-        ("accuracy(a)[0] > 1", "something else"),
-        ("accuracy(a) ** 2 > 1", "something else"),
+        ('__import__("os").getcwd() > accuracy(a)', "something other than"),
+        ("accuracy(a)[0] > 1", "something other than"),
+        ("accuracy(a) ** 2 > 1", "something other than"),
         ("accuracy(a)\0 > 1", "null bytes"),
         ("(" * 900 + "1" + ")" * 900, "parentheses"),
         ("-" * 1900 + "1 > accuracy(a)", "deeply"),
@@ -179,7 +179,7 @@ def test_what_cannot_be_taken_apart_is_left_whole(text: str) -> None:
 def test_half_a_claim_is_never_read() -> None:
     for text, why in (
         ("accuracy(a) > 0.5  # as before\nand ece(a) < 0.1", "holds a comment"),
-        ("accuracy(a, step=500, step=600) > 0.5", "the same name twice|no expression"),
+        ("accuracy(a, step=500, step=600) > 0.5", "the same name twice|not an expression"),
         (f"accuracy(a) > {'9' * 400}", "too large|nested too deeply"),
         (
             "max(" + ", ".join(f"accuracy(a{n})" for n in range(201)) + ") > 0.5",

@@ -70,7 +70,7 @@ def test_what_is_not_known_is_said() -> None:
     memory = parse("peak_memory(a) <= 0.6 * peak_memory(b)")
     found = claim_power(memory, SMALL, ranges(memory))
     assert math.isnan(found.parts[0].visible)
-    assert "nothing is assumed of peak_memory" in found.notes[0]
+    assert "nothing is assumed about peak_memory" in found.notes[0]
     stop = parse("stopped_at(a) < 900")
     assert "7 seeds or more" in claim_power(stop, SMALL, ranges(stop)).notes[1]
     assert json.loads(json.dumps(found.as_dict()))["parts"][0]["visible"] is None
@@ -110,7 +110,7 @@ def test_check_takes_the_noise_of_an_earlier_study(tmp_path: Path) -> None:
     checked = check(read_plan(write_plan(tmp_path, text)))
     assert f"noise as in {study.folder} (9 runs of 3 arms):" in check_report(checked)
     stated = check(read_plan(write_plan(tmp_path, text.replace("study}", "study, seed_sd: 0.1}"))))
-    assert stated.noise_is.endswith("but for what the plan states")
+    assert stated.noise_is.endswith("except for what the plan states")
     found, wide = (one.tested["harms"].power for one in (checked, stated))
     assert found is not None
     assert wide is not None

@@ -86,9 +86,9 @@ def test_settings_given_with_set_win_over_the_base(tmp_path: Path) -> None:
     ("changes", "told"),
     [
         ({"question": ""}, "`question` is missing"),
-        ({"arms": {"a": {"lora_rnk": 3}}}, "arms.a: 'lora_rnk' is no setting of rewardlab train.*lora_rank"),
+        ({"arms": {"a": {"lora_rnk": 3}}}, "arms.a: 'lora_rnk' is not a setting of rewardlab train.*lora_rank"),
         ({"arms": {"a": {"seed": 3}}}, "seed is decided by the plan for every run"),
-        ({"arms": {"a b": {}}}, "is no name"),
+        ({"arms": {"a b": {}}}, "is not a name"),
         ({"arms": {}}, "it has no arm"),
         ({"seeds": [1, 1]}, "names one twice"),
         ({"seeds": "three"}, "wanted a number of seeds"),
@@ -134,7 +134,7 @@ def test_settings_that_training_would_refuse_are_told_with_their_arm(
 
 
 def test_names_of_other_libraries_bring_ours(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="base: 'learning_rate' is no setting .* Did you mean 'lr'"):
+    with pytest.raises(ConfigError, match="base: 'learning_rate' is not a setting .* Did you mean 'lr'"):
         read(tmp_path, {"base": {**PLAN["base"], "learning_rate": 1e-5}})
 
 

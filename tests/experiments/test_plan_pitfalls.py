@@ -96,7 +96,7 @@ phases:
 @pytest.mark.parametrize(
     ("added", "why"),
     [
-        ("primary: nonsense", "primary: 'nonsense' is nothing that can be asked of an arm"),
+        ("primary: nonsense", "primary: 'nonsense' is not a quantity of an arm"),
         ("bands: {accuracy(plain): {failure: 0.6, success: 0.6}}", "two different numbers"),
     ],
 )

@@ -67,7 +67,7 @@ def test_noise_by_assumption_is_that_of_the_pairs_on_which_arms_disagree() -> No
     # One seed of each: the paired difference has the variance of the disagreement.
     assert noise.within + noise.prompts == pytest.approx(0.2 / 500)
     unknown = assumed_noise(parse("margin(a) > 1").parts[0], assumed, num_prompts=9, num_comparisons=9, values={})
-    assert unknown == "nothing is assumed of margin over seeds; name an earlier study (assume.study)"
+    assert unknown == "nothing is assumed about margin over seeds; name an earlier study (assume.study)"
 
 
 def test_claims_that_cannot_hold_or_cannot_fail_are_told() -> None:

@@ -139,7 +139,7 @@ def test_charts_hold_every_arm_and_every_seed(tmp_path: Path) -> None:
     curves = list(curve_charts(found))
     assert sum(len(one.lines) for one in curves) == 12, "accuracy and loss of six arms"
     assert max(len(one.lines) for one in curves) <= 4
-    assert "no intervals" in curves[0].words
+    assert "not intervals" in curves[0].words
 
 
 def test_methods_name_model_data_seeds_and_when_it_was_frozen(tmp_path: Path) -> None:

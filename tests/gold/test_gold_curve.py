@@ -278,7 +278,7 @@ def test_a_fall_that_could_not_be_seen_is_undecided() -> None:
     assert "is not ruled out at 95%, and the most that it gained is" in text
     alone = replace(result, curves=(blind,))
     assert headline(alone) == (
-        "UNDECIDED within n ≤ 8: no fall of gold is shown, and one of all that it gained could hide."
+        "UNDECIDED within n ≤ 8: no fall of gold is shown, nor is one of all that it gained ruled out."
     )
 
 

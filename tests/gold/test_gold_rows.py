@@ -108,7 +108,7 @@ def test_a_part_that_cannot_be_is_refused(text: str) -> None:
 
 
 def test_a_task_of_a_slurm_array_takes_the_part_of_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="no task of a Slurm array"):
+    with pytest.raises(ConfigError, match="not a task of a Slurm array"):
         shard_of("slurm")
     for name, value in {"ID": "7", "MIN": "5", "MAX": "9", "COUNT": "5"}.items():
         monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)

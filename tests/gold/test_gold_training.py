@@ -89,7 +89,7 @@ def test_data_that_are_not_those_that_were_built_are_refused(built, tmp_path):
         train_arguments(["--data", "--model", "m"])
     with pytest.raises(ConfigError, match="--dataset: --data .* names the training data"):
         parsed(built, "--dataset", "x.jsonl")
-    with pytest.raises(ConfigError, match="no folder that `rewardlab gold build` wrote"):
+    with pytest.raises(ConfigError, match="not a folder that `rewardlab gold build` wrote"):
         train_arguments(["--data", str(tmp_path)])
     train = built / "train.jsonl"
     train.write_text("".join(train.read_text().splitlines(keepends=True)[1:]))

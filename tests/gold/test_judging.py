@@ -228,7 +228,7 @@ def test_tokens_are_added_up_and_priced():
     assert summary.cost(JudgeConfig()) is None
     report = " ".join(text_report(summary, priced).split())
     assert "tokens: 300 of questions, 30 of answers; cost: 0.00084" in report
-    assert "of 1 of 4 questions the server does not tell them" in report
+    assert "for 1 of 4 questions the server does not say" in report
 
 
 def test_scores_follow_from_verdicts_that_were_kept():

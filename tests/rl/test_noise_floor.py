@@ -254,7 +254,7 @@ def test_noise_that_is_no_distance_is_an_error() -> None:
     with pytest.raises(ConfigError, match="groups: got 3 for 2 rollouts"):
         floored([1.0, 2.0], [0, 0, 0], [0.1, 0.1])
     for nameless in ([0], math.nan):
-        with pytest.raises(ConfigError, match="rollout 1 is in group .*, which names no group"):
+        with pytest.raises(ConfigError, match="rollout 1 is in group .*, which cannot name a group"):
             floored([1.0, 2.0], ["a", nameless], [0.1, 0.1])
 
 

@@ -180,7 +180,7 @@ GOOD = {"step": 0, "prompt_key": "k", "conversation": [{"role": "assistant", "co
         ({"step": "0"}, "step: expected a whole number, found a text, '0'"),
         ({"step": True}, "step: expected a whole number, found true"),
         ({"reward": None}, "reward: expected a number, found null"),
-        ({"reward": math.nan}, "reward is nan, which is no finite number"),
+        ({"reward": math.nan}, "reward is nan, which is not a finite number"),
         ({"rewards": 1.0}, "rewards: unknown field. Did you mean"),
         ({"conversation": []}, "conversation has no turn"),
         ({"conversation": [{"role": "user"}]}, "conversation[0].content: is missing"),
@@ -190,7 +190,7 @@ GOOD = {"step": 0, "prompt_key": "k", "conversation": [{"role": "assistant", "co
         ({"step": 10**30}, "step is 1000000000000000000000000000000; steps are counted from 0 to 9007199254740992"),
         ({"num_tokens": 10**400}, "num_tokens is 1000"),
         ({"num_tokens": -1}, "num_tokens is -1; expected a number from 0"),
-        ({"reward": 10**400}, "which is no finite number"),
+        ({"reward": 10**400}, "which is not a finite number"),
     ],
 )
 def test_a_line_that_is_no_rollout_is_an_error_with_file_and_line(tmp_path: Path, line: object, said: str) -> None:

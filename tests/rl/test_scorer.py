@@ -199,7 +199,7 @@ def test_an_ensemble_is_on_one_scale_and_its_lower_bound_is_below_its_mean(tmp_p
 
 def test_members_without_a_calibration_are_refused(folder: Path, tmp_path: Path) -> None:
     other = save_tiny(tmp_path / "other", seed=1, scale=(0.0, 1.0))
-    with pytest.raises(ConfigError, match=r"rm: no calibration is told.*rewardlab calibrate"):
+    with pytest.raises(ConfigError, match=r"rm: it has no calibration.*rewardlab calibrate"):
         scores([other, folder], TALKS)
 
 

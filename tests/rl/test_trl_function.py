@@ -162,7 +162,7 @@ def test_groups_are_consecutive_rollouts_of_one_prompt(
 def test_a_group_that_may_be_elsewhere_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"8 processes.*group_size"):
         groups_of("aabb", group_size=None, num_processes=8)
-    with pytest.raises(ConfigError, match="3 rollouts of one prompt, which are no whole groups of 2"):
+    with pytest.raises(ConfigError, match="3 rollouts of one prompt, which are not whole groups of 2"):
         groups_of("aaab", group_size=2, num_processes=8)
 
 

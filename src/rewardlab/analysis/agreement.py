@@ -76,8 +76,8 @@ def correlation(
 
     Prompts are dealt into at most 100 groups by a hash of their keys; each group is left out once, and the spread of
     the values gives the standard error (the delete-a-group jackknife: Kott 2001, J. Official Statistics 17, 521-526),
-    with t quantiles for G − 1 degrees of freedom. NaN without variation; no interval below ten prompts or where the
-    correlation is exactly ±1.
+    with t quantiles for G − 1 degrees of freedom. The value is NaN without variation. There is no interval below ten
+    prompts, nor where the correlation is exactly ±1.
     """
     method = "delete-a-group jackknife by prompt, Fisher's z"
     keys = sorted(set(prompts_R))
@@ -88,6 +88,7 @@ def correlation(
         few = stats.too_few(len(keys)) if len(keys) < stats.MIN_CLUSTERS else "all in one order"
         return Estimate(value=value, low=math.nan, high=math.nan, n=len(keys), method=few, level=level)
     group_R = deal_groups(keys, prompts_R)
+    # Values are kept off ±1, where Fisher's z is infinite.
     without_G = np.array(
         [
             math.atanh(max(-1 + 1e-12, min(1 - 1e-12, measure(first_R[kept], second_R[kept]))))
@@ -109,8 +110,11 @@ def correlation(
 
 
 def deal_groups(keys: Sequence[str], prompts_R: Sequence[str]) -> np.ndarray:
-    """Return the group of each reply: prompts in the order of a hash, dealt out in turn, so that the groups depend
-    neither on the order of rows nor on how ids were numbered."""
+    """Return the group of each reply.
+
+    Prompts are dealt out in turn, in the order of a hash, so that the groups depend neither on the order of rows nor
+    on how ids were numbered.
+    """
     dealt = sorted(keys, key=lambda key: (zlib.crc32(key.encode("utf-8", "surrogatepass")), key))
     group = {key: place % min(GROUPS, len(dealt)) for place, key in enumerate(dealt)}
     return np.array([group[key] for key in prompts_R])

@@ -49,7 +49,7 @@ class ScoreSet:
     by_place: bool = False
     """Whether rows have no ids, so that they belong to those of the same number in the other files."""
     layout: str = "rewardlab"
-    """By which layout the file was read. Prompts are only compared between files of one layout."""
+    """Layout by which the file was read. Prompts are only compared between files of one layout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,10 @@ def _comparisons(rows: Mapping[ReplyKey, ScoreRow]) -> list[Pair]:
 
 
 def _judged(sets: Sequence[ScoreSet], by_key: Sequence[Mapping[ReplyKey, ScoreRow]]) -> list[Pair]:
-    """Return what is judged, by the first set that says so. Raises DataError if another judges other labels."""
+    """Return the comparisons of the first set that has any, and those that only later sets have.
+
+    Raises DataError if no set has comparisons, or if two sets judge the same preference differently.
+    """
     found: tuple[str, list[Pair]] | None = None
     for own, rows in zip(sets, by_key, strict=True):
         pairs = _comparisons(rows)
@@ -196,7 +199,7 @@ def _judged(sets: Sequence[ScoreSet], by_key: Sequence[Mapping[ReplyKey, ScoreRo
                 f"({(ours - theirs).total() + (theirs - ours).total():,} comparisons differ in replies or label). "
                 f"Evaluate both on one file."
             )
-        # Comparisons of preferences that the earlier sets lack are judged too, if any model lacks them it is counted.
+        # Preferences that only this set judges are judged too; models that lack them are counted later, as missing.
         found = name, known + [pair for pair in pairs if (pair.source, pair.preference_id) not in there]
     if found is None:
         raise DataError(
@@ -212,7 +215,7 @@ def _holds(rows: Mapping[ReplyKey, ScoreRow], pair: Pair) -> bool:
 
 def _score(rows: Mapping[ReplyKey, ScoreRow], pair: Pair, reply: int) -> float:
     score = rows[pair.source, pair.preference_id, reply].score
-    # ∞ − ∞ is NaN, and a difference with one ∞ is not finite: neither is compared.
+    # A difference of infinite scores would be NaN or infinite, and is never compared.
     return score if np.isfinite(score) else np.nan
 
 
@@ -223,7 +226,10 @@ def _require_same_rows(
     *,
     common: bool,
 ) -> dict[str, int]:
-    """Return how many comparisons each set lacks. Raises DataError if any does (without `common`), or all."""
+    """Return how many comparisons each set lacks.
+
+    Raises DataError if a set lacks one (without `common`), if no comparison is in all sets, or if prompts differ.
+    """
     pairs = list(pairs)
     in_all = sum(all(_holds(rows, pair) for rows in by_key) for pair in pairs)
     missing: dict[str, int] = {}
@@ -246,6 +252,7 @@ def _require_same_rows(
             )
     first = next(iter(zip(sets, by_key, strict=True)))
     for own, rows in list(zip(sets, by_key, strict=True))[1:]:
+        # Another layout may write the same prompt differently, so its keys prove nothing.
         if own.layout != first[0].layout:
             continue
         for key, row in rows.items():

@@ -4,7 +4,7 @@ Legend: N judgements, U units (things that are judged), C clusters (prompts), G 
 
 α = 1 − D_o / D_e: the disagreement seen within units over that of judgements paired at random (Krippendorff 2011,
 Computing Krippendorff's Alpha-Reliability). It is 1 where all agree and 0 where units say nothing. Units with one
-judgement have no part in it.
+judgement do not enter.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ METHOD: Final = "delete-a-group jackknife by prompt"
 def krippendorff_alpha(
     units_N: IntArray, values_N: FloatArray, clusters_N: Sequence[str], *, metric: Metric, level: float = 0.95
 ) -> Estimate:
-    """Return α of judgements [N], of which those with the same number in `units_N` are of the same thing.
+    """Return α of judgements [N]; those with the same number in `units_N` judge the same thing.
 
     `nominal` asks whether two values are equal, `interval` how large the square of their difference is. Prompts are
     dealt into at most 100 groups, each of which is left out once (see `agreement.correlation`); the interval is made
     on the scale of log(1 − α), with t quantiles. `n` counts the prompts with a unit that was judged at least twice.
-    Without any, and where all judgements are equal, the value is NaN. There is no interval below ten prompts, nor
-    where no two judgements of a unit differ.
+    The value is NaN without such a prompt, and where all judgements are equal. There is no interval below ten prompts,
+    nor where no two judgements of a unit differ.
     """
     _, unit_N, sizes_U = np.unique(units_N, return_inverse=True, return_counts=True)
     paired = sizes_U[unit_N] >= 2
@@ -55,6 +55,7 @@ def krippendorff_alpha(
     group_C = deal_groups(names, names)
     without = [_alpha(total_S - sums_CS[group_C == group].sum(0), metric) for group in range(int(group_C.max()) + 1)]
     rest_G = 1 - np.array([other for other in without if not math.isnan(other)])
+    # Where leaving out a group makes α 1, log(1 − α) is not finite, and the plain scale is used.
     logarithmic = bool((rest_G > 0).all())
     moved_G, centre = (np.log(rest_G), math.log(1 - value)) if logarithmic else (rest_G, 1 - value)
     error = math.sqrt((len(moved_G) - 1) / len(moved_G) * float(np.square(moved_G - centre).sum()))
@@ -80,8 +81,11 @@ def in_both_orders(
 
 
 def _sums(unit_N: IntArray, values_N: FloatArray, keys: Sequence[str], metric: Metric) -> FloatArray:
-    """Return [C, S] for each prompt the disagreement within its units, the number of its judgements, and what
-    `_alpha` needs of their values: how many there are of each, or their sum and that of their squares."""
+    """Return [C, S] sums of each prompt, from which `_alpha` is computed.
+
+    The columns are the disagreement within its units, the number of its judgements, and either the count of each value
+    (nominal) or the sum of the values and of their squares (interval).
+    """
     _, first, own_N = np.unique(unit_N, return_index=True, return_inverse=True)
     sizes_U = np.bincount(own_N).astype(np.float64)
     if metric == "nominal":
@@ -90,8 +94,8 @@ def _sums(unit_N: IntArray, values_N: FloatArray, keys: Sequence[str], metric: M
         counts_UK = np.stack([np.bincount(own_N, column) for column in columns_NK.T], axis=1)
         differing_U = np.square(sizes_U) - np.square(counts_UK).sum(1)
     else:
-        # Centred, since only differences count and squares of large values lose digits; α does not depend on a factor,
-        # and one that is a power of two changes no digit.
+        # Values are centred, since only differences count and squares of large values lose digits. They are scaled by a
+        # power of two, which changes neither α nor any digit.
         small_N = np.ldexp(values_N, -int(np.frexp(np.abs(values_N).max())[1]))
         centred_N = small_N - small_N.mean()
         columns_NK = np.stack([centred_N, np.square(centred_N)], axis=1)
@@ -109,7 +113,7 @@ def _alpha(sums_S: FloatArray, metric: Metric) -> float:
         differing = number**2 - float(np.square(values).sum())
     else:
         differing = 2 * (number * float(values[1]) - float(values[0]) ** 2)
-    # Of equal values that are no sums of powers of two, rounding leaves a little.
+    # For equal values that are not exact in binary, rounding leaves a little.
     if number < 2 or differing <= 1e-12 * number**2:
         return math.nan
     return 1 - within / (differing / (number - 1))

@@ -23,12 +23,12 @@ Word = TypeVar("Word", bound=Hashable)
 
 
 def length_features(lengths_R: FloatArray) -> Matrix:
-    """Return [R, 2] the length of each reply, and the logarithm of one more."""
+    """Return [R, 2]: the length of each reply, and log(1 + length)."""
     return np.stack([lengths_R, np.log1p(lengths_R)], axis=1)
 
 
 def vocabulary_of(bags_R: Iterable[Iterable[Word]], *, most: int | None = None) -> dict[Word, int]:
-    """Return the number of each word that at least `MIN_COUNT` bags have; of more than `most`, the most frequent."""
+    """Return the number of each word that at least `MIN_COUNT` bags have, for at most the `most` frequent words."""
     counts = Counter(word for bag in bags_R for word in bag)
     if most is None or len(counts) <= most:
         return {word: number for number, word in enumerate(word for word, n in counts.items() if n >= MIN_COUNT)}
@@ -36,20 +36,22 @@ def vocabulary_of(bags_R: Iterable[Iterable[Word]], *, most: int | None = None) 
 
 
 def word_features(bags_R: Iterable[Iterable[Word]], vocabulary: Mapping[Word, int]) -> Matrix:
-    """Return [R, V] 1 where a reply's bag, which holds each word once, has the word, else 0."""
+    """Return [R, V]: 1 where a reply's bag, which holds each word once, has the word, else 0."""
     columns: list[int] = []
     ends = [0]
     for bag in bags_R:
         columns += sorted(vocabulary[word] for word in bag if word in vocabulary)
         ends.append(len(columns))
-    # Without any word there still is a column, of zeros, so that the fit needs no special case.
+    # An empty vocabulary still gives one column, of zeros, so that the fit needs no special case.
     shape = (len(ends) - 1, max(len(vocabulary), 1))
     return csr_matrix((np.ones(len(columns)), columns, ends), shape=shape)
 
 
 def scale_of(differences: Matrix) -> FloatArray:
-    """Return what features are divided by, so that one set of penalties suits any data: dense columns each by their
-    root mean square, sparse rows by that of their length. `differences` are those of comparisons, which are fitted.
+    """Return the divisors of features, so that one set of penalties suits any data.
+
+    Dense columns are each divided by their root mean square, sparse rows all by the root mean square of their length.
+    `differences` are those of the comparisons that are fitted.
     """
     if isinstance(differences, np.ndarray):
         scale = np.sqrt((differences**2).mean(0))

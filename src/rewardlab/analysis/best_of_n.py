@@ -34,7 +34,7 @@ class Point:
     proxy: Estimate
     """Expected score of the reply that is picked, by the model that picks it."""
     proxy_gain: Estimate
-    """The same less that of a single reply, prompt by prompt."""
+    """The same minus that of a single reply, prompt by prompt."""
     gold: Estimate | None
     """Expected gold score of the reply that the proxy picks; None without gold scores."""
     gold_gain: Estimate | None
@@ -73,11 +73,11 @@ def picked(proxy_K: FloatArray, gold_K: FloatArray, *, most: int) -> FloatArray:
     order = np.argsort(proxy_K, kind="stable")
     gold_K = gold_K[order]
     _, first, tied_K, sizes = np.unique(proxy_K[order], return_index=True, return_inverse=True, return_counts=True)
-    # From the first of each, so that the mean of equal numbers is that number.
+    # The mean of a tie is taken about its first entry, so that the mean of equal numbers is exactly that number.
     first_K = gold_K[first][tied_K]
     gold_K = first_K + (np.bincount(tied_K, gold_K - first_K) / sizes)[tied_K]
-    # Below the largest, so that equal scores, and the best of all K, come out without rounding. The proxy's own curve
-    # cannot fall by rounding either: what is left below the largest shrinks by a part of 1/K or more with each n.
+    # Distances below the largest are summed, so that equal scores, and the best of all K, come out without rounding.
+    # The proxy's own curve cannot fall by rounding either: the distance shrinks by a part of 1/K or more with each n.
     top = gold_K.max()
     below_K = top - gold_K
     return np.array([top - weights_K @ below_K for weights_K in _weights(len(gold_K), most)])
@@ -112,7 +112,7 @@ class Curves:
 
 
 def curves_of(candidates_P: Sequence[Candidates], *, most: int | None = None) -> Curves:
-    """Return the curve of each prompt for n = 1, 2, …, as far as `best_of_n`, whose errors it raises."""
+    """Return the curve of each prompt, for the same n as `best_of_n`. Raises as it does."""
     if not candidates_P:
         raise DataError("a best-of-n curve needs prompts with scored replies; got none.")
     proxy_PK = [_finite(one.prompt, "score", one.proxy_K) for one in candidates_P]
@@ -170,7 +170,7 @@ def _estimates(curves_PN: FloatArray, prompts: Sequence[str], level: float) -> t
 
 
 def _finite(prompt: str, what: str, scores_K: Scores) -> FloatArray:
-    """Return scores as an array [K]. Raises DataError naming the prompt for none, and for one that is not finite."""
+    """Return scores as an array [K]. Raises DataError naming the prompt if there are none, or one is not finite."""
     found_K = np.array([math.nan if score is None else score for score in scores_K], dtype=np.float64)
     if not found_K.size:
         raise DataError(f"prompt {prompt!r:.200}: it has no replies. Leave it out, or sample replies to it.")

@@ -42,9 +42,9 @@ PRIOR_COMPARISONS = 1.0
 a bin of one comparison would have no noise."""
 # Bisection steps for a limit of the interval: each halves the range in which the limit lies.
 _HALVINGS = 20
-# Lowest divisor, in place of 0.
+# Lowest divisor, which replaces 0.
 _TINY = 1e-300
-# Labels are redrawn in chunks of so many values, which limits their memory to some tens of megabytes.
+# Labels are redrawn in chunks of this many values, which limits their memory to some tens of megabytes.
 _CHUNK_VALUES = 1 << 22
 
 
@@ -217,9 +217,12 @@ def _ece_limits(gap_H: FloatArray, noise_H: FloatArray, *, tail: float, seed: in
 
 
 def _last_candidate(gap_H: FloatArray, noise_H: FloatArray, noise_RH: FloatArray, *, share: float) -> float:
-    """Return the largest ECE under which at least this share of the noisy ECEs are at most the observed; 0 if none
-    is."""
+    """Return the largest true ECE under which at least `share` of the noisy ECEs are at most the observed one.
+
+    It is 0 if no true ECE is small enough.
+    """
     seen = gap_H.sum()
+    # From the move at which all gaps are 0, up to one that adds 20 standard deviations to their sum.
     lowest, highest = -float((gap_H / noise_H).max()), 20 / math.sqrt(float(noise_H.sum()))
     if (np.abs(noise_RH).sum(axis=1) <= seen).mean() < share:
         return 0.0

@@ -2,9 +2,9 @@
 
 Legend: N judgements, U pairs of replies that were judged several times, C clusters (prompts).
 
-Of a pair let p be the probability that one more judge prefers the first reply, and t = |2p − 1|. A model that knows p
-is right with probability max(p, 1 − p) = (1 + t)/2, so the ceiling is c = (1 + E t)/2. The votes of a few judges do not
-tell p: the larger share of their votes is above max(p, 1 − p) on average. But two votes on a pair agree with
+For a pair, let p be the probability that one more judge prefers the first reply, and t = |2p − 1|. A model that knows
+p is right with probability max(p, 1 − p) = (1 + t)/2, so the ceiling is c = (1 + E t)/2. The votes of a few judges do
+not give p: the larger share of their votes is above max(p, 1 − p) on average. But two votes on a pair agree with
 probability p² + (1 − p)² = (1 + t²)/2, without bias, so E t² is known. From that follow
 
     bounds      E t² ≤ E t ≤ √(E t²), whatever the distribution of p: pairs that are either certain or coin tosses give
@@ -52,10 +52,10 @@ ASSUMPTIONS: Final[dict[Origin, str]] = {
     "are too sure, and with them the ceiling is too high",
 }
 SOFT_SHARE: Final = 0.1
-"""Share of labels strictly between 0 and 1, and not ½, from which on the others count as certain too, and not as plain
-labels of which nothing more is known."""
+"""Least share of labels strictly between 0 and 1, and not ½, at which all labels are read as probabilities. With fewer,
+a label of 0 or 1 need not be certain: it may be a plain label, about which nothing more is known."""
 MOST_VOTES: Final = 9
-"""Largest number of votes by whose shares labels are known as such: more are close to any number."""
+"""Largest number of votes that is recognised by its shares: with more votes, some share is close to any number."""
 NEAR: Final = 0.006
 """How far a share may be from that of whole votes: 0.67 is 2 of 3."""
 FROM_VOTES: Final = "agreement of two judgements, within the bounds of any distribution"
@@ -67,22 +67,22 @@ class Ceiling:
 
     origin: Origin
     accuracy: Estimate
-    """Share of single labels with which a model agrees that knows every probability."""
+    """Share of single labels with which a model that knows every probability agrees."""
     agreement: Estimate | None
     """Share of pairs of judgements of the same pair that agree; None where there are no votes."""
     num_judgements: int
-    """Judgements behind it, or labels."""
+    """Judgements, or labels, behind it."""
     votes: int | None = None
-    """Of how many votes labels or strengths are shares."""
+    """Number of votes of which the labels or strengths are shares; None if they are not shares."""
 
     @property
     def source(self) -> str:
-        """Where it is from, in words."""
+        """Where the ceiling is from, in words."""
         return WORDS[self.origin].format(votes=self.votes)
 
     @property
     def assumption(self) -> str:
-        """What it takes for granted, in words."""
+        """What the ceiling takes for granted, in words."""
         return ASSUMPTIONS[self.origin]
 
     @property
@@ -92,15 +92,15 @@ class Ceiling:
 
     @property
     def of_agreement(self) -> bool:
-        """Whether it is one of agreement with single judges, where labels or strengths say what most of them prefer.
+        """Whether it bounds the agreement with single judges, where labels or strengths say what most judges prefer.
 
-        Accuracy counts that side as right, and a perfect model reaches 1.
+        Accuracy counts the side of the majority as right, so there a perfect model reaches 1.
         """
         return self.origin not in ("repeats", "other rows")
 
     @property
     def of_strengths(self) -> bool:
-        """Whether it is from strengths, and labels are hard."""
+        """Whether it is from strengths, the labels being hard."""
         return self.origin in ("strengths", "strength votes")
 
 
@@ -109,8 +109,8 @@ def from_votes(
 ) -> Ceiling | None:
     """Return the ceiling from votes [N] for the first reply or the other of the pairs in `pairs_N`.
 
-    Votes that are ties are to be left out before. Each pair counts with its number of votes, as it does in the accuracy
-    against them. None if no pair has two votes.
+    Leave tied votes out before. Each pair counts with its number of votes, as it does in the accuracy against them.
+    None if no pair has two votes.
     """
     _, first_U, pair_N, sizes_U = np.unique(pairs_N, return_index=True, return_inverse=True, return_counts=True)
     won_U = np.bincount(pair_N, first_N.astype(np.float64), minlength=len(sizes_U)).astype(np.float64)
@@ -166,8 +166,7 @@ def from_probabilities(
 
 
 def num_votes(shares_N: FloatArray) -> int | None:
-    """Return the smallest number of votes, from 2 to `MOST_VOTES`, of which all these are shares; None if there is
-    none."""
+    """Return the smallest number of votes, from 2 to `MOST_VOTES`, of which all these are shares, or None."""
     for votes in range(2, MOST_VOTES + 1):
         if (np.abs(np.rint(shares_N * votes) / votes - shares_N) <= NEAR).all():
             return votes
@@ -183,7 +182,7 @@ def accuracy_from_agreement(agreement: float) -> float:
     if not 0 < square < 1:
         return (1 + square) / 2 if not math.isnan(agreement) else math.nan
     shape = (1 / square - 1) / 2
-    # Beyond that the normal limit of the beta distribution is exact to twelve digits.
+    # Beyond this the normal limit of the beta distribution is exact to twelve digits.
     if shape > 1e12:
         return 0.5 + math.sqrt(2 * square / math.pi) / 2
     return 0.5 + math.exp(-math.log(shape) - shape * math.log(4) - float(betaln(shape, shape)))
@@ -208,9 +207,9 @@ def from_labels(labels_N: FloatArray, clusters_N: Sequence[str]) -> Ceiling | No
 
 
 def from_strengths(strengths_N: FloatArray, clusters_N: Sequence[str]) -> Ceiling | None:
-    """Return the ceiling from the strengths [N] of judgements that are no ties; None unless each may be a probability.
+    """Return the ceiling from the strengths [N] of judgements that are not ties; None unless they may be probabilities.
 
-    It may if it lies from ½ to 1, and not all of them are 1. NaN is a judgement without a strength.
+    They may if all lie from ½ to 1, and not all are 1. NaN is a judgement without a strength.
     """
     if not len(strengths_N) or not ((strengths_N >= 0.5) & (strengths_N <= 1)).all() or (strengths_N == 1).all():
         return None
@@ -218,30 +217,30 @@ def from_strengths(strengths_N: FloatArray, clusters_N: Sequence[str]) -> Ceilin
 
 
 def of_score_rows(rows: Iterable[ScoreRow]) -> Ceiling | None:
-    """Return the ceiling that score rows tell of, as `of_judgements` does."""
+    """Return the ceiling from the judgements in score rows, as `of_judgements` does."""
     return of_judgements(
         ((row.source, row.preference_id), row.prompt_key, one) for row in rows for one in row.comparisons
     )
 
 
 def of_groups(groups: Iterable[TokenGroup]) -> Ceiling | None:
-    """Return the ceiling that preferences as tokens tell of, as `of_judgements` does."""
+    """Return the ceiling from the judgements of preferences as tokens, as `of_judgements` does."""
     return of_judgements(
         ((group.source, group.preference_id), group.prompt_key, one) for group in groups for one in group.comparisons
     )
 
 
 def of_preferences(preferences: Iterable[Preference]) -> Ceiling | None:
-    """Return the ceiling that preferences tell of, as `of_judgements` does."""
+    """Return the ceiling from the judgements of preferences, as `of_judgements` does."""
     return of_judgements(((one.source, one.id), one.key, judged) for one in preferences for judged in one.comparisons)
 
 
 def of_judgements(judgements: Iterable[tuple[Hashable, str, Comparison]]) -> Ceiling | None:
     """Return the ceiling from judgements, each as (what names its preference, its prompt, the comparison).
 
-    It is from several judgements of the same two replies, else from soft labels, else from strengths; None where they
-    hold none of these, or too few for an interval. Replies are known by their place in the preference, so the same
-    two texts in other preferences are others.
+    It is from several judgements of the same two replies, else from soft labels, else from strengths; None if there
+    are none of these, or too few for an interval. Replies are identified by their place in the preference, so the same
+    two texts in another preference are another pair.
     """
     labels: list[float] = []
     strengths: list[float] = []

@@ -167,7 +167,7 @@ def built_in_slices(aligned: Aligned) -> dict[str, list[str]]:
 
 
 def disagreements(aligned: Aligned, second: int) -> tuple[Disagreement, ...]:
-    """Return the decided comparisons on which the first model and that of number `second` have other outcomes."""
+    """Return the decided comparisons on which the first model and that of number `second` have different outcomes."""
     decided = aligned.decided
     two = decided.difference_MN[[0, second]]
     outcome = np.heaviside(two, 0.5)
@@ -188,7 +188,7 @@ def disagreements(aligned: Aligned, second: int) -> tuple[Disagreement, ...]:
 def _with_gold(
     sets: Sequence[ScoreSet], gold: ScoreSet | None, *, common: bool
 ) -> tuple[Aligned, dict[tuple[str, str, int], float] | None, bool]:
-    """Return the aligned sets, the gold scores by reply, and whether these had to say what is preferred."""
+    """Return the aligned sets, the gold scores by reply, and whether the gold scores had to say what is preferred."""
     if gold is None:
         return align(sets, common=common), None, False
     if any(row.comparisons for own in sets for row in own.rows):

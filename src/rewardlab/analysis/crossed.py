@@ -39,7 +39,7 @@ _LEAST_P: Final = 1e-12
 """p-values are not told apart below this."""
 _ROUNDING: Final = 1e-12
 _ENDLESS: Final = 1_000_000
-"""In place of a number of rows that is not known."""
+"""Stands for a number of rows that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,17 +49,17 @@ class Observed:
     by_seed_S: FloatArray
     """[S] the value of each seed."""
     seeds: tuple[int, ...]
-    """[S] their names; arms with the same name are paired."""
+    """[S] names of the seeds; arms are paired where they share a name."""
     influence_SC: FloatArray | None = None
-    """[S, C] what each prompt moves the value of each seed by, 0 where the seed did not judge it; None where the value
-    comes from no prompts."""
+    """[S, C] how far each prompt moves the value of each seed, 0 where the seed did not judge it; None where the value
+    does not come from prompts."""
     clusters: tuple[str, ...] = ()
-    """[C] prompts; the same name in every arm."""
+    """[C] prompts; a prompt has the same name in every arm."""
     row_error: float | None = None
     """The standard error of one seed, for a value that is computed from rows but has no influences, as values of curves
     are. NaN if it is not known; None for values that have influences, or do not come from rows."""
     num_rows: int = 0
-    """Rows that `row_error` is of; 0 if that is not known."""
+    """Number of rows behind `row_error`; 0 if it is not known."""
     excess: float = 0.0
     """By how much the values may lie above the truth on average, as those of ECE do; at least 0."""
     varies: Varies = "always"
@@ -77,13 +77,13 @@ class Observed:
 
     @property
     def has_row_error(self) -> bool:
-        """Whether its value comes from rows without influences, whose noise is known."""
+        """Whether the value comes from rows without influences whose noise is known."""
         return self.row_error is not None and not math.isnan(self.row_error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of a variance, estimated with so many degrees of freedom."""
+    """A part of a variance, estimated with `freedom` degrees of freedom."""
 
     variance: float
     freedom: float
@@ -97,13 +97,13 @@ class Crossed:
     seeds: tuple[Part, ...]
     """A: a part for every set of arms whose seeds are linked; empty if no arm has two seeds."""
     prompts: Part | None
-    """B; None where no number comes from prompts."""
+    """B; None where no number comes from prompts or rows."""
     within: float
-    """The part of A that more prompts make smaller: σ²_SP/(kC)."""
+    """The part of A that more prompts would make smaller: σ²_SP/(kC)."""
     num_seeds: int
-    """Of the arm with the fewest."""
+    """Seeds of the arm with the fewest."""
     num_prompts: int
-    """Of all arms together; 0 where no number comes from prompts."""
+    """Prompts of all arms together; 0 where no number comes from prompts."""
     unit: str = "prompts"
     """What `num_prompts` counts: ``rows`` where only their number is known."""
     too_high: float = 0.0
@@ -113,13 +113,13 @@ class Crossed:
     single_seeds: bool = False
     """Whether some arm that varies has one seed, so that its noise over seeds is not in any interval."""
     is_blind: bool = False
-    """Whether some arm that varies has one seed and no prompts, so that nothing tells its noise."""
+    """Whether some arm that varies has one seed and no prompts, so that nothing shows its noise."""
     is_pooled: bool = False
     """Whether the noise over seeds is that of more arms than the expression names."""
     rows_unknown: bool = False
     """Whether some number comes from rows whose noise is not known, so that it is in no interval."""
     reach: float = math.inf
-    """How far the value moves at most if every prompt comes out in the other way: Σ |slope| · range."""
+    """How far the value moves at most if every prompt comes out the other way: Σ |slope| · range."""
 
     @property
     def variance(self) -> float:
@@ -133,7 +133,7 @@ class Crossed:
 
     @property
     def is_constant(self) -> bool:
-        """Whether nothing varied, over seeds or prompts, of what could."""
+        """Whether nothing varied, over seeds or prompts, though something could have."""
         return bool(self.parts) and not self.variance > 0
 
     @property
@@ -142,7 +142,7 @@ class Crossed:
 
         A prompt that differs moves the value by at most `reach` over the number of prompts. So the truth differs by the
         distance d from 0 only if a share of at least d / `reach` of all prompts differ, and n drawn prompts miss them
-        with a chance of at most (1 − share)ⁿ. Of k seeds alone, all are on one side as often as k coins are: ½ᵏ.
+        with a chance of at most (1 − share)ⁿ. With k seeds alone, all lie on one side as often as k coins do: ½ᵏ.
         """
         if not self.parts:
             return 0.0
@@ -241,8 +241,8 @@ def p_value(parts: Sequence[Part], ahead: float) -> float:
 def combined(parts: Sequence[tuple[Observed, float]], value: float, *, reach: float = math.inf) -> Crossed:
     """Return `value`, an expression of the means of several numbers with these derivatives, and its variance.
 
-    `reach` is as `Crossed` has it. Where seeds show no variance at all, which few discrete values may do by chance, B
-    is the variance over prompts of the mean over seeds.
+    `reach` is that of `Crossed`. Seeds may show no variance at all by chance, where their values are few and discrete.
+    B then is the variance over prompts of the mean over seeds.
 
     Numbers of the same seeds are paired by seed, all numbers by prompt. Arms that share some of their seeds are paired
     in these, with the degrees of freedom of the one with the fewest.
@@ -287,7 +287,7 @@ def _over_rows(parts: Sequence[tuple[Observed, float]]) -> float:
 
 
 def pooled_over(arms: Sequence[Observed]) -> Part | None:
-    """Return the variance over seeds of one number of one seed, pooled over arms; None if no arm has two seeds."""
+    """Return the variance of a number from seed to seed, pooled over arms; None if no arm has two seeds."""
     several = [one for one in arms if len(one.seeds) > 1]
     freedom = sum(len(one.seeds) - 1 for one in several)
     squares = sum(float(np.square(one.by_seed_S - one.mean).sum()) for one in several)
@@ -297,9 +297,9 @@ def pooled_over(arms: Sequence[Observed]) -> Part | None:
 def with_pooled(found: Crossed, terms: Sequence[tuple[Observed, float, Part]]) -> Crossed:
     """Return an expression with its noise over seeds taken from many arms, given with each number and its derivative.
 
-    A is then the larger one of its own estimate and of the pooled one, with the degrees of freedom of the pool. It
-    assumes that the arms vary alike over seeds. If one of the two that are compared varies more than the others do, too
-    much is found, less so than by the pooled estimate alone.
+    A is then the larger of its own estimate and the pooled one, with the degrees of freedom of the pool. This assumes
+    that the arms vary alike over seeds. If a compared arm varies more than the others, there are too many findings,
+    though fewer than with the pooled estimate alone.
     """
     own = sum(part.variance for part in found.seeds)
     pooled = sum(weight**2 * part.variance / len(one.seeds) for one, weight, part in terms)
@@ -310,7 +310,7 @@ def with_pooled(found: Crossed, terms: Sequence[tuple[Observed, float, Part]]) -
 
 
 def _linked(seeds: Sequence[tuple[int, ...]]) -> list[list[int]]:
-    """Return the numbers of the arms, together where one shares a seed with another."""
+    """Return the numbers of the arms in groups: arms that share a seed, directly or through others, are in one."""
     groups: list[tuple[set[int], list[int]]] = []
     for number, own in enumerate(seeds):
         touched = [group for group in groups if group[0] & set(own)]
@@ -321,7 +321,7 @@ def _linked(seeds: Sequence[tuple[int, ...]]) -> list[list[int]]:
 
 
 def _over_seeds(parts: Sequence[tuple[Observed, float]]) -> Part | None:
-    """Return A of arms with linked seeds; None if none has two."""
+    """Return A of arms with linked seeds; None if no arm has two seeds."""
     moved: dict[int, float] = {}
     several = [(one, weight) for one, weight in parts if len(one.seeds) > 1]
     if not several:
@@ -332,7 +332,7 @@ def _over_seeds(parts: Sequence[tuple[Observed, float]]) -> Part | None:
     fewest = min(len(one.seeds) for one, _ in several)
     largest = max(abs(weight) * float(np.abs(one.by_seed_S).max()) for one, weight in several)
     squares = sum(away * away for away in moved.values())
-    # What rounding leaves of equal values is no noise.
+    # What rounding leaves of equal values is not noise.
     squares = 0.0 if squares <= (_ROUNDING * largest) ** 2 else squares
     return Part(variance=squares * fewest / (fewest - 1), freedom=fewest - 1)
 
@@ -340,8 +340,8 @@ def _over_seeds(parts: Sequence[tuple[Observed, float]]) -> Part | None:
 def _over_prompts(parts: Sequence[tuple[Observed, float]]) -> tuple[float, float, int]:
     """Return B, the variance over prompts of the mean over seeds (B + σ²_SP/(kC)), and the number of prompts.
 
-    Of two numbers with k and l seeds, of which b are the same, B holds the mean over the kl − b pairs of different
-    seeds. Where the only pair is of the same seed, it holds that.
+    For two numbers with k and l seeds, b of which are the same, B takes the mean over the kl − b pairs of different
+    seeds. Where the only pair is of the same seed, B takes that one.
     """
     alike = all(one.clusters == parts[0][0].clusters for one, _ in parts)
     every = parts[0][0].clusters if parts and alike else dict.fromkeys(n for one, _ in parts for n in one.clusters)
@@ -360,7 +360,7 @@ def _over_prompts(parts: Sequence[tuple[Observed, float]]) -> tuple[float, float
     mean_C = sum((whole_C / len(own) for own, whole_C in placed), np.zeros(count))
     largest = sum(float(np.abs(whole_C).max(initial=0.0)) / len(own) for own, whole_C in placed)
     if float(np.abs(mean_C).max()) <= _ROUNDING * largest:
-        # What rounding leaves of influences that cancel each other is no noise.
+        # What rounding leaves of influences that cancel each other is not noise.
         return 0.0, 0.0, count
     shared, together = 0.0, float(mean_C @ mean_C)
     for number, (first, first_C) in enumerate(placed):

@@ -24,7 +24,7 @@ from rewardlab.analysis.faults import (
 from rewardlab.core.spec import SCORE_TOLERANCE, Canary
 
 FORM_OF: Final = {"token_ids": "token ids", "texts": "rendered texts", "messages": "messages"}
-"""How the canaries are sent -> how it is called."""
+"""Form in which the canaries are sent -> its name in messages."""
 LIVE_FAULTS: Final = {
     "missing_bos": "no BOS token in front of the conversation, where the model was trained with one",
     "other_template": "another chat template, for the model itself is right, as another form shows",
@@ -85,7 +85,7 @@ REMEDIES_OF_IDS: Final[Mapping[str, str]] = {
     "missing_bos": "It is taken from token ids too, which no engine does that rewardlab knows: look at what stands "
     "between you and the engine.",
 }
-"""The same where token ids get wrong scores as well."""
+"""Fault -> what to do where token ids get wrong scores as well; these take the place of `REMEDIES`."""
 PRECISIONS: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 """Word of `--precision` -> dtype."""
 
@@ -128,7 +128,7 @@ class Finding:
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing is wrong, or only what every engine does that is given texts."""
+        """Whether nothing is wrong, or only what is wrong in every engine that is given texts."""
         return (
             not self.faults
             or self.faults == ("not_taken",)
@@ -167,15 +167,15 @@ def find(canaries: Sequence[Canary], heard: Heard, *, expected: str | None = Non
 
 
 def _mixed(heard: Heard, precision: str) -> bool:
-    """Whether scores of one request for all are further from those of single requests than this arithmetic explains.
+    """Return whether scores of one joint request differ from those of single requests by more than the tolerance.
 
-    Half precision moves a score when other conversations come along, by less than its tolerance.
+    Half precision moves a score when other conversations come along, but by less than its tolerance.
     """
     return largest_distance(heard.scores, heard.together) > SCORE_TOLERANCE[precision]
 
 
 def _in_any_precision(canaries: Sequence[Canary], heard: Heard, expected: str | None) -> Finding:
-    """Compare with the references of every precision: that tells which one it is, and which fault in which."""
+    """Return the finding that fits best among those by the references of every precision."""
     looks = {
         dtype: Finding(
             heard=heard,
@@ -199,7 +199,7 @@ def _in_any_precision(canaries: Sequence[Canary], heard: Heard, expected: str | 
     if said := cut_at(canaries, heard):
         return replace(exact, faults=("truncates",), heard=replace(heard, said=said))
     half = [look for dtype, look in looks.items() if dtype != "float32" and look.faults != ("unknown",)]
-    # What was expected comes first; a fault that shows in another precision is a fault all the same.
+    # The expected precision comes first; a fault that shows in another precision is a fault all the same.
     half.sort(key=lambda look: look.precision != expected)
     return half[0] if half else replace(exact, precision="")
 
@@ -220,7 +220,7 @@ def _as_expected(
 
 
 def _same_in(canaries: Sequence[Canary], first: str, second: str) -> bool:
-    """Whether the references of two precisions are too near to each other to tell which of them was computed in."""
+    """Return whether the references of two precisions are too close to tell in which the scores were computed."""
     both = reference_scores(canaries, first), reference_scores(canaries, second)
     return largest_distance(*both) <= SCORE_TOLERANCE["float32"]
 
@@ -228,7 +228,7 @@ def _same_in(canaries: Sequence[Canary], first: str, second: str) -> bool:
 def _nearest_first(findings: Sequence[Finding], canaries: Sequence[Canary]) -> list[Finding]:
     """Return the findings in the order of the scores' distance from the references of their precision.
 
-    A precision without references of its own, whose place the canonical scores take, comes after those with.
+    A precision without references of its own is compared with the canonical scores, and comes after the others.
     """
 
     def distance(one: Finding) -> tuple[bool, float]:
@@ -239,17 +239,17 @@ def _nearest_first(findings: Sequence[Finding], canaries: Sequence[Canary]) -> l
 
 
 def _names(said: str | None) -> tuple[str, ...]:
-    """Return the faults that a description names, `unknown` for none that fits."""
+    """Return the faults that a description names, or `unknown` if it names none; empty for no description."""
     if said is None:
         return ()
     return tuple(name for name in DESCRIPTIONS if f"({name})" in said) or ("unknown",)
 
 
 def cut_at(canaries: Sequence[Canary], heard: Heard) -> str:
-    """Return in words up to which number of tokens all scores are right, if all longer conversations' are wrong.
+    """Return, in words, up to how many tokens all scores are right, if those of all longer conversations are wrong.
 
-    Where the endpoint counts tokens, it has to have read fewer than were sent. Empty unless at least two lengths are
-    right and one is wrong, and for conversations with typed control tokens, which are left out.
+    Where the endpoint counts tokens, it must have read fewer than were sent. Empty unless at least two lengths are
+    right and one is wrong. Conversations with typed control tokens are left out.
     """
     plain = [
         (len(canary.token_ids), canary, score, count)
@@ -286,10 +286,10 @@ def _by_counts(canaries: Sequence[Canary], heard: Heard) -> tuple[str, ...]:
 
 
 def of_one_arithmetic(canaries: Sequence[Canary], findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings, those as unknown that only half precision explains where another form is exactly float32's.
+    """Return the findings; where one form is exactly float32, those that only half precision explains become unknown.
 
-    An endpoint computes every form in one arithmetic. So these are scores of other tokens, which the wide tolerance of
-    half precision takes for the same ones.
+    An endpoint computes every form in one arithmetic. So the latter are scores of other tokens, which pass for the same
+    ones only within the wide tolerance of half precision.
     """
     if not any(one.precision == "float32" and (one.is_right or one.faults == ("precision",)) for one in findings):
         return list(findings)
@@ -309,11 +309,11 @@ def of_one_arithmetic(canaries: Sequence[Canary], findings: Sequence[Finding]) -
 
 
 def compare_forms(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings with what only their comparison shows.
+    """Return the findings, with unknown faults named as far as a comparison of the forms shows them.
 
     If one form gets the right scores, the model is right, and a form that gets wrong ones reads other tokens: another
-    template for messages, another tokenisation for texts. If token ids get scores that fit no fault, the weights are
-    others. Where they are not taken, that cannot be told from other tokens.
+    template for messages, another tokenisation for texts. If token ids get scores that fit no fault, the weights
+    differ. Where token ids are not taken, other weights cannot be told from other tokens.
     """
     ids = next((one for one in findings if one.heard.form == "token_ids" and one.heard.scores), None)
     model_is_right = any(one.is_right and one.heard.scores for one in findings)
@@ -345,5 +345,6 @@ def with_decoys(canary: Canary) -> Canary:
     """Return a canary with the decoys that follow from its score alone, for canaries that came without any."""
     if canary.decoys:
         return canary
+    # Below −700 math.exp would soon overflow, and the sigmoid is 0 in any case.
     squeezed = 1 / (1 + math.exp(-canary.score)) if canary.score > -700 else 0.0
     return replace(canary, decoys={"sigmoid": squeezed, **dict(zip(CONSTANT, (1.0, 0.0), strict=True))})

@@ -94,9 +94,9 @@ def quantile(values: FloatArray, clusters: IntArray, *, share: float) -> Estimat
     """Return the quantile below which this `share` of the values [N] lies, with Woodruff's interval.
 
     Wilson's interval of `share`, for the effective number of values by prompt, is read back into values. That number is
-    the smaller one of the shares of values below the quantile and of values at or below it, which differ where values
-    are tied, and no larger than N. A limit that lies beyond all values leaves no interval. Source: Woodruff (1952),
-    JASA 47, 635-646.
+    the smaller of two, that of the share of values below the quantile and that of the share at or below it, which
+    differ where values are tied; and it is at most N. There is no interval if a limit lies beyond all values. Source:
+    Woodruff (1952), JASA 47, 635-646.
     """
     if not values.size:
         return without_interval(math.nan, 0)
@@ -110,7 +110,7 @@ def quantile(values: FloatArray, clusters: IntArray, *, share: float) -> Estimat
     number = min([*numbers, float(values.size)])
     found = wilson_limits(np.array([share]), np.array([number]), level=0.95)
     # The k-th smallest of n independent values stands for the share k/n as a lower limit, and mirrored as an upper one.
-    # Each of them is worth so many of the N values.
+    # Each of the n counts for `step` of the N values.
     step = values.size / number
     low, high = float(found.low[0]) * values.size - step, float(found.high[0]) * values.size + step - 1
     if low < 0 or high > values.size - 1:
@@ -121,8 +121,8 @@ def quantile(values: FloatArray, clusters: IntArray, *, share: float) -> Estimat
 
 
 def _effective_numbers(kinds: Sequence[BoolArray], clusters: IntArray) -> tuple[list[float], bool]:
-    """Return the effective number of each of some outcomes [N] that varies, or of all if none does; and whether any
-    cluster repeats."""
+    """Return the effective numbers of those outcomes [N] that vary (of all if none does), and whether a cluster
+    repeats."""
     varying = [outcome for outcome in kinds if 0 < outcome.mean() < 1] or kinds
     totals = [cluster_sums(outcome.astype(np.float64), clusters) for outcome in varying]
     numbers = [float(effective_number(*(row[None] for row in totals_3C))[0]) for totals_3C, _ in totals]

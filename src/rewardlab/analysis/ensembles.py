@@ -26,7 +26,7 @@ COMBINATIONS: Final[Mapping[How, str]] = MappingProxyType(
         "lower": "mean minus λ standard deviations over the members",
     }
 )
-"""Name -> what it makes of the members' scores."""
+"""Name of a combination -> what it makes of the members' scores."""
 _ROUNDING: Final = 1e-12
 
 
@@ -59,7 +59,7 @@ class Ensemble:
     scores_MR: FloatArray
     """Scores of the members on one scale, in the order of the rows."""
     left_out: int
-    """Preferences that some member has not scored, or has with other replies left out."""
+    """Preferences that some member has not scored, or has scored for other replies than the first member."""
 
 
 def scale_of(rows: Sequence[ScoreRow], *, beta: float) -> Scale:
@@ -73,8 +73,8 @@ def scale_of(rows: Sequence[ScoreRow], *, beta: float) -> Scale:
 def combine(members: Sequence[Sequence[ScoreRow]], scales: Sequence[Scale], *, penalty: float = 1.0) -> Ensemble:
     """Combine the score rows of members that have scored the same data, aligned by source, preference and reply.
 
-    A reply that a member has no finite score for has none (NaN). `penalty` is λ. Preferences of which some member has
-    other replies are left out and counted.
+    A reply without a finite score by some member gets NaN. `penalty` is λ. Preferences for which the members have
+    different replies are left out and counted.
 
     Raises DataError if no preference is left.
     """
@@ -134,15 +134,15 @@ def on_one_scale(scores_MR: FloatArray, prompts_R: Sequence[str]) -> FloatArray:
     """Return [M, R] scores of members with mean 0 for every prompt and one standard deviation within prompts of 1.
 
     A reward model that is trained on comparisons says nothing across prompts: a constant that a member adds to all
-    replies to a prompt would make it the least, or a doubtful one, without meaning anything. The standard deviation is
-    pooled over prompts, so that a member to which all replies to a prompt are alike does not get a say there.
+    replies to a prompt means nothing, but would move the minimum and the spread over members. The standard deviation is
+    pooled over prompts, so that a member that scores all replies to a prompt nearly alike has little say there.
 
     Raises DataError for a member whose scores do not vary within any prompt.
     """
     _, prompt_R, sizes = np.unique(np.asarray(prompts_R, dtype=np.str_), return_inverse=True, return_counts=True)
     means = np.stack([np.bincount(prompt_R, scores_R) / sizes for scores_R in scores_MR])
     centred_MR = scores_MR - means[:, prompt_R]
-    # Equal numbers have a mean that rounding may move.
+    # The mean of equal numbers may be off by rounding, which must not pass for variation.
     centred_MR[np.abs(centred_MR) <= _ROUNDING * np.abs(scores_MR).max(axis=1, keepdims=True)] = 0.0
     degrees = len(prompt_R) - len(sizes)
     std_M = np.sqrt(np.square(centred_MR).sum(axis=1) / max(degrees, 1))
@@ -165,7 +165,7 @@ def _by_preference(rows: Sequence[ScoreRow]) -> dict[tuple[str, str], list[Score
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement:
-    """Whether the members' disagreement tells the mistakes of their mean from its right answers."""
+    """How well the members' disagreement tells the mistakes of their mean from its right answers."""
 
     by_spread: Estimate
     """AUROC of the standard deviation of the margin over members: the chance that a mistake has a larger one than a

@@ -156,7 +156,7 @@ def _under(
 
 
 def _fits(own: FloatArray, *, most: float) -> bool:
-    """Whether scores lie near a fault's decoys: each distance at most `most`, their root mean square at most WITHIN.
+    """Return whether scores lie near a fault's decoys: distances at most `most`, with a root mean square up to WITHIN.
 
     Distances are in units of what is allowed. `most` is larger in half precision, because the decoys are known in
     float32 only.

@@ -81,10 +81,10 @@ class Health:
     def start(
         self, truncation: Mapping[str, tuple[int, int]], shortened: Mapping[str, tuple[int, int]] = MappingProxyType({})
     ) -> list[WarningSign]:
-        """Return signs in the data.
+        """Return the signs in the data: whether most of its replies were cut.
 
         `truncation` maps a name of data to (replies whose prompt was cut, replies), `shortened` to (replies of which
-        the middle was cut, replies). One rule cuts one of the two.
+        the middle was cut, replies). A rule of truncation cuts only one of the two.
         """
         signs = []
         for what, counts in (("prompts were cut", truncation), ("replies lost their middle", shortened)):

@@ -1,4 +1,4 @@
-"""Intervals of statistics that are no means: AUC, correlations, slopes, spreads, quantiles.
+"""Intervals of statistics that are not means: AUC, correlations, slopes, spreads, quantiles.
 
 Legend: N values (one a comparison or a reply), C clusters (prompts).
 
@@ -57,8 +57,8 @@ def by_influence(
     """Return `value` with a t interval from the influences [N] of its N values, clustered by `clusters` [N].
 
     The interval is found on `scale` and brought back. `fitted` counts the numbers that were estimated along the way:
-    with few clusters the influences are too small by what was fitted to them. Without an interval below ten clusters
-    and where no influence differs from 0.
+    with few clusters the influences are too small by what was fitted to them. There is no interval below ten clusters,
+    nor where no influence differs from 0.
     """
     totals_3C, repeated = cluster_sums(influence - influence.mean() if influence.size else influence, clusters)
     count = totals_3C.shape[1]
@@ -82,7 +82,7 @@ def share_by_influence(
     """Return a `value` in [0, 1] with a score interval for its effective number of outcomes, from influences [N].
 
     The interval stays inside [0, 1] and has a width at 0 and 1 (see `intervals.share_limits`). For `skewed` influences,
-    which the score interval does not know of, it is widened to the t interval corrected for skewness. Without an
+    which the score interval does not account for, it is widened to the t interval corrected for skewness. There is no
     interval below ten clusters.
     """
     # ψ has a mean of 0 for smooth statistics; what rounding leaves must not move the value.
@@ -138,9 +138,9 @@ def shares_below(values: FloatArray, others: FloatArray) -> FloatArray:
 def area_under_curve(preferred: FloatArray, other: FloatArray, clusters: IntArray) -> Estimate:
     """Return the AUC: the chance that a preferred reply [N] outscores another comparison's other reply [N], ties ½.
 
-    The rank statistic of Mann & Whitney over all N² combinations, exact, with DeLong's influences: V₁₀ of a preferred
-    reply is the share of others below it, V₀₁ of an other reply the share of preferred ones above it, and a comparison
-    has both.
+    It is the rank statistic of Mann & Whitney over all N² combinations, exact, with DeLong's influences: V₁₀ of a
+    preferred reply is the share of others below it, V₀₁ of an other reply the share of preferred ones above it, and a
+    comparison has both.
     """
     if not preferred.size:
         return without_interval(math.nan, 0)
@@ -152,9 +152,9 @@ def area_under_curve(preferred: FloatArray, other: FloatArray, clusters: IntArra
 def auroc(values: FloatArray, positive: BoolArray, clusters: IntArray) -> Estimate:
     """Return the chance that a positive has a larger value [N] than a negative, ties ½, with an interval by cluster.
 
-    The statistic of `area_under_curve`, of values that are each positive or negative where a comparison has one of
-    both. NaN without positives or without negatives. The value is known as well as the rarer kind lets it be: without
-    an interval where fewer than ten clusters have a positive, or a negative.
+    It is the statistic of `area_under_curve`, for values that are each positive or negative, where a comparison has one
+    of each. NaN without positives or without negatives. The rarer kind limits how well the value is known: there is no
+    interval where fewer than ten clusters have a positive, or fewer than ten a negative.
     """
     count, above, below = values.size, values[positive], values[~positive]
     if not above.size or not below.size:
@@ -170,14 +170,14 @@ def auroc(values: FloatArray, positive: BoolArray, clusters: IntArray) -> Estima
 
 
 def _placements(above: FloatArray, below: FloatArray) -> tuple[FloatArray, FloatArray]:
-    """Return DeLong's V₁₀ and V₀₁: of each value the share of the other kind on the right side of it, ties ½."""
+    """Return DeLong's V₁₀ and V₀₁: for each value, the share of the other kind on the right side of it, ties ½."""
     return shares_below(above, below), 1 - shares_below(below, above)
 
 
 def product_moment(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
-    """Return Σxy / √(Σx² Σy²) of values [N] and its influences; NaN where either does not vary.
+    """Return Σxy / √(Σx² Σy²) of values [N] and its influences; NaN where either column is all 0.
 
-    Of centred values this is Pearson's correlation.
+    For centred values this is Pearson's correlation.
     """
     xx, yy = float(np.square(x).mean()) if x.size else 0.0, float(np.square(y).mean()) if y.size else 0.0
     if xx <= 0 or yy <= 0:
@@ -188,8 +188,8 @@ def product_moment(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
 
 
 def rank_correlation(x: FloatArray, y: FloatArray) -> tuple[float, FloatArray]:
-    """Return Spearman's correlation of values [N] (midranks for ties) and its influences, which know that the ranks
-    are estimated too; NaN where either does not vary.
+    """Return Spearman's correlation of values [N] (midranks for ties) and its influences; NaN where either does not
+    vary. The influences account for the ranks being estimated too.
 
     Source: Borkowf (2002), Computational Statistics & Data Analysis 39, 271-286.
     """

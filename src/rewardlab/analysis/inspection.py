@@ -158,14 +158,14 @@ class Inspection:
     split: str
     format: str
     why: str
-    """By what the format was recognised."""
+    """What the format was recognised by."""
     rows_read: int
     kept: int
     dropped: Mapping[str, int]
     """Cause -> rows."""
     examples: Mapping[str, tuple[str, ...]]
     used: int
-    """Kept rows that the limit leaves, of which everything below is told."""
+    """Kept rows within the limit; everything below describes these."""
     prompts: int
     """Different prompts."""
     roots: int
@@ -206,14 +206,14 @@ def spread(values_N: FloatArray, *, whole: bool = True) -> Spread:
 
 
 def histogram(values_N: FloatArray, *, whole: bool) -> Histogram:
-    """Return equal bars over the values, and, where these have long tails, over the middle 98 % of them."""
+    """Return bars of equal width over the values or, where these have long tails, over the middle 98 % of them."""
     low, high = float(values_N.min()), float(values_N.max())
     tail = 1 - MOST_SHOWN
     near, far = (float(end) for end in np.quantile(values_N, [tail, MOST_SHOWN], method="inverted_cdf"))
     if high - low > 2 * (far - near) > 0:
         low, high = min(low, near) if low >= 0 else near, far
     if whole:
-        # Bars of whole numbers are equally many of them wide, else every third bar would be half empty.
+        # Every bar spans the same count of whole numbers, else some bars would be half empty.
         width = max(1, int(np.ceil((high - low + 1) / NUM_BARS)))
         edges = low - 0.5 + width * np.arange(int((high - low) // width) + 2)
     else:

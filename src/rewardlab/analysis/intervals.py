@@ -35,7 +35,7 @@ data when ρ is estimated.
 With few failures the estimate of ρ is often 0 by chance, and the interval too narrow. With 0.3, intervals of a share of
 0.97 cover the truth in more than 93 % of simulations, and the effect vanishes as C grows."""
 _TINY = 1e-300
-"""Lowest divisor, in place of 0."""
+"""Lowest divisor, which replaces 0."""
 # Below this skewness Hall's transformation equals the identity in float64, and its inverse would divide by almost 0.
 _STRAIGHT = 1e-8
 
@@ -100,8 +100,8 @@ def loss_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, lev
     """Return an interval of the mean of values with a long tail on one side, such as losses, by Hall's transformation.
 
     Student's interval lies below the true mean of such values too often: at 10 to 40 rows in a tenth to a fifth of all
-    cases. Source: Hall
-    (1992), J. Royal Statistical Society B 54, 221-228 (his cubic), with t quantiles and the adjusted skewness.
+    cases. Source: Hall (1992), J. Royal Statistical Society B 54, 221-228 (his cubic), with t quantiles and the
+    adjusted skewness.
     """
     own = _moments(sums, squares, sizes)
     return _skewed(own, own.error, quantile=_student(sizes, level))

@@ -64,7 +64,7 @@ class Counts:
     groups: int
     """Preferences of more than two replies that were judged as rankings."""
     unusable_groups: int
-    """Preferences of more than two replies that could not be."""
+    """Preferences of more than two replies that could not be judged as rankings."""
     replies_without_gold: int
     """Replies without a finite gold score, where some have one; 0 without gold scores."""
     length_uncontrolled: int
@@ -118,7 +118,7 @@ class Judgement:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Judgement:
-        """Inverse of `as_dict`. Raises KeyError or TypeError for values of another form."""
+        """Return the judgement that `as_dict` gave as JSON. Raises KeyError or TypeError for values of another form."""
         return json_form.decode(cls, values)
 
 
@@ -134,15 +134,14 @@ def judge_rows(
 ) -> Judgement:
     """Judge a reward model by its score rows, with probabilities σ(β d), in any order of the rows.
 
-    `thresholds` are scores at which replies are told preferred or not. `slices` maps the name of a column to its value
+    `thresholds` are scores from which on a reply counts as preferred. `slices` maps the name of a column to its value
     for each preference, keyed by source and id. `gold` maps source, id and reply to a reference score, with which the
     scores of all replies are correlated and by which rankings are judged; without it these are judged by the
-    comparisons. `seed` and `draws` are those of the resamples behind the
-    reliability curve, its parts and ECE.
+    comparisons. `seed` and `draws` are those of the resamples behind the reliability curve, its parts and ECE.
 
-    Raises ConfigError for β or thresholds that are no finite numbers, DataError for rows that cannot be judged: none,
-    a reply twice, a comparison that is none (see `score_table`), no finite score at all, a score or β d beyond
-    `LARGEST`, gold scores of other replies.
+    Raises ConfigError for β or thresholds that are not finite numbers, DataError for rows that cannot be judged: none,
+    a reply twice, an invalid comparison (see `score_table`), no finite score at all, a score or β d beyond `LARGEST`,
+    gold scores of other replies.
     """
     if not (math.isfinite(beta) and beta > 0):
         raise ConfigError(f"β is {beta}, but probabilities σ(β d) need a finite number above 0.")
@@ -194,7 +193,7 @@ def judge_rows(
 
 
 def _of_groups(groups: KWise) -> dict[str, Estimate]:
-    """Return the numbers about groups where there are any, and that about all replies where there are gold scores."""
+    """Return the estimates about groups if there are groups, and that about all replies if there are gold scores."""
     every = bool(groups.num_groups or groups.num_unusable)
     return {name: found for name, found in groups.estimates.items() if every or name == "eval_gold_spearman"}
 
@@ -216,7 +215,7 @@ def _accuracies(table: ScoreTable, finite: Pairs, decided: Pairs) -> dict[str, E
 
 
 def weighted_accuracy(outcome: FloatArray, weight: FloatArray, decided: Pairs) -> Estimate:
-    """Return the share of outcomes [N] with weights [N], such as |2y − 1|, of which one is above 0."""
+    """Return the share of outcomes [N] with weights [N], such as |2y − 1|; at least one weight must be above 0."""
     if not outcome.size:
         return without_interval(math.nan, 0)
     share = weight / weight.mean()

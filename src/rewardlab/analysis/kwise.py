@@ -28,8 +28,8 @@ from rewardlab.core.types import Estimate, ScoreRow
 ReplyKey = tuple[str, str, int]
 """Source, id of the preference, and number of the reply."""
 FEWEST_REPLIES: Final = 3
-# Pairs of replies are compared in chunks of so many values, which limits their memory to some tens of megabytes. Groups
-# whose own pairs are more are sorted instead, one at a time.
+# Pairs of replies are compared in chunks of this many values, which limits their memory to some tens of megabytes.
+# A group with more pairs than that is sorted instead, one at a time.
 _CHUNK_VALUES: Final = 1 << 20
 
 
@@ -52,8 +52,8 @@ class KWise:
 def kwise(table: ScoreTable, *, gold: Mapping[ReplyKey, float] | None = None) -> KWise:
     """Judge every group of more than two replies, by the comparisons or by the `gold` score of each reply.
 
-    Gold scores are also correlated with the scores of all replies. Raises DataError if none of them is finite and of a
-    reply of the table.
+    Gold scores are also correlated with the scores of all replies. Raises DataError if no reply of the table has a
+    finite gold score.
     """
     reference_R = win_shares(table.rows) if gold is None else _looked_up(table.rows, gold)
     groups, num_unusable = _groups(table, reference_R)
@@ -96,17 +96,19 @@ def kwise(table: ScoreTable, *, gold: Mapping[ReplyKey, float] | None = None) ->
 
 
 def regret_share(values: FloatArray, keys: Sequence[str]) -> Estimate:
-    """Return the mean of regrets [G] in [0, 1]; without an interval as `known_losses` says, unless they are only 0, ½
-    and 1, as where one reply is chosen: then their size is no question.
+    """Return the mean of regrets [G] in [0, 1].
+
+    It has an interval only as `known_losses` allows, unless regrets are only 0, ½ and 1, as where one reply is chosen:
+    then the size of a loss is known.
     """
     share = stats.mean_share(values, keys)
     return share if np.isin(values, (0.0, 0.5, 1.0)).all() else known_losses(share, values, keys)
 
 
 def known_losses(regret: Estimate, values: FloatArray, keys: Sequence[str]) -> Estimate:
-    """Return the mean regret without its interval if fewer than ten prompts lose anything.
+    """Return the mean regret, without its interval if fewer than ten prompts lose anything.
 
-    How large losses are is then hardly known, and the interval would be too narrow: of width 0 where none loses.
+    The size of losses is then hardly known, and the interval would be too narrow: of width 0 where no prompt loses.
     """
     losing = len(set(itertools.compress(keys, (values > 0).tolist())))
     if losing >= stats.MIN_CLUSTERS or math.isnan(regret.low):
@@ -221,7 +223,7 @@ def _judge(score_GK: FloatArray, reference_GK: FloatArray, has_gold: bool) -> di
 
 def _spearman(x_GK: FloatArray, y_GK: FloatArray) -> FloatArray:
     """Return [G] rank correlations; 0 where all values of the first are equal."""
-    # How many are below less how many are above is the rank about its mean, times two.
+    # The count below minus the count above is twice the rank about its mean.
     num_replies = x_GK.shape[1]
     rank_x, rank_y = (
         (2 * below + equal - num_replies).astype(np.float64) for below, equal in map(_below_and_equal, (x_GK, y_GK))

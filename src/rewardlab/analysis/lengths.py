@@ -65,7 +65,7 @@ def length_coefficients(pairs: Pairs, *, beta: float) -> tuple[Estimate, Estimat
 
 
 def length_controlled_accuracy(decided: Pairs) -> Estimate:
-    """Return accuracy with length taken away: longer and shorter preferred replies count alike.
+    """Return accuracy with length controlled: longer and shorter preferred replies count alike.
 
     Comparisons are divided into `NUM_STRATA` strata by the size of the length difference. In each, accuracy is the mean
     of the accuracies where the preferred reply is the longer one and where it is the shorter one, so that any rule that
@@ -80,7 +80,7 @@ def length_controlled_accuracy(decided: Pairs) -> Estimate:
 
 
 def length_controlled_influence(decided: Pairs) -> tuple[float, FloatArray]:
-    """Return accuracy with length taken away, and the influence [N] of every comparison on it, 0 of those left out.
+    """Return accuracy with length controlled, and the influence [N] of every comparison on it, 0 for those left out.
 
     NaN where no stratum has enough comparisons on both sides.
     """

@@ -103,7 +103,7 @@ class Judged(Protocol):
 
     @property
     def prompt_key(self) -> str:
-        """Equal for what has the same prompt."""
+        """Key of the prompt."""
 
     @property
     def num_replies(self) -> int:
@@ -265,7 +265,7 @@ def _search(
     gradient_FB: FloatArray,
     direction_FB: FloatArray,
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Halve the steps that do not decrease their column enough. Return the (point, value, gradient) reached."""
+    """Return the (point, value, gradient) reached, halving the steps that do not decrease their column enough."""
     slope_B = (gradient_FB * direction_FB).sum(0)
     length_B = np.ones_like(value_B)
     # Near the minimum the decrease is smaller than rounding errors, and no step would ever be accepted.
@@ -306,7 +306,9 @@ def cross_validate(
         return float((data.weights * nll_of(data.labels, logits_C)).sum() / data.weights.sum())
 
     losses = {penalty: held_out_loss(logits_CG[:, column]) for column, penalty in enumerate(penalties)}
+    # Of penalties with equal losses the largest is taken.
     best = min(losses, key=lambda penalty: (losses[penalty], -penalty))
+    # The candidates were compared by rough fits; the chosen one is fitted exactly, and its loss computed again.
     start_FK = theta_FKG[:, :, list(penalties).index(best)]
     theta_FK = fit(data, train_CK, np.full(len(folds), best), start_FB=start_FK)
     found = CrossValidation(penalty=best, losses=losses, theta_FK=theta_FK, fold_P=fold_P)

@@ -137,7 +137,7 @@ def _ece(table: ScoreTable, beta: float) -> Linearised:
 
 
 def _excess(name: str, table: ScoreTable, beta: float) -> float:
-    """Return by how much a quantity may exceed the truth on average; 0 but for ECE."""
+    """Return by how much a quantity may exceed the truth on average; 0 for all except ECE."""
     if name != "ece":
         return 0.0
     pairs = table.pairs.finite
@@ -155,7 +155,8 @@ def _area(table: ScoreTable, beta: float) -> Linearised:
 
 
 def _correlated(kind: str, of: str) -> Measure:
-    """A correlation with length: of scores over replies, or of margins over pairs in both orders."""
+    """Return the measure of a correlation with length: of scores over replies, or of margins over pairs in both
+    orders."""
 
     def measure(table: ScoreTable, beta: float) -> Linearised:
         replies, pairs = table.replies.finite, table.pairs.finite

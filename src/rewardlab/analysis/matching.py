@@ -49,7 +49,7 @@ class Replies:
 
     @classmethod
     def of(cls, row_R: IntArray, prompts: Sequence[str], gold_R: FloatArray, text_R: Sequence[str] = ()) -> Replies:
-        """Return replies with their pairs; without texts no two are taken for identical."""
+        """Return replies with their pairs; without texts, no two replies count as identical."""
         start_L, count_L = np.unique(row_R, return_index=True, return_counts=True)[1:]
         firsts, seconds = [], []
         for start, count in zip(start_L.tolist(), count_L.tolist(), strict=True):
@@ -140,7 +140,7 @@ class Regret:
     lost: Estimate
     """Gold score of the best reply less that of the reply with the highest proxy score, ties averaged."""
     gained: Estimate
-    """That reply less a reply drawn at random."""
+    """Gold score of that reply less that of a reply drawn at random."""
     share: Estimate
     """Gained by choosing, as a share of what choosing by gold itself would gain."""
 
@@ -156,14 +156,14 @@ class SliceMatch:
     apart: Estimate
     """Match in the slice less that of all other pairs."""
     p: float
-    """Of the difference being 0; NaN where it is not tested."""
+    """p-value of the difference being 0; NaN where it is not tested."""
     adjusted: float = math.nan
-    """After Holm's correction for all slices of a proxy."""
+    """p-value after Holm's correction for all slices of a proxy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """Everything that is said of one proxy against gold on one part of the data."""
+    """Everything that is said about one proxy against gold on one part of the data."""
 
     num_pairs: int
     """Pairs whose gold scores differ."""
@@ -218,7 +218,7 @@ def match_of(replies: Replies, scores_R: FloatArray) -> Match:
 
 
 def within_rows(replies: Replies, scores_R: FloatArray) -> tuple[dict[str, Estimate], int]:
-    """Return the mean over rows of each correlation between the replies of a row, and how many rows have none.
+    """Return the mean over rows of each correlation between the replies of a row, and how many rows are left out.
 
     All three are Σ xy/√(Σx² Σy²) over the pairs of a row, with x and y the differences of scores (Pearson), of midranks
     (Spearman) or their signs (Kendall's τ-b).
@@ -261,7 +261,7 @@ def spread_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> E
     """Return √(Σx²/Σy²), how large proxy margins x are beside gold margins y, with an interval of its logarithm.
 
     Ties of gold are left out: what the proxy makes of them says nothing about its scale. Pairs count in both orders, so
-    the mean of margins is 0. Without an interval below `precision.FEWEST_PROMPTS`.
+    the mean of margins is 0. There is no interval below `precision.FEWEST_PROMPTS`.
     """
     decided_N = gold_N != 0
     margin_N, gold_N, prompt_N = margin_N[decided_N], gold_N[decided_N], prompt_N[decided_N]
@@ -277,7 +277,7 @@ def spread_of(margin_N: FloatArray, gold_N: FloatArray, prompt_N: IntArray) -> E
 
 
 def regret_of(replies: Replies, scores_R: FloatArray) -> Regret:
-    """Return what choosing by the scores among all replies of a row costs and gains, over rows of two and more."""
+    """Return what choosing by the scores among all replies of a row costs and gains, over rows of two or more."""
     lost, gained, keys = [], [], []
     for row, inside in _by_row(replies):
         gold_K = replies.gold_R[inside]

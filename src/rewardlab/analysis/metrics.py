@@ -69,7 +69,7 @@ def column_of(metric: str) -> str:
 
 
 def current_columns(row: Mapping[str, Cell]) -> dict[str, Cell]:
-    """Name the values of a row of metrics.csv, perhaps of an earlier version, by the columns of today."""
+    """Return the values of a row of metrics.csv, perhaps of an earlier version, by the columns of today."""
     return {EARLIER_COLUMNS.get(name, name): value for name, value in row.items()}
 
 
@@ -147,8 +147,8 @@ class Evaluation:
     ceiling: Ceiling | None = None
     """What a perfect model would reach, where the rows hold repeated judgements, soft labels or strengths."""
     agreement: Estimate | None = None
-    """Of a ceiling that is one of agreement with single judges: that of this model, as `eval_agreement`; where it is
-    from strengths, these stand for the labels."""
+    """Agreement of this model with single judges, as `eval_agreement`, where the ceiling bounds it; None elsewhere. If
+    the ceiling is from strengths, these take the place of the labels."""
 
 
 def sums(rows: Sequence[ScoreRow], *, beta: float) -> Sums:
@@ -194,7 +194,7 @@ def evaluate(rows: Sequence[ScoreRow], *, beta: float, seed: int = 0) -> Evaluat
 
 
 def _by_strength(joined: Iterable[ScoredComparison]) -> Iterator[ScoredComparison]:
-    """Yield the comparisons that are no ties, each with its strength, the probability of its label, as a soft label."""
+    """Yield the comparisons that are not ties, with strengths (the probabilities of the labels) as soft labels."""
     for entry in joined:
         own = entry.comparison
         if own.label != 0.5 and own.strength is not None:

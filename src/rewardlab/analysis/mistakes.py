@@ -19,9 +19,9 @@ class WorstMistakes:
 
 
 def worst_mistakes(rows: Sequence[ScoreRow], *, most: int) -> WorstMistakes:
-    """Return the `most` comparisons in which the reply that the label prefers scores lowest below the other.
+    """Return the `most` comparisons in which the reply that the label prefers scores furthest below the other.
 
-    Labels of one half prefer none, and scores that are not finite are no mistakes.
+    Labels of one half, which prefer neither reply, and scores that are not finite do not count as mistakes.
     """
     wrong = [
         (margin, joined)

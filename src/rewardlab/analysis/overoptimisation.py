@@ -80,7 +80,8 @@ class Overoptimisation:
     def verdict(self) -> Verdict:
         """Whether gold falls after its maximum, within the sizes that were tried.
 
-        A fall that is not shown is no finding where one of all that gold had gained could not be seen either.
+        Without evidence of a fall, the verdict is "no turn-over" if a fall as large as all that gold gained is ruled
+        out, and "undecided" if the data allow even that.
         """
         if math.isnan(self.adjusted_p):
             return "undecided"
@@ -111,15 +112,15 @@ class Contrast:
     difference: Estimate
     """Gold of the second's pick minus that of the first's."""
     p: float
-    """Sign flips by prompt."""
+    """p-value of no difference, by sign flips of prompts."""
     adjusted: float
-    """With all pairs accounted for (Holm)."""
+    """The same with all pairs accounted for (Holm)."""
 
 
 def sizes_of(most: int) -> tuple[int, ...]:
-    """Return the sizes among which the highest is looked for: all up to 32, of more about equal ratios after the first.
+    """Return the sizes among which the highest is looked for: all of them up to 32.
 
-    The largest is always among them.
+    Beyond 32, the smallest 16 are followed by sizes of about equal ratios. The largest is always among them.
     """
     if most <= MOST_SIZES:
         return tuple(range(1, most + 1))
@@ -199,9 +200,10 @@ def contrasts(sets: Mapping[str, Mapping[str, Curves]]) -> list[Contrast]:
 def fit_gain(gold_CN: FloatArray, *, draws: int = DRAWS, seed: int = 0) -> Fit:
     """Return the fit of d(α − βd) to the gain of gold over n = 1, from values by prompt [C, N] for n = 1 to N.
 
-    Least squares over n, each n weighted by the stretch of d for which it stands. That is linear in the curve, so each
-    prompt has an α and a β of its own, whose means are the fit and whose spread gives the intervals: the covariance
-    between sizes is that of the prompts. Source of the form: Gao, Schulman & Hilton (2022), arXiv 2210.10760.
+    The fit is by least squares over n, each n weighted by the stretch of d for which it stands. It is linear in the
+    curve, so each prompt has an α and a β of its own, whose means are the fit and whose spread gives the intervals: the
+    covariance between sizes is that of the prompts. Source of the form: Gao, Schulman & Hilton (2022), arXiv
+    2210.10760.
     """
     d_N = np.sqrt([kl_upper_bound(n) for n in range(1, gold_CN.shape[1] + 1)])
     gain_CN = gold_CN - gold_CN[:, :1]

@@ -150,7 +150,7 @@ def change_within(columns: Columns, second: int, kept_N: BoolArray) -> FloatArra
 
 
 def _changes(first_N: FloatArray, second_N: FloatArray) -> FloatArray:
-    """Return second − first, exactly 0 where only rounding tells them apart: a test would count the signs of that."""
+    """Return second − first, exactly 0 where only rounding tells them apart: a test would count the signs of it."""
     change_N: FloatArray = second_N - first_N
     size_N = np.maximum(np.abs(first_N), np.abs(second_N))
     change_N[np.abs(change_N) <= _ROUNDING * np.maximum(size_N, 1.0)] = 0.0
@@ -213,7 +213,7 @@ def compare_metric(metric: Metric, first_N: FloatArray, second_N: FloatArray, cl
 
 
 def verdicts_of(first_N: FloatArray, second_N: FloatArray) -> Verdicts:
-    """Count comparisons by outcomes [N] of 0, ½ or 1."""
+    """Return the counts of comparisons by the outcomes [N] of both models, each 0, ½ or 1."""
     right, also = first_N == 1, second_N == 1
     wrong, wrong_too = first_N == 0, second_N == 0
     return Verdicts(

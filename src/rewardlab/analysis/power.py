@@ -138,5 +138,5 @@ def _at_limits(smallest: Callable[[float], float], noise: Estimate, *, method: s
     if math.isnan(value) or math.isnan(noise.low):
         return Estimate(value=value, low=math.nan, high=math.nan, n=noise.n, method=method)
     low, high = (smallest(limit) if limit > 0 else math.nan for limit in (noise.low, noise.high))
-    # With hardly any disagreement nothing can be shown, so the lower limit is that of what can.
+    # At a lower limit with hardly any disagreement nothing can be shown; the value itself is then the lower limit.
     return Estimate(value=value, low=value if math.isnan(low) else min(low, value), high=high, n=noise.n, method=method)

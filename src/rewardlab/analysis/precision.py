@@ -45,7 +45,7 @@ class Verdict:
     """Whether a model may be served in a precision, and why."""
 
     precision: str
-    """As a column of the card is called."""
+    """Name of its column in the card."""
     answer: Answer
     evidence: str
     """Sentences with the numbers that decided it."""

@@ -36,7 +36,7 @@ _LARGEST_LOGIT = 500.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reliability:
-    """The reliability curve by isotonic regression (PAV), and what it says of the Brier score.
+    """The reliability curve by isotonic regression (PAV), and what it says about the Brier score.
 
     Source: Dimitriadis, Gneiting & Jordan (2021), PNAS 118(8), e2016191118 (CORP).
     """
@@ -113,8 +113,8 @@ def _parts(
 
     To first order each is a mean over comparisons of differences of squared errors, since a small change of the best
     curve does not change its error. But isotonic regression also fits noise, which raises the first two: by about as
-    much, and with as much spread, as it raises the miscalibration of a calibrated model. The interval is moved by the
-    one and widened by the other, cut at 0 and widened to hold the value.
+    much, and with as much spread, as it raises the miscalibration of a calibrated model. The interval is therefore
+    moved down by that amount, widened by that spread, cut at 0, and widened to hold the value.
     """
     best_N = folded.of_rows(curve_V)
     p, y, y2 = folded.probability, folded.label, folded.square
@@ -225,7 +225,9 @@ class _Redraws:
 
     @classmethod
     def of(cls, folded: _Folded, curve_V: FloatArray, clusters: IntArray) -> _Redraws:
-        """Find ρ, the mean product of two standardised residuals of a prompt about the curve [V], cut to [0, 1].
+        """Return redraws with ρ, the mean product of two standardised residuals of a prompt about the curve [V].
+
+        ρ is cut to [0, 1].
 
         Two rows of a prompt then have labels of correlation ρ where their probabilities are equal. Rows that repeat a
         pair with its label have ρ = 1, several independent judges of a pair ρ = 0.
@@ -260,8 +262,8 @@ class _Redraws:
 def calibration_slope(logit: FloatArray, y: FloatArray, clusters: IntArray) -> Estimate:
     """Return b of the logistic regression of the labels `y` [N] on the model's `logit` [N], logit P = b·logit.
 
-    1 for a calibrated model, below 1 for one that is too sure; 1/b is the temperature that fits best. It has no
-    constant term: with every pair in both orders, as the order of replies is arbitrary, that is 0 by symmetry.
+    b is 1 for a calibrated model, below 1 for one that is too sure; 1/b is the temperature that fits best. There is no
+    constant term: with every pair in both orders, as the order of replies is arbitrary, it is 0 by symmetry.
     """
     fitted = logistic(logit[:, None], y)
     if fitted is None:
@@ -273,8 +275,8 @@ def calibration_slope(logit: FloatArray, y: FloatArray, clusters: IntArray) -> E
 def calibration_intercept(logit: FloatArray, y: FloatArray, clusters: IntArray) -> Estimate:
     """Return a of logit P(the model's preferred reply wins) = a + |logit|, with slope 1 (calibration in the large).
 
-    0 for a calibrated model, below 0 where its preferred replies win less often than it says. Each pair is turned so
-    that the model prefers the first reply, so that a does not depend on the order of replies.
+    a is 0 for a calibrated model, below 0 where its preferred replies win less often than it says. Each pair is turned
+    so that the model prefers the first reply, so that a does not depend on the order of replies.
     """
     turned = np.where(logit < 0, 1 - y, np.where(logit == 0, 0.5, y))
     fitted = logistic(np.ones((logit.size, 1)), turned, offset=np.abs(logit))
@@ -289,8 +291,8 @@ def logistic(
 ) -> tuple[FloatArray, FloatArray] | None:
     """Return [P] coefficients of the logistic regression of `y` [N] in [0, 1] on `x_NP`, and [N, P] their influences.
 
-    None if no finite coefficients fit best, or more than one set does: all outcomes on one side, or columns without
-    variation. Newton's method with halved steps.
+    They are found by Newton's method with halved steps. None if no finite coefficients fit best, or more than one set
+    does: all outcomes on one side, or columns without variation.
     """
     num_rows, num_columns = x_NP.shape
     scale = np.sqrt(np.square(x_NP).mean(axis=0)) if num_rows else np.zeros(num_columns)
@@ -309,7 +311,7 @@ def logistic(
         probability = expit(x @ coefficient + shift)
         gradient = x.T @ (probability - y) / num_rows
         hessian = (x.T * (probability * (1 - probability))) @ x / num_rows
-        # A model that is sure of everything leaves a second derivative of 0 and no way to go.
+        # A model that is sure of everything has a second derivative of 0, which leaves no step to take.
         if not hessian.any() or np.linalg.cond(hessian) > 1e12 or np.abs(coefficient).max() > _LARGEST_LOGIT:
             return None
         step = np.linalg.solve(hessian, gradient)

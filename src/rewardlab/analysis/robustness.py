@@ -39,9 +39,10 @@ class Effect:
     estimates: Mapping[str, Estimate]
     """One for each of `MEASURES`; `other only` has no data if the prompt was perturbed."""
     p_shift: float
-    """Of no mean change of the score, by sign flips of prompts; NaN below ten prompts. Not corrected."""
+    """p-value of no mean change of the score, by sign flips of prompts; NaN below ten prompts. It is not corrected for
+    the number of tests."""
     p_accuracy: float
-    """Of no change of the accuracy, likewise."""
+    """p-value of no change of the accuracy, likewise."""
     num_preferences: int
     num_replies: int
     """Preferences and replies that were changed and scored."""
@@ -111,7 +112,7 @@ class _Outcomes:
     before: FloatArray
     after: FloatArray
     alone: FloatArray
-    """With the other reply alone changed; NaN where it was not."""
+    """Outcome with the other reply alone changed; NaN where it was not changed."""
     preferences: Sequence[tuple[str, str]]
 
     def other_only(self, keys_N: Sequence[str]) -> tuple[FloatArray, list[str]]:

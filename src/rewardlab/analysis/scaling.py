@@ -99,11 +99,12 @@ def fit_scaling(rows: Sequence[ScoreRow], *, beta: float) -> Scaling:
 def fit_temperature(logits: FloatArray, labels: FloatArray) -> float:
     """Return the T that minimises the mean NLL of σ(logits / T) under `labels` [N] in [0, 1].
 
-    The NLL is convex in 1/T, so it has one minimum; that of the range is taken. Where every pair is ranked as labelled,
-    there is none, and T is the lowest of the range. Source: Guo and others (2017), ICML, arXiv 1706.04599.
+    The NLL is convex in 1/T, so it has one minimum, which is sought within the range. Where every pair is ranked as
+    labelled there is no minimum, and T is the lowest of the range. Source: Guo and others (2017), ICML, arXiv
+    1706.04599.
     """
     if _separated(logits, labels):
-        # In floating point the loss is 0 long before the edge, so that a search would end anywhere.
+        # In floating point the loss is 0 long before the edge, so a search could end anywhere.
         return 1 / HOTTEST
 
     def loss(log_temperature: float) -> float:
@@ -116,7 +117,7 @@ def fit_temperature(logits: FloatArray, labels: FloatArray) -> float:
 
 
 def _separated(logits: FloatArray, labels: FloatArray) -> bool:
-    """Whether no finite 1/T is best: every pair with a difference is labelled 0 or 1, and ranked so."""
+    """Return whether no finite 1/T is best: every pair with a difference is labelled 0 or 1, and ranked so."""
     return bool(np.where(logits > 0, labels == 1, np.where(logits < 0, labels == 0, True)).all())
 
 

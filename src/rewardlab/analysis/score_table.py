@@ -166,8 +166,8 @@ class ScoreTable:
 def score_table(rows: Sequence[ScoreRow]) -> ScoreTable:
     """Return score rows as columns.
 
-    Raises DataError if there are no rows, if a reply has two rows, or if a comparison is none: of another reply than
-    that of its row, of a reply with itself or with one that has no row, or with a label that is no probability.
+    Raises DataError if there are no rows, if a reply has two rows, or if a comparison is invalid: its first reply is
+    not that of its row, it compares a reply with itself or with one that has no row, or its label is not a probability.
     """
     if not rows:
         raise DataError("there are no score rows to judge. Score at least one preference first.")
@@ -233,7 +233,7 @@ def _pairs(ordered: Sequence[ScoreRow], place: dict[tuple[str, str, int], int], 
 
 
 def _check(row: ScoreRow, comparison: Comparison) -> None:
-    """Raise DataError if a comparison of `row` is none."""
+    """Raise DataError if a comparison of `row` is invalid: wrong first reply, second equal to first, or wrong label."""
     where = f"a comparison of reply {row.reply} of preference {row.preference_id!r} of {row.source!r}"
     if comparison.first != row.reply:
         raise DataError(

@@ -20,11 +20,11 @@ from scipy.stats import binom
 from rewardlab.analysis.intervals import FloatArray
 
 MOST_PATTERNS: Final = 2**18
-"""Sign patterns that are all tried. With more, totals that are no multiples of ½ get random patterns."""
+"""Most sign patterns that are all tried. With more, totals that are not multiples of ½ get random patterns."""
 DRAWS: Final = 9_999
 """Random patterns. With the one that was seen they are 10,000, so p is a multiple of 1e-4."""
 NORMAL_PROMPTS: Final = 5_000
-"""From so many prompts of equal weight on the normal limit stands for random patterns (`effective_prompts`)."""
+"""Number of prompts of equal weight (`effective_prompts`) from which the normal limit replaces random patterns."""
 _MOST_STEPS: Final = 5_000_000
 """Most half steps that totals of multiples of ½ may add up to for the exact distribution."""
 _MOST_SIZES: Final = 400
@@ -45,11 +45,11 @@ def sign_flip(totals_C: FloatArray, *, draws: int = DRAWS, seed: int = 0) -> Sig
     """Return the two-sided p-value of Σ totals being 0, by flipping the sign of each prompt's total.
 
     `totals_C` are the sums of paired differences over the comparisons of each prompt. Totals that are multiples of ½
-    (differences of accuracy) get the exact distribution for any number of prompts, others all patterns where these are
-    at most `MOST_PATTERNS`, and the normal limit where as much as `NORMAL_PROMPTS` equal prompts move the sum, however
-    many there are. In between `draws` random patterns are tried, and the one that was seen counts among them, so that p
-    is never 0 and the test keeps its size (Phipson & Smyth 2010, Statistical Applications in Genetics and Molecular
-    Biology 9).
+    (differences of accuracy) get the exact distribution, whatever the number of prompts. For others all patterns are
+    tried if there are at most `MOST_PATTERNS`, and the normal limit is used if the sum moves as with `NORMAL_PROMPTS`
+    equal prompts or more. In between `draws` random patterns are tried, and the one that was seen counts among them, so
+    that p is never 0 and the test keeps its size (Phipson & Smyth 2010, Statistical Applications in Genetics and
+    Molecular Biology 9).
     """
     assert np.isfinite(totals_C).all(), "leave out what is not finite first"
     moving = np.abs(totals_C[totals_C != 0])
@@ -73,7 +73,7 @@ def sign_flip(totals_C: FloatArray, *, draws: int = DRAWS, seed: int = 0) -> Sig
 def effective_prompts(totals_C: FloatArray) -> float:
     """Return (Σ T²)²/Σ T⁴, the number of equal prompts that would move the sum as much; 0 if none differs.
 
-    Under random signs the excess kurtosis of the sum is −2 over this number, by which it is far from normal where a few
+    Under random signs the excess kurtosis of the sum is −2 over this number, so the sum is far from normal where a few
     prompts carry it.
     """
     squares_C = np.square(totals_C / max(float(np.abs(totals_C).max(initial=0.0)), np.finfo(np.float64).tiny))
@@ -85,7 +85,7 @@ def _reached(seen: float, moving: FloatArray) -> float:
 
 
 def _on_steps(moving: FloatArray) -> bool:
-    """Whether totals are multiples of ½, few enough for `_on_half_steps`."""
+    """Return whether totals are multiples of ½, few enough for `_on_half_steps`."""
     steps = 2 * moving
     return bool(
         (steps == np.round(steps)).all() and steps.sum() <= _MOST_STEPS and len(np.unique(steps)) <= _MOST_SIZES

@@ -126,7 +126,7 @@ Look = Callable[[History], str | None]
 
 
 def _overfitting(history: History) -> str | None:
-    """The last two evaluations are both worse than an earlier one, and the training data are fitted better."""
+    """Report that the last two evaluations are both worse than an earlier one, and the training data fitted better."""
     rows: list[Values] = [{}, {}, *history.evaluated]
     *earlier, before, now = rows
     if all(_below(row, "eval_accuracy", 0.5) for row in (before, now)):
@@ -153,8 +153,10 @@ def _overfitting(history: History) -> str | None:
 
 
 def _fitted_better(history: History, best: Values, now: Values) -> str | None:
-    """Return a text on how the training loss fell since `best`; None if it did not, or is not below the
-    evaluation's."""
+    """Return a text on how the training loss fell since `best`.
+
+    None if it did not fall, or is not below the loss of the evaluation.
+    """
     first, last = best.get("train_eval_loss"), now.get("train_eval_loss")
     if first is not None and last is not None:
         better = last < first and now.get("gap_loss_low", 0.0) > 0
@@ -171,7 +173,7 @@ def _fitted_better(history: History, best: Values, now: Values) -> str | None:
 
 
 def _reversed_labels(history: History) -> str | None:
-    """The accuracy is below one half (or the margin negative) twice in a row, past the beginning, and not rising."""
+    """Report an accuracy below one half (or a negative margin) twice in a row, past the beginning, and not rising."""
     facts = history.facts
     first, last = history.evaluated[0], history.evaluated[-2:]
     if len(last) < 2 or any(
@@ -188,7 +190,7 @@ def _reversed_labels(history: History) -> str | None:
 
 
 def _no_skill(history: History) -> str | None:
-    """Neither the recent training loss nor the accuracies are better than chance."""
+    """Report that neither the recent training loss nor the accuracies are better than chance."""
     facts = history.facts
     if not history.settled:
         return None
@@ -213,7 +215,7 @@ def _no_skill(history: History) -> str | None:
 
 
 def _exploding(history: History) -> str | None:
-    """Loss or gradient norm are far above what they were, for more than one batch."""
+    """Report a loss or gradient norm far above what it was, for more than one batch."""
     recent = _recent(history.trained)
     if not recent:
         return None
@@ -249,7 +251,7 @@ def _recent(rows: Sequence[Values]) -> list[Values]:
 
 
 def _oscillating(history: History) -> str | None:
-    """Late in a run the accuracy falls and rises again (or the other way), both further than intervals allow."""
+    """Report that the accuracy falls and rises again late in a run (or the other way), further than intervals allow."""
     late = [row for row in history.evaluated if row["step"] >= LATE_SHARE * history.facts.num_steps][-MOST_LATE:]
     for middle in range(1, len(late) - 1):
         for sign in (1, -1):
@@ -266,7 +268,7 @@ def _oscillating(history: History) -> str | None:
 
 
 def _narrow_scores(history: History) -> str | None:
-    """All scores are (nearly) the same, or too close together for the accuracy that their order shows."""
+    """Report scores that are (nearly) all the same, or too close together for the accuracy that their order shows."""
     now = history.evaluated[-1]
     if not history.settled or "eval_score_std" not in now:
         return None
@@ -284,7 +286,7 @@ def _narrow_scores(history: History) -> str | None:
 
 
 def _growing_scores(history: History) -> str | None:
-    """Margin or scores have grown from evaluation to evaluation, while accuracy and loss did not improve."""
+    """Report that margin or scores grew from evaluation to evaluation, while accuracy and loss did not improve."""
     rows = history.evaluated[-GROWING_EVALUATIONS:]
     first, now = rows[0], rows[-1]
     if len(rows) < GROWING_EVALUATIONS or first["step"] <= history.facts.warmup_steps:
@@ -307,7 +309,7 @@ def _growing_scores(history: History) -> str | None:
 
 
 def _frozen_head(history: History) -> str | None:
-    """The gradient of the head has been zero for `FROZEN_ROWS` rows."""
+    """Report that the gradient of the head has been zero for `FROZEN_ROWS` rows."""
     rows = history.trained[-FROZEN_ROWS:]
     if len(rows) < FROZEN_ROWS or any(row.get("head_grad_norm") != 0 for row in rows):
         return None
@@ -315,7 +317,7 @@ def _frozen_head(history: History) -> str | None:
 
 
 def _frozen_backbone(history: History) -> str | None:
-    """The whole gradient has been that of the head for `FROZEN_ROWS` rows, so nothing else trains."""
+    """Report that the whole gradient has been that of the head for `FROZEN_ROWS` rows, so nothing else trains."""
     rows = history.trained[-FROZEN_ROWS:]
     if history.facts.head_alone:
         return None
@@ -369,12 +371,12 @@ def _reach(row: Values, name: str, sign: int, width: float) -> float:
 
 
 def _below(row: Values, name: str, border: float) -> bool:
-    """Whether a value is clearly below a border."""
+    """Return whether a value is clearly below a border."""
     return name in row and _reach(row, name, 1, SURE) < border
 
 
 def _above(one: Values, other: Values, name: str, width: float) -> bool:
-    """Whether `one` lies above `other` by more than `width` times the interval of the difference (Zou & Donner 2008).
+    """Return whether `one` exceeds `other` by more than `width` intervals of the difference (Zou & Donner 2008).
 
     False where a value or an interval is missing. Two evaluations of the same pairs are correlated, which the interval
     ignores, so it is conservative.
@@ -387,7 +389,7 @@ def _above(one: Values, other: Values, name: str, width: float) -> bool:
 
 
 def _worse(row: Values, best: Values, name: str, sign: int, width: float = SURE) -> bool:
-    """Whether `row` is clearly worse than `best` where more (sign 1) or less (−1) is better."""
+    """Return whether `row` is clearly worse than `best` where more (sign 1) or less (−1) is better."""
     return _above(best, row, name, width) if sign > 0 else _above(row, best, name, width)
 
 

@@ -140,7 +140,7 @@ def _binned(values: FloatArray, num_bins: int) -> _Labelled:
 
 
 def _range(low: float, high: float, digits: int) -> str:
-    """Return ``low to high`` with so many significant digits, but all of those before the point."""
+    """Return ``low to high`` with `digits` significant digits, but all of those before the point."""
     first, last = (
         f"{value:.0f}" if value == round(value) else np.format_float_positional(value, digits, False, False, trim="-")
         for value in (low, high)
@@ -188,7 +188,7 @@ def _as_float(value: numbers.Real) -> float:
 
 
 def _text(value: object) -> str:
-    """Return the label of a value, which is none of the reserved ones: a text that is one is put in quotes."""
+    """Return the label of a value. A text that equals a reserved label is put in quotes."""
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
     if isinstance(value, numbers.Real):
@@ -198,7 +198,7 @@ def _text(value: object) -> str:
 
 
 def _natural(text: str) -> tuple[int, float, str]:
-    """Numbers by size, before texts by letters."""
+    """Return the key that sorts numbers by size, before texts by letters."""
     try:
         number = float(text)
     except ValueError:

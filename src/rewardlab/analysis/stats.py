@@ -26,8 +26,8 @@ Numbers = Sequence[float] | npt.NDArray[np.number]
 """Types accepted as [N] numbers."""
 
 MIN_CLUSTERS = 10
-"""Below this many prompts no interval is given: no method covers the truth often
-enough there for shares near 1 and for skewed means."""
+"""Below this many prompts no interval is given: no method covers the truth often enough there for shares near 1 and for
+skewed means."""
 
 
 def wilson(successes: float, n: int, *, level: float = 0.95) -> Estimate:
@@ -116,7 +116,7 @@ def difference(first: Estimate, second: Estimate) -> Estimate:
 
 
 def has_repeats(clusters: Sequence[str]) -> bool:
-    """Whether any key occurs twice, so that the values are not independent."""
+    """Return whether any key occurs twice, so that the values are not independent."""
     return len(set(clusters)) < len(clusters)
 
 
@@ -139,7 +139,7 @@ def central_range(draws: FloatArray, *, level: float = 0.95) -> tuple[float, flo
 
 
 def _too_few(values: FloatArray, clusters: Sequence[str] | None, level: float) -> Estimate:
-    """Return the mean without an interval, with a method that says of what there is too little."""
+    """Return the mean without an interval, with a method that says what there are too few of."""
     n = values.size if clusters is None else len(set(clusters))
     value = float(values.mean()) if values.size else math.nan
     return _without_interval(value, n, too_few(n, "values" if clusters is None else "prompts"), level)

@@ -45,10 +45,11 @@ class TurnOver:
     peak: Estimate
     """The size with the largest mean; its limits are the smallest and the largest size that it may be at 95 %."""
     may_be: tuple[int, ...]
-    """All sizes that it may be."""
+    """All sizes that may be the highest."""
     fall: Estimate
     """How far the mean at the last size lies below the largest. Each limit holds at 95 %, so it is an interval of 90 %
-    (as in a test of equivalence). The value is that of the size which happened to be highest, so a little too large."""
+    (as in a test of equivalence). The value is from the size that happened to be highest, so it is a little too
+    large."""
     p: float
     """p-value of the hypothesis that no size has a larger mean than the last one; NaN without an interval."""
 
@@ -127,7 +128,7 @@ def largest_t(values_CM: FloatArray, *, draws: int = DRAWS, seed: int = 0) -> fl
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """Of the hypothesis that no column has a mean above 0."""
+    """A test of the hypothesis that no column has a mean above 0."""
 
     p: float
     low: float
@@ -185,6 +186,8 @@ def _tested(columns: Sequence[Columns], *, draws: int, seed: int) -> list[_Test]
                 values_CM = columns[place]()
                 values_CM = values_CM[:, np.ptp(values_CM, axis=0) > 0]
                 parts.append((_bootstrap(values_CM, times_RC), _flipped(values_CM, plus_RC)))
+    # A column with the same value above 0 for every prompt refutes the hypothesis without draws. Where no mean is above
+    # 0, nothing speaks against it.
     return [
         _test(one, [np.concatenate(each) for each in zip(*drawn[place], strict=True)], draws)
         if place in drawn
@@ -196,7 +199,7 @@ def _tested(columns: Sequence[Columns], *, draws: int, seed: int) -> list[_Test]
 
 
 def _test(seen: _Seen, drawn: Sequence[FloatArray], draws: int) -> _Test:
-    """Return the test by the kind of draws that doubts more."""
+    """Return the test by the more cautious of the two kinds of draws."""
     reached = seen.largest * (1 - _ROUNDING)
     p = max((1 + int((drawn_R >= reached).sum())) / (1 + draws) for drawn_R in drawn)
     if p > ALPHA:
@@ -245,7 +248,8 @@ def _flipped(values_CM: FloatArray, plus_RC: FloatArray) -> FloatArray:
 def _most(values_CN: FloatArray) -> float:
     """Return the upper limit, at 95 %, of the fall from the largest mean to the last.
 
-    The limit of the true largest is enough, whichever it is, so no draw is needed: no more than the largest of all.
+    The limit for the size that is truly highest would be enough. Which one that is is not known, so the largest limit
+    over all sizes is taken, which needs no draws.
     """
     falls_NC = (values_CN - values_CN[:, [-1]]).T
     return float(mean_limits(falls_NC, np.square(falls_NC), np.ones_like(falls_NC), level=1 - 2 * ALPHA).high.max())

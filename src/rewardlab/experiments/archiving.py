@@ -16,9 +16,9 @@ from rewardlab.core.files import require_writable_folder, sha256_file
 from rewardlab.experiments.study import Study
 
 SUMS: Final = "SHA256SUMS"
-"""In the archive, in the format of `sha256sum --check`."""
+"""File of checksums in the archive, in the format of `sha256sum --check`."""
 WEIGHTS: Final = ("best", "checkpoints")
-"""Folders of a run that hold models; those of its steps besides."""
+"""Folders of a run that hold models, besides those of its steps."""
 NEVER: Final = (".lock",)
 
 
@@ -77,7 +77,7 @@ def _files(folder: Path, *, weights: bool) -> Iterator[str]:
 
 
 def _is_of_model(name: Path) -> bool:
-    """Whether a file of a study lies in the folder of a model: runs/ARM/seed_S/best/…"""
+    """Return whether a file of a study lies in the folder of a model: runs/ARM/seed_S/best/…"""
     return len(name.parts) > 4 and name.parts[0] == "runs" and _holds_model(name.parts[3])
 
 
@@ -91,7 +91,7 @@ def _models(folder: Path) -> Iterator[str]:
 
 
 def _plain(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Take out who owns a file and when it was written."""
+    """Return the entry without owner and time, so that the same files give the same bytes."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""
     entry.mtime = 0

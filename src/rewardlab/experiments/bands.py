@@ -19,7 +19,7 @@ Band = Literal["failure", "acceptable", "success"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bands:
-    """Two edges: success beyond the one, failure beyond the other, acceptable between them.
+    """Two edges: success lies beyond the one, failure beyond the other, what is acceptable between them.
 
     ``Bands(term=…, failure=0.58, success=0.63)`` rises: success is above 0.63. ``failure=900, success=600`` falls.
     """

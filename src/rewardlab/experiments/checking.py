@@ -37,7 +37,7 @@ FEW_SEEDS: Final = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Tested:
-    """What can come of a hypothesis."""
+    """What can come of testing a hypothesis."""
 
     reach: Reach
     power: ClaimPower | None
@@ -110,11 +110,14 @@ def check(plan: Plan, *, look: Look | None = None) -> Checked:
         )
         ranges = ranges_in(claim.terms, runs)
         tested[name] = _tested(claim, design, ranges, assumed)
-        problems += [*about_reach(name, tested[name].reach, ranges, "it is no test"), *_about_power(name, tested[name])]
+        problems += [
+            *about_reach(name, tested[name].reach, ranges, "it is not a test"),
+            *_about_power(name, tested[name]),
+        ]
     if plan.hypotheses and not tested:
         what = "no hypothesis is left to be tested: nothing can turn out to be wrong"
         problems.append(Problem(level="warning", text=what))
-    # Once for each arm: the data are read for it.
+    # Costs are computed once for each arm, since the data are read for them.
     first = {run.arm: run for run in reversed(runs)}
     costs = {arm: cost_of(run, tflops=plan.assume.tflops) for arm, run in first.items()}
     problems += _about_budget(plan, runs, costs)
@@ -132,7 +135,7 @@ def check(plan: Plan, *, look: Look | None = None) -> Checked:
 
 
 def assumed_of(plan: Plan) -> tuple[Assumed, str]:
-    """Return what is assumed of noise, and where it is from: the plan, the earlier study that it names, and defaults.
+    """Return what is assumed about noise, and where it is from: the plan, an earlier study that it names, or defaults.
 
     Raises ConfigError if the earlier study cannot be read.
     """
@@ -149,7 +152,7 @@ def assumed_of(plan: Plan) -> tuple[Assumed, str]:
         said.setdefault("disagreeing_seeds", min(default.disagreeing_seeds, said["disagreeing"]))
     if {"disagreeing", "disagreeing_seeds"} & said.keys():
         said["alike"] = {}
-    return replace(default, **said), f"{source}, but for what the plan states" if said else source
+    return replace(default, **said), f"{source}, except for what the plan states" if said else source
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------
@@ -217,7 +220,7 @@ def _about_closed_gate(plan: Plan, phase: Phase) -> Iterator[Problem]:
     try:
         claims = asked_of(plan, phase).values()
     except ConfigError:
-        return  # Told of the claim already.
+        return  # The error of the claim is reported already.
     missing = [sorted({term.arm for term in claim.terms} & {*plan.left_out}) for claim in claims]
     if missing and all(missing):
         arms = ", ".join(sorted({arm for left in missing for arm in left}))
@@ -258,7 +261,7 @@ def term_of(text: str, arms: Sequence[str]) -> Term:
 
 
 def _tested(claim: Claim, design: Design, ranges: Mapping[Term, Range], assumed: Assumed) -> Tested:
-    """Return what can come of a hypothesis."""
+    """Return what can come of testing a hypothesis."""
     if not design.prompts:
         return Tested(reach=reach_of(claim, ranges), power=None)
     power = claim_power(claim, design, ranges, assumed=assumed)
@@ -266,7 +269,7 @@ def _tested(claim: Claim, design: Design, ranges: Mapping[Term, Range], assumed:
 
 
 def _about_power(name: str, tested: Tested) -> Iterator[Problem]:
-    """Yield a warning for what this design would hardly support or refute of a hypothesis, once for like parts."""
+    """Yield a warning for what of a hypothesis this design would hardly support or refute; equal ones are joined."""
     if tested.power is None:
         return
     parts: dict[str, list[str]] = {}

@@ -57,7 +57,7 @@ def parse(text: str) -> Claim:
         parts = tuple(_parts(tree, plain))
         written = ast.unparse(tree).replace("'", '"')
     except SyntaxError as error:
-        raise _refused(plain, (error.offset or 1) - 1, f"is no expression ({error.msg})") from None
+        raise _refused(plain, (error.offset or 1) - 1, f"is not an expression ({error.msg})") from None
     except (RecursionError, MemoryError, ValueError, OverflowError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -96,7 +96,7 @@ def _parts(tree: ast.expr, text: str) -> Iterator[Comparison]:
     sides = [tree.left, *tree.comparators]
     for (left, right), operator in zip(itertools.pairwise(sides), tree.ops, strict=True):
         if type(operator) not in _COMPARED:
-            why = "compares by something else than > >= < <=; equality within a margin is two comparisons with `and`"
+            why = "compares by something other than > >= < <=; equality within a margin is two comparisons with `and`"
             raise _at(text, right, why)
         sign = _COMPARED[type(operator)]
         written = f"{ast.unparse(left)} {sign} {ast.unparse(right)}".replace("'", '"')
@@ -119,7 +119,7 @@ def _node(tree: ast.expr, text: str) -> Node:
         return _call(tree, tree.func.id, text)
     if isinstance(tree, ast.Name):
         raise _at(text, tree, f"holds {tree.id!r} alone; wanted a quantity of an arm, such as accuracy({tree.id})")
-    raise _at(text, tree, "holds something else than quantities of arms, numbers, + - * / and min, max, mean")
+    raise _at(text, tree, "holds something other than quantities of arms, numbers, + - * / and min, max, mean")
 
 
 def _call(tree: ast.Call, name: str, text: str) -> Node:
@@ -162,5 +162,5 @@ def _keywords(tree: ast.Call, name: str, text: str) -> tuple[int | None, str | N
         elif keyword.arg == "on" and isinstance(value, str) and value in SPLITS:
             on = value
         else:
-            raise _at(text, keyword, f'gives {name} something else than step=500 or on="validation" (or "test")')
+            raise _at(text, keyword, f'gives {name} something other than step=500 or on="validation" (or "test")')
     return step, on

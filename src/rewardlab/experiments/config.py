@@ -30,7 +30,7 @@ class ReadConfig:
     """Settings of the plan's base that are replaced, as `NAME=VALUE`: `dataset=mine.jsonl model=my-model`."""
 
     def sets(self) -> dict[str, Any]:
-        """Return the settings of `--set` by name. Raises ConfigError for one that is no `NAME=VALUE`."""
+        """Return the settings of `--set` by name. Raises ConfigError for one that is not `NAME=VALUE`."""
         from rewardlab.core.config_yaml import parse_yaml
 
         found: dict[str, Any] = {}
@@ -96,7 +96,7 @@ class RunConfig:
     """Why a gate is passed though it is not open."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a number out of its range, and for a gate without a reason."""
+        """Raise ConfigError for a number out of its range, and for a gate without a reason."""
         require_between(self, jobs=(1, 1024))
         require(
             self.past_gate is None or bool(self.reason.strip()),
@@ -128,7 +128,7 @@ class GateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class StatusConfig:
-    """A study to tell of."""
+    """A study whose state is shown."""
 
     study: Annotated[Path, tyro.conf.Positional]
     """Folder of the study."""
@@ -157,7 +157,7 @@ class ArchiveConfig:
     output: Path | None = None
     """The archive, .tar.gz; by default beside the folder of the study."""
     weights: bool = False
-    """Keep the models and checkpoints too; without it, what the report needs and says."""
+    """Keep the models and checkpoints too, and not only what the report needs and says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,4 +171,4 @@ class SubmitConfig:
     dry_run: bool = False
     """Write the files, and say what would be submitted."""
     again: bool = False
-    """Submit though jobs of this study are queued."""
+    """Submit even if jobs of this study are queued."""

@@ -24,9 +24,9 @@ from rewardlab.experiments.plan import Plan, Run
 from rewardlab.training.cost.activations import bytes_a_token
 
 CHARACTERS_A_TOKEN: Final = 4.0
-"""Of English text, about."""
+"""Characters of a token of English text, about."""
 SAMPLE: Final = 200
-"""Rows that are looked at."""
+"""Rows whose lengths are looked at."""
 DEFAULT_PAIR: Final = 2 * 300
 """Tokens of a comparison where no data can be looked at."""
 SIZE: Final = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([bm])(?![a-z])", re.IGNORECASE)
@@ -48,16 +48,16 @@ class Cost:
 
     steps: int | None
     tokens: float | None
-    """Computed in training, each prompt once."""
+    """Tokens computed in training, each prompt once."""
     weights: float | None
-    """Of the model."""
+    """Weights of the model."""
     flops: float | None
     gib: float | None
-    """Weights, gradients and optimiser."""
+    """Memory of weights, gradients and optimiser."""
     activations_gib: float | None = None
-    """What a micro-batch keeps for its backward pass, which comes on top; None where the model is not at hand."""
+    """Memory that a micro-batch keeps for its backward pass, on top of `gib`; None where the model is not at hand."""
     hours: float | None = None
-    """Of training alone, on devices whose speed the plan states; None without it."""
+    """Hours of training alone, on devices whose speed the plan states; None without it."""
     note: str = ""
     """What could not be looked at."""
 
@@ -117,7 +117,7 @@ def _config_of(model: str) -> dict[str, Any] | None:
         try:
             path = try_to_load_from_cache(model, "config.json")
         except ValueError:
-            return None  # no name that a model of the hub can have
+            return None  # a model of the hub cannot have this name
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8")) if isinstance(path, (str, Path)) else None
     except (OSError, ValueError):
@@ -126,7 +126,7 @@ def _config_of(model: str) -> dict[str, Any] | None:
 
 
 def weights_of(model: str) -> float | None:
-    """Return the number of weights that the name of a model, or the config.json in its folder, tells; else None."""
+    """Return the number of weights by config.json in the folder of a model, else by its name; None if neither says."""
     path = Path(model) / "config.json"
     if path.is_file():
         try:
@@ -135,6 +135,7 @@ def weights_of(model: str) -> float | None:
             inner, words = int(config["intermediate_size"]), int(config["vocab_size"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        # Attention (4 square matrices) and a gated MLP in each layer, and the embeddings.
         return float(layers * (4 * width * width + 3 * width * inner) + words * width)
     found = SIZE.findall(model.rsplit("/", 1)[-1])
     return float(found[-1][0]) * (1e9 if found[-1][1].lower() == "b" else 1e6) if found else None

@@ -1,7 +1,8 @@
 """What the design of a plan can show of each hypothesis, before any run.
 
-A hypothesis that no value of its terms could support, or none refute, is no test. Nor is one whose margin is far below
-what the seeds and prompts of the plan can show. Both are told here, with the chance to support and to refute.
+A hypothesis that no values of its terms could support, or that none could refute, is not a test. Nor is one whose
+margin is far below what the seeds and prompts of the plan can show. Both are reported here, with the chances to support
+and to refute.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class Design:
     """The sizes of a plan."""
 
     seeds: int
-    """Of every arm that the hypothesis names; of the one with the fewest if they differ."""
+    """Seeds of every arm that the hypothesis names; of the one with the fewest if they differ."""
     prompts: int
-    """Of the test data."""
+    """Prompts of the test data."""
     comparisons: int
-    """Of the test data."""
+    """Comparisons of the test data."""
     hypotheses: int = 1
-    """Of the plan. Power is that of the first step of Holm's rule: each is tested at α over their number."""
+    """Hypotheses of the plan. Power is that of the first step of Holm's rule: each is tested at α over their number."""
     alpha: float = ALPHA
     pooled_arms: int = 1
     """Arms whose noise over seeds is pooled (`judge(…, pooled=True)`); 1 where it is not."""
@@ -49,13 +50,13 @@ class Design:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartPower:
-    """What can be shown of one comparison."""
+    """What can be shown about one comparison."""
 
     text: str
     visible: float
-    """The smallest true distance from the boundary that is found with 80 % chance; NaN if nothing is known of noise."""
+    """The smallest true distance from the boundary that is found with 80 % chance; NaN if the noise is not known."""
     error: float
-    """Standard error that the value is to have."""
+    """Standard error that the value is expected to have."""
     margin: float | None
     """The value where the arms are equal, such as 0.03 of `accuracy(a) >= accuracy(b) - 0.03`; None where the
     comparison is not between equals."""
@@ -66,12 +67,12 @@ class PartPower:
     supported_if_equal: float | None
     """Chance to support where the arms are equal."""
     source: str
-    """Where the noise is from, or why nothing is known of it."""
+    """Where the noise is from, or why nothing is known about it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimPower:
-    """What a design can show of one hypothesis."""
+    """What a design can show about one hypothesis."""
 
     claim: str
     design: Design
@@ -80,11 +81,11 @@ class ClaimPower:
     expected: float | None
     """The least value of the parts at what is expected; None if nothing was stated."""
     supported: float | None
-    """Chance, at least, that all parts are supported at what is expected."""
+    """Least chance that all parts are supported at what is expected."""
     refuted: float | None
-    """Chance, at least, that some part is refuted there."""
+    """Least chance that some part is refuted there."""
     problems: tuple[str, ...]
-    """Why the hypothesis is hardly a test: this design would not decide it, or with a small chance."""
+    """Why the hypothesis is hardly a test: this design would not decide it, or only with a small chance."""
     notes: tuple[str, ...]
     """What is not known or worth knowing."""
 
@@ -103,10 +104,10 @@ def claim_power(
     earlier: Mapping[Term, Observed] | None = None,
     expected: Mapping[Term, float] | None = None,
 ) -> ClaimPower:
-    """Return what a design can show of a claim whose terms lie in `ranges`.
+    """Return what a design can show about a claim whose terms lie in `ranges`.
 
     Noise is that of `earlier` runs where these have all terms of a comparison, else what is `assumed`. `expected` are
-    true values at which the chances to support and to refute are told.
+    true values at which the chances to support and to refute are computed.
     """
     reach = reach_of(claim, ranges)
     noises = [_noise(part, design, assumed or Assumed(), earlier or {}, ranges, expected or {}) for part in claim.parts]
@@ -143,7 +144,7 @@ def _noise(
 
 
 def _middle(term: Term, limits: Range, assumed: Assumed) -> float:
-    """Return about what a term comes to, for the derivatives of expressions that are not linear."""
+    """Return a rough value of a term, at which expressions that are not linear are differentiated."""
     if term.quantity == "accuracy":
         return assumed.accuracy
     low, high = limits
@@ -195,8 +196,10 @@ def _found(ahead: float, noise: Noise, design: Design, *, parts: int = 1) -> flo
 
 
 def _margin(part: Comparison) -> float | None:
-    """Return the value of a comparison where all arms have the same value of each quantity, if it does not depend on
-    which."""
+    """Return the value of a comparison where all arms have the same value of each quantity.
+
+    None if that depends on these values.
+    """
     if not part.is_linear:
         return None
     sums: dict[tuple[str, str, int | None], float] = {}

@@ -36,7 +36,7 @@ Train = Callable[[Sequence[str]], None]
 
 
 def redo(study: Study, run: Run) -> None:
-    """Forget what a run did, so that it is done from the start. The log of the study keeps that it was.
+    """Forget what a run did, so that it is done from the start. The log of the study says that it was done before.
 
     Raises ConfigError if another process is at it.
     """
@@ -83,7 +83,7 @@ def do(study: Study, run: Run, train: Train, *, again: bool = False) -> None:
 
 
 def _require_usable(run: Run, before: RunRecord, *, again: bool) -> None:
-    """Raise ConfigError if what a run did before forbids to go on with it."""
+    """Raise ConfigError if what a run did before forbids going on with it."""
     if again:
         return
     if before.state == "outdated":
@@ -128,14 +128,14 @@ def _work(study: Study, run: Run, train: Train, start: Start, *, fresh: bool) ->
         return
     folder.mkdir(parents=True, exist_ok=True)
     if fresh:
-        # A program that writes none must not be judged by those of the run before.
+        # If the program writes no scores, it must not be judged by those of the run before.
         for scores in (TEST_SCORES, SELECTION_SCORES):
             (folder / scores).unlink(missing_ok=True)
     _run_program(program_words(study, run))
 
 
 def _run_program(words: Sequence[str]) -> None:
-    """Run a program to its end. A signal that asks for an end reaches it too, and is waited for as a shell does.
+    """Run a program to its end. A signal that asks for an end reaches it too; its end is waited for, as a shell does.
 
     Raises RunInterrupted if it ended by such a signal, SystemExit if it failed.
     """
@@ -144,6 +144,7 @@ def _run_program(words: Sequence[str]) -> None:
     if status and asked.signalled and status != RESUME_LATER:
         raise RunInterrupted(f"{asked.reason}: the program ended with {status}", exit_status=asked.exit_status)
     if status:
+        # As a shell reports it: 128 plus the number of the signal, which Popen gives as a negative status.
         raise SystemExit(status if status > 0 else 128 - status)
 
 
@@ -172,7 +173,7 @@ def _arguments(study: Study, run: Run, *, fresh: bool = False) -> list[str]:
 
 
 def _left(study: Study, run: Run) -> dict[str, Any]:
-    """Return what the record says of what a run left. Raises DataError if it did not leave what it has to."""
+    """Return the entries of the record about what a run left. Raises DataError if it left no scores to judge it by."""
     folder = study.run_folder(run)
     wanted = TEST_SCORES if run.reads_test else SELECTION_SCORES
     if not (folder / wanted).is_file():

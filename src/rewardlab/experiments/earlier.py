@@ -1,4 +1,4 @@
-"""What the finished runs of an earlier study show of noise, for the power of the next plan."""
+"""What the finished runs of an earlier study show about noise, for the power of the next plan."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Tables = Mapping[str, Mapping[int, ScoreTable]]
 
 
 def noise_seen(folder: Path, quantities: Iterable[str]) -> tuple[Assumed, str]:
-    """Return the noise of a study's arms, and a text that names it. What it does not show is as `Assumed` has it.
+    """Return the noise of a study's arms, and a text that names it. What it does not show has the values of `Assumed`.
 
-    Every number is a mean over all arms: a plan has others. Raises ConfigError for a folder without a study, or a study
-    without two finished runs of one arm.
+    Every number is a mean over all arms, since the next plan has other arms. Raises ConfigError for a folder without a
+    study, or a study without two finished runs of one arm.
     """
     study = open_study(folder)
     outcomes = Outcomes(study, may_read="test")
@@ -77,7 +77,7 @@ def _over_seeds(one: Observed) -> float:
 
 
 def _over_comparisons(observed: Mapping[str, Observed], tables: Tables, assumed: Assumed) -> Iterator[float]:
-    """Yield the variance over comparisons that gives the noise which the prompts of an arm make."""
+    """Yield, for each arm, the variance over comparisons that gives its noise over prompts."""
     for arm, one in observed.items():
         if one.influence_SC is None:
             continue
@@ -90,7 +90,7 @@ def _over_comparisons(observed: Mapping[str, Observed], tables: Tables, assumed:
 def _alike(observed: Sequence[Observed]) -> tuple[float, float]:
     """Return the correlation over prompts of two seeds of one arm, and of two arms.
 
-    Each is a mean product over a mean square. Seeds are told apart by their number, since arms may share some.
+    Each is a mean product over a mean square. Only pairs of different seeds count, since arms may share some.
     """
     runs: list[tuple[int, int, Mapping[str, float]]] = []
     for number, one in enumerate(observed):
@@ -108,7 +108,7 @@ def _alike(observed: Sequence[Observed]) -> tuple[float, float]:
 
 
 def _of_outcomes(tables: Tables) -> Assumed:
-    """Return how right arms are, and how often they and their seeds disagree."""
+    """Return the accuracy of the arms, and how often arms, and seeds of one arm, disagree."""
     default = Assumed()
     right: dict[tuple[str, int], tuple[tuple[object, ...], FloatArray]] = {}
     within: list[float] = []
@@ -136,7 +136,7 @@ def _of_outcomes(tables: Tables) -> Assumed:
 
 
 def _within(outcome_N: FloatArray, prompt_N: np.typing.NDArray[np.int64]) -> list[float]:
-    """Return the correlation of two comparisons of one prompt; nothing where every prompt has one comparison."""
+    """Return the correlation of two comparisons of one prompt, in a list; empty where every prompt has only one."""
     away_N = outcome_N - outcome_N.mean()
     counts, sums = np.bincount(prompt_N), np.bincount(prompt_N, away_N)
     pairs, spread = float((counts * (counts - 1)).sum()), float(np.square(away_N).mean())

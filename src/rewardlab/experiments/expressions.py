@@ -16,7 +16,7 @@ from rewardlab.experiments.quantities import quantity_named
 
 SPLITS: Final = ("test", "validation")
 MOST_CHOICES: Final = 200
-"""Combinations of arguments of `min` and `max` in one comparison."""
+"""Most combinations of arguments of `min` and `max` in one comparison."""
 OVER_MANY: Final = ("min", "max", "mean")
 """Functions of one or more values."""
 Range = tuple[float, float]
@@ -27,12 +27,12 @@ class Term:
     """One quantity of one arm."""
 
     quantity: str
-    """Our name of it (see `quantities.QUANTITIES`)."""
+    """Our name of the quantity (see `quantities.QUANTITIES`)."""
     arm: str
     step: int | None = None
     """Optimiser step; None is the checkpoint that the run chose."""
     on: str = "test"
-    """Of scores: ``test`` or ``validation``. What is read from a curve, or asked for at a step, is of validation."""
+    """Data of the scores: ``test`` or ``validation``. A value from a curve, or at a step, is always of validation."""
 
     def __str__(self) -> str:
         """Return the term as it is written in a claim."""
@@ -92,10 +92,10 @@ class Comparison:
 
     @property
     def choices(self) -> tuple[Literal["any", "all"], tuple[Comparison, ...]] | None:
-        """Whether the comparison holds where any, or where all, of other comparisons do, and these.
+        """Whether any or all of several simpler comparisons must hold for this one to hold, and these comparisons.
 
-        They are the arguments of its first `min` or `max`, in place of it. None without one that can be taken apart:
-        of a product with other terms, and below a fraction, it cannot.
+        Each has one argument of the first `min` or `max` in its place. None without a `min` or `max` that can be taken
+        apart: one that is multiplied by other terms, or that stands below a fraction line, cannot.
         """
         found = _first_choice(self.margin, 1.0)
         if found is None:
@@ -108,7 +108,7 @@ class Comparison:
 
     @property
     def takes_extremes(self) -> bool:
-        """Whether `min` or `max` of several numbers is in it."""
+        """Whether it holds a `min` or `max` of several values."""
         return _has_choice(self.margin)
 
     @property
@@ -121,7 +121,7 @@ class Comparison:
         return _value(self.margin, values)
 
     def gradient(self, values: Mapping[Term, float]) -> dict[Term, float]:
-        """Return term -> derivative of `value` at these values. Of min and max, that of the first extreme argument.
+        """Return term -> derivative of `value` at these values. For min and max, it is that of the extreme argument.
 
         A linear comparison has the same derivatives everywhere and needs no values.
         """
@@ -132,7 +132,7 @@ class Comparison:
         return found
 
     def holds(self, value: float) -> bool:
-        """Whether the comparison holds where `value` is exactly this."""
+        """Return whether the comparison holds where `value` is exactly this."""
         return value > 0 or (value == 0 and not self.is_strict)
 
     def bounds(self, ranges: Mapping[Term, Range]) -> Range:
@@ -181,7 +181,7 @@ class Claim:
 
 
 def num_choices(part: Comparison) -> int:
-    """Return the comparisons that a comparison is taken apart into, as far as `MOST_CHOICES` and one more."""
+    """Return how many comparisons a comparison is taken apart into, counted until it exceeds `MOST_CHOICES`."""
     if (found := part.choices) is None:
         return 1
     total = 0
@@ -199,7 +199,10 @@ def _has_choice(node: Node) -> bool:
 
 
 def _first_choice(node: Node, sign: float) -> tuple[str, float, list[Node]] | None:
-    """Return (min or max, the sign of the slope by it, the node with each of its arguments in its place)."""
+    """Return the first `min` or `max` in a node that can be taken apart: (its name, sign, nodes); None without one.
+
+    `sign` is that of the node's slope by it, and the nodes have each of its arguments in its place.
+    """
     if not isinstance(node, Operation):
         return None
     if node.name in ("min", "max"):
@@ -210,7 +213,7 @@ def _first_choice(node: Node, sign: float) -> tuple[str, float, list[Node]] | No
     elif node.name in "*/":
         numbers = [isinstance(_linear(one), tuple) and not any(True for _ in _terms(one)) for one in node.arguments]
         values = [_value(one, {}) if number else 0.0 for one, number in zip(node.arguments, numbers, strict=True)]
-        # By a number alone; a fraction is no such slope of what is below it.
+        # Only a factor that is a number has a known sign; what stands below a fraction line has no constant slope.
         signs = [sign * values[1], 0.0 if node.name == "/" else sign * values[0]]
     for number, (argument, own) in enumerate(zip(node.arguments, signs, strict=True)):
         if own and (found := _first_choice(argument, own)) is not None:

@@ -1,4 +1,4 @@
-"""What has to hold before the next phase, and who was chosen: by validation data only."""
+"""What has to hold before the next phase, and which arm is chosen: by validation data only."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def asked_of(plan: Plan, phase: Phase) -> dict[str, Claim]:
 
 
 def judge_gate(study: Study, phase: Phase) -> GateVerdict:
-    """Return whether the gate of a phase is open. It is not before every run that it asks about is done.
+    """Return whether the gate of a phase is open. It stays undecided until every run that it asks about is done.
 
-    Runs that failed may be the ones that would have closed it.
+    Otherwise it could open because the runs that would have closed it failed.
     """
     claims = asked_of(study.plan, phase)
     found, missing = Outcomes(study, may_read="validation").observe(
@@ -106,7 +106,7 @@ class Candidate:
 
     arm: str
     estimate: Estimate
-    """Of the metric that chooses, over seeds and prompts of the validation data."""
+    """Mean of the metric that chooses, over seeds and prompts of the validation data."""
 
 
 def candidates(study: Study, phase: Phase) -> list[Candidate]:

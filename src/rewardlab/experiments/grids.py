@@ -14,7 +14,7 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.experiments.plan import NAME, Arm, Way
 
 MOST_ARMS: Final = 1000
-"""Arms of one grid; more are likely a mistake."""
+"""Most arms of one grid; more are likely a mistake."""
 EXPONENT: Final = re.compile(r"([+-]?\d+)(\.\d+)?[eE]([+-]?)(\d+)")
 """A number that YAML 1.1 reads as a text if its point or the sign of its exponent is missing."""
 
@@ -56,7 +56,7 @@ def drawn_arms(given: Mapping[str, Any], where: str) -> list[Arm]:
 
 
 def way_of(given: object, where: str) -> Way:
-    """Return how a setting is drawn. Raises ConfigError for what is no way to draw."""
+    """Return how a setting is drawn. Raises ConfigError for anything that does not say so."""
     ways = ("log", "uniform", "integers", "choice")
     if not isinstance(given, Mapping) or len(given) != 1 or next(iter(given)) not in ways:
         raise ConfigError(f"{where}: wanted one of {', '.join(ways)} with its values, got {given!r:.60}.")
@@ -77,7 +77,7 @@ def way_of(given: object, where: str) -> Way:
 
 
 def ways_of(given: object, where: str) -> dict[str, Way]:
-    """Return setting -> how it is drawn. Raises ConfigError if there is none, or one is no way to draw."""
+    """Return setting -> how it is drawn. Raises ConfigError if there is none, or for one as `way_of` does."""
     if not isinstance(given, Mapping) or not given:
         raise ConfigError(
             f"{where}: settings: wanted a way to draw for each setting, such as `lr: {{log: [1.0e-6, 1.0e-4]}}`."
@@ -86,8 +86,10 @@ def ways_of(given: object, where: str) -> dict[str, Way]:
 
 
 def as_number(*values: object) -> str:
-    """Return what to write for the first of values that YAML reads as a text though it is meant as a number, such as
-    `1e-5`; empty if there is none."""
+    """Return a hint for the first value that YAML reads as a text though a number is meant, such as `1e-5`.
+
+    Empty if there is none.
+    """
     found = next((one for value in values if isinstance(value, str) and (one := EXPONENT.fullmatch(value))), None)
     if found is None:
         return ""
@@ -116,10 +118,10 @@ def _draw(generator: np.random.Generator, way: Way) -> Any:
 
 
 def arm_of(values: Mapping[str, Any], where: str) -> Arm:
-    """Return an arm that is named for its values. Raises ConfigError if that is no name."""
+    """Return an arm that is named for its values. Raises ConfigError if that is not a possible name."""
     name = ",".join(f"{key}={_short(value)}" for key, value in values.items())
     if not NAME.fullmatch(name):
-        raise ConfigError(f"{where}: {name!r:.100} is no name for an arm. Name these arms yourself, under `arms`.")
+        raise ConfigError(f"{where}: {name!r:.100} is not a name for an arm. Name these arms yourself, under `arms`.")
     return Arm(name=name, settings={key.replace("-", "_"): value for key, value in values.items()})
 
 

@@ -25,7 +25,7 @@ from rewardlab.experiments.study import Study
 logger = logging.getLogger("rewardlab")
 POLL_S: Final = 0.5
 LAST_LINES: Final = 5
-"""Lines of the log of a run that failed which are shown."""
+"""Last lines of the log that are shown of a run that failed."""
 Say = Callable[[str], None]
 
 
@@ -80,7 +80,7 @@ class _Work:
             self._slots.put(slot)
 
     def _is_free(self, run: Run) -> bool:
-        """Whether a run is to be begun: one that another process of this machine is at is waited for."""
+        """Return whether a run is left to do, after waiting for another process of this machine that is at it."""
         record = record_of(self._study, run)
         if record.state == "running" and record.host == platform.node():
             self._say(f"{run.name}: process {record.process} is at it; waiting for its end")
@@ -96,7 +96,7 @@ class _Work:
         with self._lock:
             self._ending = True
             for process in self._processes:
-                # A session of its own, so that programs which a run has begun are told too.
+                # The signal goes to the whole session of the run, so that programs which it began get it too.
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGTERM)
 
@@ -119,7 +119,7 @@ class _Work:
     def _tell(self, run: Run, log: Path, status: int) -> None:
         record = record_of(self._study, run)
         if status == RESUME_LATER and record.values.get("state") == "running":
-            # It was told to end before it could write that down.
+            # The run was asked to end before it could write that down.
             end_record(self._study, run, "interrupted", "stopped while it began, or between two steps")
             record = record_of(self._study, run)
         if record.is_over:

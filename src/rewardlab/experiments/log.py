@@ -68,7 +68,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], bytes]:
 
 
 def _is_whole(line: bytes) -> bool:
-    """Whether a line without an end is an entry all the same, as an editor may leave it."""
+    """Return whether a line without an end is an entry all the same, as an editor may leave it."""
     try:
         return isinstance(json.loads(line), dict)
     except ValueError:
@@ -76,7 +76,7 @@ def _is_whole(line: bytes) -> bool:
 
 
 def hashes_of(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the hash of each entry. What was written down elsewhere tells whether the last ones were changed."""
+    """Return the hash of each entry. Hashes kept elsewhere, as in records, show whether the last ones were changed."""
     return [_hash(entry) for entry in entries]
 
 

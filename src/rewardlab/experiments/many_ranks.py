@@ -33,7 +33,7 @@ WAIT_S: Final = 3600.0
 
 
 def is_first() -> bool:
-    """Whether this process is the first, or the only one, of its run."""
+    """Return whether this process is the first, or the only one, of its run."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
@@ -45,7 +45,10 @@ class Start:
         self._has_told = int(os.environ.get("WORLD_SIZE", "1")) == 1
 
     def tell(self, arguments: Sequence[str] | None, *, refused: str = "") -> None:
-        """Tell the arguments of training, that there is nothing to do (None), or why nothing is done; once."""
+        """Tell the others the arguments of training, or that there is nothing to do (None), or why nothing is done.
+
+        Only the first call tells them anything.
+        """
         if not self._has_told:
             self._has_told = True
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -55,7 +58,7 @@ class Start:
 
 @contextmanager
 def first_of(study: Study, run: Run) -> Iterator[Start]:
-    """Yield what rank 0 sends its result to the other ranks with.
+    """Yield the `Start` with which rank 0 sends its result to the other ranks.
 
     If the block ends with an error, the others are sent that error; if it sends nothing, that there was nothing to do.
     """

@@ -1,7 +1,7 @@
 """What the runs of a study came to: every quantity that is asked of an arm, a value for each seed.
 
-Selection reads validation data only. What may read test data says so (`may_read="test"`), and there is no other way to
-it in this room.
+Selection reads validation data only. Code that may read test data says so (`may_read="test"`); nothing else in this
+room can read them.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Outcome:
 
 
 def _speed_spread(rows: Sequence[Mapping[str, float]], resumed_after: Iterable[int]) -> float:
-    """Return the standard deviation of pairs/s over its mean, with rows weighted by their seconds; NaN of one row.
+    """Return the standard deviation of pairs/s over its mean, with rows weighted by their seconds; NaN for one row.
 
     The first row, and the first one after each step from which the run was resumed, are left out: they warm up.
     """
@@ -111,7 +111,7 @@ def _speed_spread(rows: Sequence[Mapping[str, float]], resumed_after: Iterable[i
     if len(speeds) < 2:
         return math.nan
     mean = float(np.average(speeds, weights=seconds))
-    # Unbiased, as with one subtracted from the count where all rows take as long.
+    # This makes the variance unbiased; where all rows take equally long, it subtracts one from their count.
     degrees = seconds.sum() - np.square(seconds).sum() / seconds.sum()
     return math.sqrt(float(seconds @ np.square(speeds - mean) / degrees)) / mean
 
@@ -138,7 +138,7 @@ class Outcomes:
         return [self._outcome(run) for run in sorted(runs, key=lambda run: run.seed)]
 
     def observe(self, terms: Iterable[Term]) -> tuple[dict[Term, Observed], dict[Term, str]]:
-        """Return (what terms came to, why others have no value).
+        """Return (the values of terms, why others have no value).
 
         Raises ConfigError for a term on test data where those may not be read, DataError for test scores that are not
         those of the record.
@@ -213,9 +213,10 @@ def _is_of_curve(quantity: Quantity, term: Term) -> bool:
 
 
 def _of_rows(outcomes: Sequence[Outcome], quantity: Quantity, term: Term) -> tuple[float | None, int]:
-    """Return (the standard error that validation rows give a value of a curve, their number); NaN if not known.
+    """Return (the standard error of a curve's value from its validation rows, the number of these rows).
 
-    Runs write the 95 % interval of such values beside them. No error for what comes from no rows.
+    Runs write the 95 % interval of such values beside them. The error is NaN where that is missing, and None for a
+    value that is not from rows.
     """
     if quantity.source == "record" or not _is_of_curve(quantity, term):
         return None, 0
@@ -229,7 +230,7 @@ def _of_rows(outcomes: Sequence[Outcome], quantity: Quantity, term: Term) -> tup
 
 
 def _without(term: Term, outcomes: Sequence[Outcome], *, of: int) -> str:
-    """Return why a term has no value: what the runs that have one come to says nothing about the others."""
+    """Return why a term has no value. One run without a value suffices: the others say nothing about it."""
     at = "" if term.step is None else f" at step {term.step}"
     if len(outcomes) == of:
         return f"no run of {term.arm} has {term.quantity}{at}"

@@ -28,7 +28,7 @@ Level = Literal["error", "warning"]
 HUB_TIMEOUT_S: Final = 5.0
 """Seconds without a word from the hub after which `plan check` does not wait for its answer on a model."""
 Look = Callable[[Run], str]
-"""Why the model of a run cannot be used; empty if it can, or if nothing can be told of it yet."""
+"""Returns why the model of a run cannot be used; empty if it can, or if nothing can be said about it yet."""
 KEEPS_ROWS: Final = frozenset(("max_drop_fraction", "margin_column", "strength_as"))
 """Settings of reading that leave the rows as they are."""
 TEST_ROWS: Final = (
@@ -170,7 +170,7 @@ def _about_step(name: str, term: Term, settings: Mapping[str, Any]) -> Iterator[
 
 
 def about_reach(name: str, reach: Reach, ranges: Mapping[Term, Range], so: str) -> Iterator[Problem]:
-    """Yield an error for a claim that no possible values support or refute; `so` is what follows of it."""
+    """Yield an error for a claim that no possible values support or refute; `so` is what follows from it."""
     fixed = [
         f"{term} is {low:g} in every run without early stopping" for term, (low, high) in ranges.items() if low == high
     ]
@@ -188,7 +188,7 @@ def ranges_in(terms: Iterable[Term], runs: Sequence[Run]) -> dict[Term, Range]:
 
 
 def _range(term: Term, runs: Sequence[Run]) -> Range:
-    # What the winner of a search will be set to is not known.
+    # The settings of a search's winner are not known yet.
     own = [run for run in runs if run.arm == term.arm != WINNER]
     steps = [step for run in own if isinstance(step := run.settings.get("steps"), int)]
     low, high = range_of(term.quantity, max_steps=max(steps) if steps else None)
@@ -233,7 +233,7 @@ def too_many_processes(config: SlurmConfig, runs: Sequence[Run]) -> str:
 
 def about_models(runs: Sequence[Run], look: Look | None) -> Iterator[Problem]:
     """Yield what is wrong with the models of runs, once for each model and length limit: folders that are not there,
-    and what `look` tells of the others."""
+    and what `look` says about the others."""
     known: set[str] = set()
     for run in runs:
         said = repr([run.settings.get(name) for name in (*OF_MODELS, *LENGTHS)])
@@ -248,7 +248,7 @@ def about_models(runs: Sequence[Run], look: Look | None) -> Iterator[Problem]:
 
 
 def _missing_model(arm: str, model: str) -> Problem | None:
-    """Return what is wrong with the name of a model that is no folder here; None for a name on a hub."""
+    """Return what is wrong with the name of a model that is not a folder here; None for a name on a hub."""
     path = Path(model)
     if path.is_dir():
         return None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 DEFAULT_SEEDS: Final = (0, 1, 2)
-"""Three runs of each arm: one run says nothing of how far another would be from it."""
+"""Three runs of each arm: one run says nothing about how far another would be from it."""
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=,+-]{0,79}")
 """What arms, phases and hypotheses may be called: their names are those of folders and job names too."""
 WINNER: Final = "winner"
@@ -47,7 +47,7 @@ class Sweep:
     sampler: Literal["tpe", "random"] = "tpe"
     pruner: Literal["none", "wilcoxon"] = "none"
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
     p_threshold: float = 0.1
     """A trial is dropped by `wilcoxon` below this p-value of its seeds against those of the best trial."""
 
@@ -58,7 +58,7 @@ class Search:
 
     arms: tuple[Arm, ...]
     metric: str = "accuracy"
-    """What chooses, on validation data."""
+    """Quantity that chooses, on validation data."""
     optuna: Sweep | None = None
     """Draws the arms while the search goes; None where all are known before. `arms` are those drawn so far."""
     pruned: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -108,15 +108,15 @@ class Assumptions:
     """What the power of the design is computed from, before anything is known; None takes the default of `power`."""
 
     study: str | None = None
-    """Folder of an earlier study, whose finished runs show the noise. What is stated beside it comes before it."""
+    """Folder of an earlier study, whose finished runs show the noise. What the plan states itself takes precedence."""
     seed_sd: float | None = None
     """Standard deviation of accuracy over seeds."""
     disagreeing: float | None = None
     """Share of comparisons that exactly one of two arms ranks right."""
     disagreeing_seeds: float | None = None
-    """The same of two seeds of one arm."""
+    """The same for two seeds of one arm."""
     accuracy: float | None = None
-    """About what the arms reach."""
+    """Accuracy that the arms reach, about."""
     within_prompt: float | None = None
     """Correlation of two comparisons of one prompt."""
     test_comparisons: float | None = None
@@ -143,14 +143,14 @@ class Run:
     arm: str
     seed: int
     settings: Settings
-    """All settings that it is started with, but for its folder."""
+    """All settings that it is started with, except its folder."""
     program: tuple[str, ...] = ()
     reads_test: bool = True
     """Whether it is judged on test data. Runs of a search are not."""
 
     @property
     def name(self) -> str:
-        """Such as `full/seed_0`: its folder in that of the runs."""
+        """Its name, such as `full/seed_0`, which is also its folder in that of the runs."""
         return f"{self.arm}/seed_{self.seed}"
 
 

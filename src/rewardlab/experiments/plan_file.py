@@ -50,9 +50,9 @@ KEYS: Final = (
     "scales",
     "probe",
 )
-"""What a plan may say, at the top."""
+"""Keys of a plan."""
 SCALE_KEYS: Final = ("base", "arms", "seeds", "leave_out", "hypotheses", "bands", "budget", "slurm", "assume")
-"""What a scale may say in place of the plan."""
+"""Keys of a scale, which take the place of those of the plan."""
 NUMBERS: Final[Mapping[str, tuple[float, float]]] = {
     "seed_sd": (0, 1),
     "disagreeing": (0, 1),
@@ -79,7 +79,7 @@ BACKBONE: Final = (
     "rslora",
     "optimizer",
 )
-"""Settings of a backbone that trains, which a head on a frozen one cannot answer; those of LoRA besides."""
+"""Settings of a backbone that trains, about which a head on a frozen one says nothing; those of LoRA are more."""
 
 
 def read_plan(
@@ -147,7 +147,7 @@ class _Reader:
             base = {name: value for name, value in base.items() if not _is_of_backbone(name)}
             base |= {"train_head_only": True, "cache_states": True}
             if not any("lr" in _named(section.get("base") or {}, "") for section in self._at):
-                # The rate of a plan is one for weights or adapters; a head alone has its own.
+                # The learning rate of a plan is for weights or adapters; a head alone takes its own default.
                 base.pop("lr", None)
         self._require_settings(base, "base")
         return base
@@ -265,7 +265,7 @@ class _Reader:
         return found
 
     def _claims(self) -> dict[str, Any]:
-        """Return hypothesis -> what the plan says of it, with what the scale says in its place."""
+        """Return hypothesis -> what the plan says about it, or what the scale says in its place."""
         found = dict(self._section("hypotheses", self._values.get("hypotheses")))
         for section in self._at:
             for name, given in self._section("hypotheses", section.get("hypotheses")).items():
@@ -332,14 +332,14 @@ class _Reader:
         return tuple(listed)
 
     def _merged(self, key: str) -> dict[str, Any]:
-        """Return a section with what the scale says in its place."""
+        """Return a section of the plan, with the values that the scale puts in place of some."""
         merged = dict(self._section(key, self._values.get(key)))
         for section in self._at:
             merged |= self._section(key, section.get(key))
         return merged
 
     def _numbers(self, key: str, default: Any) -> Any:
-        # What a scale assumes, or allows, has nothing to do with what the plan does.
+        # A section of a scale replaces that of the plan as a whole: what it assumes or allows has no part in it.
         own = next((self._section(key, section[key]) for section in reversed(self._at) if key in section), None)
         values = self._section(key, self._values.get(key)) if own is None else own
         _require_known(values, [field.name for field in fields(default)], f"{self._where}: {key}")
@@ -389,7 +389,7 @@ class _Reader:
     def _name(self, name: object, what: str) -> str:
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ConfigError(
-                f"{self._where}: {what}: {brief(name)} is no name. Use letters, digits and _ . = , + -, at most 80."
+                f"{self._where}: {what}: {brief(name)} is not a name. Use letters, digits and _ . = , + -, at most 80."
             )
         return name
 
@@ -400,7 +400,7 @@ class _Reader:
                 raise ConfigError(f"{self._where}: {where}: {name} is decided by the plan for every run. Leave it out.")
             if name not in known:
                 near = did_you_mean(name, known, also=ALSO_CALLED)
-                raise ConfigError(f"{self._where}: {where}: {brief(name)} is no setting of rewardlab train.{near}")
+                raise ConfigError(f"{self._where}: {where}: {brief(name)} is not a setting of rewardlab train.{near}")
 
 
 def _named(values: Mapping[Any, Any], where: str) -> dict[str, Any]:

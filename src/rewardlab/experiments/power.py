@@ -27,15 +27,15 @@ from rewardlab.experiments.quantities import quantity_named
 POWER: Final = 0.80
 ALPHA: Final = 0.05
 MOST_TIMES: Final = 100
-"""More than this many times the prompts or seeds is nothing that anyone collects."""
+"""Multiple of the prompts or seeds beyond which no number is looked for: nobody collects that many."""
 _NODES, _WEIGHTS = (one.tolist() for one in np.polynomial.legendre.leggauss(64))
 _HALVINGS: Final = 60
 _DRAWS: Final = 4_000
 _MOST_ARMS: Final = 40
-"""More arms than this know the variance no better for what is drawn here."""
+"""Most arms that are drawn: with more, the pooled variance is hardly known better."""
 _TRIALS: Final = 2_000
 _FAR: Final = 1e6
-"""In place of ∞ where values are tried."""
+"""Stands for ∞ where values are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Noise:
     seeds: float
     """σ²_S, over seeds, on endlessly many prompts; NaN if it is not known."""
     within: float
-    """σ²_SP/C: of one seed, from the prompts, apart from what these do to all seeds."""
+    """σ²_SP/C: what the prompts do to one seed, apart from what they do to all seeds."""
     prompts: float
     """σ²_P/C: what the prompts do to all seeds."""
     num_prompts: int
@@ -59,13 +59,13 @@ class Noise:
     def _variances(self, seeds: int, prompts: int) -> tuple[float, float]:
         share = self.num_prompts / prompts if self.num_prompts else 1.0
         if seeds == 1:
-            # One seed shows nothing of the noise over seeds; the verdict is about this model.
+            # One seed shows nothing about the noise over seeds; the verdict is about this model.
             return 0.0, (self.within + self.prompts) * share
         return (self.seeds + self.within * share) / seeds, self.prompts * share
 
 
 def noise_of(found: Crossed) -> Noise:
-    """Return the noise that runs showed: of one seed, where there are several."""
+    """Return the noise of one seed, as the runs of several showed it."""
     seeds = sum(part.variance for part in found.seeds)
     own = math.nan if found.single_seeds and not found.seeds else max(seeds - found.within, 0.0) * found.num_seeds
     return Noise(
@@ -100,7 +100,8 @@ def chance(ahead: float, noise: Noise, *, seeds: int, prompts: int, alpha: float
 def _variances_seen(seeds: int, arms: int) -> tuple[FloatArray, FloatArray]:
     """Return [R] estimates of a variance over seeds of 1, and [R] weights that sum to 1.
 
-    Of one arm, or two paired ones, by quadrature; pooled over `arms`, of a difference of two of them, drawn.
+    For one arm, or two paired ones, they are found by quadrature. For noise that is pooled over `arms` they are drawn,
+    for a difference of two of these arms.
     """
     if arms == 1:
         freedom = seeds - 1
@@ -154,7 +155,7 @@ def needed(
 ) -> Needed:
     """Return how many prompts, or seeds, or both, find a true distance of `ahead` from 0 with this chance.
 
-    Nothing is looked for beyond `MOST_TIMES` times of what there is.
+    No number beyond `MOST_TIMES` times the present one is looked for.
     """
 
     def enough(of_seeds: int, of_prompts: int) -> bool:
@@ -192,7 +193,7 @@ def _least(enough: Callable[[int], bool], start: int) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """What is assumed of noise before any run.
+    """What is assumed about noise before any run.
 
     The defaults are about what `earlier.noise_seen` finds in four studies of three seeds, heads and LoRA adapters of
     the first layers of a 135M model on a few hundred comparisons (docs/design/verdicts.md has them side by side).
@@ -202,9 +203,9 @@ class Assumed:
     disagreeing: float = 0.17
     """Share of comparisons that exactly one of two arms ranks as labelled."""
     disagreeing_seeds: float = 0.15
-    """The same of two seeds of one arm, at most `disagreeing`."""
+    """The same for two seeds of one arm, at most `disagreeing`."""
     accuracy: float = 0.70
-    """About what the arms reach."""
+    """Accuracy that the arms reach, about."""
     within_prompt: float = 0.2
     """Correlation of two comparisons of one prompt."""
     over_seeds: Mapping[str, float] = field(
@@ -218,7 +219,7 @@ class Assumed:
     over_rows: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     """Quantity of a curve -> standard error of one seed from its validation rows; 0 for others."""
     alike: Mapping[str, tuple[float, float]] = field(default_factory=lambda: MappingProxyType({}))
-    """Quantity -> correlation over prompts of two seeds of one arm, and of two arms; others as accuracies have it."""
+    """Quantity -> correlation over prompts of two seeds of one arm, and of two arms; others have that of accuracies."""
 
     def of_comparisons(self, quantity: str) -> float | None:
         """Return the standard deviation over comparisons; None if nothing is assumed."""
@@ -242,7 +243,7 @@ def assumed_noise(
 ) -> Noise | str:
     """Return the noise of a comparison by assumption, or the reason why nothing can be said.
 
-    `values` are about what is expected; a linear comparison does not need them.
+    `values` are roughly what is expected; a linear comparison does not need them.
     """
     varying = {
         term: slope for term, slope in part.gradient(values).items() if quantity_named(term.quantity).varies != "never"
@@ -250,11 +251,11 @@ def assumed_noise(
     shares = {}
     for term in varying:
         if term.quantity not in assumed.over_seeds and term.quantity != "negative_margin_rate":
-            return f"nothing is assumed of {term.quantity} over seeds; name an earlier study (assume.study)"
+            return f"nothing is assumed about {term.quantity} over seeds; name an earlier study (assume.study)"
         if quantity_named(term.quantity).source == "scores":
             spread = assumed.of_comparisons(term.quantity)
             if spread is None:
-                return f"nothing is assumed of {term.quantity} over prompts; name an earlier study (assume.study)"
+                return f"nothing is assumed about {term.quantity} over prompts; name an earlier study (assume.study)"
             shares[term] = varying[term] * spread
     each = num_comparisons / max(num_prompts, 1)
     scale = (1 + (each - 1) * assumed.within_prompt) / max(num_comparisons, 1)
@@ -262,7 +263,7 @@ def assumed_noise(
     for one, other in itertools.product(shares, repeat=2):
         of_seeds, of_arms = assumed.correlations(one.quantity) if one.quantity == other.quantity else (0.0, 0.0)
         total += shares[one] * shares[other] * (of_seeds if one == other else of_arms)
-    # As `crossed` has it: errors that add up may be the same, those that cancel each other may not be.
+    # As in `crossed`: errors that add up may be the same error, those that cancel each other may not.
     errors = [
         slope * assumed.over_rows.get(term.quantity, 0.0) for term, slope in varying.items() if term not in shares
     ]
@@ -293,7 +294,7 @@ class Reach:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why the claim is no test; empty if it is one, or that could not be decided."""
+        """Why the claim is not a test; empty if it is one, or if that could not be decided."""
         answers = ((self.can_hold, "support"), (self.can_fail, "refute"))
         return tuple(f"no possible values {what} it" for answer, what in answers if answer == "no")
 
@@ -319,7 +320,7 @@ def _named(example: Mapping[Term, float] | None) -> dict[str, float] | None:
 def _feasible(
     parts: Sequence[Comparison], ranges: Mapping[Term, Range], *, seed: int, holding: bool
 ) -> tuple[Possible, Mapping[Term, float] | None]:
-    """Return whether values exist for which all parts hold (or, of one part, it fails), with an example."""
+    """Return whether values exist for which all parts hold (or, for one part, fail), with an example."""
     terms = list(dict.fromkeys(term for part in parts for term in part.terms))
 
     def as_wanted(values: Mapping[Term, float]) -> bool:
@@ -355,6 +356,7 @@ def _by_program(
         rows.append([*(-sign * slopes.get(term, 0.0) for term in terms), 1.0])
         ends.append(sign * part.value(at_zero))
     limits = [tuple(end if math.isfinite(end) else None for end in ranges[term]) for term in terms]
+    # The last variable is the least value of the parts. It is at most 1, so that infinite ranges leave a solution.
     goal = [0.0] * len(terms) + [-1.0]
     found = linprog(goal, A_ub=rows, b_ub=ends, bounds=[*limits, (None, 1.0)], method="highs")
     return dict(zip(terms, found.x[:-1].tolist(), strict=True)) if found.status == 0 else None

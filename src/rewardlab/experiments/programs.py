@@ -15,7 +15,7 @@ from rewardlab.experiments.plan import Run
 
 logger = logging.getLogger("rewardlab")
 MAX_COPIED_BYTES: Final = 10_000_000
-"""Larger files are no programs but what they read."""
+"""Larger files are taken for what programs read, not for programs, and are not copied."""
 
 
 def program_files(run: Run, plan_folder: Path) -> list[Path]:
@@ -36,7 +36,7 @@ def _is_file(name: str) -> bool:
     try:
         return Path(name).is_file()
     except (OSError, ValueError):
-        return False  # a word that no file can be called by, such as a long one of code
+        return False  # no file can have this name, as with a long word of code
 
 
 def keep_programs(runs: Iterable[Run], plan_folder: Path, digests: Mapping[str, str], folder: Path) -> None:

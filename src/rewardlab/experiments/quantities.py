@@ -117,7 +117,7 @@ def _others() -> Iterator[Quantity]:
 
 
 QUANTITIES: Final[Mapping[str, Quantity]] = MappingProxyType({one.name: one for one in (*_of_scores(), *_others())})
-"""Name -> what it is."""
+"""Name -> quantity."""
 _OWN_ALIASES: Final[Mapping[str, str]] = {
     "median_margin": "margin_p50",
     "gap_accuracy": "gap",
@@ -150,7 +150,7 @@ def quantity_named(name: str) -> Quantity:
         return QUANTITIES[own]
     near = difflib.get_close_matches(name, [*QUANTITIES, *ALIASES], n=1)
     hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(QUANTITIES)}."
-    raise ConfigError(f"{name!r} is nothing that can be asked of an arm. {hint}")
+    raise ConfigError(f"{name!r} is not a quantity of an arm. {hint}")
 
 
 def range_of(quantity: str, *, max_steps: int | None = None) -> tuple[float, float]:
@@ -166,7 +166,7 @@ def range_of(quantity: str, *, max_steps: int | None = None) -> tuple[float, flo
 
 
 def clamped(estimate: Estimate, name: str) -> Estimate:
-    """Return an estimate of a quantity whose interval does not leave its range, whatever a t interval says."""
+    """Return an estimate of a quantity with its interval cut to the quantity's range, which a t interval may leave."""
     if math.isnan(estimate.low):
         return estimate
     low, high = range_of(name)

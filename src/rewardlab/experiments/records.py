@@ -20,16 +20,16 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 
 State = Literal["waiting", "running", "interrupted", "failed", "done", "outdated", "damaged"]
 FORMAT: Final = 1
-"""Of the file."""
+"""Version of the layout of the file."""
 TEST_SCORES: Final = Path("evals/test.scores.jsonl")
-"""What a run leaves of its test data, in its folder."""
+"""Scores on test data that a run leaves in its folder."""
 SELECTION_SCORES: Final = Path("evals/selection.scores.jsonl")
-"""What it leaves of the data by which its checkpoint was chosen."""
+"""Scores that it leaves on the data by which its checkpoint was chosen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """What is known of a run."""
+    """What is known about a run."""
 
     state: State
     """`waiting`: never begun. `interrupted`: it goes on from its checkpoint. `outdated`: it was done with other
@@ -162,9 +162,9 @@ def settings_path(study: Study, run: Run) -> Path:
 
 
 def _means_the_same(study: Study, run: Run, begun_with: str) -> bool:
-    """Whether the settings that a run began with, of this hash, are those that it has now, by this version's defaults.
+    """Return whether a run has, by the defaults of this version, the settings that it began with, whose hash is given.
 
-    Other versions have settings more or fewer. Those that began it are known from its file of settings.
+    Other versions may have more or fewer settings. Those that the run began with are in its file of settings.
     """
     try:
         before = read_settings(settings_path(study, run))
@@ -189,7 +189,7 @@ def _write(study: Study, run: Run, values: Mapping[str, Any]) -> None:
 
 
 def _is_gone(values: Mapping[str, Any]) -> bool:
-    """Whether the process of a run is known to have ended: of this machine, and not there any more."""
+    """Return whether the process of a run is known to have ended: it was on this machine, and is not there any more."""
     if values["host"] != platform.node():
         return False
     try:
@@ -198,6 +198,7 @@ def _is_gone(values: Mapping[str, Any]) -> bool:
         return True
     except PermissionError:
         return False
+    # Another process may have its number by now.
     return bool(values["process_began"]) and _began(int(values["process"])) != values["process_began"]
 
 

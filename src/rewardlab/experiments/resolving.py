@@ -52,7 +52,7 @@ def settings_of_arm(plan: Plan, arm: Arm, seed: int, *, reads_test: bool) -> dic
         made = from_mapping(RewardTrainerConfig, {**fill(given), **given, "seed": seed}, where=where)
         made.require_evaluation()
     except ConfigError as error:
-        # What the type of a value is wrong for begins with it already.
+        # Errors about the type of a value begin with the place already.
         told = str(error)
         raise ConfigError(told if told.startswith(f"{where}: ") else f"{where}: {told}") from None
     whole = to_mapping(made)
@@ -76,7 +76,7 @@ def _of_phase(plan: Plan, phase: Phase, winner: Mapping[str, Any] | None) -> Ite
 
 
 def _seeds(phase: Phase, arm: Arm, reads_test: bool) -> Sequence[int]:
-    """Return the seeds of an arm: an arm that a search dropped is not run with the rest of them."""
+    """Return the seeds of an arm; an arm that a search dropped is not run with those that were left."""
     if reads_test or phase.search is None:
         return phase.seeds
     return phase.search.pruned.get(arm.name, phase.seeds)

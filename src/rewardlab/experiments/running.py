@@ -19,7 +19,7 @@ from rewardlab.experiments.study import Study, open_study, require_same_data
 
 logger = logging.getLogger("rewardlab")
 STUCK: Final = ("outdated", "damaged")
-"""States of runs that are left alone until somebody asks for them with --redo."""
+"""States of runs that are left alone until somebody asks for them by --redo."""
 FAILED = 1
 UNDECIDED = 2
 
@@ -27,7 +27,7 @@ UNDECIDED = 2
 def run_study(config: RunConfig, *, say: Callable[[str], None], redo: Callable[[Study, Run], None]) -> int:
     """Do the runs of a study that are not done, and return the exit status.
 
-    0 if all that was asked for is done, 1 if a run failed or a gate is closed, 2 if a gate is undecided. Raises
+    It is 0 if all that was asked for is done, 1 if a run failed or a gate is closed, 2 if a gate is undecided. Raises
     ConfigError for names that the study does not have, DataError if data have changed.
     """
     study = open_study(config.study)

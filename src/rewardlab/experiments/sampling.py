@@ -1,8 +1,8 @@
-"""What Optuna says of a search: which settings to try next, and whether a trial is worth its remaining seeds.
+"""What Optuna says about a search: which settings to try next, and whether a trial is worth its remaining seeds.
 
-Nothing is kept between two questions. Each time Optuna is told of all trials again, and draws with a generator of its
-own for the number of the trial. So an answer depends on the trials and on the seed of the search alone, and a search
-that was interrupted goes on as it would have.
+Nothing is kept between two questions. Each time Optuna is given all trials again, and draws with a generator of its own
+for the number of the trial. So an answer depends on the trials and on the seed of the search alone, and a search that
+was interrupted goes on as it would have.
 
 Trials are compared seed by seed: Wilcoxon's signed-rank test of the differences between a trial and the best one (Akiba
 et al. 2019, arXiv:1907.10902; `optuna.pruners.WilcoxonPruner`).
@@ -60,7 +60,7 @@ def next_settings(sweep: Sweep, trials: Sequence[Trial], *, number: int, higher_
 
 
 def is_hopeless(sweep: Sweep, trial: Trial, others: Sequence[Trial], *, higher_is_better: bool) -> bool:
-    """Whether a trial is so far worse than the best of the others, seed by seed, that it is dropped."""
+    """Return whether a trial is so far worse than the best of the others, seed by seed, that it is dropped."""
     optuna = require_optuna()
     study = _told(optuna, sweep, others, number=len(others), higher_is_better=higher_is_better)
     asked = study.ask(_distributions(optuna, sweep))
@@ -70,9 +70,9 @@ def is_hopeless(sweep: Sweep, trial: Trial, others: Sequence[Trial], *, higher_i
 
 
 def usable(sweep: Sweep, settings: Settings) -> bool:
-    """Whether Optuna can be told of a trial: its settings are those that are drawn now, within the ranges of now.
+    """Return whether Optuna can be given a trial: its settings are those that are drawn now, within today's ranges.
 
-    An amended plan may draw others than the trials that were done before.
+    An amended plan may draw other settings, or other values, than earlier trials did.
     """
     return set(settings) == set(sweep.settings) and all(
         _within(sweep.settings[name], settings[name]) for name in settings
@@ -85,7 +85,7 @@ def _told(optuna: Any, sweep: Sweep, trials: Sequence[Trial], *, number: int, hi
     first = min(AT_RANDOM, max(1, sweep.trials // 2))
     samplers = optuna.samplers
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # so is the pruner, in name
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # Optuna calls the pruner so
         pruners = optuna.pruners
         study = optuna.create_study(
             direction="maximize" if higher_is_better else "minimize",
@@ -118,7 +118,7 @@ def _distributions(optuna: Any, sweep: Sweep) -> dict[str, Any]:
     found = {}
     for name, (kind, values) in sweep.settings.items():
         if kind == "choice":
-            # By place: Optuna knows no lists, which some settings are.
+            # A choice is given by its place, since some settings are lists, which Optuna does not take.
             found[name] = made.CategoricalDistribution(tuple(range(len(values))))
         elif kind == "integers":
             found[name] = made.IntDistribution(*values)
@@ -140,7 +140,7 @@ def _param(way: Way, setting: Any) -> Any:
 
 
 def _place(values: Sequence[Any], setting: Any) -> int | None:
-    # 1, 1.0 and True are equal, and are three values.
+    # Compared by `repr`: 1, 1.0 and True are equal, but are three values.
     return next((place for place, value in enumerate(values) if repr(value) == repr(setting)), None)
 
 

@@ -50,7 +50,7 @@ class _Search:
     """A phase that searches by Optuna, as the log and the runs tell it now."""
 
     def __init__(self, study: Study, phase: str, known: Known) -> None:
-        """`known` keeps what was read of runs that are done, for the next questions."""
+        """Look at a phase of a study. `known` keeps what was read of runs that are done, for the next questions."""
         self.study, self._known = study, known
         self.phase: Phase = next(one for one in study.plan.phases if one.name == phase)
         assert self.phase.search is not None
@@ -72,7 +72,7 @@ class _Search:
         return [run for run in self.study.runs if run.arm == arm and run.phase == self.phase.name]
 
     def trials(self, *, but: str = "") -> list[Trial]:
-        """Return the trials that are over, but those of an arm, in the order in which they were drawn."""
+        """Return the trials that are over, except those of the arm `but`, in the order in which they were drawn."""
         arms = [arm for arm in self.drawn().values() if arm.name != but]
         return [self.trial(arm) for arm in arms if not undone(self.study, self.runs(arm.name))]
 
@@ -94,7 +94,7 @@ class _Search:
 
 
 def _draw(search: _Search, number: int, say: Say) -> Arm:
-    """Return the arm of a trial, which is drawn if the log does not tell it."""
+    """Return the arm of a trial, which is drawn now if the log does not have it."""
     drawn = search.drawn()
     if number in drawn:
         return drawn[number]
@@ -126,7 +126,7 @@ def _do_trial(search: _Search, arm: Arm, do: Do, say: Say) -> list[Run]:
 
 
 def _drop(search: _Search, arm: Arm, done: Sequence[Run], say: Say) -> bool:
-    """Note that a trial is dropped, if it is hopeless after these runs."""
+    """Return whether a trial is hopeless after these runs; if so, note that it is dropped."""
     others = [trial for trial in search.trials(but=arm.name) if not trial.pruned]
     whole = search.trial(arm)
     so_far = Trial(

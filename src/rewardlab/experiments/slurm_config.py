@@ -18,7 +18,7 @@ MEMORY: Final = re.compile(r"\d+[KMGT]?")
 VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 OPTION: Final = re.compile(r"[a-z][a-z0-9]+(-[a-z0-9]+)*")
 SHELL: Final = re.compile(r"^~|\$[A-Za-z_{(]")
-"""What a shell would replace."""
+"""Text that a shell would replace."""
 PLACES: Final = ("venv", "python", "container", "mounts", "log_folder")
 """Keys that name files and folders."""
 MEMORIES: Final = ("mem-per-cpu", "mem-per-gpu")
@@ -33,7 +33,7 @@ DECIDED: Final = frozenset(
 )
 """Options of sbatch that decide whether a study works, so `extra` may not say them."""
 MOST_SIGNAL_S: Final = 65_535
-"""What Slurm takes at most."""
+"""Most seconds that Slurm takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class SlurmConfig:
         _require(self.array_limit is None or self.array_limit >= 1, "array_limit", "wanted at least 1, or leave it out")
         _require(self.mem is None or MEMORY.fullmatch(self.mem), "mem", f"wanted such as 64G, got {brief(self.mem)}")
         _require(not (self.container and self.venv), "venv", "is not seen inside the container. Keep one of them")
-        _require(self.container or not self.mounts, "mounts", "they are of a container, and none is named")
+        _require(self.container or not self.mounts, "mounts", "they belong to a container, and none is named")
         for name, text in _places(self):
             _require(not text.startswith("~"), name, f"{brief(text)}: jobs do not replace ~. Write {_at_home(text)}")
         _require(self.gpus_per_node or not self.gpu_type, "gpu_type", "there are no GPUs. Leave it out")
@@ -137,7 +137,7 @@ def slurm_config(values: Mapping[str, Any], *, where: str = "slurm") -> SlurmCon
 
 
 def literal_values(config: SlurmConfig) -> list[str]:
-    """Return what is worth a warning of values that jobs take as they are though a shell would replace parts."""
+    """Return a warning for each value that jobs take as it is, though a shell would replace parts of it."""
     said = [*((f"environment: {name}", text) for name, text in config.environment.items()), *_places(config)]
     return [
         f"slurm: {name}: {brief(text)}: jobs take it as it is: neither ~ nor variables are replaced. Write the whole "
@@ -195,14 +195,14 @@ def _require_times(config: SlurmConfig) -> None:
 
 
 def is_one_line(text: str) -> bool:
-    """Whether a text has no line break and no other control character, and can be written as UTF-8."""
+    """Return whether a text has no line break and no other control character, and can be written as UTF-8."""
     return not any(ord(letter) < 32 or 0x7F <= ord(letter) < 0xA0 or letter in "\u2028\u2029" for letter in text) and (
         text == text.encode("utf-8", "ignore").decode("utf-8")
     )
 
 
 def seconds_of(time: str) -> int:
-    """Return the seconds of a time in one of Slurm's forms; 0 for what is none."""
+    """Return the seconds of a time in one of Slurm's forms; 0 for any other text."""
     found = TIME.fullmatch(time)
     if found is None:
         return 0
@@ -221,7 +221,7 @@ def _pairs(given: object, where: str) -> dict[str, str | int | float | bool | No
         raise ConfigError(f"{where}: wanted `name: value` lines, got {brief(given)}.")
     for name, value in given.items():
         if not isinstance(name, str):
-            raise ConfigError(f"{where}: {brief(name)} was read as no text. Put the name into quotes.")
+            raise ConfigError(f"{where}: {brief(name)} was not read as a text. Put the name into quotes.")
         if value is not None and not isinstance(value, str | int | float):
             raise ConfigError(f"{where}: {brief(name)}: wanted a text or number, got {brief(value)}.")
         if isinstance(value, str) and not is_one_line(value):
@@ -235,7 +235,7 @@ def _environment(given: object, where: str) -> dict[str, str]:
     found = {}
     for name, value in _pairs(given, where).items():
         if not VARIABLE.fullmatch(name):
-            raise ConfigError(f"{where}: {brief(name)} is no name of a variable: letters, digits and _.")
+            raise ConfigError(f"{where}: {brief(name)} is not a name of a variable: letters, digits and _.")
         if value is None or isinstance(value, bool):
             raise ConfigError(f"{where}: {name}: {brief(value)} may be meant as text. Put it into quotes.")
         found[name] = str(value)
@@ -247,7 +247,7 @@ def _extra(given: object, where: str, keys: list[str]) -> dict[str, str | None]:
     for name, value in _pairs(given, where).items():
         option = name.removeprefix("--")
         if not OPTION.fullmatch(option):
-            raise ConfigError(f"{where}: {brief(name)} is no long name of an option of sbatch, such as reservation.")
+            raise ConfigError(f"{where}: {brief(name)} is not a long name of an option of sbatch, such as reservation.")
         if option in DECIDED:
             raise ConfigError(f"{where}: {option} is decided by rewardlab. Leave it out.")
         if option == "clusters":

@@ -35,7 +35,7 @@ class RunStatus:
     step: int | None = None
     num_steps: int | None = None
     seconds: float | None = None
-    """From begin to end, of a run that was done in one go."""
+    """Seconds from begin to end, of a run that was done in one go."""
     signs: tuple[str, ...] = ()
     """Names of warning signs."""
 
@@ -49,7 +49,7 @@ class Status:
     problems: Sequence[str] = ()
     """What could not be asked of Slurm."""
     closed: Sequence[GateVerdict] = ()
-    """Gates that are not passed though all runs before them are done, so that nothing goes on behind them."""
+    """Gates that are not passed though all runs before them are done, so that the study does not go on."""
 
     @property
     def exit_status(self) -> int:
@@ -69,7 +69,7 @@ class Status:
         return median(done) * left / at_once if done and left else 0.0 if not left else None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the state of the study as JSON values."""
         return {
             "study": str(self.study.folder),
             "title": self.study.plan.title,
@@ -144,7 +144,7 @@ def _seconds(record: RunRecord) -> float | None:
 
 
 def text_report(status: Status) -> str:
-    """Return it for a terminal."""
+    """Return the state of a study for a terminal."""
     counts = Counter(one.state.partition(" ")[0] for one in status.runs)
     told = ", ".join(f"{format_count(counts[state])} {state}" for state in ORDER if counts[state])
     left = status.seconds_left

@@ -55,7 +55,7 @@ class Study:
     folder: Path
     plan: Plan
     entries: Sequence[Mapping[str, Any]]
-    """Of the log."""
+    """Entries of the log."""
 
     @property
     def frozen(self) -> Mapping[str, Any]:
@@ -175,7 +175,7 @@ def _all_runs(plan: Plan) -> tuple[Run, ...]:
 
 
 def open_study(folder: Path) -> Study:
-    """Return a study. Raises ConfigError if its plan or log was changed after it was frozen, or there is none."""
+    """Return a study. Raises ConfigError if there is none, or its plan or log was changed after it was frozen."""
     entries = _entries(folder)
     first, plan_file = entries[0], folder / str(entries[0]["plan"])
     version = 1 + sum(entry["kind"] == "amended" for entry in entries)
@@ -190,7 +190,7 @@ def open_study(folder: Path) -> Study:
             )
     plan = read_plan(plan_file, scale=first["scale"], probes=first["probes"], sets=first["sets"])
     if plan.title == plan_file.stem:
-        # Without a title a plan is named after its file, and all are called alike in their studies.
+        # Without a title a plan is named after its file, but in a study every plan has the same file name.
         plan = replace(plan, title=str(first.get("title", plan.title)))
     return Study(folder=folder, plan=with_drawn(plan, entries), entries=tuple(entries))
 
@@ -198,8 +198,8 @@ def open_study(folder: Path) -> Study:
 def amend(folder: Path, *, reason: str, seen: Seen, begun: bool, judged: bool) -> Study:
     """Make the edited plan.yaml of a study the one that holds, and return the study.
 
-    `begun` and `judged` are whether any run has, which `seen` may not deny. Raises ConfigError for an amendment without
-    a reason, one that changes nothing, or a plan that cannot be used.
+    `begun` and `judged` say whether any run has begun, or was judged; `seen` may not deny it. Raises ConfigError for an
+    amendment without a reason, one that changes nothing, or a plan that cannot be used.
     """
     if not reason.strip():
         raise ConfigError("--reason: say why the plan is changed. The report shows it.")
@@ -225,8 +225,8 @@ def amend(folder: Path, *, reason: str, seen: Seen, begun: bool, judged: bool) -
         if sha256_file(plan_file) == sha256_file(before) and not changed:
             raise ConfigError(f"{plan_file}: is as it was, and so are the files that it names. Edit first, then amend.")
         keep_programs(runs, plan_folder, digests, folder)
-        # Before the log: an entry whose text is missing could not be opened again. Both files, so that line ends of
-        # another system do not tell them apart.
+        # The texts are written before the log, since an entry whose text is missing could not be opened again. Both
+        # files are written, so that line ends of another system do not make them differ.
         text = plan_file.read_text(encoding="utf-8")
         for path in (_version(folder, plan_file, version + 1), plan_file):
             write_text(path, text)
@@ -286,7 +286,7 @@ def require_same_data(study: Study) -> None:
     New files of data raise too. New files that a program names do not: they may be what it writes.
     """
     told, now = study.data, data_digests(study.runs, study.plan_folder, programs=study.data)
-    # Files of runs that are not known yet, such as those of a search's winner.
+    # These are the files of runs that are not known yet, such as those of a search's winner.
     now |= {name: sha256_file(Path(name)) for name in told if name not in now and Path(name).is_file()}
     for name in sorted({*told, *now}):
         if name not in now:
@@ -306,8 +306,8 @@ def require_same_data(study: Study) -> None:
 def data_digests(runs: Sequence[Run], plan_folder: Path, *, programs: Collection[str] | None = None) -> dict[str, str]:
     """Return local file of data, or of a program -> its SHA-256, for all files that runs name.
 
-    With `programs`, of the files of programs only those. Raises DataError for a test file that is also trained on or
-    chosen by.
+    With `programs`, only these files of programs are included. Raises DataError for a test file that is also trained on
+    or chosen by.
     """
     for told in test_files_used(runs):
         raise DataError(told)
@@ -378,7 +378,7 @@ def _version(folder: Path, plan_file: Path, version: int) -> Path:
 
 
 def _diff(before: Path, after: Path) -> list[str]:
-    """Return the lines that went (−) and came (+)."""
+    """Return the lines that were removed (−) and added (+)."""
     lines = difflib.unified_diff(
         before.read_text(encoding="utf-8").splitlines(),
         after.read_text(encoding="utf-8").splitlines(),

@@ -26,7 +26,7 @@ PRUNERS: Final = ("none", "wilcoxon")
 
 
 def sweep_of(given: Mapping[str, Any], where: str) -> Sweep | None:
-    """Return a search by Optuna; None where nothing is given. Raises ConfigError for what it cannot be."""
+    """Return a search by Optuna; None where nothing is given. Raises ConfigError for values that it cannot have."""
     if not given:
         return None
     if unknown := sorted(set(given) - set(KEYS)):
@@ -106,7 +106,7 @@ def _found(phase: Phase, search: Search, arms: tuple[Arm, ...], entries: Sequenc
 def with_stand_ins(plan: Plan) -> Plan:
     """Return the plan with an arm for each trial that is not drawn yet, spread over the ranges from end to end.
 
-    They tell what a search may take, and whether `rewardlab train` would refuse any of it. They are never run.
+    They show what a search may cost, and whether `rewardlab train` would refuse any of it. They are never run.
     """
     phases = []
     for phase in plan.phases:

@@ -44,14 +44,14 @@ class PartVerdict:
     terms: Mapping[str, float]
     """Term -> its mean over seeds."""
     p_supported: float
-    """One-sided, unadjusted: of the comparison not holding; NaN where nothing tells the noise."""
+    """One-sided p-value, unadjusted, of the comparison not holding; NaN where the noise is not known."""
     p_refuted: float
     error_seeds: float
     """Standard error from what seeds do not share; NaN where it is not known."""
     error_prompts: float
     """Standard error from prompts that all seeds share."""
     num_seeds: int
-    """Of the arm with the fewest."""
+    """Seeds of the arm with the fewest."""
     num_prompts: int
     not_covered: str
     """What the interval leaves out; empty if nothing."""
@@ -67,7 +67,7 @@ class Verdict:
     sentence: str
     parts: tuple[PartVerdict, ...]
     p_supported: float
-    """Of all parts together, unadjusted; NaN if it was not tested."""
+    """p-value of all parts together, unadjusted; NaN if it was not tested."""
     p_refuted: float
     adjusted_supported: float
     """Adjusted over the hypotheses of the plan (Holm 1979)."""
@@ -75,7 +75,7 @@ class Verdict:
     num_hypotheses: int
     alpha: float
     needed: Needed | None
-    """Of an undecided claim: sizes that would decide it with 80 % chance, if truth and noise are what was estimated."""
+    """For an undecided claim, sizes that would decide it with 80 % chance, if truth and noise are as estimated."""
     decide: str
     """The same as a sentence; empty where the claim is decided or was not tested."""
 
@@ -108,9 +108,9 @@ def judge(
 ) -> list[Verdict]:
     """Return a verdict on each claim, by name, in their order.
 
-    `observed` has what every term came to. A claim with a term that is not in it is not tested; `missing` may say why.
-    `pooled` takes the noise over seeds of numbers from score rows from all arms of `observed` together, which assumes
-    that they vary alike (see `crossed.with_pooled`). It belongs into the plan, before the runs.
+    `observed` has the values of every term. A claim with a term that is not in it is not tested; `missing` may say why.
+    With `pooled`, the noise over seeds of numbers from score rows is taken from all arms of `observed` together, which
+    assumes that they vary alike (see `crossed.with_pooled`). It belongs in the plan, before the runs.
     """
     pool = pool_of(observed) if pooled else {}
     tested: dict[str, list[_Tested]] = {}
@@ -177,8 +177,8 @@ def _test(part: Comparison, observed: Mapping[Term, Observed], pool: Mapping[Kin
 def _p_of(part: Comparison, observed: Mapping[Term, Observed], pool: Mapping[Kind, Part]) -> tuple[float, float]:
     """Return the p-values of support and of refutation of a comparison.
 
-    One with `max` holds where any of its arguments makes it hold, one with `min` where all do: intersection–union over
-    the one, Bonferroni's rule over the other, so that a choice after the fact is paid for.
+    One with `max` holds where any of its arguments makes it hold, one with `min` where all do. "All" is tested by
+    intersection–union, "any" by Bonferroni's rule, so that a choice after the fact is paid for.
     """
     if (choices := part.choices) is not None:
         each = [_p_of(one, observed, pool) for one in choices[1]]
@@ -223,7 +223,7 @@ def _apart(part: Comparison, observed: Mapping[Term, Observed]) -> str:
 
 
 def _of_parts(parts: Sequence[_Tested]) -> tuple[float, float]:
-    """Return the p-values of a claim: NaN of support if any part is not testable, of refutation if none is."""
+    """Return the p-values of a claim: that of support is NaN if any part is not testable, of refutation if none is."""
     support, refutation = zip(*(one.p for one in parts), strict=True)
     return _of_all(support), _of_any(refutation)
 

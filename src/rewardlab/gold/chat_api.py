@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 CHAT: Final = "/v1/chat/completions"
 MODELS: Final = "/v1/models"
 OF_THE_REQUEST: Final = (400, 413, 422)
-"""Refusals that concern one request; others, such as a wrong token, concern all."""
+"""Statuses of refusals that concern one request; others, such as that of a wrong token, concern all."""
 BROKEN_OFF: Final = ("abort", "error", "cancelled")
-"""Why a reply ended, in the words of servers, where it is a part that the model would have gone on with."""
+"""Words of servers for why a reply ended, where it is only a part of what the model would have written."""
 NEEDED: Final = ("httpx2", "stamina")
 
 
@@ -49,7 +49,7 @@ class ChatApi:
     def __init__(
         self, url: str, *, model: str | None, token: str | None, concurrency: int, timeout_s: float, attempts: int
     ) -> None:
-        """Raises ConfigError if the address is unusable, or a package is missing."""
+        """Raise ConfigError if the address is unusable, or a package is missing."""
         try:
             from rewardlab.client.config import ClientConfig
             from rewardlab.client.http import Http
@@ -66,7 +66,11 @@ class ChatApi:
         """What the server says of its model, once it is open."""
 
     async def open(self) -> None:
-        """Find the model. Raises EndpointError, ConfigError for a name that is not there or is not given."""
+        """Find the model.
+
+        Raises EndpointError if the server does not list models; ConfigError if it has none of the given name, or, where
+        no name is given, not exactly one.
+        """
         values = (await self._http.get(MODELS)).values
         listed = values.get("data") if isinstance(values, dict) else None
         if not isinstance(listed, list) or not all(isinstance(one, dict) and "id" in one for one in listed):
@@ -84,8 +88,8 @@ class ChatApi:
     async def complete(self, messages: Conversation | Sequence[Mapping[str, str]], **parameters: Any) -> Completion:
         """Return one reply.
 
-        Raises PassingError where the server is away, too busy or answers what is no reply; RequestRefusedError where it
-        refuses this request; EndpointError where it would refuse any.
+        Raises PassingError where the server is away, too busy or answers with something that is not a reply;
+        RequestRefusedError where it refuses this request; EndpointError where it would refuse any.
         """
         from rewardlab.client.failures import BadAnswerError, RefusedError, UnavailableError
 
@@ -109,7 +113,7 @@ class ChatApi:
 
 
 def _completion(values: Any, where: str) -> Completion:
-    """Return the reply in an answer. Raises PassingError if it holds none, or not exactly one."""
+    """Return the reply in an answer. Raises PassingError if it does not hold exactly one whole text."""
     choices = values.get("choices") if isinstance(values, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         got = f"{len(choices)} choices" if isinstance(choices, list) else "no choices"
@@ -135,7 +139,10 @@ def _count(value: object) -> int | None:
 
 
 def _logprob(given: Any) -> float | None:
-    """Return the sum over the tokens of a reply; None unless every one of them is a number that can be."""
+    """Return the sum over the tokens of a reply; None unless each is a number that a log-probability can be.
+
+    Rounding may put one slightly above 0.
+    """
     tokens = given.get("content") if isinstance(given, dict) else None
     if not isinstance(tokens, list) or not tokens:
         return None

@@ -45,7 +45,7 @@ def theirs(stage: str) -> list[str]:
 
 
 def translated(arguments: Sequence[str], stage: str, *, say: Callable[[str], object]) -> list[str]:
-    """Return arguments with the flags of the scripts replaced by ours; `say` is told of those without effect.
+    """Return arguments with the flags of the scripts replaced by ours; `say` is called for those without effect.
 
     Raises ConfigError for the name of a dataset whose files are not found.
     """
@@ -86,8 +86,10 @@ def _dataset(name: str) -> Path:
 
 
 def _with_models(arguments: Sequence[str], dataset: Path) -> list[str]:
-    """Return arguments with the short names of proxies (`rm`) as folders of `models` beside `datasets`, where there is
-    one folder of that ending (`…-alpacafarm-rm`)."""
+    """Return arguments with the short names of proxies (`rm`) replaced by folders in `models` beside `datasets`.
+
+    A name is replaced where exactly one folder ends with the dataset and the name (`…-alpacafarm-rm`).
+    """
     found, naming = list[str](), False
     for word in arguments:
         flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)

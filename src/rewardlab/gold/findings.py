@@ -40,12 +40,12 @@ def exit_status(findings: Sequence[Finding]) -> int:
 
 
 def is_above(estimate: Estimate | None, threshold: float) -> bool:
-    """Whether the whole interval lies at or above a threshold; False without an interval."""
+    """Return whether the whole interval lies at or above a threshold; False without an interval."""
     return estimate is not None and estimate.low >= threshold
 
 
 def is_below(estimate: Estimate | None, threshold: float) -> bool:
-    """Whether the whole interval lies below a threshold; False without an interval."""
+    """Return whether the whole interval lies below a threshold; False without an interval."""
     return estimate is not None and estimate.high < threshold
 
 

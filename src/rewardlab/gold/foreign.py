@@ -23,13 +23,13 @@ logger = logging.getLogger("rewardlab")
 HUB_NAME: Final = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w./-]+))?")
 """`organisation/name`, perhaps with a branch, a tag or a commit behind an @."""
 FILES: Final = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
-"""What is fetched of a model on the hub; weights in .bin files only where there are no others."""
+"""Files that are fetched of a model on the hub; weights in .bin files only where there are no others."""
 NESTED: Final = ("*/*.safetensors", "*/*.bin")
-"""What is not: weights in folders of a model are other copies of it."""
+"""Files that are never fetched: weights in the subfolders of a model are other copies of it."""
 KINDS: Final = ("ForSequenceClassification",)
-"""Ends of the names of architectures that are imported without being asked to."""
+"""Endings of the names of architectures that are imported unasked."""
 IMPORT_FORMAT: Final = 1
-"""Raised when an import gives another folder of the same files: earlier ones are then made anew."""
+"""Counted up when an import makes another folder of the same files, so that earlier ones are made anew."""
 TOLD: Final = "source.json"
 WAIT_S: Final = 3600.0
 """Seconds to wait for another process that imports the same model."""
@@ -44,19 +44,19 @@ class Found:
     name: str
     """The name by which another process finds the same: a folder, or a hub name with its commit."""
     source: str | None = None
-    """Which model of another project it was made of, its hub name and commit or the hash of its files, and in which
-    format of import; of a reward-model folder its hub name and commit, None for one that is here."""
+    """For a model of another project: its hub name and commit, or the hash of its files, and the format of the import.
+    For a reward-model folder: its hub name and commit; None if it was named as a folder."""
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether a name can only be one on the hub: it is no file here, and its first part is no folder here."""
+    """Return whether a name can only be one on the hub: no file has it here, and no folder has its first part."""
     match = HUB_NAME.fullmatch(name)
-    # A revision may have slashes too, so the folder around is not `parent` of the whole name.
+    # A revision may have slashes too, so the enclosing folder is not `parent` of the whole name.
     return match is not None and not Path(name).exists() and not Path(match["repository"]).parent.exists()
 
 
 def is_classifier(folder: Path) -> bool:
-    """Whether a folder is a sequence classifier of another project."""
+    """Return whether a folder is a sequence classifier of another project."""
     if (folder / SPEC_FILE).exists() or not (folder / "config.json").is_file():
         return False
     try:
@@ -70,11 +70,11 @@ def is_classifier(folder: Path) -> bool:
 def find_model(name: str, *, flag: str = "--model") -> Found:
     """Return the reward model of a name: a reward-model folder, a plain sequence-classification folder, or a hub name.
 
-    One of another project is imported into the cache, as `rewardlab import` does it without being told anything, after
-    the comparison of scores; how its conversations are rendered is logged. The next call finds it there.
+    A model of another project is imported into the cache, as `rewardlab import` does without further flags, with its
+    comparison of scores; how its conversations are rendered is logged. The next call finds it there.
 
     Raises ConfigError for a model that the hub does not give, and for one that leaves open how it is read or rendered,
-    naming `rewardlab import`. What is neither is returned as it is, for `read_spec` to refuse.
+    naming `rewardlab import`. Any other name is returned as a folder, for `read_spec` to refuse.
     """
     if is_hub_name(name):
         folder, pinned = _fetched(name, flag)
@@ -90,7 +90,7 @@ def find_model(name: str, *, flag: str = "--model") -> Found:
 
 
 def pinned_name(name: str, *, flag: str = "--model") -> str:
-    """Return a hub name with its commit as of now; of the model no more than config.json is fetched.
+    """Return a hub name with its current commit; nothing but config.json is fetched.
 
     Raises ConfigError as `find_model` for one that the hub does not give.
     """
@@ -128,7 +128,7 @@ def _fetched(name: str, flag: str) -> tuple[Path, str]:
 
 
 def _snapshot(name: str, revision: str | None, files: Sequence[str], flag: str) -> Path:
-    """Return where such files of a model on the hub are. Raises ConfigError."""
+    """Return the folder with these files of a model on the hub. Raises ConfigError if the hub does not give them."""
     from huggingface_hub import snapshot_download
 
     repository = name.partition("@")[0]
@@ -168,12 +168,12 @@ def _imported(folder: Path, name: str, source: str | None, *, made_of: object, f
 
 
 def _is_whole(place: Path) -> bool:
-    """Whether a model was imported here, and is still there."""
+    """Return whether a model was imported here, and is still there."""
     return (place / TOLD).is_file() and (place / "model" / SPEC_FILE).is_file()
 
 
 def _import(folder: Path, target: Path, name: str, flag: str) -> None:
-    """Import a model. Raises ConfigError where it cannot be done without being told more."""
+    """Import a model. Raises ConfigError where that needs flags of `rewardlab import`."""
     from rewardlab.artifact.foreign.config import ImportConfig
     from rewardlab.serve.folders.import_model import import_model, import_report
 

@@ -28,7 +28,7 @@ class Kept:
     """Results by key. They stay on the disk; in memory are only their places."""
 
     def __init__(self, folder: Path) -> None:
-        """Open what is in `folder`, or begin. Raises DataError for a pipe."""
+        """Open the results in `folder`, or begin with none. Raises DataError if the file is a pipe."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / FILE
         require_no_pipe(self.path)
@@ -63,7 +63,7 @@ class Kept:
             logger.warning("%s: %d lines are damaged; what they held is done again", self.path, damaged)
 
     def add(self, results: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-        """Keep results. When this returns they are on the disk. Raises OSError if it is full."""
+        """Keep results. They are on the disk when this returns. Raises OSError if the disk is full."""
         lines = [encodable(to_json({"key": key, **result}, indent=None)) + "\n" for key, result in results]
         start = self.path.stat().st_size
         append_text(self.path, "".join(lines))

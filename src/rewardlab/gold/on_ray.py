@@ -33,18 +33,21 @@ PATIENCE_S: Final = 60.0
 """Seconds without a free place in the cluster after which a line says so."""
 LOST: Final = f"the worker's process ended each of the {RETRIES + 1} times that it was at it (was it out of memory?)"
 LOOPBACK: Final = "127.0.0.2"
-"""Where a cluster of this machine alone listens. For 127.0.0.1 Ray takes the address of the machine in its network."""
+"""Address on which a cluster of this machine alone listens. In place of 127.0.0.1 Ray takes the machine's address in
+its network."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Make = Callable[[], Sequence[Source[Any, Any]]]
 
 
 class Worker:
-    """What runs in a worker: a source, asked for parts. Ray Data makes it once for each process."""
+    """A source in a worker, which is asked for parts. Ray Data makes one for each process."""
 
     def __init__(self, make: Make, identity: Mapping[str, Any] | None) -> None:
-        """Load the model. It is refused if something else than `identity` decides its results. Nothing is raised, since
-        Ray would try again for ever."""
+        """Load the model, and refuse it if something other than `identity` decides its results.
+
+        Errors are noted in `refusal` and not raised, since Ray would try again for ever.
+        """
         self._runner = asyncio.Runner()
         self.identity: dict[str, Any] = {}
         self.refusal = ""
@@ -63,18 +66,18 @@ class Worker:
             self.refusal = f"a worker on {socket.gethostname()} could not load it: {self.refusal}"
 
     def opened(self) -> tuple[dict[str, Any], str]:
-        """Return what decides the results, and why there are none."""
+        """Return what decides the results, and why the model is refused; empty if it is not."""
         return self.identity, self.refusal
 
     def __call__(self, table: Any) -> Any:
-        """Return a table with the number of each part, and what became of it, for one with the parts."""
+        """Return, for a table of parts, one with the number of each part and what became of it."""
         import pyarrow as pa
 
         found = [self.refusal or self.done(pickle.loads(items)) for items in table["items"].to_pylist()]
         return pa.table({"part": table["part"], "found": [pickle.dumps(one) for one in found]})
 
     def done(self, items: Sequence[Any]) -> list[tuple[int, list[Any] | str]]:
-        """Return for each slice of the items how many there are, and their results or why there are none."""
+        """Return for each slice of the items how many they are, and their results or why there are none."""
         try:
             return [(len(items), list(self._runner.run(self._source.ask(items))))]
         except Exception as error:  # an item that fails costs no other, whatever a model raises over it
@@ -143,12 +146,12 @@ class RayTeam(Generic[Item, Result]):
         return list(left.values())
 
     def _tables(self, parts: Sequence[bytes]) -> Iterator[Any]:
-        """Yield what becomes of the parts, in whatever order it comes."""
+        """Yield what became of the parts, in whatever order they are finished."""
         data = import_optional("ray.data", "--engine ray", extra="ray")
         context = data.DataContext.get_current().copy()
         context.enable_progress_bars = False
         context.print_on_execution_start = False
-        context.max_errored_blocks = -1  # what is lost is found out by its number
+        context.max_errored_blocks = -1  # any number: lost parts are found by their numbers
         rows = [{"part": number, "items": items} for number, items in enumerate(parts)]
         names: list[str] = []
 
@@ -162,7 +165,7 @@ class RayTeam(Generic[Item, Result]):
             found = data.from_items(rows, override_num_blocks=len(rows)).map_batches(
                 Worker,
                 fn_constructor_args=(self._make, self.identity),
-                # A part that waits at a worker which ends would count as one over which it ended.
+                # A part that only waits at a worker when it ends would count as one over which it ended.
                 compute=data.ActorPoolStrategy(size=min(self._workers, len(rows)), max_tasks_in_flight_per_actor=1),
                 batch_size=1,
                 batch_format="pyarrow",
@@ -178,12 +181,15 @@ class RayTeam(Generic[Item, Result]):
                 self._end(names)
 
     def _end(self, names: Sequence[str]) -> None:
-        """End workers that are still there. One that is being started again when Ray Data drops it would stay, with its
-        GPU, until the connection ends."""
+        """End the workers that are still there.
+
+        One that is being started again when Ray Data drops it would otherwise stay, with its GPU, until the connection
+        ends.
+        """
         for name in names:
             try:
                 self._ray.kill(self._ray.get_actor(name))
-            except ValueError:  # there is none of that name any more
+            except ValueError:  # no actor has that name any more
                 continue
 
 
@@ -218,9 +224,9 @@ def cluster(make: Make, config: EngineConfig) -> Iterator[RayTeam[Any, Any]]:
 
 
 def _connect(ray: Any, address: str) -> None:
-    """Connect to a cluster; `local` starts one, on the loopback interface. Raises EndpointError."""
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what matters is raised; the rest puzzles
+    """Connect to a cluster; `local` starts one, on the loopback interface. Raises EndpointError if it cannot."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report its use to its makers
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what matters is raised; the rest would confuse
     import_optional("ray.data", "--engine ray", extra="ray")
     logging.getLogger("ray.data").setLevel(logging.ERROR)  # after the import, which sets it
     own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}

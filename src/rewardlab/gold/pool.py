@@ -22,7 +22,7 @@ logger = logging.getLogger("rewardlab")
 TRIES: Final = 3
 """How often a part is tried before it is divided."""
 PATIENCE: Final = 8
-"""A source is left out after this many failures in a row, and as many more as it has parts under way."""
+"""A source is left out after this many failures in a row, and as many more as it may have parts under way."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Item_contra = TypeVar("Item_contra", contravariant=True)
@@ -38,7 +38,7 @@ class Source(Protocol[Item_contra, Result_co]):
     """Whatever does the work. Made without cost."""
 
     name: str
-    """What messages call it."""
+    """Name in messages."""
     places: int
     """Parts that it may have under way at a time."""
 
@@ -72,7 +72,7 @@ class Pool(Generic[Item, Result]):
     """Sources at work on the parts of one piece of work."""
 
     def __init__(self, sources: Sequence[Source[Item, Result]], keep: Callable[[Finished[Item, Result]], None]) -> None:
-        """Each finished part is given to `keep` at once."""
+        """Hand each finished part to `keep` at once."""
         assert sources, "at least one source is needed"
         self._alive = list(sources)
         self._keep = keep
@@ -114,7 +114,7 @@ class Pool(Generic[Item, Result]):
     def _to_try_again(self, free: Sequence[Source[Item, Result]]) -> _Part[Item] | None:
         """Take the first failed part that one of these sources may try; None if there is none.
 
-        One that has failed often enough waits for a source that has not tried it, as long as there are such.
+        A part that has failed often enough waits for a source that has not tried it, as long as there is one.
         """
         for number, part in enumerate(self._again):
             waits_for = self._untried(part) if part.failures >= TRIES else []
@@ -128,7 +128,7 @@ class Pool(Generic[Item, Result]):
         return [source for source in self._alive if source.name not in part.failed_at]
 
     def _take(self, done: Sequence[tuple[asyncio.Task[Sequence[Result]], _Part[Item], Source[Item, Result]]]) -> None:
-        """Keep what is finished. Raises the first error that will not pass, after that."""
+        """Keep what is finished; then raise the first error that will not pass, if there is one."""
         finished: Finished[Item, Result] = []
         fatal: BaseException | None = None
         for task, part, source in done:
@@ -153,21 +153,23 @@ class Pool(Generic[Item, Result]):
         error: PassingError,
         finished: Finished[Item, Result],
     ) -> RewardlabError | None:
-        """Put a part back, or divide it. Returns an error if no source is left."""
+        """Put a part back, divide it, or give up its one item. Return an error if no source is left."""
         self._failures[source.name] += 1
         if source in self._alive and self._failures[source.name] >= PATIENCE + source.places:
             self._alive.remove(source)
             if not self._alive:
                 return EndpointError(f"{error} Nothing else can go on with it; what is finished is kept.")
             logger.warning("%s: left out after %d failures: %s", source.name, self._failures[source.name], error)
+            # The failure that showed the source to be down does not count against the part.
             part.failures -= 1
         part.failures += 1
         part.failed_at.add(source.name)
-        # A source that is dying fails any part three times, so where there are others, that says nothing of the part.
+        # A source that is dying fails any part three times. Where there are others, that says nothing about the part.
         is_tried = not self._untried(part) or (len(part.items) > 1 and len(part.failed_at) > 1)
         if part.failures < TRIES or not is_tried:
             self._again.append(part)
         elif len(part.items) > 1:
+            # The halves have one try left before they are divided too.
             half = len(part.items) // 2
             self._again += [_Part(items, TRIES - 1) for items in (part.items[:half], part.items[half:])]
         else:

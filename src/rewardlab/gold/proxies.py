@@ -24,7 +24,7 @@ from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
 BEST: Final = "best"
 """Where a run keeps the model that it chose."""
 MOST_CAUSES: Final = 3
-"""Causes of missing scores that are told."""
+"""Most causes of missing scores that a note names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Proxy:
 
     name: str
     scores: tuple[tuple[float | None, ...], ...]
-    """For each row one score for each reply; None where it has none."""
+    """For each row a score for each reply; None for a reply without one."""
     causes: tuple[str, ...] = ()
     """Why replies that are there have no score: the first few causes that differ."""
 
@@ -52,11 +52,11 @@ def proxy_scores(
     config: ScoringConfig = DEFAULT_SCORING,
     most: int | None = None,
 ) -> list[Proxy]:
-    """Return the scores of each proxy for rows, in their order; with `most` for the first so many. Files have all.
+    """Return the scores of each proxy for rows, in their order; with `most`, for the first `most` rows.
 
     A source is `[NAME=]WHAT`, where WHAT is a reward-model folder, a run, a sequence-classification model of another
-    project (a folder or a hub name, which is imported), or a file with a score for each reply of each
-    row: `[[r1, r2], …]`, rows with `scores` (as `rewardlab score` writes them) or with `gold` (as `rewardlab gold
+    project (a folder or a hub name, which is imported), or a file with a score for each reply of every row, whatever
+    `most` is: `[[r1, r2], …]`, rows with `scores` (as `rewardlab score` writes them) or with `gold` (as `rewardlab gold
     label` does). Scores that are computed are kept in `folder`, so that the same call goes on from them.
 
     Raises ConfigError for a source that is not there or a name that comes twice, DataError for a file that does not
@@ -87,8 +87,10 @@ def named_sources(sources: Sequence[str]) -> dict[str, str]:
 
 
 def pinned(sources: Sequence[str]) -> tuple[str, ...]:
-    """Return sources with the commit of each model on the hub, which is fetched and imported now, so that every later
-    use is of the same one. Raises ConfigError as `find_model` does."""
+    """Return sources with the commit of each model on the hub, so that every later use is of the same one.
+
+    The models are fetched and imported now. Raises ConfigError as `find_model` does.
+    """
     parted = [(source, *_parted(source)) for source in sources]
     return tuple(
         f"{name}={find_model(what, flag='--proxies').name}" if is_hub_name(what) else source
@@ -103,14 +105,16 @@ def _parted(source: str) -> tuple[str, str]:
 
 
 def folder_of(what: str) -> Path:
-    """Return the reward-model folder that a folder or a run is, or the folder itself if it is a sequence classifier of
-    another project. Raises ConfigError if it is none of them."""
+    """Return the reward-model folder that a folder is or that a run holds, or a sequence classifier of another project.
+
+    Raises ConfigError for any other folder.
+    """
     found = model_in(Path(what))
     if found is None and is_classifier(Path(what)):
         return Path(what)
     if found is None:
         raise ConfigError(
-            f"{what}: is no reward-model folder ({SPEC_FILE} is missing), no run with a model in it, and no "
+            f"{what}: is neither a reward-model folder ({SPEC_FILE} is missing) nor a run with a model in it nor a "
             f"…ForSequenceClassification of another project. `rewardlab import {what} --output-dir NEW` makes a folder "
             f"of other reward models."
         )
@@ -196,6 +200,7 @@ def _columns(path: Path, rows: Sequence[GoldRow]) -> Iterator[Sequence[float | N
 
 
 def _endless(rows: Sequence[GoldRow]) -> Iterator[GoldRow | None]:
+    """Yield the rows, then None for ever, so that a file with more rows is read to its end and counted."""
     yield from rows
     while True:
         yield None

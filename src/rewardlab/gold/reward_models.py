@@ -28,17 +28,17 @@ from rewardlab.serve.scoring.rows import Asked
 TRUNCATE: Final = {"auto": None, "cut": True, "refuse": False}
 """`--overlong` -> whether a client lets conversations be cut; None by the rule of the model."""
 LANGUAGE_MODELS: Final = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-"""Ends of the names of architectures that write text."""
+"""Endings of the names of architectures that write text."""
 REPLIES_AT_A_TIME: Final = 256
 """Replies after which no further row joins a part: few, so that little is lost if it stops, but enough to fill
 micro-batches."""
 CHARACTERS_AT_A_TIME: Final = 500_000
-"""Characters of replies and prompts after which none joins, so that long rows are kept sooner."""
+"""Characters of replies and prompts after which no further row joins a part, so that long rows are kept sooner."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowScores:
-    """What a source says of the replies to one prompt."""
+    """What a source says about the replies to one prompt."""
 
     scores: Scores
     num_tokens: int
@@ -49,7 +49,7 @@ class RewardModel:
     """A source of scores. Its items are prompts with replies."""
 
     def __init__(self, name: str, backend: Backend, *, asked: Mapping[str, Any]) -> None:
-        """`asked` is what of the settings decides a score."""
+        """Score by `backend`. `asked` holds the settings that decide a score."""
         self.name = name
         self.places = backend.num_parts
         self.asked = asked
@@ -60,7 +60,7 @@ class RewardModel:
     async def open(self) -> None:
         """Load or connect, and check the canaries. Raises RewardlabError."""
         decided = await self._backend.start({})
-        # Kernels move a score by less than its tolerance, the digest of a server's model decides it.
+        # The digest of a server's model decides a score; kernels are left out, as they move it by less than tolerance.
         told = {name: decided[name] for name in ("digest", "precision") if name in decided}
         self.identity = {**self.asked, **told}
 
@@ -80,9 +80,11 @@ class RewardModel:
 
 
 def reward_models(model: str, config: ScoringConfig, *, flag: str = "--model") -> list[RewardModel]:
-    """Return the sources that settings name, none of them open. Raises ConfigError, ArtifactError.
+    """Return the sources that settings name, none of them open.
 
     A model of another project is imported first, as `find_model` says; `flag` is what names it in messages.
+
+    Raises ConfigError for a model that is missing or gives no scores, ArtifactError for a folder that cannot be used.
     """
     if config.backend == "local":
         if not model:
@@ -91,7 +93,7 @@ def reward_models(model: str, config: ScoringConfig, *, flag: str = "--model") -
         found = find_model(model, flag=flag)
         backend = _local(str(found.folder), config)
         asked = {name: value for name, value in backend.identity.items() if name != "backend"}
-        # The spec of an import holds when it was made, and the model may be imported on several machines.
+        # The spec of an import holds the time when it was made, so its hash differs from machine to machine.
         asked |= {"overlong": backend.model.overlong} | ({} if found.source is None else {"model": found.source})
         return [RewardModel(found.name, backend, asked=asked)]
     if config.backend == "chat":
@@ -175,7 +177,7 @@ class Scored:
         return replace(row, gold=scores, gold_errors=errors)
 
     def of(self, row: GoldRow) -> tuple[tuple[float | None, ...], dict[str, str]]:
-        """Return the score of each reply of a row, and by the index of a reply why it has none."""
+        """Return the score of each reply of a row, and index of a reply -> why it has none."""
         keys = [None if text is None else reply_key(row, text, self.identity) for text in row.responses]
         found = iter(self.kept.each([key for key in keys if key is not None]))
         entries = [None if key is None else next(found) for key in keys]
@@ -212,9 +214,9 @@ def score_by(
     title: str,
     accept: Accept = anyone,
 ) -> Scored:
-    """Score as `score_all`, by whoever `team` has at work.
+    """Score as `score_all` does, by the workers of `team`.
 
-    `accept` is handed what scores before anything is scored, and may raise.
+    `accept` is called with what decides the scores before anything is scored, and may raise.
     """
     return asyncio.run(_score_by(rows, team, kept, title, accept))
 
@@ -226,7 +228,7 @@ async def _score_by(
     title: str,
     accept: Accept,
 ) -> Scored:
-    # Rows that cannot be read are told before a model is loaded.
+    # Rows that cannot be read are refused before a model is loaded.
     total = sum(len(row.responses) for row in rows())
     async with team as workers:
         accept(workers.identity)
@@ -238,15 +240,15 @@ async def _score_by(
 
 
 class _Collector:
-    """Keeps what is finished."""
+    """Keeps the scores that are finished."""
 
     def __init__(self, scored: Scored, shown: Any) -> None:
-        """`shown` is a bar."""
+        """Keep into `scored`; `shown` is a progress bar."""
         self._scored = scored
         self._shown = shown
 
     def keep(self, finished: Finished[Asked, RowScores]) -> None:
-        """Keep scores, and note why there is none."""
+        """Keep scores, and note why a reply has none."""
         results: list[tuple[str, Mapping[str, Any]]] = []
         for asked, found in finished:
             for number, one in enumerate(asked):
@@ -267,7 +269,7 @@ class _Collector:
 
 
 def _is_missing(row: GoldRow, text: str, scored: Scored) -> bool:
-    """Whether a reply is to be scored; one that no model can read has its cause at once."""
+    """Return whether a reply is to be scored; for one that no model can read, note the cause at once."""
     key = reply_key(row, text, scored.identity)
     for what, several in (("prompt", [turn.content for turn in row.prompt]), ("reply", [text])):
         if not all(map(is_encodable, several)):

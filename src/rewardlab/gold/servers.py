@@ -31,7 +31,7 @@ async def open_all(sources: Sequence[Kind]) -> list[Kind]:
             away.append((source, error))
         else:
             opened.append(source)
-    # Where none is there, the last one is told by the error.
+    # If none could be opened, the last failure is raised, and only the others are logged.
     for source, why in away if opened else away[:-1]:
         logger.warning("%s: left out: %s", source.name, why)
     if not opened:
@@ -46,7 +46,7 @@ async def open_all(sources: Sequence[Kind]) -> list[Kind]:
 
 
 def may_pass(error: EndpointError) -> bool:
-    """Whether a failure of a server may be better a moment later, or elsewhere."""
+    """Return whether a failure of a server may be better a moment later, or elsewhere."""
     from rewardlab.client.failures import BadAnswerError, UnavailableError
 
     return isinstance(error, UnavailableError | BadAnswerError)

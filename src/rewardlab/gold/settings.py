@@ -9,9 +9,9 @@ from rewardlab.core.config import require
 
 
 def require_unset(config: Any, *names: str, only: str) -> None:
-    """Raise ConfigError for a setting with another value than its default, where nothing would come of it.
+    """Raise ConfigError for a setting that differs from its default where it would have no effect.
 
-    `only` says what it is for.
+    `only` says with which settings it has one.
     """
     defaults = {field.name: field.default for field in fields(config)}
     for name in names:

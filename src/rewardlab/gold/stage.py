@@ -37,7 +37,7 @@ from rewardlab.gold.kept import Kept
 logger = logging.getLogger("rewardlab")
 FORMAT: Final = 1
 WRITING: Final = "writing.json"
-"""Says in the folder of finished work for what the output is being written, until its manifest is."""
+"""File in the folder of finished work that says what the output is being written for, until its manifest is written."""
 State = Literal["new", "complete", "has errors", "half written", "other", "changed"]
 
 
@@ -114,7 +114,7 @@ def state_of(place: Place, asked: Asked) -> State:
 
 
 def changed_file(place: Place, manifest: Mapping[str, Any]) -> Path | None:
-    """Return the file of an output that is not as its manifest describes it; None if all that are there are."""
+    """Return a file of an output that is not as its manifest describes it; None if every file that is there is."""
     told = ((place.rows, manifest["rows_sha256"]), (place.twin, manifest["twin_sha256"]))
     return next((path for path, digest in told if path.exists() and sha256_file(path) != digest), None)
 
@@ -128,7 +128,7 @@ def earlier(place: Place) -> dict[str, Any] | None:
 def require_own(
     place: Place, asked: Asked, *, read: Iterable[Path] = (), overwrite: bool, follow_input: bool = False
 ) -> State:
-    """Return the state of the output, which may be written. With `follow_input` it may be of earlier inputs.
+    """Return the state of the output, if it may be written. With `follow_input`, its inputs may have changed since.
 
     Raises ConfigError if it would replace what is `read`, or is of something else and not to be overwritten; DataError
     if it was changed after it was written, and is not to be overwritten.
@@ -163,9 +163,9 @@ def require_own(
 
 
 def require_same_source(place: Place, identity: Mapping[str, Any], *, overwrite: bool) -> None:
-    """Raise ConfigError if an output that is to be completed was made by another model than the one that is at hand.
+    """Raise ConfigError if an output that is to be completed was made by another model than the one at hand.
 
-    `identity` is what it says of itself: a hash of its files, a commit of the hub, or what a server tells.
+    `identity` is what identifies the model at hand: a hash of its files, a commit of the hub, or what a server tells.
     """
     manifest = None if overwrite else earlier(place)
     if manifest is None:
@@ -184,7 +184,7 @@ def _names(place: Place) -> str:
 
 
 def _is_being_written(place: Place, asked: Asked) -> bool:
-    """Whether a run for the same ended after it had begun to write the output, and before its manifest."""
+    """Return whether a run for the same thing ended after it began to write the output, before its manifest."""
     mark = place.partial / WRITING
     try:
         return mark.is_file() and read_json(mark) == asked.as_dict()
@@ -193,7 +193,7 @@ def _is_being_written(place: Place, asked: Asked) -> bool:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return in words what is not the same."""
+    """Return in words which settings and inputs differ."""
     told = []
     for section in ("settings", "inputs"):
         old, new = before.get(section) or {}, now.get(section) or {}
@@ -214,7 +214,8 @@ def _short(value: object) -> str:
 def claimed(place: Place, *, restart: bool = False) -> Iterator[Kept]:
     """Yield what is finished of an output, and keep other processes away from it in the block.
 
-    The folder of finished work goes when the block ends without an error and the work `is_done`, or has nothing in it.
+    The folder of finished work is removed when the block ends without an error and the work `is_done`, or if it is
+    empty after an error.
 
     Raises ConfigError if another process is at work there.
     """
@@ -229,7 +230,7 @@ def claimed(place: Place, *, restart: bool = False) -> Iterator[Kept]:
             kept = Kept(place.partial)
             yield kept
         except BaseException:
-            # By the file, since an interrupt while it is opened must not cost what is in it.
+            # The file decides, and not `kept`: an interrupt while it is opened must not cost what is in it.
             if (place.partial / WRITING).exists() or (file.exists() and file.stat().st_size):
                 logger.warning("results are kept in %s; the same command goes on from there", place.partial)
             else:

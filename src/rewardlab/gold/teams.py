@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 Accept = Callable[[Mapping[str, Any]], None]
-"""Is handed what decides the results of a team before it begins, and raises where that is not wanted."""
+"""Called with what decides the results of a team before it begins; raises where that is not wanted."""
 
 
 def anyone(identity: Mapping[str, Any]) -> None:
@@ -31,8 +31,7 @@ class Team(Protocol[Item, Result]):
         """What decides the results."""
 
     async def run(self, parts: Iterator[Sequence[Item]], keep: Callable[[Finished[Item, Result]], None]) -> None:
-        """Do all parts; `keep` is handed what is finished, as soon as it is. Raises RewardlabError if nobody is left to
-        go on."""
+        """Do all parts; `keep` gets each once it is finished. Raises RewardlabError if nobody is left to go on."""
 
 
 class InProcess(Generic[Item, Result]):
@@ -51,9 +50,9 @@ class InProcess(Generic[Item, Result]):
 async def team_of(
     make: Callable[[], Sequence[Source[Item, Result]]], config: EngineConfig
 ) -> AsyncIterator[Team[Item, Result]]:
-    """Open what does the parts, and close it after the block.
+    """Open the sources that do the parts, and close them after the block.
 
-    `make` returns sources that are not open; for Ray, which sends it to the workers, it can be pickled and returns one.
+    `make` returns sources that are not open. For Ray, which sends it to the workers, it can be pickled and returns one.
 
     Raises what opening them raises; DataError without Ray, EndpointError for a cluster that cannot be used.
     """

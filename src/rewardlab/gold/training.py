@@ -21,7 +21,7 @@ HELP: Final = (
     f"data, so --dataset is left out. The preset is {PRESET} unless another is named. Every other flag is that of "
     "`rewardlab train`."
 )
-"""What the help says besides the flags of `rewardlab train`."""
+"""Text of the help besides the flags of `rewardlab train`."""
 OURS: Final = ("--dataset", "--hf-dataset")
 """Flags of `rewardlab train` that --data stands for."""
 
@@ -77,7 +77,7 @@ def _flags(arguments: Sequence[str]) -> Mapping[str, str]:
 
 
 def _has_preset(given: Mapping[str, str]) -> bool:
-    """Whether a preset, or the settings of a run or of TRL, are named already."""
+    """Return whether a preset, or the settings of a run or of TRL, are named already."""
     if {"--preset", "--compat"} & given.keys() or given.get("--resume", "auto") != "auto":
         return True
     return "--config" in given and bool({"preset", "compat"} & read_settings(Path(given["--config"])).keys())
@@ -92,8 +92,8 @@ def _files(folder: Path) -> tuple[Path, Path | None]:
     told = read_json(path) if path.is_file() else None
     if not isinstance(told, dict) or told.get("tool") != TOOL:
         raise ConfigError(
-            f"{DATA} {folder}: is no folder that `{TOOL}` wrote: it has no {MANIFEST} of it. Other pairs are trained "
-            f"on with `rewardlab train --preset {PRESET} --dataset {folder}`."
+            f"{DATA} {folder}: is not a folder that `{TOOL}` wrote: it has no {MANIFEST} of it. Other pairs are "
+            f"trained on with `rewardlab train --preset {PRESET} --dataset {folder}`."
         )
     found: dict[str, Path] = {}
     for facts in told["outputs"]:

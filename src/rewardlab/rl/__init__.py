@@ -1,7 +1,7 @@
 """Reward models in reinforcement learning: scores of rollouts, credit, TRL and verl, and an audit for reward hacking.
 
-Names are imported when they are first used. Neither torch nor a training library is imported, but for
-`rewardlab.rl.trl` and `rewardlab.rl.verl`, which are for programs that have theirs, and for a local model, which
+Names are imported when they are first used. Neither torch nor a training library is imported, except by
+`rewardlab.rl.trl` and `rewardlab.rl.verl`, which are for programs that have theirs, and by a local model, which
 needs torch to compute.
 """
 

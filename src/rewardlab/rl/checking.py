@@ -1,4 +1,4 @@
-"""Numbers as they are handed in, checked: each is finite, or the rollout that it is missing from is named.
+"""Checks of numbers as they are handed in: each is finite, or an error names the rollout that lacks it.
 
 Legend: R rollouts, G rollouts of one group.
 """
@@ -21,14 +21,14 @@ Numbers = Sequence[SupportsFloat | None] | npt.NDArray[Any]
 Groups = Sequence[object] | npt.NDArray[Any]
 """The name of each rollout's group: numbers, texts, tuples, or whatever else Python can look up."""
 MOST_NAMED = 8
-"""Rollouts that a message names; of more, it says how many there are."""
+"""Most rollouts that a message names. It says how many more there are."""
 
 
 def finite(values_R: Sequence[object] | npt.NDArray[Any], *, what: str) -> FloatArray:
     """Return values as a new array [R].
 
-    `what` says what they are, such as `reward`. Raises RolloutError, naming the rollouts, for one that is None, no
-    number, NaN or infinite.
+    `what` says what they are, such as `reward`. Raises RolloutError, naming the rollouts, for a value that is None, not
+    a number, NaN or infinite.
     """
     numbers_R = [_number(value) for value in values_R]
     wrong = tuple(number for number, value in enumerate(numbers_R) if not math.isfinite(value))
@@ -44,9 +44,9 @@ def finite(values_R: Sequence[object] | npt.NDArray[Any], *, what: str) -> Float
 
 
 def not_negative(noise_R: Numbers | None, *, like_R: FloatArray) -> FloatArray:
-    """Return the noise of rewards as a new array [R]: as many as `like_R`, none below 0, and 0 if there is none.
+    """Return the noise of rewards as a new array [R]; all 0 if `noise_R` is None.
 
-    Raises RolloutError for one that is not finite or below 0, ConfigError for another number of them.
+    Raises RolloutError for a noise that is not finite or is below 0, ConfigError unless there are as many as `like_R`.
     """
     if noise_R is None:
         return np.zeros_like(like_R)
@@ -78,7 +78,7 @@ def stated(value: float | None, name: str, *, wanted: str, allowed: Callable[[fl
 
 
 def total(values: Iterable[float]) -> float:
-    """Return a sum, rounded once; NaN if it, or a part of it, is beyond all floats."""
+    """Return a sum, rounded once; NaN if it, or a part of it, is too large for a float."""
     try:
         return math.fsum(values)
     except (OverflowError, ValueError):
@@ -88,11 +88,11 @@ def total(values: Iterable[float]) -> float:
 def members_of(groups_R: Groups) -> list[npt.NDArray[np.intp]]:
     """Return for each group the numbers of its rollouts [G], in the order in which groups begin.
 
-    Raises ConfigError for a name of a group that is equal to none, such as NaN, or cannot be looked up, such as a list.
+    Raises ConfigError for a name that is not equal to itself, such as NaN, or cannot be looked up, such as a list.
     """
     members: dict[object, list[int]] = {}
     for number, group in enumerate(groups_R):
-        # Arrays and tensors of one number are equal as numbers and not as they are looked up.
+        # Arrays and tensors of one number compare as numbers, but a dictionary cannot look them up by their value.
         name = group.tolist() if hasattr(group, "tolist") else group
         try:
             same = members.setdefault(name, [])
@@ -107,8 +107,8 @@ def members_of(groups_R: Groups) -> list[npt.NDArray[np.intp]]:
 def _nameless(number: int, group: object) -> ConfigError:
     """Return the error for a group that other rollouts could not be in."""
     return ConfigError(
-        f"groups: rollout {number} is in group {_shown(group)}, of type {type(group).__name__}, which names no group; "
-        f"wanted names that Python can look up, such as numbers, texts or tuples."
+        f"groups: rollout {number} is in group {_shown(group)}, of type {type(group).__name__}, which cannot name a "
+        f"group; wanted names that Python can look up, such as numbers, texts or tuples."
     )
 
 
@@ -121,7 +121,7 @@ def centred(rewards_G: FloatArray) -> tuple[float, FloatArray]:
     """
     with np.errstate(over="ignore", invalid="ignore"):
         beyond_first_G = rewards_G - rewards_G[0]
-        # Divided before they are added, since a sum of finite numbers need not be finite.
+        # The numbers are divided before they are added, since a sum of finite numbers need not be finite.
         middle = math.fsum(beyond_first_G / len(rewards_G)) if np.isfinite(beyond_first_G).all() else math.inf
         deviations_G = beyond_first_G - middle
     if not np.isfinite(deviations_G).all():
@@ -137,12 +137,13 @@ def standard_deviation(deviations: FloatArray, *, ddof: int) -> float:
     largest = float(np.abs(deviations).max(initial=0.0))
     if largest == 0 or len(deviations) <= ddof:
         return 0.0
-    # Squares of parts of the largest, since the square of a finite number need not be finite.
+    # Deviations are divided by the largest before they are squared, since the square of a finite number need not be
+    # finite.
     return largest * math.sqrt(math.fsum((deviations / largest) ** 2) / (len(deviations) - ddof))
 
 
 def _number(value: object) -> float:
-    """Return a number as a float, and NaN for what is none."""
+    """Return a number as a float, and NaN for anything else."""
     if isinstance(value, str) or not isinstance(value, SupportsFloat):
         return math.nan
     try:

@@ -29,7 +29,7 @@ RenderFn = Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerConfig:
-    """What a `RewardScorer` is, besides its models."""
+    """Settings of a `RewardScorer`, besides its models."""
 
     text_as: TextAs | None = None
     """How plain texts are read; None refuses them where a model was trained with a template."""
@@ -46,18 +46,18 @@ class ScorerConfig:
     """What an ensemble makes of its members' scores: their mean, the score of the member that likes the reply least, or
     the mean minus `penalty` standard deviations over the members (`lower`)."""
     penalty: float = 1.0
-    """Of `lower`."""
+    """Number of standard deviations that `lower` takes off the mean."""
     precision: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Arithmetic of a model in this process. A server has its own."""
     device: str | None = None
-    """Of a model in this process; by default CUDA if there is one, else the CPU."""
+    """Device of a model in this process; by default CUDA if there is one, else the CPU."""
     token_budget: int = 8192
     """Most tokens that a model in this process computes at a time; changes no score."""
     client: Mapping[str, Any] = field(default_factory=dict)
     """Settings of `ClientConfig` for servers, such as `token`, `model`, `artifact`, `timeout_s`."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a value that cannot be used."""
+        """Raise ConfigError for a value that cannot be used."""
         _require_one_of("text_as", self.text_as, (None, *TEXT_AS))
         _require_one_of("combination", self.combination, ("mean", "minimum", "lower"))
         _require_one_of("precision", self.precision, ("fp32", "bf16", "fp16"))
@@ -96,5 +96,5 @@ def require_known(settings: Iterable[str], known: Iterable[str]) -> None:
 
 
 def is_address(source: str | Path) -> bool:
-    """Whether a source is the address of a server."""
+    """Return whether a source is the address of a server."""
     return isinstance(source, str) and source.lower().startswith(("http://", "https://"))

@@ -1,4 +1,4 @@
-"""A reward by settings alone: what the environment, a file, or a trainer's own configuration says of it.
+"""A reward by settings alone: what the environment, a file, or a trainer's own configuration says about it.
 
 The trainers load a reward function by its name and give it no arguments, so its settings come from elsewhere. They are
 read strictly: an unknown name, a value of another type and a setting that the trainer at hand does not follow are
@@ -31,7 +31,7 @@ ALWAYS: Final = ("source", "token_env")
 """Settings that every trainer follows."""
 NOT_IN_FILES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        "token": "a token does not belong into a file. Export it, and name the variable: token_env.",
+        "token": "a token does not belong in a file. Export it, and name the variable: token_env.",
         "client": "give its settings by their own names, beside the others.",
         "render_fn": "a function cannot be given here. Make a RewardScorer in a function of your own.",
         "httpx_options": "these cannot be given here. Make a RewardScorer in a function of your own.",
@@ -54,7 +54,7 @@ class LoopConfig:
     """How the trainer's own score of a rollout and that of the reward model become one reward: `replace` takes the
     reward model's alone."""
     coefficient: float | None = None
-    """The coefficient of `how`; None takes 1, and `weighted` has to have one."""
+    """The coefficient of `how`. None means 1, except that `weighted` has to be given one."""
     environment: str | None = None
     """Column of the dataset with the environment's reward, for trainers that hand over columns."""
     noise_floor: bool = True
@@ -100,12 +100,12 @@ class Configured:
         if (ends := self.loop.reply_ends) is None:
             raise ConfigError(
                 f"{self.where}: reply_ends is missing: the texts with which the policy ends its turn, such as "
-                f'["<|im_end|>"], which are no part of a reply. An empty list says that replies come without.'
+                f'["<|im_end|>"], which are not part of a reply. An empty list says that replies come without.'
             )
         return ends
 
     def make_scorer(self) -> RewardScorer:
-        """Return a new scorer. Raises ConfigError for a token that is not in the environment, and as it does."""
+        """Return a new scorer. Raises ConfigError if the environment lacks the token, and as `RewardScorer` does."""
         settings: dict[str, Any] = dict(self.scorer)
         client = dict(self.client)
         if (token := token_in(self.loop.token_env, flag="token_env")) is not None:
@@ -119,13 +119,18 @@ class Configured:
 def from_environment(*, takes: Collection[str], environ: Mapping[str, str] | None = None) -> Configured:
     """Return the reward that the environment describes, by `SOURCE`, `FILE` or both.
 
-    `takes` names the settings of `LoopConfig`, besides `ALWAYS`, that the caller follows. Raises ConfigError.
+    `takes` names the settings of `LoopConfig`, besides `ALWAYS`, that the caller follows.
+
+    Raises ConfigError for settings that cannot be used, and if no source is given.
     """
     return from_parts(parts_of_environment(environ), takes=takes)
 
 
 def parts_of_environment(environ: Mapping[str, str] | None = None) -> list[Part]:
-    """Return the settings in the environment and in the file that it names. Raises ConfigError."""
+    """Return the settings in the environment and in the file that it names.
+
+    Raises ConfigError for a file that cannot be read.
+    """
     environ = os.environ if environ is None else environ
     parts: list[Part] = []
     if path := environ.get(FILE, "").strip():
@@ -138,7 +143,8 @@ def parts_of_environment(environ: Mapping[str, str] | None = None) -> list[Part]
 def from_parts(parts: Iterable[Part], *, takes: Collection[str]) -> Configured:
     """Return the reward that settings from one or several places describe, as `from_environment` does.
 
-    Raises ConfigError for an unknown setting, and for one that is given in two places.
+    Raises ConfigError for a setting that is unknown, cannot be used or is given in two places, and if no source is
+    given.
     """
     loop: dict[str, object] = {}
     scorer: dict[str, object] = {}
@@ -191,6 +197,6 @@ def _checked(kind: type, name: str, value: object, where: str) -> dict[str, obje
         checked: Any = from_mapping(kind, {name: value}, where=where)
     except ConfigError as error:
         said = str(error)
-        # What a section refuses by itself does not say where it was given.
+        # An error that a section raises itself does not say where the setting was given.
         raise ConfigError(said if said.startswith(where) else f"{where}: {said}") from error
     return {name: getattr(checked, name)}

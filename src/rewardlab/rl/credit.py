@@ -42,13 +42,13 @@ How = Literal["replace", "add", "multiply", "weighted", "bonus"]
 Baseline = Literal["group", "others"]
 Scale = Literal["group", "batch", "batch_deviations", "nonzero", "none"]
 ROUNDING: Final = 4 * float(np.finfo(np.float64).eps)
-"""How far apart two sums may be by the rounding of their parts, as a part of the sizes of these."""
+"""How far apart rounding may bring two sums of the same terms, as a share of the sizes of the terms."""
 Aggregation = Literal["sum_then_normalize", "normalize_then_sum"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Combined:
-    """Rewards of environment and model as one, and the noise that the model's share brings into them.
+    """Rewards made from those of environment and model, and the noise that the model's part brings into them.
 
     Raises RolloutError, naming the rollout, for a number that is not finite, and for noise below 0.
     """
@@ -72,11 +72,11 @@ def combine(
 ) -> Combined:
     """Return the rewards that are trained on, one for each rollout, in order (see `How` for the formulas).
 
-    `coefficient` is 1 if it is left out, but for `weighted`, where it has to be stated. `noise_R` is the noise of the
-    scores (`Noise.between_scorings`), None for none; the environment's rewards have none.
+    `coefficient` is 1 if it is left out, except with `weighted`, which has to be given one. `noise_R` is the noise of
+    the scores (`Noise.between_scorings`), None for none; the environment's rewards have none.
 
-    Raises RolloutError for a number that is used and is missing or not finite, naming the rollout: `replace` does not
-    use the environment's rewards, and `bonus` does not use scores where that of the environment is 0 or less.
+    Raises RolloutError, naming the rollout, if a number that is used is missing or not finite: `replace` does not use
+    the environment's rewards, and `bonus` does not use scores where the environment's reward is 0 or less. Raises
     ConfigError for settings that do not fit together, and for lists of different lengths.
     """
     if how not in get_args(How):
@@ -107,7 +107,7 @@ def combine(
 
 
 def noise_after(noise_R: FloatArray, *terms_R: FloatArray | float) -> FloatArray:
-    """Return the noise of a sum of terms: that of its scores, and what rounding the sum adds. 0 stays 0.
+    """Return the noise of a sum of terms: the noise of its scores, plus what rounding the sum adds. 0 stays 0.
 
     A score that is added to something large is rounded to the digits that are left, so two scorings may end further
     apart than they were.
@@ -135,19 +135,19 @@ def _noise(noise_R: Numbers, used_R: Sequence[bool] | np.ndarray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageRule:
-    """How a library makes advantages of the rewards of a group. Raises ConfigError for what is none of the values."""
+    """How a library makes advantages from the rewards of a group. Raises ConfigError for a value out of range."""
 
     baseline: Baseline = "group"
-    """What is taken off: the group's mean, or the mean of the group's other rollouts (RLOO)."""
+    """Subtracted from each reward: the group's mean, or the mean of the group's other rollouts (RLOO)."""
     scale: Scale = "group"
-    """What the deviation is divided by: the standard deviation of the group's rewards, of all rewards (`batch`), or of
+    """Divisor of the deviation: the standard deviation of the group's rewards, of all rewards (`batch`), or of
     all deviations (`batch_deviations`); the share of rewards that are not 0 (`nonzero`); or nothing (`none`)."""
     ddof: Literal[0, 1] = 1
     """1 is Bessel's correction: squares are divided by one less than their number."""
     epsilon: float = 1e-4
     """Added to the standard deviation."""
     source: str = ""
-    """The code that it is taken from."""
+    """The library's code that the rule is taken from."""
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -202,7 +202,7 @@ class Credit:
 
     advantages_R: FloatArray
     rewards_R: FloatArray
-    """What they were made of: after the noise floor."""
+    """Rewards that the advantages were made from, after the noise floor."""
     num_groups: int
     num_groups_single: int
     """Groups of one rollout: its advantage is 0."""
@@ -297,7 +297,7 @@ def _rule(rule: str | AdvantageRule) -> AdvantageRule:
         return rule
     if rule not in RULES:
         why = (
-            f"It does not make its advantages of rewards alone: {NOT_OF_REWARDS_ALONE[rule]}. "
+            f"It does not make its advantages from rewards alone: {NOT_OF_REWARDS_ALONE[rule]}. "
             if (rule in NOT_OF_REWARDS_ALONE)
             else ""
         )
@@ -332,7 +332,7 @@ def _scaled(
 
 
 def _sum(weights_K: FloatArray, values_KR: Sequence[FloatArray]) -> FloatArray:
-    """Return the weighted sum [R] of what each function gave; NaN where it is beyond all floats."""
+    """Return the weighted sum [R] of what each function gave; NaN where it is too large for a float."""
     with np.errstate(over="ignore"):
         terms_KR = [weight * values for weight, values in zip(weights_K, values_KR, strict=True)]
     return np.array([total(terms) for terms in zip(*terms_KR, strict=True)], dtype=np.float64)

@@ -23,13 +23,13 @@ from rewardlab.rl.scorer import RewardScorer, Scored
 
 @runtime_checkable
 class Scorer(Protocol):
-    """What is needed of a `RewardScorer`."""
+    """The part of a `RewardScorer` that trainers' loops use."""
 
     async def details(self, rollouts: Iterable[Any]) -> list[Scored]:
-        """Return what is known of each rollout's score, in order."""
+        """Return what is known about each rollout's score, in order."""
 
     async def aclose(self) -> None:
-        """Close connections, let the model go."""
+        """Close connections and release the model."""
 
 
 class LoopScorer:
@@ -43,17 +43,17 @@ class LoopScorer:
         """Return the scorer of the running event loop, made if it has none yet. Raises as `make` does."""
         loop = asyncio.get_running_loop()
         if loop not in self._scorers:
-            # A scorer knows its loop, so that neither would ever be let go.
+            # Drop the scorers of loops that have ended: each refers to its loop, and both would be kept forever.
             for ended in [other for other in list(self._scorers) if other.is_closed()]:
                 self._scorers.pop(ended, None)
             self._scorers[loop] = self._make()
         return self._scorers[loop]
 
     async def details(self, rollouts: Sequence[Rollout]) -> list[Scored]:
-        """Return what is known of each rollout's score, in order.
+        """Return what is known about each rollout's score, in order.
 
-        Raises RolloutError naming the rollout that has no finite score, and for whatever else keeps them from having
-        one. It can be sent to another process, which not all causes can.
+        Raises RolloutError naming the rollout that has no finite score. Any other error of the scorer is raised as a
+        RolloutError too, since that can be sent to another process, which not every error can.
         """
         try:
             scored = await self.here().details(rollouts)
@@ -114,7 +114,7 @@ class WaitingScorer:
         self._running: LoopThread | None = None
 
     def details(self, rollouts: Sequence[Rollout]) -> list[Scored]:
-        """Return what is known of each rollout's score, in order. Raises as `LoopScorer.details` does."""
+        """Return what is known about each rollout's score, in order. Raises as `LoopScorer.details` does."""
         with self._lock:
             if self._running is None:
                 self._running = LoopThread("scorer", self._scorer.aclose)
@@ -138,7 +138,7 @@ class BlockingScorer:
     def __init__(
         self, source: str | Path | Sequence[str | Path], config: ScorerConfig | None = None, **settings: Any
     ) -> None:
-        """`source`, `config`, `settings` and errors are those of `RewardScorer`."""
+        """Make a scorer. `source`, `config`, `settings` and errors are those of `RewardScorer`."""
         self._scorer = RewardScorer(source, config, **settings)
         self._thread = LoopThread("scorer", self._scorer.aclose)
 
@@ -151,17 +151,17 @@ class BlockingScorer:
         self.close()
 
     def score(self, rollouts: Iterable[Any]) -> list[float]:
-        """See `RewardScorer.score`."""
+        """Return what `RewardScorer.score` returns. Raises as it does."""
         return self._thread.wait(self._scorer.score(rollouts))
 
     def details(self, rollouts: Iterable[Any]) -> list[Scored]:
-        """See `RewardScorer.details`."""
+        """Return what `RewardScorer.details` returns. Raises as it does."""
         return self._thread.wait(self._scorer.details(rollouts))
 
     def noise(self) -> Noise:
-        """See `RewardScorer.noise`."""
+        """Return what `RewardScorer.noise` returns. Raises as it does."""
         return self._thread.wait(self._scorer.noise())
 
     def close(self) -> None:
-        """Close connections, let the models go. Calls that still wait in other threads end with ConfigError."""
+        """Close connections and release the models. Calls that still wait in other threads end with ConfigError."""
         self._thread.close()

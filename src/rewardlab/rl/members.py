@@ -35,21 +35,21 @@ CLOSED: Final = "the scorer was closed while it was waited for. Make a new one."
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What has to be known of a model before its scores can be used."""
+    """Facts about a model that have to be known before its scores can be used."""
 
     joins_texts: bool
     """Whether it takes texts without a template."""
     tolerance: float | None
     """How far a score may be from its reference, in units of max(1, |score|); None if the arithmetic is not known."""
     arithmetic: str
-    """dtype, or `unknown`."""
+    """The model's dtype, or `unknown`."""
     scale: Scale | None
-    """Where its scores lie, by the calibration that is stored in it; None if it holds none."""
+    """Mean and standard deviation of its scores, from the calibration stored with it; None if there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What a model says of one rollout: a score, or why there is none."""
+    """A model's answer about one rollout: a score, or why there is none."""
 
     score: float | None
     error: str | None = None
@@ -64,19 +64,19 @@ class Member(Protocol):
     """A reward model that can be asked."""
 
     name: str
-    """What messages call it: its folder or address."""
+    """Name in messages: its folder or address."""
 
     async def open(self) -> About:
-        """Load or connect, and return what is known. Raises RewardlabError."""
+        """Load the model or connect to it, and return what is known about it. Raises RewardlabError if that fails."""
 
     async def score(self, rollouts: Sequence[Rollout]) -> list[Found]:
-        """Return what the model says of each rollout, in order; all replies to one prompt by one model.
+        """Return the model's answer about each rollout, in order. One model scores all replies to one prompt.
 
-        Raises RewardlabError for what concerns all of them.
+        Raises RewardlabError for a failure that concerns all rollouts.
         """
 
     async def aclose(self) -> None:
-        """Close connections, let the model go."""
+        """Close connections and release the model."""
 
 
 def member_of(source: str | Path, config: ScorerConfig) -> Member:
@@ -94,7 +94,7 @@ def _missing(error: ModuleNotFoundError) -> Exception:
 
 
 class LocalMember:
-    """A saved model that computes in this process, by the engine of the server: one queue, each prompt once."""
+    """A saved model that computes in this process, with the server's engine: one queue, and each prompt once."""
 
     def __init__(self, folder: Path, config: ScorerConfig) -> None:
         self.name = str(folder)
@@ -105,10 +105,10 @@ class LocalMember:
         self._closed = False
 
     async def open(self) -> About:
-        """Load the model and check its canaries. Raises ArtifactError."""
+        """Load the model and check its canaries. Raises ArtifactError for a folder that cannot be used."""
         spec = read_spec(self._folder)
         try:
-            # Imported here, since a program that asks servers alone needs no torch.
+            # This is imported here, since a program that asks only servers does not need torch.
             from rewardlab.serve.engine.local import LocalEngine
         except ModuleNotFoundError as error:
             raise _missing(error) from error
@@ -121,7 +121,11 @@ class LocalMember:
         )
 
     def _loaded(self, engines: type[LocalEngine]) -> LocalEngine:
-        """Load the model; let it go at once if this was closed in the meantime, as nobody stops a thread that loads."""
+        """Load the model.
+
+        A thread that is loading cannot be stopped. So if this was closed in the meantime, the model is released as soon
+        as it is there. Raises ConfigError then.
+        """
         engine = engines.load(
             {"model": self._folder},
             precision=self._config.precision,
@@ -139,7 +143,7 @@ class LocalMember:
         raise ConfigError(CLOSED)
 
     async def score(self, rollouts: Sequence[Rollout]) -> list[Found]:
-        """See `Member.score`."""
+        """Return the model's answers, as `Member.score` says."""
         assert self._engine is not None, "open it first"
         found: list[Found | None] = [None] * len(rollouts)
         parts = _parts(rollouts)
@@ -154,7 +158,7 @@ class LocalMember:
         return [one for one in found if one is not None]
 
     async def _answers(self, rollouts: Sequence[Rollout]) -> list[Found]:
-        """Return the answers to one request, taken out of the queue if nobody waits for it any more."""
+        """Return the answers to one request. The request is taken out of the queue if nobody waits for it any more."""
         assert self._engine is not None
         submitted = await asyncio.to_thread(self._submit, self._engine, rollouts)
         try:
@@ -186,7 +190,7 @@ class LocalMember:
         return engine.submit(engine.prepare(request))
 
     def _token_ids(self, engine: LocalEngine, rollouts: Sequence[Rollout]) -> list[list[int]]:
-        """Return the tokens of rollouts that are rendered; texts by the model's tokenizer, with nothing added."""
+        """Return the tokens of rendered rollouts. The model's tokenizer splits texts, and adds no special tokens."""
         texts = [rollout.rendered for rollout in rollouts if isinstance(rollout.rendered, str)]
         encoded = iter(engine.tokenise(texts, None)[1] if texts else ())
         return [
@@ -234,7 +238,7 @@ class ServedMember:
         )
 
     async def score(self, rollouts: Sequence[Rollout]) -> list[Found]:
-        """See `Member.score`. Raises EndpointError, which tells how many rollouts waited."""
+        """Return the model's answers, as `Member.score` says. Raises EndpointError, noting which rollouts waited."""
         found: dict[int, Found] = {}
         turns = [number for number, rollout in enumerate(rollouts) if rollout.rendered is None]
         rendered = [number for number, rollout in enumerate(rollouts) if rollout.rendered is not None]
@@ -252,7 +256,7 @@ class ServedMember:
         return [found[number] for number in range(len(rollouts))]
 
     def _tokens(self, rollout: Rollout) -> Sequence[int]:
-        """Return the tokens of a rollout that is rendered. Raises ConfigError for a text that nothing can tokenise."""
+        """Return the tokens of a rendered rollout. Raises ConfigError for a text if there is no tokenizer for it."""
         if not isinstance(rollout.rendered, str):
             return rollout.rendered or ()
         artifact = self._client.config.artifact
@@ -296,7 +300,11 @@ def _scale(mean: float | None, std: float | None) -> Scale | None:
 
 
 def _parts(rollouts: Sequence[Rollout]) -> list[list[int]]:
-    """Return the numbers of rollouts in requests of one kind each, with replies to one prompt in the same one."""
+    """Return, for each request, the numbers of its rollouts.
+
+    A request holds either only rendered rollouts or only conversations, since these are sent in different fields.
+    Replies to one prompt are in the same request, so that the engine computes the prompt once.
+    """
     groups: dict[tuple[bool, object], list[int]] = {}
     for number, rollout in enumerate(rollouts):
         is_rendered = rollout.rendered is not None

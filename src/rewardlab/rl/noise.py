@@ -1,7 +1,7 @@
-"""How far apart two scorings of one conversation may be, and groups of which the scores say no more than that.
+"""How far apart two scorings of one conversation may be, and rewards without the differences that are no larger.
 
 A reward model in bfloat16 gives a conversation another score in another batch or engine. Dividing by the standard
-deviation of a group turns such a difference into an advantage of order 1. So what is within the noise gets none.
+deviation of a group turns such a difference into an advantage of order 1. So a difference within the noise is removed.
 
 The rule, for a group of G rewards s with noise δ and mean m (the proof is in docs/credit.md):
 
@@ -53,7 +53,7 @@ class Noise:
     tolerance: float
     """In units of max(1, |reference|), as in the artifact (`core.spec.SCORE_TOLERANCE`) or measured; at most 0.2."""
     source: str
-    """Where the tolerance is from, for messages and logs, such as `bfloat16, by the artifact`."""
+    """Where the tolerance comes from, for messages and logs, such as `bfloat16, by the artifact`."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for a tolerance that is negative, not finite, or above 0.2."""
@@ -66,11 +66,11 @@ class Noise:
     def between_scorings(self, scores_R: Numbers) -> FloatArray:
         """Return, for each score, the largest distance [R] to another scoring of the same conversation.
 
-        Both are within t·max(1, |reference|) of one reference, so they are at most twice that apart. Of the reference
-        it is known that |reference| ≤ max(1, |score| / (1 - t)), with the tolerance t. So the distance is at most
+        Both are within t·max(1, |reference|) of one reference, with the tolerance t, so they are at most twice that
+        apart. The reference is not known, but |reference| ≤ max(1, |score| / (1 - t)). So the distance is at most
         2·t·max(1, |score| / (1 - t)), and that of the other scoring is at most (1 + t) / (1 - t) times as large.
 
-        Raises RolloutError for a score that is not finite or of which the distance is not, naming the rollout.
+        Raises RolloutError, naming the rollout, for a score or a distance that is not finite.
         """
         size_R = np.abs(finite(scores_R, what="score"))
         with np.errstate(over="ignore"):
@@ -79,7 +79,7 @@ class Noise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Floored:
-    """Rewards of which the deviations from their group's mean are either beyond the noise or zero."""
+    """Rewards whose deviations from their group's mean are either beyond the noise or zero."""
 
     rewards_R: FloatArray
     """Every group keeps its mean (one within the noise, to 14 binary digits); deviations that noise could turn around
@@ -90,7 +90,7 @@ class Floored:
     num_groups_single: int
     """Groups of one rollout, which has no deviation."""
     num_groups_below: int
-    """Larger groups of which no deviation is left; those whose rewards are all equal are among them."""
+    """Larger groups in which no deviation is left; those whose rewards are all equal are among them."""
     num_rollouts_below: int
     """Rollouts without a deviation in groups that have one left."""
 
@@ -148,7 +148,7 @@ def _decided(deviations_G: FloatArray, noise_G: FloatArray) -> FloatArray:
     size = len(deviations_G)
     rounding = ROUNDING * size
     size_G = np.abs(deviations_G) - rounding * float(np.ptp(deviations_G))
-    # Parts of the largest are added, since a sum of finite numbers need not be finite.
+    # The noise is divided by the largest before it is added, since a sum of finite numbers need not be finite.
     largest = float(noise_G.max())
     with np.errstate(over="ignore"):
         moved_G = noise_G * ((size - 2) / size) + largest * (math.fsum(noise_G / largest) / size)

@@ -2,8 +2,8 @@
 
 Facts of OpenRLHF 3c3be62 (0.11.0), `utils/agent.py`: the file of `--reward.remote_url` is run in each vLLM engine, its
 `reward_func(queries, prompts, labels)` is called in a thread with lists of one, and every `Exception` of it is caught,
-logged at level info, and leaves the reward None. So what is raised here is none: `RewardStop` passes, and Ray gives it
-to the trainer, which ends.
+logged at level info, and leaves the reward None. So the error that is raised here is not an `Exception`: `RewardStop`
+passes, and Ray gives it to the trainer, which ends.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from rewardlab.rl.turns import ReplyEnds, messages_in, require_same_prompt, roll
 
 TAKES: Final = ("reply_ends", "prompt_as")
 _MAKING: Final = threading.Lock()
-"""The first samples of a batch come in many threads at once, and make one reward."""
+"""Lock that lets one thread make the reward: the first samples of a batch come in many threads at once."""
 
 
 class RewardStop(BaseException):
-    """Training ends, since a rollout has no reward. It is no `Exception`, which OpenRLHF would catch and go on."""
+    """Ends training, since a rollout has no reward. OpenRLHF would catch an `Exception` and go on, so it is not one."""
 
 
 class OpenRLHFReward:
     """Scores OpenRLHF's samples."""
 
     def __init__(self, configured: Configured, *, scorer: Scorer | None = None) -> None:
-        """`scorer` takes the place of the configured one. Raises ConfigError if `reply_ends` is not given."""
+        """Score with `scorer`, or else as configured. Raises ConfigError if `reply_ends` is not given."""
         self._configured = configured
         self._ends = ReplyEnds(configured.reply_ends())
         self._scorer = WaitingScorer(configured.make_scorer if scorer is None else lambda: scorer)
 
     def __call__(self, queries: Sequence[str], prompts: Sequence[str], labels: Sequence[Any], **more: Any) -> Any:
-        """Return `rewards` (trained on), `scores` (what dynamic filtering looks at) and `extra_logs`: each a number for
-        a single sample, which is what OpenRLHF asks for.
+        """Return `rewards` (trained on), `scores` (for dynamic filtering) and `extra_logs` of a single sample.
 
-        Raises RewardStop with the name of the rollout and the cause.
+        OpenRLHF asks for one sample at a time, in lists of one. Raises RewardStop with the name of the rollout and the
+        cause.
         """
         try:
             (query,), (prompt,), (label,) = queries, prompts, labels
@@ -60,7 +60,7 @@ class OpenRLHFReward:
         self._scorer.close()
 
     def _rollout(self, query: str, prompt: str, label: Any) -> Rollout:
-        # OpenRLHF gives no number, and a text does not belong into messages.
+        # OpenRLHF does not number samples, and the prompt itself does not belong in messages. So a hash names it.
         digest = hashlib.sha256(prompt.encode("utf-8", "surrogatepass")).hexdigest()
         name = f"OpenRLHF's rollout (prompt of {len(prompt):,} characters, SHA-256 {digest[:16]})"
         if not query.startswith(prompt):

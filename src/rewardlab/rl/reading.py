@@ -19,7 +19,7 @@ class Reading:
     """How objects become rollouts."""
 
     joins_texts: bool
-    """Whether every model takes texts without a template, so that plain texts say all there is."""
+    """Whether every model takes texts without a template, so that plain texts need no `text_as`."""
     text_as: TextAs | None = None
     render_fn: RenderFn | None = None
 
@@ -29,8 +29,8 @@ class Reading:
         An object is a `Rollout`, a conversation (messages, the reply last), (prompt, reply), or whatever `render_fn`
         makes one of these, a text or token ids of.
 
-        Raises RolloutError naming the object that is none of these, and ConfigError for plain texts of which it is not
-        said how they are read.
+        Raises RolloutError naming an object of any other kind, and ConfigError for plain texts if `text_as` does not
+        say how to read them.
         """
         if isinstance(given, str | Mapping | Message):
             raise RolloutError("wanted a list of rollouts, got a single one. Put it into a list.")
@@ -123,7 +123,7 @@ class Reading:
 
 
 def _readable_rendering(rendered: Any, name: str) -> str | tuple[int, ...]:
-    """Return what a model is to read. Raises RolloutError for what no tokenizer gives or takes."""
+    """Return the text or the token ids that a model is to read. Raises RolloutError for anything else."""
     if isinstance(rendered, str):
         _require_readable(rendered, name)
         return rendered
@@ -148,13 +148,13 @@ def _reply_turns(reply: Any, turns: list[Any] | None) -> Conversation:
 
 
 def _listed(value: Any) -> list[Any] | None:
-    """Return a sequence as a list, None for what is none; arrays of objects, as trainers send them, are sequences."""
+    """Return a sequence as a list, None for anything else. Arrays of objects, which trainers send, are sequences."""
     listed = value.tolist() if hasattr(value, "tolist") else value
     return list(listed) if isinstance(listed, list | tuple) else None
 
 
 def _tokens(value: Any) -> tuple[int, ...] | None:
-    """Return token ids, None for what are none."""
+    """Return token ids as a tuple, None for anything else."""
     listed = _listed(value)
     if not listed or any(isinstance(one, bool) or not isinstance(one, int) for one in listed):
         return None
@@ -162,7 +162,7 @@ def _tokens(value: Any) -> tuple[int, ...] | None:
 
 
 def _kind(value: Any) -> str:
-    """Say what an object is without repeating it."""
+    """Return, in words, what kind of object this is, without repeating its contents."""
     if value is None:
         return "None"
     if isinstance(value, str):

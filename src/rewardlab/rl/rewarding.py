@@ -31,9 +31,9 @@ class RewardConfig:
     how: How = "replace"
     """How the environment's reward and the score become one (`rl.credit.combine`)."""
     coefficient: float | None = None
-    """Of `how`: a factor of the score, 1 if it is left out; `weighted` has to have one, from 0 to 1."""
+    """Coefficient of `how`: a factor of the score, 1 if it is left out; `weighted` has to have one, from 0 to 1."""
     environment: str | None = None
-    """Column of the dataset with the environment's reward of a rollout; needed by every `how` but `replace`."""
+    """Column of the dataset with the environment's reward of a rollout; needed by every `how` except `replace`."""
     noise_floor: bool = True
     """Whether differences within the noise of the scores are taken out of the rewards of a group."""
     group_size: int | None = None
@@ -46,7 +46,7 @@ class RewardConfig:
     differ from reply to reply, and a column of the dataset does not."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for settings that do not go together."""
+        """Raise ConfigError for settings that do not go together."""
         require(
             (self.how == "replace") == (self.environment is None),
             f"how='{self.how}' and environment={self.environment!r:.60}: an environment's reward is needed by every "
@@ -65,7 +65,7 @@ class Rewarded:
     """The rewards of one call."""
 
     rewards_R: FloatArray
-    """What the trainer is given."""
+    """Rewards that the trainer is given."""
     scores_R: FloatArray
     """Raw scores of the reward model."""
     floor: Floored | None
@@ -83,7 +83,7 @@ class Rewarded:
         if self.floor is not None:
             found["noise_floor/groups"] = float(self.floor.num_groups)
             found["noise_floor/share_of_groups"] = self.floor.num_groups_below / self.floor.num_groups
-            # Those of whole groups within the noise among them.
+            # Rollouts of groups that are within the noise as a whole count too.
             found["noise_floor/share_of_rollouts"] = float((self.floor.deviations_R == 0).mean())
         return found
 
@@ -114,7 +114,7 @@ def rewarded(
 def groups_of(prompts: Sequence[Any], *, group_size: int | None, num_processes: int) -> list[int]:
     """Return the number of the group of each rollout: consecutive ones with equal prompts, `group_size` at a time.
 
-    Raises ConfigError where it cannot be told whether a group is whole: its other replies may be in another process.
+    Raises ConfigError if a group may not be whole, since its other replies may be in another process.
     """
     if group_size is None and num_processes > 1:
         raise ConfigError(
@@ -130,7 +130,7 @@ def groups_of(prompts: Sequence[Any], *, group_size: int | None, num_processes: 
             continue
         if size % group_size:
             raise ConfigError(
-                f"a process was given {size} rollouts of one prompt, which are no whole groups of {group_size}. Make "
+                f"a process was given {size} rollouts of one prompt, which are not whole groups of {group_size}. Make "
                 f"the number of rollouts of each process a multiple of num_generations (per_device_train_batch_size "
                 f"times steps_per_generation), in evaluation too, or leave the floor out: noise_floor=False."
             )

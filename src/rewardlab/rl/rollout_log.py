@@ -2,8 +2,8 @@
 
 One JSON object a line in `rollouts.jsonl` of the run's folder; with several processes, `rollouts-RANK.jsonl` each. A
 line holds the fields of `RolloutRow`, without those that are None or empty. Lines are appended and flushed to the disk
-as they are written, so a process that is killed loses at most the line that it was writing. Such a torn last line is
-told and left out by readers, and taken off by the next writer.
+as they are written, so a process that is killed loses at most the line that it was writing. Readers leave such a torn
+last line out and say so; the next writer takes it off.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ONE: Final = "rollouts.jsonl"
 PATTERN: Final = "rollouts*.jsonl"
 EXAMPLE: Final = '{"step": 0, "prompt_key": …, "conversation": [{"role": …, "content": …}, …], "reward": 0.5}'
 MOST: Final = 1 << 53
-"""Largest step and number of tokens; readers hold them in 64 bits."""
+"""Largest step and number of tokens, well within the 64 bits in which readers hold them."""
 REFUSAL: Final = Refusal(error=DataError, remedy=f"Fix or remove this line. A line looks like {EXAMPLE}.")
 
 
@@ -49,14 +49,14 @@ class RolloutRow:
     reward: float
     """The raw score of the reward model that is trained on (the proxy)."""
     trained_on: float | None = None
-    """What the trainer was given: after environment, floor and shaping; None if it is `reward`."""
+    """Reward that the trainer was given, after environment, floor and shaping; None if it is `reward`."""
     num_tokens: int | None = None
     spread: float | None = None
     digest: str | None = None
     evidence: Mapping[str, float] = field(default_factory=dict)
-    """Name -> what else judges this reply: a gold score, a second reward model, a verifier."""
+    """Name -> another judgement of this reply: a gold score, a second reward model, a verifier."""
     shown: Mapping[str, float] = field(default_factory=dict)
-    """Name -> what is shown and not judged, such as the KL divergence from the reference model."""
+    """Name -> a figure that is shown and not judged, such as the KL divergence from the reference model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +90,9 @@ class RolloutLog:
     """
 
     def __init__(self, folder: str | Path, *, rank: int = 0, world_size: int = 1) -> None:
-        """`folder` is that of the run, made if it is not there. A line that an earlier process was killed in is taken
-        off.
+        """Open the record in `folder`, the folder of the run, which is made if it is not there.
+
+        A line that an earlier process did not finish is taken off.
 
         Raises ConfigError for a rank that is not below `world_size`, RewardlabError if nothing can be written there.
         """
@@ -110,10 +111,12 @@ class RolloutLog:
             logger.warning("%s: took off %d bytes of a line that was not finished when the run ended", self.path, left)
 
     def write(self, rows: Sequence[RolloutRow]) -> None:
-        """Append rows. A run that is resumed goes on in the same file; `resume_at` takes off what came after.
+        """Append rows: either all of them are written or none.
 
-        Either all rows are written or none. Raises RolloutError, naming the row, for a number that is not finite and
-        for a row without a step or a reply, ConfigError if the log is closed, and OSError if the disk refuses.
+        A run that is resumed goes on in the same file, and `resume_at` first takes off what it will write again.
+
+        Raises RolloutError, naming the row, for a number that is not finite and for a row without a step or a reply,
+        ConfigError if the log is closed, and OSError if the disk refuses.
         """
         text = "".join(f"{_line_of(row, number)}\n" for number, row in enumerate(rows))
         with self._lock:
@@ -123,7 +126,7 @@ class RolloutLog:
             try:
                 append_text(self.path, text)
             except OSError:
-                # What a full disk took of the rows would tear a line in the middle of the file.
+                # A full disk may have taken a part of the rows. Later rows would leave it as a torn line in the middle.
                 os.truncate(self.path, before)
                 raise
 
@@ -139,8 +142,10 @@ class RolloutLog:
                     logger.info("%s: took off %d rows of steps from %d on", path, removed, step)
 
     def begun(self) -> Path | None:
-        """Return a file of this record that holds rows already: of this rank, and for rank 0 also of ranks that the run
-        does not have. None if there is none."""
+        """Return a file of this record that holds rows already, None if there is none.
+
+        Files of this rank count, and for rank 0 also files of ranks that the run does not have.
+        """
         return next((path for path in self._own_files() if path.stat().st_size), None)
 
     def _own_files(self) -> list[Path]:
@@ -186,9 +191,9 @@ def find_logs(run: str | Path) -> list[Path]:
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, RolloutRow]]:
-    """Yield (line number, row) of one file, in its order. A torn last line is told and left out.
+    """Yield (line number, row) of one file, in its order. A torn last line is left out with a warning.
 
-    Raises DataError naming file and line for any other line that is no rollout.
+    Raises DataError naming file and line for any other line that is not a rollout.
     """
     with path.open("rb") as file:
         for number, _, row in _parsed(path, file):
@@ -235,7 +240,7 @@ def _row_of(path: Path, number: int, line: bytes) -> RolloutRow:
     values = parse_line(path, number, text, like=EXAMPLE)
     where = f"{path}:{number}"
     if not _matches(values):
-        # Slower, and says what is wrong.
+        # This check is slower, and its error says what is wrong.
         typed(_Line, values, where=where, refusal=REFUSAL)
     row = RolloutRow(**{**values, **_nouns(values)})
     if wrong := _wrong_with(row):
@@ -250,7 +255,7 @@ def _nouns(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _matches(values: Mapping[str, Any]) -> bool:
-    """Whether the fields have the types of `_Line`, by a quick look: a line that is refused is looked at again."""
+    """Return whether the fields have the types of `_Line`, by a quick look; refused lines are looked at again."""
     turns = values.get("conversation")
     return (
         values.keys() <= FIELDS
@@ -279,7 +284,7 @@ def _is_number(value: object) -> bool:
 
 
 def _wrong_with(row: RolloutRow) -> str:
-    """Return what a row has that no rollout has, as the end of a sentence; empty for a good one."""
+    """Return what is wrong with a row, as the end of a sentence; empty for a good one."""
     if not 0 <= row.step <= MOST:
         return f"step is {brief(row.step)}; steps are counted from 0 to {MOST}"
     if row.num_tokens is not None and not 0 <= row.num_tokens <= MOST:
@@ -293,14 +298,14 @@ def _wrong_with(row: RolloutRow) -> str:
     numbers |= {f"shown.{name}": value for name, value in row.shown.items()}
     for name, value in numbers.items():
         if value is not None and not _is_finite(value):
-            return f"{name} is {brief(value)}, which is no finite number"
+            return f"{name} is {brief(value)}, which is not a finite number"
     return ""
 
 
 def _is_finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that is beyond all floats
+    except OverflowError:  # a whole number that is too large for a float
         return False
 
 
@@ -317,7 +322,7 @@ def _line_of(row: RolloutRow, number: int) -> str:
             values |= {name: {key: _plain(one) for key, one in value.items()}} if value else {}
         elif value is not None:
             values[name] = _plain(value)
-    # Escaped beyond ASCII: a lone surrogate, which a tokenizer may produce, has no UTF-8 of its own.
+    # Characters beyond ASCII are escaped: a lone surrogate, which a tokenizer may produce, has no UTF-8 of its own.
     return json.dumps(values, ensure_ascii=True, allow_nan=False)
 
 
@@ -334,7 +339,7 @@ def _name_of(rank: int, world_size: int) -> str:
 
 
 def _without_torn_line(path: Path) -> int:
-    """Take off what stands after the last line feed, unless it is a whole row. Return the bytes taken off."""
+    """Take off what stands after the last line feed, unless it is a whole row. Return the number of bytes taken off."""
     size = path.stat().st_size
     if not size:
         return 0

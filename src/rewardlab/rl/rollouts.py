@@ -1,4 +1,4 @@
-"""What is rewarded in reinforcement learning: replies of a policy, whatever object holds them."""
+"""Rollouts: the replies of a policy that are rewarded in reinforcement learning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rewardlab.core.types import Conversation
 
 
 class RolloutError(RewardlabError):
-    """A rollout that has no reward that could be trained on. `rollouts` are the numbers of those it is about."""
+    """A rollout has no reward that could be trained on. `rollouts` are the numbers of the rollouts concerned."""
 
     def __init__(self, message: str, *, rollouts: tuple[int, ...] = ()) -> None:
         super().__init__(message)
@@ -30,7 +30,7 @@ class Rollout:
     """One reply to be rewarded: a conversation that ends with it, or the text or tokens that the model is to read."""
 
     name: str
-    """What messages call it, such as `rollout 3`."""
+    """Name in messages, such as `rollout 3`."""
     conversation: Conversation = ()
     """All turns, the reply last; empty if `rendered` is given."""
     rendered: str | tuple[int, ...] | None = None

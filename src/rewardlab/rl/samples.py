@@ -78,7 +78,7 @@ def _samples(where: str, row: Mapping[str, Any]) -> Samples:
 
 
 def _one_of(names: tuple[str, str], where: str, row: Mapping[str, Any]) -> Any:
-    """Return the value of the column that a row has under one of two names. Raises DataError for none, and for both."""
+    """Return the value of that one of two columns that a row has. Raises DataError if it has neither or both."""
     given = [name for name in names if row.get(name) is not None]
     if len(given) != 1:
         what = "has both" if given else "has neither"

@@ -29,17 +29,17 @@ class Scored:
     """The score of one rollout; always finite."""
 
     score: float
-    """Raw score, or that of the ensemble in standard deviations of a member."""
+    """Raw score of one model; for an ensemble, its score in standard deviations of a member."""
     noise: float
     """The largest distance to another scoring of the same rollout."""
     spread: float | None = None
     """Standard deviation over the members of an ensemble, None for one model."""
     digest: str | None = None
-    """Digest of the model that gave it; of an ensemble, those of the members joined by `+`."""
+    """Digest of the model that gave it; for an ensemble, those of the members joined by `+`."""
     num_tokens: int | None = None
-    """Tokens of the whole conversation after cuts; of an ensemble, the most that a member reads."""
+    """Tokens of the whole conversation after cuts; for an ensemble, the most that a member reads."""
     truncated_tokens: int | None = None
-    """Tokens of the prompt that were cut; of an ensemble, the most that were cut for a member."""
+    """Tokens of the prompt that were cut; for an ensemble, the most that were cut for a member."""
     truncated_reply_tokens: int | None = None
     """Tokens that were cut from the middle of the reply, likewise."""
 
@@ -55,9 +55,10 @@ class RewardScorer:
     def __init__(
         self, source: str | Path | Sequence[str | Path], config: ScorerConfig | None = None, **settings: Any
     ) -> None:
-        """`source` is a reward-model folder or the address of a server, or several of them, which are an ensemble.
+        """Make a scorer, which loads and connects to nothing yet.
 
-        `settings` are the fields of `ScorerConfig`, in place of `config` or of some of its fields.
+        `source` is a reward-model folder or the address of a server; several of them are an ensemble. `settings` are
+        fields of `ScorerConfig`, which replace `config` or some of its fields.
 
         Raises ConfigError for settings that cannot be used.
         """
@@ -83,7 +84,7 @@ class RewardScorer:
         self._once: OpenedOnce[list[About]] = OpenedOnce("scorer", otherwise="BlockingScorer")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Travel to another process as what it was made of, where it loads or connects anew."""
+        """Travel to another process as source and settings; there it loads or connects anew."""
         return type(self), (self._sources, self.config)
 
     async def __aenter__(self) -> RewardScorer:
@@ -104,13 +105,14 @@ class RewardScorer:
         return [one.score for one in await self.details(rollouts)]
 
     async def details(self, rollouts: Iterable[Any]) -> list[Scored]:
-        """Return what is known of each rollout's score, in order.
+        """Return what is known about each rollout's score, in order.
 
         A rollout is a conversation (messages, the reply last), (prompt, reply), a `Rollout`, or whatever `render_fn`
         makes one of these.
 
-        Raises RolloutError naming the rollout that has no finite score or is no conversation, ConfigError for texts of
-        which it is not said how they are read, EndpointError where a server is at fault, ArtifactError for a folder.
+        Raises RolloutError naming a rollout that has no finite score or is not a conversation, ConfigError for plain
+        texts if `text_as` does not say how to read them, EndpointError for a server that fails, and ArtifactError for a
+        folder that cannot be used.
         """
         about = await self._open()
         read = (await self.reading()).rollouts(rollouts)
@@ -140,8 +142,8 @@ class RewardScorer:
     async def noise(self) -> Noise:
         """Return how far a raw score may be from its reference, by the artifact's tolerance for its arithmetic.
 
-        Of an ensemble, that of the member with the largest tolerance; `Scored.noise` has what its combination makes of
-        them. Raises as `details` does.
+        For an ensemble it is that of the member with the largest tolerance; `Scored.noise` is that of the combination.
+        Raises as `details` does.
         """
         return max((self._of(about) for about in await self._open()), key=lambda noise: noise.tolerance)
 
@@ -154,7 +156,7 @@ class RewardScorer:
         )
 
     async def aclose(self) -> None:
-        """Close connections, let the models go. A closed scorer cannot be used again."""
+        """Close connections and release the models. A closed scorer cannot be used again."""
         if self._once.is_elsewhere:
             return
         await self._once.close()
@@ -162,7 +164,11 @@ class RewardScorer:
             await member.aclose()
 
     async def _open(self) -> list[About]:
-        """Open all members, or wait until they are. Raises ConfigError for an ensemble that has not one scale."""
+        """Open all members, or wait until they are open.
+
+        Raises ConfigError for an ensemble whose members cannot be put on one scale or read texts in different ways, and
+        for a model whose noise is not known.
+        """
         self._once.require_usable()
         return self._about or await self._once.opened(self._opened)
 
@@ -171,13 +177,13 @@ class RewardScorer:
         for member, one in zip(self._members, about, strict=True):
             if len(about) > 1 and one.scale is None:
                 raise ConfigError(
-                    f"{member.name}: no calibration is told, so its scores cannot be put on the scale of the others. "
+                    f"{member.name}: it has no calibration, so its scores cannot be put on the scale of the others. "
                     f"Store one with `rewardlab calibrate FOLDER --dataset … --store`, on the same data for all "
                     f"members, and serve that folder."
                 )
             if one.tolerance is None and self.config.noise_tolerance is None:
                 raise ConfigError(
-                    f"{member.name}: it does not tell its arithmetic, so nothing is known of the noise in its scores. "
+                    f"{member.name}: it does not tell its arithmetic, so the noise in its scores is not known. "
                     f"Say it (client={{'precision': 'bfloat16'}}), or give noise_tolerance."
                 )
         if len({one.joins_texts for one in about}) > 1 and self.config.text_as is None:
@@ -200,13 +206,13 @@ class RewardScorer:
 
 
 def _settled(config: ScorerConfig | None, settings: dict[str, Any]) -> ScorerConfig:
-    """Return the settings as one. Raises ConfigError for an unknown one."""
+    """Return `config` with `settings` in place of its own. Raises ConfigError for an unknown setting."""
     require_known(settings, settings_of(ScorerConfig))
     return replace(config or ScorerConfig(), **settings)
 
 
 async def _together(jobs: Sequence[Any]) -> list[list[Found]]:
-    """Return what all members say; if one fails the others are ended, and its error is raised."""
+    """Return the answers of all members. If one fails, end the others and raise its error."""
     tasks = [asyncio.ensure_future(job) for job in jobs]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,7 +1,7 @@
-"""Rewards shaped before they are normalised, by figures that are stated and never taken from the batch.
+"""Rewards shaped before they are normalised, by figures that the user states and that never come from the batch.
 
-Every function takes `Combined` rewards and returns new ones, with their noise scaled likewise: what is taken off a
-reward (a penalty for length, for KL) has no noise, dividing divides it, and clipping does not make it larger.
+Every function takes `Combined` rewards and returns new ones with their noise: a penalty that is taken off a reward (for
+length, for KL) has no noise, dividing a reward divides its noise, and clipping does not make noise larger.
 
 Legend: R rollouts, T tokens of one reply.
 """
@@ -30,7 +30,9 @@ x = log p - log q (J. Schulman, Approximating KL Divergence, 2020, joschu.net/bl
 
 
 def clipped(rewards: Combined, *, low: float, high: float) -> Combined:
-    """Return rewards no lower than `low` and no higher than `high`. Their noise stays: clipping brings nothing apart.
+    """Return rewards no lower than `low` and no higher than `high`.
+
+    Their noise stays as it is, since clipping never brings two observations of a reward further apart.
 
     Raises ConfigError unless both bounds are finite and `low` is below `high`.
     """
@@ -86,9 +88,9 @@ def overlong_punished(
 ) -> Combined:
     """Return rewards less the soft overlong punishment of DAPO (arXiv 2503.14476, equation 13), times `factor`.
 
-    Nothing up to max_tokens - buffer_tokens; then in proportion to the tokens beyond that, up to `factor` at
-    max_tokens; and `factor` above. This is what TRL (`get_soft_overlong_punishment`) and OpenRLHF compute; verl goes on
-    in proportion above max_tokens, which replies do not exceed there.
+    The punishment is 0 up to max_tokens - buffer_tokens; it then grows in proportion to the tokens beyond that, up to
+    `factor` at max_tokens, and stays `factor` above. This is what TRL (`get_soft_overlong_punishment`) and OpenRLHF
+    compute; verl goes on in proportion above max_tokens, which replies do not exceed there.
 
     Raises ConfigError unless 0 < buffer_tokens ≤ max_tokens and `factor` is 0 or more; RolloutError for a number of
     tokens that is missing or below 0, naming the rollout.

@@ -26,7 +26,7 @@ class SlimeReward:
     """Scores slime's samples."""
 
     def __init__(self, configured: Configured, *, scorer: Scorer | None = None) -> None:
-        """`scorer` takes the place of the configured one. Raises ConfigError if `reply_ends` is not given."""
+        """Score with `scorer`, or else as configured. Raises ConfigError if `reply_ends` is not given."""
         self._configured = configured
         self._ends = ReplyEnds(configured.reply_ends())
         self._scorer = LoopScorer(configured.make_scorer if scorer is None else lambda: scorer)
@@ -66,9 +66,10 @@ class SlimeReward:
 
 
 def _require_one_turn(sample: Any, name: str) -> None:
-    """Raise RolloutError if a response holds texts of others: tokens that are not trained on after some that are.
+    """Raise RolloutError if a response holds texts that the policy did not write.
 
-    Those before them may be the policy's own, of an earlier policy (`--mask-offpolicy-in-partial-rollout`).
+    They show as tokens that are not trained on after tokens that are. Tokens that are not trained on at the beginning
+    may be those of an earlier policy (`--mask-offpolicy-in-partial-rollout`).
     """
     mask = list(sample.loss_mask or [])
     if 1 in mask and 0 in mask[mask.index(1) :]:
@@ -85,5 +86,8 @@ def _configured_reward() -> SlimeReward:
 
 
 async def reward(args: Any, sample: Any, **kwargs: Any) -> float | list[float]:
-    """The reward function for `--custom-rm-path`; see `SlimeReward`."""
+    """Return the reward of a sample, or those of a list of samples, for slime's `--custom-rm-path`.
+
+    Raises ConfigError for settings that cannot be used, and as `SlimeReward` does.
+    """
     return await _configured_reward()(args, sample, **kwargs)

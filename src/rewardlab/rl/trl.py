@@ -7,7 +7,7 @@ or, without code, `trl grpo --reward_funcs rewardlab.rl.trl.reward`, configured 
 
 Facts of TRL 1.16: a reward function is called in every process with its share of the rollouts; None and NaN are taken
 as "not applicable" and trained on silently; asynchronous functions run in one event loop for the trainer's life, so
-connections are made there. Nothing of TRL is imported here.
+connections are made there. This module imports nothing from TRL.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rewardlab.rl.rollouts import Rollout, RolloutError
 from rewardlab.rl.scorer import RewardScorer, Scored
 
 PREFIX: Final = "rewardlab"
-"""Of metrics and columns in TRL's log."""
+"""Prefix of metrics and columns in TRL's log."""
 TAKES: Final = tuple(settings_of(RewardConfig))
 
 
@@ -41,8 +41,8 @@ def reward_function(source: Any, *, name: str = PREFIX, **settings: Any) -> Rewa
     """Return a reward function for `reward_funcs` of a trainer of TRL.
 
     `source` is a reward-model folder, the address of a server, several of them as an ensemble, or a `RewardScorer`.
-    `settings` are the fields of `RewardConfig` and, for a source that is no scorer yet, of `ScorerConfig`. `name` is
-    what TRL's log calls the function.
+    `settings` are the fields of `RewardConfig` and, for a source that is not a scorer yet, of `ScorerConfig`. `name` is
+    the function's name in TRL's log.
 
     Raises ConfigError for settings that cannot be used.
     """
@@ -84,7 +84,7 @@ class RewardFunction:
     """
 
     def __init__(self, make: Callable[[], RewardScorer], config: RewardConfig, *, name: str) -> None:
-        """`make` makes the scorer of an event loop."""
+        """Make a reward function that calls `make` once for each event loop, to get the loop's scorer."""
         self.__name__ = name
         self.config = config
         self._make = make
@@ -100,7 +100,7 @@ class RewardFunction:
     ) -> list[float]:
         """Return one finite reward for each completion, in order.
 
-        `kwargs` are the columns of the dataset, and where TRL gives them `trainer_state`, `log_metric`, `log_extra`.
+        `kwargs` are the columns of the dataset and, where TRL gives them, `trainer_state`, `log_metric`, `log_extra`.
 
         Raises RolloutError naming step, prompt and reply for a rollout that has no finite reward, and as
         `RewardScorer.details` does; nothing is returned then, so nothing is trained on.
@@ -131,7 +131,7 @@ class RewardFunction:
     def close(self) -> None:
         """Close the scorers of all event loops, and the record: when training is done, outside the trainer's loop.
 
-        Not needed in a program that ends then. Raises ConfigError in a thread that runs one of the loops.
+        A program that ends after training need not call it. Raises ConfigError in a thread that runs one of the loops.
         """
         self._scorers.close()
         self._close_record()
@@ -142,7 +142,7 @@ class RewardFunction:
             self._log = None
 
     def _step(self, state: Any) -> int:
-        """Return the optimiser steps done, or, where the trainer does not tell them, the calls before this one."""
+        """Return the number of optimiser steps done or, if the trainer does not tell it, of calls before this one."""
         self._num_calls += 1
         return self._num_calls - 1 if state is None else int(state.global_step)
 
@@ -159,7 +159,7 @@ class RewardFunction:
         return rollouts
 
     def _column(self, name: str | None, columns: Mapping[str, Any]) -> list[Any] | None:
-        """Return a column of the dataset. Raises ConfigError if it has none of that name."""
+        """Return a column of the dataset; None for no name. Raises ConfigError if no column has this name."""
         if name is None:
             return None
         if name not in columns:
@@ -176,9 +176,10 @@ class RewardFunction:
             log_extra(f"{self.__name__}/score", rewards.scores_R.tolist())
 
     def _record(self, folder: Path, step: int) -> RolloutLog:
-        """Return the record, opened when the first rollouts are rewarded; a resumed run goes on where it resumes.
+        """Return the record, which is opened when the first rollouts are rewarded.
 
-        Raises ConfigError if a run from its beginning finds the record of another one.
+        A resumed run takes off the rows that it will write again. Raises ConfigError if a run that starts at step 0
+        finds the record of another run.
         """
         if self._log is None:
             rank, world_size = _processes()
@@ -203,7 +204,7 @@ def _processes() -> tuple[int, int]:
 
 @cache
 def _configured() -> RewardFunction:
-    """Return the reward function that the environment describes. Raises ConfigError."""
+    """Return the reward function that the environment describes. Raises ConfigError if it describes none."""
     configured = from_environment(takes=TAKES)
     own = {name: getattr(configured.loop, name) for name in TAKES}
     return RewardFunction(configured.make_scorer, RewardConfig(**own), name=PREFIX)

@@ -1,4 +1,4 @@
-"""What trainers hand to reward functions, as conversations: pure functions, without torch."""
+"""Conversations from what trainers hand to reward functions: pure functions, without torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rewardlab.rl.rollouts import Rollout, RolloutError
 PromptAs = Literal["messages", "text"]
 """What a dataset's label is: the messages of the prompt, or the text of its only turn."""
 MOST_UNENDED: Final = 256
-"""Replies of a run of which one has to end as the policy is said to end its turn."""
+"""First replies of a run, of which at least one has to end with one of the configured texts."""
 SHOWN: Final = 20
 """Characters of the end of a reply that a message shows."""
 
@@ -55,18 +55,18 @@ def messages_in(label: Any, *, prompt_as: PromptAs, name: str, column: str) -> A
 
 
 def _what(value: Any) -> str:
-    """Say what a label is without repeating it."""
+    """Return, in words, what kind of value a label is, without repeating it."""
     if value is None or (isinstance(value, str) and not value):
         return "empty"
     if isinstance(value, str):
-        return f"a text of {len(value):,} characters that is no JSON list"
+        return f"a text of {len(value):,} characters that is not a JSON list"
     if isinstance(value, Mapping):
         return "a mapping"
     return f"a {type(value).__name__}"
 
 
 def require_same_prompt(rollout: Rollout, rendered: str) -> None:
-    """Raise RolloutError if a policy's rendered prompt does not hold the last message of the prompt, and so is another.
+    """Raise RolloutError if a policy's rendered prompt lacks the last message of the prompt, so that they differ.
 
     Templates may trim a message, so white space around it does not count.
     """
@@ -81,8 +81,8 @@ def require_same_prompt(rollout: Rollout, rendered: str) -> None:
 class ReplyEnds:
     """The texts with which a policy ends its turn, taken off the ends of replies, which may come in many threads.
 
-    A reply that was cut at the length limit ends with none of these texts, so a single one is no error. If the first
-    `MOST_UNENDED` replies all lack them, the texts are wrong for this policy, and that is an error.
+    A reply that was cut at the length limit ends with none of these texts, so a single one is not an error. If the
+    first `MOST_UNENDED` replies all lack them, the texts are wrong for this policy, and that is an error.
     """
 
     def __init__(self, ends: Sequence[str]) -> None:
@@ -91,9 +91,10 @@ class ReplyEnds:
         self._has_ended = not self._ends
 
     def cut(self, reply: str, *, name: str) -> str:
-        """Return a reply without its end, the longest that fits.
+        """Return a reply without the longest of the texts that it ends with.
 
-        Raises RolloutError if none of the first `MOST_UNENDED` replies had one: then they are not those of the policy.
+        Raises RolloutError if none of the first `MOST_UNENDED` replies ended with any: the texts are then not those of
+        the policy.
         """
         for end in self._ends:
             if reply.endswith(end):

@@ -46,7 +46,7 @@ class Rewarding:
         reward_router_address: str | None = None,
         reward_model_tokenizer: Any = None,
     ) -> None:
-        """Arguments are those that verl gives to every manager. Raises ConfigError for settings that cannot be used."""
+        """Take the arguments that verl gives to every manager. Raises ConfigError for settings that cannot be used."""
         base: Any = super()
         base.__init__(config, tokenizer, compute_score)
         self._configured = configured_by(config)
@@ -85,7 +85,7 @@ class Rewarding:
         return float(combine([scored.score], environment, how=loop.how, **given).rewards_R[0])
 
     async def _rule(self, read: VerlRollout) -> tuple[float, dict[str, Any]]:
-        """Return (the score of verl's reward function, what else it says), as verl's `naive` manager does."""
+        """Return (score, everything else) of verl's own reward function, called as verl's `naive` manager calls it."""
         arguments = {**rule_arguments(read), **self._router}
         if inspect.iscoroutinefunction(self.compute_score):
             result = await self.compute_score(**arguments)
@@ -96,14 +96,14 @@ class Rewarding:
 
 
 def plain_number(value: Any) -> Any:
-    """Return what a reward function gave as verl reads it: yes and no, and single numbers of an array, are numbers."""
+    """Return what a reward function gave as verl reads it: booleans and arrays of one number become numbers."""
     count = value.numel() if hasattr(value, "numel") else getattr(value, "size", None)
     single = value.item() if count == 1 else value
     return float(single) if isinstance(single, bool) else single
 
 
 def known_of(scored: Scored) -> dict[str, float]:
-    """Return what is known of a score, under names of our own; verl logs the means of a validation."""
+    """Return what is known about a score, under names of our own; verl logs their means in validation."""
     known = {
         "rewardlab_score": scored.score,
         "rewardlab_noise": scored.noise,
@@ -114,7 +114,7 @@ def known_of(scored: Scored) -> dict[str, float]:
     return {name: float(value) for name, value in known.items() if value is not None}
 
 
-# Made by a call, since verl's class is of no known type where verl is not installed.
+# The class is made by a call, since a type checker does not know the type of verl's class where verl is not installed.
 RewardlabRewardManager = type(
     "RewardlabRewardManager",
     (Rewarding, RewardManagerBase),

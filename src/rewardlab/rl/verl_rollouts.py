@@ -1,4 +1,4 @@
-"""What verl hands to a reward manager, read without verl: the prompt, the reply, and who the rollout is.
+"""What verl hands to a reward manager, read without verl: the prompt, the reply, and the rollout's name.
 
 Facts of verl 0.10.0.dev (1dda039) and 0.9.1: `experimental/agent_loop/agent_loop.py` makes the data,
 `experimental/reward_loop/reward_manager/naive.py` shows how it is read. One call holds one trajectory; its reply is
@@ -30,7 +30,7 @@ class VerlRollout:
     messages: Any
     """`raw_prompt`: the messages of the prompt."""
     reply: str
-    """What the policy wrote, without the special tokens at its end; those inside stay, as text."""
+    """The policy's reply, without the special tokens at its end; those inside stay, as text."""
     plain_reply: str
     """The same without any special token, which is what verl gives to its own reward functions."""
     fields: Mapping[str, Any]
@@ -70,7 +70,7 @@ def read_rollout(data: Any, tokenizer: Any) -> VerlRollout:
 
 
 def name_of(fields: Mapping[str, Any]) -> str:
-    """Return what messages call a rollout: by what verl and the dataset say of it, none of which is always there."""
+    """Return the name of a rollout in messages, from those of verl's and the dataset's fields that are there."""
     extra = fields.get("extra_info")
     known = {
         "uid": fields.get("uid"),
@@ -100,7 +100,7 @@ def without_special_end(tokens: Sequence[int], special: Sequence[int]) -> list[i
 
 
 def _decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
-    # Cleaning up would take spaces out of replies, such as those before a full stop.
+    # With clean-up the tokenizer would take spaces out of replies, such as those before a full stop.
     text: str = tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     return text
 
@@ -108,7 +108,7 @@ def _decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
 def configured_by(config: Any) -> Configured:
     """Return the reward that verl's configuration describes in `SECTION`, or else the environment.
 
-    Raises ConfigError if there is none, if both do, or if each of verl's workers would load a model of its own.
+    Raises ConfigError if neither describes one, if both do, or if each of verl's workers would load its own model.
     """
     parts: list[Part] = []
     section = plain(_reward_section(config).get("rewardlab"))

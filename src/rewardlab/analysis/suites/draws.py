@@ -3,7 +3,7 @@
 Legend: C clusters, S shares, R draws, E credits of a share.
 
 Drawing is done within strata: clusters whose credits enter the same shares. A suite fixes how many rows its subsets
-have, and so does every draw. Of a stratum of n clusters n − 1 are drawn, each with weight n/(n − 1): drawing n makes
+have, and so does every draw. From a stratum of n clusters n − 1 are drawn, each with weight n/(n − 1): drawing n makes
 the spread too small by the factor (n − 1)/n, which matters in small subsets (Rao & Wu 1988, JASA 83, 231-241).
 
 The quantiles of the draws are moved away from the value by the ratio of Student's t, with as many degrees of freedom as
@@ -168,7 +168,7 @@ def _widened(
     `possible` has the value, the method, and the limits that no value of the row can pass.
     """
     weights_S = _weights(judged.outcome, row)
-    # Only the shares of the row: 0 times a share without a credit is no number either.
+    # Only the shares of the row are used: 0 times the NaN of a share without credits would be NaN too.
     used = np.flatnonzero(weights_S)
     weights_U, counts_CU = weights_S[used], judged.counts_CS[:, used]
     there_C = counts_CU.sum(1) > 0
@@ -198,9 +198,9 @@ def _widened(
 def _alike(sums_CU: FloatArray, counts_CU: FloatArray) -> FloatArray:
     """Return the correlations [U, U] of the errors of shares, 0 where they are negative.
 
-    The clusters tell them only where credits vary, so that one cluster is added which fails in all its shares at once.
-    Where all credits are equal, shares of the same clusters are therefore taken to err together (correlation 1), and
-    shares of other clusters apart (0).
+    The clusters show them only where credits vary, so one cluster is added that fails in all its shares at once. Where
+    all credits are equal, shares of the same clusters are therefore taken to err together (correlation 1), and shares
+    of different clusters independently (0).
     """
     totals_U = counts_CU.sum(0)
     left_CU = sums_CU - counts_CU * (sums_CU.sum(0) / totals_U)
@@ -220,7 +220,7 @@ def _reach(share: Share, minus_E: FloatArray | None, resampled: Resampled) -> tu
     """
     wide = share.signed or minus_E is not None
     if share.signed and minus_E is not None:
-        # These terms weigh a hundredth; the bootstrap alone has their spread.
+        # Signed shares weigh a hundredth; the bootstrap alone covers the spread of their differences.
         return 0.0, 0.0
     values_E = share.credits_E if minus_E is None else share.credits_E - minus_E
     values_E = (1 + values_E) / 2 if wide else values_E
@@ -230,7 +230,7 @@ def _reach(share: Share, minus_E: FloatArray | None, resampled: Resampled) -> tu
     sums, squares, sizes = totals_3C[:, None, totals_3C[2] > 0]
     factor = 2.0 if wide else 1.0
     if sizes.size < 2:
-        # Of a single prompt nothing is known about others.
+        # A single prompt says nothing about others, so the limits are 0 and 1.
         return factor * float(values_E.mean()), factor * float(1 - values_E.mean())
     limits = share_limits(sums, squares, sizes, level=0.95)
     middle, low, high = (float(limit[0]) for limit in limits)
@@ -248,5 +248,5 @@ def significance(own: Judged, other: Judged, row: RuleRow, *, seed: int) -> floa
     parts_C = parts_CS @ weights_S
     if (own.counts_CS[:, weights_S != 0].sum(1) > 0).sum() < 2 or not np.isfinite(parts_C).all():
         return math.nan
-    # Credits that cancel leave what rounding makes of 0.
+    # Credits that cancel may leave a little by rounding, whose sign must not count.
     return sign_flip(np.where(np.abs(parts_C) > 1e-12, parts_C, 0.0), seed=seed).p

@@ -28,7 +28,7 @@ class SuiteRow:
     name: str
     kind: Kind
     score: Estimate
-    """By the rule of the suite."""
+    """Score of the model by the rule of the suite."""
     fair: Estimate
     """The same rule with ties broken at random: ½ for a pair, 1/k for k replies at the top."""
     baselines: Mapping[str, Estimate]
@@ -83,8 +83,8 @@ def judge_suite(
     `scores` has an array [K] for each item, NaN for a reply that could not be scored. `left_out` rows are part of the
     published suite and, by its rule, not judged. The order of the items changes no number.
 
-    Raises DataError if there are no items, if they have not as many scores as replies, or if the rule cannot be
-    applied to them.
+    Raises DataError if there are no items, if two have one id, if the scores are not as many as the replies, or if the
+    rule cannot be applied.
     """
     if not items:
         raise DataError(f"{suite}: no rows to judge.")

@@ -104,7 +104,7 @@ def beats(scores_K: FloatArray, better: int, worse: int, *, fair: bool) -> float
 
 
 def top_share(scores_K: FloatArray, winner: int, others: Sequence[int]) -> float:
-    """Return 1/k if the winner attains the maximum, which k replies share, else 0; also 0 without all scores."""
+    """Return 1/k if the winner attains the maximum, which k replies share, else 0; 0 too if a score is missing."""
     own = [float(scores_K[index]) for index in (winner, *others)]
     if not all(map(math.isfinite, own)) or own[0] < max(own):
         return 0.0

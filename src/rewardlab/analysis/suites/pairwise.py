@@ -27,8 +27,9 @@ ALL: Final = "all"
 
 
 def judgebench(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outcome:
-    """JudgeBench with one game: A wins if it scores higher, else B, so a tie goes to B. A total is over all pairs.
+    """Judge JudgeBench with one game: A wins if it scores higher, else B, so a tie goes to B.
 
+    A total is over all pairs.
     Pairs of other response models than the main one (subsets such as `mmlu-pro (claude-…)`) have rows and a total of
     their own, `JudgeBench (claude-…)`; the total `JudgeBench` is of the main one.
     """
@@ -52,10 +53,10 @@ def _first_must_beat(scores_K: FloatArray, better: int, worse: int, *, fair: boo
 
 
 def ppe(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outcome:
-    """PPE: strict pairs. Correctness is the plain mean of its benchmarks, each over its sampled conflict pairs.
+    """Judge PPE by strict pairs. Correctness is the plain mean of its benchmarks, each over its sampled conflict pairs.
 
-    Human preference (without votes for a tie) is the other total; PPE has none of both. Where benchmarks are absent,
-    the name of the total says so.
+    Human preference (without votes for a tie) is the other total; PPE has no total over both. Where benchmarks are
+    absent, the name of the total says so.
 
     Raises DataError for a benchmark that is not one of PPE's.
     """
@@ -71,9 +72,9 @@ def ppe(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outcome:
 
 
 def rmb(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outcome:
-    """RMB: in best-of-N rows the winner must beat every loser; pairs are strict; the total is the mean of the parts.
+    """Judge RMB: in best-of-N rows the winner must beat every loser; pairs are strict.
 
-    Where a part is absent, the name of the total says so.
+    The total is the mean of the parts. Where a part is absent, the name of the total says so.
 
     Raises DataError for a part that is not one of RMB's.
     """
@@ -91,7 +92,7 @@ def rmb(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outcome:
 
 
 def llmbar(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outcome:
-    """LLMBar: strict pairs; Adversarial is the mean of its four sets, the total the mean of all five.
+    """Judge LLMBar by strict pairs; Adversarial is the mean of its four sets, the total the mean of all five.
 
     Raises DataError for a set that is not one of LLMBar's.
     """
@@ -104,7 +105,7 @@ def llmbar(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outcome:
 
 
 def hhh(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outcome:
-    """HHH: strict pairs; the total is over all rows."""
+    """Judge HHH by strict pairs; the total is over all rows."""
     ledger = _pairs(items, scores, fair)
     for number, (item, scores_K) in enumerate(zip(items, scores, strict=True)):
         ledger.add(ALL, number, *(beats(scores_K, *pair, fair=fair) for pair in item.pairs))
@@ -113,14 +114,14 @@ def hhh(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outcome:
 
 
 def _require_known(suite: str, items: Sequence[SuiteItem], known: Sequence[str]) -> None:
-    """Raise DataError for a subset that is not one of the suite: a mean of subsets would take it in unnoticed."""
+    """Raise DataError for a subset that is not of the suite: a mean over subsets would include it unnoticed."""
     unknown = sorted({item.subset for item in items} - set(known))
     if unknown:
-        raise DataError(f"{suite}: {', '.join(unknown)} is no part of it. It has {', '.join(known)}; name no others.")
+        raise DataError(f"{suite}: {', '.join(unknown)} is not part of it. It has {', '.join(known)}; name no others.")
 
 
 def _total_name(title: str, there: int, published: int, what: str) -> str:
-    """Return the name of a total; one of fewer parts than are published must not be read as the published one."""
+    """Return the name of a total; one over fewer parts than are published must not be taken for the published one."""
     return title if there == published else f"{title} ({there} of {published} {what})"
 
 

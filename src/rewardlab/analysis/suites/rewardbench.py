@@ -71,9 +71,9 @@ TIES_WEIGHTS: Mapping[str, float] = MappingProxyType(
 
 
 def rewardbench(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outcome:
-    """RewardBench 1: strict pairs; sections weighted by `SECTIONS`; the total is the plain mean of the sections.
+    """Judge RewardBench 1 by strict pairs, with sections weighted by `SECTIONS`; the total is the mean of the sections.
 
-    Subsets that are not there are left out of the weights; a subset of no section has a row and counts for nothing.
+    Subsets that are absent are left out of the weights; a subset that is in no section has a row but no weight.
     """
     ledger = Ledger()
     for number, (item, scores_K) in enumerate(zip(items, scores, strict=True)):
@@ -91,7 +91,7 @@ def rewardbench(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outco
 
 
 def rewardbench2(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outcome:
-    """RewardBench 2: 1/k for a k-way tie at the top, the Ties composite, and the plain mean of the subsets there.
+    """Judge RewardBench 2: 1/k for a k-way tie at the top, the Ties composite, and the mean of the subsets present.
 
     1/k is what breaking ties at random gives on average, so `fair` changes the Ties subset alone.
 
@@ -113,7 +113,7 @@ def rewardbench2(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outc
 def _ties(ledger: Ledger, items: Sequence[SuiteItem], scores: Scores, fair: bool) -> None:
     """Record the five shares of the Ties subset. Terms on gaps run over prompts that have a `ref` and a `tied` row.
 
-    Raises DataError if no prompt has both, if a prompt has two rows of one kind, or if an id is not of the form.
+    Raises DataError if no prompt has both, if a prompt has two rows of one kind, or if an id is not like `ref:3`.
     """
     rows: dict[str, dict[int, int]] = {"ref": {}, "tied": {}}
     for number, item in enumerate(items):
@@ -121,7 +121,7 @@ def _ties(ledger: Ledger, items: Sequence[SuiteItem], scores: Scores, fair: bool
             match = re.fullmatch(r"(ref|tied):(\d+)", item.id)
             if match is None:
                 raise DataError(f"rewardbench2: the Ties subset has the id {item.id!r}, wanted one such as ref:3.")
-            # A number: ref:03 and tied:3 are of one prompt.
+            # Prompts are compared as numbers: ref:03 and tied:3 belong to one prompt.
             kind, prompt = match[1], int(match[2])
             if prompt in rows[kind]:
                 raise DataError(f"rewardbench2: the Ties subset has the id {item.id!r} twice. Keep one of the rows.")
@@ -158,7 +158,7 @@ def _gap(item: SuiteItem, scores_K: FloatArray, fair: bool) -> tuple[float, floa
     lowest, highest = correct.min(), incorrect.max()
     credit = float(lowest > highest)
     if fair and lowest == highest:
-        # So many of each are level; broken at random, one order of them in this many puts the correct ones first.
+        # Of the orders in which the level replies can be put at random, one in this many puts the correct ones first.
         level = int((correct == lowest).sum()), int((incorrect == highest).sum())
         credit = 1.0 / math.comb(sum(level), level[0])
     return credit, float(lowest - highest), float(correct.max() - lowest)

@@ -18,7 +18,7 @@ DOMAINS: Final = ("chat", "math", "code", "safety")
 
 
 def rm_bench(items: Sequence[SuiteItem], scores: Scores, fair: bool) -> Outcome:
-    """RM-Bench: strict pairs; a domain is the mean of its three difficulties, the total the mean of the domains.
+    """Judge RM-Bench by strict pairs; a domain is the mean of its three difficulties, the total that of the domains.
 
     `normal` are pairs of one style, `hard` those in which the worse reply has the fancier style, `easy` those in which
     the better one has it. A difficulty is the mean of the domains.

@@ -117,7 +117,7 @@ def _gates(gates: Sequence[GateVerdict]) -> Iterator[Advice]:
 
 
 def _too_large(study: _Study, quantity: str, limit: float, do: str) -> Iterator[Advice]:
-    """Yield advice if some arm is above a limit: with its whole interval, or else not surely."""
+    """Yield advice if some arm is above a limit; it says so if no arm is above it with its whole interval."""
     rows = study.arms.rows
     found = [(row.arm, cell.estimate) for row in rows for cell in _cost(study.arms, row, quantity)]
     above = [(arm, own) for arm, own in found if own is not None and own.value > limit]

@@ -1,6 +1,6 @@
 """Hypotheses that were changed, added or taken out after results had been seen: they no longer test what was expected.
 
-The texts of the plan in `frozen/` tell, each with the hash that the log has of it.
+They are found by the texts of the plan in `frozen/`, each of which must have the hash that the log names.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ COSTS: Final = (
     "stopped_at",
     "best_step",
 )
-"""Quantities of cost and health that are shown of every arm."""
+"""Quantities of cost and health that are shown for every arm."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,10 @@ class ArmRow:
     says: str
     phase: str
     seeds: int
-    """That are done."""
+    """Seeds that are done."""
     planned: int
     cells: tuple[Cell, ...]
-    """One a column."""
+    """One for each of the table's `columns`."""
     costs: tuple[Cell, ...]
     """One for each of the table's `costs`."""
     signs: Mapping[str, int]
@@ -55,7 +55,7 @@ class ArmRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Arms:
-    """All arms that are judged, those that lost too."""
+    """All arms that are judged, including those that lost."""
 
     columns: tuple[Column, ...]
     """The primary quantity, then what hypotheses ask for."""
@@ -66,9 +66,9 @@ class Arms:
     data: tuple[str, ...]
     """Different data by which runs were judged: one, if the comparison is fair."""
     apart: tuple[str, ...] = ()
-    """Where runs of one seed were judged on different test rows: arms with the same rows, and how many these are."""
+    """Arms in groups with the same test rows, and how many rows, if runs of one seed were judged on different ones."""
     ceilings: tuple[Ceiling, ...] = ()
-    """What a perfect model would reach, of each different set of test rows that tells of it."""
+    """What a perfect model would reach on each different set of test rows that shows it."""
 
 
 def columns_of(plan: Plan) -> tuple[Column, ...]:
@@ -79,7 +79,7 @@ def columns_of(plan: Plan) -> tuple[Column, ...]:
 
 
 def natural(name: str) -> Column:
-    """Return a quantity on the data that it is asked of where nothing else is said."""
+    """Return the column of a quantity on its default data: validation for curves, test for everything else."""
     quantity = quantity_named(name)
     return Column(quantity=quantity.name, on="validation" if quantity.source == "curve" else "test")
 

@@ -1,4 +1,4 @@
-"""Bands, gates and selection of a study: what its plan said would count, and who was chosen by what."""
+"""Bands, gates and selection of a study: what its plan said would count, and which arm was chosen by what."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BandFound:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """A search: who was tried, who was chosen, and what became of the winner on fresh seeds."""
+    """A search: which arms were tried, which was chosen, and what became of the winner on fresh seeds."""
 
     phase: str
     metric: str
@@ -48,7 +48,7 @@ class Selection:
     pruned: tuple[str, ...]
     """Arms that were dropped before their last seed, and could not be chosen."""
     fresh: Cell | None
-    """The same number of the winner's fresh seeds; None where the plan runs none."""
+    """The same number over the winner's fresh seeds; None where the plan runs none."""
     test: Cell | None
     """The winner on test data, on fresh seeds."""
 

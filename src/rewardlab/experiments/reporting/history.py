@@ -17,7 +17,7 @@ from rewardlab.experiments.study import REPORTED, SEEN, Study
 from rewardlab.report.tables import format_counted
 
 NUMBER: Final = re.compile(r"\d+(\.\d+)?(e[-+]?\d+)?")
-"""What reasons of the same kind may differ in."""
+"""A number, by which reasons of the same kind may differ."""
 STATES: Final[Mapping[str, str]] = {
     "waiting": "not begun",
     "running": "running",
@@ -61,7 +61,7 @@ class Deviation:
     kind: str
     text: str
     lines: tuple[str, ...] = ()
-    """Lines of the plan that went (-) and came (+)."""
+    """Lines of the plan that were removed (-) and added (+)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,9 +76,9 @@ class Frozen:
     code: str
     """Version and commit of the code."""
     text: str
-    """As it was frozen."""
+    """The plan as it was frozen."""
     text_now: str
-    """As it holds; empty if nothing was amended."""
+    """The plan as it holds now; empty if nothing was amended."""
     version: int
 
 
@@ -183,7 +183,7 @@ def _read_again(states: Mapping[str, RunRecord]) -> Iterator[Deviation]:
 
 
 def _other_code(study: Study, states: Mapping[str, RunRecord]) -> Iterator[Deviation]:
-    """Yield by what code runs were made, if that is not the code by which the plan was frozen."""
+    """Yield which code made the runs, if it is not only that by which the plan was frozen."""
     frozen = _code(study.frozen.get("provenance"))
     found: dict[str, list[str]] = {}
     for run in study.runs:
@@ -212,8 +212,10 @@ def _looked(entries: Sequence[Mapping[str, Any]]) -> Iterator[Deviation]:
 
 
 def note_look(study: Study, progress: Progress) -> None:
-    """Write into the log that the results of a study were looked at, unless that is known; nothing is known of a study
-    without results, and nothing is written into a folder that is read-only."""
+    """Write into the log that the results of a study were looked at, unless it says so already.
+
+    Nothing is written for a study without results, or into a folder that is read-only.
+    """
     last = next((entry for entry in reversed(study.entries) if entry["kind"] == REPORTED), None)
     known = None if last is None else (last["done"], last["total"])
     if progress.done and known != (progress.done, progress.total) and os.access(study.folder, os.W_OK):

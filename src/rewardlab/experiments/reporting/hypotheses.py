@@ -1,4 +1,4 @@
-"""The hypotheses of a study with their verdicts, on what is done."""
+"""The hypotheses of a study with their verdicts, based on the runs that are done."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Judged:
     terms: tuple[Cell, ...]
     """Each quantity that it asks for."""
     missing_runs: int
-    """Runs of its arms that are not done: above 0 the verdict is on a part of the plan."""
+    """Runs of its arms that are not done; above 0 the verdict is based on a part of the plan."""
     planned_runs: int
     change: Change
     """What became of its claim after results had been seen; empty if nothing."""
@@ -83,8 +83,10 @@ def judged_of(study: Study, reader: Reader, afterwards: Afterwards) -> tuple[Jud
 
 
 def counted(judged: Sequence[Judged], removed: Mapping[str, str]) -> str:
-    """Return how many hypotheses had which verdict, as words: those of the plan apart from those that were made, or
-    taken out (`removed`: name -> claim), after results had been seen."""
+    """Return in words how many hypotheses had which verdict.
+
+    Those that were made, or taken out (`removed`: name -> claim), after results had been seen are counted separately.
+    """
     planned = [one for one in judged if not one.change]
     later = [one for one in judged if one.change]
     sentences = [f"Of {_hypotheses(len(planned))}: {_findings(planned)}."] if planned else []
@@ -93,7 +95,7 @@ def counted(judged: Sequence[Judged], removed: Mapping[str, str]) -> str:
     if later:
         sentences += [
             f"Counted apart, {_hypotheses(len(later))} changed or added after results had been seen, which "
-            f"{'is' if len(later) == 1 else 'are'} no test of what was expected: {_findings(later)}."
+            f"{'is' if len(later) == 1 else 'are'} not a test of what was expected: {_findings(later)}."
         ]
     if removed:
         told = "; ".join(f"{name}: {claim}" for name, claim in removed.items())
@@ -113,7 +115,7 @@ def _hypotheses(count: int) -> str:
 def exit_status(judged: Sequence[Judged]) -> int:
     """Return 0 if every hypothesis is supported by all its runs, 1 if any is refuted, else 2.
 
-    A claim that was changed or added after results had been seen shows nothing, so it is never 0 with one.
+    A claim that was changed or added after results had been seen shows nothing, so with one the status is never 0.
     """
     found = {one.verdict.verdict for one in judged}
     if "refuted" in found:

@@ -18,9 +18,9 @@ from rewardlab.experiments.quantities import clamped, quantity_named, range_of
 from rewardlab.experiments.study import Study
 
 LEVEL: Final = 0.95
-"""Of all intervals but those of hypotheses, whose level follows from their tests."""
+"""Level of all intervals except those of hypotheses, whose level follows from their tests."""
 NAMES: Final = {"margin_p50": "median margin", "ece": "ECE", "seconds": "time in training steps"}
-"""Quantity -> what heads its column, where that is not its name."""
+"""Quantity -> the heading of its column, where that is not its name."""
 MOST_DIGITS: Final = 4
 """Digits of the largest number of a column that are printed."""
 _EQUAL: Final = 1e-9
@@ -74,9 +74,9 @@ class Difference:
     other: str
     estimate: Estimate | None
     p: float
-    """Two-sided; NaN where nothing tells the noise."""
+    """Two-sided p-value; NaN where the noise is not known."""
     adjusted: float
-    """Over all differences of the table (Holm)."""
+    """The same, adjusted over all differences of the table (Holm)."""
     shared_seeds: int
     """Seeds that both arms have."""
     why: str = ""
@@ -84,7 +84,7 @@ class Difference:
 
 
 class Reader:
-    """What the terms of a study came to, each read once."""
+    """Reads the values of a study's terms, each once."""
 
     def __init__(self, study: Study) -> None:
         self._outcomes = Outcomes(study, may_read="test")
@@ -92,7 +92,7 @@ class Reader:
         self._missing: dict[Term, str] = {}
 
     def observe(self, terms: Iterable[Term]) -> tuple[Mapping[Term, Observed], Mapping[Term, str]]:
-        """Return (what all terms that were ever asked for came to, why others have no value)."""
+        """Return (the values of all terms that were ever asked for, why others have no value)."""
         new = [term for term in terms if term not in self._found and term not in self._missing]
         found, missing = self._outcomes.observe(new)
         self._found |= found
@@ -100,7 +100,7 @@ class Reader:
         return self._found, self._missing
 
     def get(self, term: Term) -> Observed | None:
-        """Return what a term came to; None if it has no value."""
+        """Return the value of a term for each seed; None if it has none."""
         return self.observe([term])[0].get(term)
 
     def why(self, term: Term) -> str:
@@ -143,7 +143,7 @@ def differences(reader: Reader, column: Column, pairs: Sequence[tuple[str, str]]
 
 
 def contrast(first: Sequence[Observed], second: Sequence[Observed], *, reach: float = math.inf) -> Crossed:
-    """Return the mean of some arms minus that of others; `reach` is as `Crossed` has it."""
+    """Return the mean of some arms minus that of others; `reach` is that of `Crossed`."""
     parts = [(one, 1 / len(first)) for one in first] + [(one, -1 / len(second)) for one in second]
     return _weighted(parts, reach=reach)
 
@@ -186,13 +186,16 @@ def search_named(phase: str) -> str:
 
 
 def interval(estimate: Estimate | None) -> str:
-    """Return ``0.734 [0.695, 0.771]``, with as many digits as the interval bears; ``0.734 [—]`` without one, a dash
-    without a value. A number that settings decide has no noise: ``1,024 [exact]``."""
+    """Return ``0.734 [0.695, 0.771]``, with as many digits as the interval warrants.
+
+    Without an interval it is ``0.734 [—]``, without a value a dash. A number that settings decide has no noise:
+    ``1,024 [exact]``.
+    """
     return intervals([estimate])[0]
 
 
 def intervals(estimates: Sequence[Estimate | None]) -> list[str]:
-    """Return the cells of a column, all with as many digits as the narrowest interval bears."""
+    """Return the cells of a column, all with as many digits as the narrowest interval warrants."""
     known = [one for one in estimates if one is not None and not math.isnan(one.value)]
     largest = max((abs(one.value) for one in known), default=0.0)
     most = max(MOST_DIGITS - 1 - math.floor(math.log10(largest)), 0) if 0 < largest < math.inf else 8
@@ -210,7 +213,7 @@ def _cell(estimate: Estimate | None, decimals: int) -> str:
 
 
 def _wanted(estimate: Estimate) -> int:
-    """Return the decimals that an estimate bears: two digits of its interval, or three of its value without one."""
+    """Return the decimals that an estimate warrants: two digits of its interval, or three of its value without one."""
     width = estimate.high - estimate.low
     known = math.isfinite(width) and width > _EQUAL * abs(estimate.value)
     if not known and estimate.value == round(estimate.value):

@@ -17,7 +17,7 @@ from rewardlab.report.charts import NUM_SERIES, Axis, Band, Chart, Dot, Line, Ru
 from rewardlab.report.tables import format_counted
 
 MOST_ARMS: Final = 10
-"""Arms of a chart; more are drawn in several."""
+"""Most arms of a chart; more are drawn in several."""
 PLOT_LETTERS: Final = 50
 """Letters that fit below a chart."""
 EDGE_LETTERS: Final = (8, 2)
@@ -29,7 +29,7 @@ HALF_BLOCK: Final = 0.3
 WORSE, BETTER, NEITHER = 1, 2, 3
 """Colours of steps."""
 CHANCE: Final = {"accuracy": 0.5, "eval_accuracy": 0.5}
-"""What a coin reaches; no loss is, since a model without skill may lose any amount."""
+"""What a coin toss reaches. Losses have no such level, since a model without skill may lose any amount."""
 TITLES: Final = {"eval_accuracy": "Accuracy on validation data", "eval_loss": "Loss on validation data"}
 
 
@@ -139,7 +139,7 @@ def _limits(own: Estimate) -> str:
 def curve_charts(summary: Summary) -> Iterator[Chart]:
     """Yield the learning curves, a line an arm with the range of its seeds as a band.
 
-    Of more arms than a chart can hold several charts are drawn, on the same axes, each with the baseline. An arm has
+    With more arms than a chart can hold, several charts are drawn on the same axes, each with the baseline. An arm has
     the same line in all of them, and no other arm has it, as far as there are lines.
     """
     for column in CURVES:
@@ -157,7 +157,7 @@ def curve_charts(summary: Summary) -> Iterator[Chart]:
 
 
 def _lines_of(arms: Sequence[str], baseline: str) -> dict[str, int]:
-    """Return arm -> the number of its line: colours, then the same dashed. That of the baseline is its alone."""
+    """Return arm -> the number of its line: colours, then the same dashed. The baseline shares its colour with none."""
     if baseline not in arms:
         return {arm: number for number, arm in enumerate(arms)}
     free = (number for number in itertools.count() if number % NUM_SERIES)
@@ -180,7 +180,7 @@ def _curve_chart(
     return Chart(
         title=title,
         words=" ".join(map(_curve_words, curves)) + " Lines are means over seeds, bands reach from the lowest to the "
-        f"highest seed; they are no intervals.{said}",
+        f"highest seed; they are not intervals.{said}",
         x=axis("optimiser step", steps, include=(0.0,), whole=True),
         y=axis(
             "share ranked as labelled" if "accuracy" in column else "loss (nats)",
@@ -257,7 +257,7 @@ def _places(names: Sequence[str], label: str) -> tuple[Axis, list[str]]:
 
 
 def _fit(names: Sequence[str], rows: int) -> bool:
-    """Whether names fit below a chart, every second one in the second of two rows."""
+    """Return whether names fit below a chart in one row, or in two rows, every second one in the second."""
     room = PLOT_LETTERS / len(names)
     inside = all(
         (len(one) + len(other)) / 2 + 1 <= rows * room for one, other in zip(names, names[rows:], strict=False)

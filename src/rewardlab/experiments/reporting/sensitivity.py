@@ -33,7 +33,7 @@ class AtValue:
     value: str
     estimate: Estimate
     change: Estimate | None
-    """From the first value; None for that itself."""
+    """Change from the first value; None for the first value itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Effect:
     """What one setting changes."""
 
     setting: str
-    """Several that always change together are joined by commas."""
+    """Its name; several settings that always change together are joined by commas."""
     values: tuple[AtValue, ...]
     unmatched: tuple[str, ...]
     """Other values, of arms that have no partners."""
@@ -64,7 +64,7 @@ class Sensitivity:
 
     column: Column
     where: str
-    """Which arms: those that are judged, or those of a search."""
+    """Where the arms are from: those that are judged, or those of a search."""
     effects: tuple[Effect, ...]
     unmatched: tuple[str, ...]
     """Settings that differ, but in no arms that are alike in everything else."""

@@ -35,7 +35,8 @@ class Summary:
     question: str
     headline: str
     exit_status: int
-    """0 if every hypothesis is supported by all its runs, as it was before any result, 1 if any is refuted, else 2."""
+    """0 if every hypothesis, unchanged since results were seen, is supported by all its runs, 1 if any is refuted,
+    else 2."""
     progress: Progress
     hypotheses: tuple[Judged, ...]
     removed: Mapping[str, str]
@@ -48,7 +49,7 @@ class Summary:
     waterfall: tuple[str, ...]
     """Arms of the ablation."""
     steps: tuple[Difference, ...]
-    """Of the ablation: each arm minus the one before."""
+    """Steps of the ablation: each arm minus the one before."""
     curves: tuple[ArmCurve, ...]
     sensitivities: tuple[Sensitivity, ...]
     bands: tuple[BandFound, ...]

@@ -30,14 +30,14 @@ from rewardlab.report.tables import format_counted, interval_note
 OWN_SCALES: Final = Axis(
     label="each row on its own scale", low=-1.0, high=1.0, ticks=(-1.0, 0.0, 1.0), names=("fails", "0", "holds")
 )
-"""On which rows of different units are drawn, each divided by the end of its interval that is furthest from 0."""
+"""Scale of rows with different units, each divided by the end of its interval that is furthest from 0."""
 HEALTH: Final[Mapping[str, str]] = {
     "gap": "gap",
     "ece": "ECE on test",
     "stopped_at": "last step",
     "best_step": "chosen step",
 }
-"""Quantity -> how it heads the table of health."""
+"""Quantity -> its heading in the table of health."""
 COST: Final[Mapping[str, str]] = {
     "trainable_parameters": "weights that train",
     "trainable_share": "share of all",
@@ -46,7 +46,7 @@ COST: Final[Mapping[str, str]] = {
     "peak_memory": "memory (GiB)",
     "seconds": "seconds in training steps",
 }
-"""Quantity -> how it heads the table of cost."""
+"""Quantity -> its heading in the table of cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,10 +59,10 @@ class Sheet:
     estimates: tuple[Estimate | None, ...] = ()
     """One a row, where intervals are drawn."""
     label: str = ""
-    """Of the scale on which they are drawn."""
+    """Label of the scale on which they are drawn."""
     mark: float | None = None
     scale: Axis | None = None
-    """On which they are drawn; None for one over all of them."""
+    """Scale on which they are drawn; None for one that holds all of them."""
     notes: tuple[str, ...] = ()
     names: tuple[tuple[str, str], ...] = ()
     """What its rows are: (name, in words), each on a line of its own."""
@@ -97,7 +97,7 @@ def verdicts(judged: Sequence[Judged]) -> Sheet:
 
 
 def _adjusted(count: int, over: str) -> str:
-    """Return over how many tests p-values are adjusted; empty for a single one."""
+    """Return in words over how many tests p-values are adjusted; empty for a single one."""
     return f", adjusted over {count} {over} (Holm)" if count > 1 else ""
 
 
@@ -175,7 +175,7 @@ def seeds(found: Arms) -> Sheet:
 
 
 def health(found: Arms) -> Sheet:
-    """Return what tells how each arm trained, with its warning signs."""
+    """Return the quantities that show how each arm trained, with its warning signs."""
     return _of_runs(found, "Health: mean over seeds", HEALTH, signs=True)
 
 

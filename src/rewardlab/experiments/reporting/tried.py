@@ -1,7 +1,7 @@
 """What a study has tried itself: settings that an advice names, and arms that already differ in them.
 
-An arm that exists to lack something need not be told to have it where another arm has it: what that one showed is told
-in place of the advice.
+Where another arm already has what an arm lacks on purpose, the report does not advise to try it: it says what the other
+arm showed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any, Final
 
 FLAG: Final = re.compile(r"--([a-z][a-z0-9-]*)")
 MOST_NAMED: Final = 4
-"""Arms that a rule names; of more it says how many there are."""
+"""Most arms that a rule names; of the others it says how many there are."""
 Settings = Mapping[str, Mapping[str, Any]]
 """Arm -> its settings."""
 
 
 def named(names: Sequence[str]) -> str:
-    """Return names with commas, and of many how many more there are."""
+    """Return the first names with commas, and how many more there are."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return ", ".join(names[:MOST_NAMED]) + more
 

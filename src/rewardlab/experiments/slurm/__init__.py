@@ -1,1 +1,1 @@
-"""Studies on a Slurm cluster: batch scripts, their submission, and what Slurm says of the jobs."""
+"""Studies on a Slurm cluster: batch scripts, their submission, and what Slurm says about the jobs."""

@@ -20,7 +20,7 @@ class Job:
     """A job, or an array of them."""
 
     name: str
-    """Such as `main`, `main.gate` or `report`: that of its script too."""
+    """Its name, such as `main`, `main.gate` or `report`, which is that of its script too."""
     kind: Kind
     phase: str = ""
     script: Path
@@ -81,7 +81,7 @@ def note_jobs(folder: Path, jobs: Sequence[Job]) -> None:
 
 
 def dependency(job: Job, numbers: Mapping[str, str]) -> str:
-    """Return what sbatch is told of the jobs before a job: their `numbers`, given by name. Empty if there are none."""
+    """Return the dependency that sbatch is given for a job, from the `numbers` of jobs by name; empty without any."""
     kinds = (("afterok", job.needs), ("afterany", job.waits_for))
     return ",".join(":".join([kind, *(numbers[name] for name in names)]) for kind, names in kinds if names)
 

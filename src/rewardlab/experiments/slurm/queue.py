@@ -1,4 +1,4 @@
-"""What Slurm says of the jobs of a study: `squeue` of those that wait or run, `sacct` of those that ended.
+"""What Slurm says about the jobs of a study: `squeue` about those that wait or run, `sacct` about those that ended.
 
 Either may be missing or refuse: a study's own records say what was done, Slurm only adds what waits and what was killed
 without a word.
@@ -32,7 +32,7 @@ UNKNOWN_JOB: Final = "invalid job id"
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """What Slurm says of a job, or of a task of an array."""
+    """What Slurm says about a job, or about a task of an array."""
 
     job: str
     """Its number, such as `4711_3`."""
@@ -51,10 +51,10 @@ class JobState:
 
 @dataclass(frozen=True, kw_only=True)
 class Queue:
-    """What Slurm says of a study."""
+    """What Slurm says about a study."""
 
     runs: Mapping[str, JobState]
-    """Name of a run -> its task, of the newest submission that Slurm knows of; one that is queued goes before."""
+    """Name of a run -> its task, in the newest submission that Slurm knows; one that is queued takes precedence."""
     others: Mapping[str, JobState]
     """Name of a gate or report -> its job."""
     problems: Sequence[str] = ()
@@ -67,7 +67,7 @@ class Queue:
 
 
 def ask_slurm(folder: Path) -> Queue:
-    """Return what Slurm says of the jobs of the study in a folder. Raises DataError if its list of jobs was changed."""
+    """Return what Slurm says about the jobs of a study's folder. Raises DataError if the list of jobs was changed."""
     submissions = read_jobs(folder)
     jobs = [job for one in submissions for job in one.jobs if job.id]
     if not jobs:
@@ -102,9 +102,9 @@ def _squeue(jobs: Sequence[Job]) -> tuple[dict[str, JobState], str]:
 
 
 def _sacct(jobs: Sequence[Job], since: str, *, gone: bool) -> tuple[dict[str, JobState], str]:
-    """Return what sacct says, and its problem. `gone`: squeue knows all that is queued, so the rest is not."""
-    # Numbers come round again on large clusters, and the accounting keeps jobs for years. So only what is newer than
-    # the first submission and has the name of the job counts.
+    """Return what sacct says, and its problem. `gone`: squeue answered, so what it does not list is not queued."""
+    # Numbers are used again on large clusters, and the accounting keeps jobs for years. So a job counts only if it is
+    # newer than the first submission and has the right name.
     begin = datetime.fromisoformat(since.replace("Z", "+00:00")).astimezone() - timedelta(days=1)
     shown = {job.id: job.shown for job in jobs}
     words = ["--noheader", "--parsable2", "--allocations", f"--jobs={','.join(shown)}"]
@@ -123,7 +123,7 @@ def _of_sacct(job: str, state: str, status: str, *, gone: bool) -> JobState:
     if state in ENDED:
         return JobState(job=job, state=state, detail=status, is_queued=False)
     if gone:
-        # Of a job that died with its controller, sacct says RUNNING for ever.
+        # sacct says RUNNING for ever of a job that died with its controller.
         return JobState(job=job, state="UNKNOWN", detail=f"sacct says {state}, squeue has none", is_queued=False)
     return JobState(job=job, state=state, is_queued=True)
 
@@ -142,7 +142,7 @@ def _tasks(number: str) -> Iterator[str]:
 
 
 def _ask(program: str, words: Sequence[str]) -> tuple[str, str]:
-    """Return what a program answers, and why it did not, in words."""
+    """Return the answer of a program, and in words why there is none."""
     if shutil.which(program) is None:
         return "", f"{program} is not there"
     try:

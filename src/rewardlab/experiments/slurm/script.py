@@ -24,9 +24,9 @@ LIGHT_TIME: Final = "00:30:00"
 """Time limit of a gate or a report."""
 LIGHT_OPTIONS: Final = frozenset(("comment", "mail-type", "mail-user", "nice", "reservation", "wckey"))
 """Options of `extra` that gates and reports get too: those that say who asks and where, not for what devices. A
-reservation is of the runs' partition, so a `light_partition` goes without it."""
+reservation belongs to the runs' partition, so a `light_partition` goes without it."""
 PLAIN: Final = re.compile(r"[A-Za-z0-9_./:=@%,+-]+")
-"""What needs no quotes, in an option of sbatch."""
+"""Text that needs no quotes in an option of sbatch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Place:
     """Folders that runs read, absolute."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a path that cannot stand in a batch script."""
+        """Raise ConfigError for a path that cannot stand in a batch script."""
         for path in (self.study, self.work):
             if not is_one_line(str(path)) or "\\" in str(path):
                 raise ConfigError(f"{brief(str(path))}: Slurm cannot use a path with a backslash or line break.")
@@ -180,7 +180,7 @@ def _devices(config: SlurmConfig) -> list[str]:
 
 
 def _setup(config: SlurmConfig) -> list[str]:
-    """Return the lines before `set -u`, which scripts of modules and environments often do not bear."""
+    """Return the lines before `set -u`, under which scripts of modules and environments often fail."""
     lines = [f"module load {_literal(module)} || exit" for module in config.modules]
     if config.venv is not None:
         lines += ["# shellcheck source=/dev/null", f". {_literal(config.venv + '/bin/activate')} || exit"]
@@ -195,7 +195,7 @@ def _words(words: Sequence[str]) -> str:
 
 
 def _literal(text: str) -> str:
-    """Return a text for bash to take as it is. In double quotes, since single ones make shellcheck ask about `$`."""
+    """Return a text for bash to take as it is, in double quotes, since single ones make shellcheck ask about `$`."""
     if shlex.quote(text) == text:
         return text
     escaped = re.sub(r'([\\"$`])', r"\\\1", text)

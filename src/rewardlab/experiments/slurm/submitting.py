@@ -143,7 +143,7 @@ def _require_idle(study: Study) -> None:
 
 
 class _Layout:
-    """The jobs of a study, each with its script, and what is in none."""
+    """The jobs of a study, each with its script, and the runs and phases that are in none."""
 
     def __init__(self, study: Study, config: SlurmConfig, place: Place, wanted: set[str]) -> None:
         self._study, self._config, self._place, self._wanted = study, config, place, wanted
@@ -309,7 +309,7 @@ def _by_hand(jobs: Sequence[Job]) -> str:
 
 
 def _submit_all(study: Study, jobs: Sequence[Job]) -> list[Job]:
-    """Submit jobs in order, note their numbers, and return them. If one of this fails, all of them are cancelled."""
+    """Submit jobs in order, note their numbers, and return them. If any of this fails, all jobs are cancelled."""
     done: list[Job] = []
     try:
         for job in jobs:
@@ -354,7 +354,7 @@ def _sbatch(job: Job, before: str) -> str:
 
 
 def _environment(script: str) -> dict[str, str]:
-    """Return the environment without the variables that sbatch would put above what a script says."""
+    """Return the environment without the variables that would override what a script tells sbatch."""
     hidden = {f"SBATCH_{VARIABLES.get(option, option.replace('-', '_').upper())}" for option in options_of(script)}
     hidden |= {"SBATCH_NO_REQUEUE", "SBATCH_WAIT"}
     return {name: value for name, value in os.environ.items() if name not in hidden}

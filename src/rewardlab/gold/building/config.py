@@ -18,7 +18,7 @@ class BuildConfig:
     """Folder to write: preferences of both sides, the gold rows that they are from, and a manifest."""
     pairs: Literal["all", "best-worst", "random", "adjacent"] = "all"
     """Pairs of a prompt's replies: all, the best against the worst, one drawn with the seed, or neighbours by score.
-    Of two replies they are all the same."""
+    With two replies all of these are the same."""
     rows_as: Literal["pairs", "kwise"] = "pairs"
     """Rows of our form: one for each pair, or one for each prompt with all its judged replies."""
     min_margin: float = 0.0
@@ -33,13 +33,13 @@ class BuildConfig:
     near: float | Literal["none"] = 0.8
     """Similarity from which prompts are near duplicates and stay on one side; `none` looks at equal texts alone."""
     seed: int = 0
-    """Which prompts are held out, and which pairs are drawn."""
+    """Decides which prompts are held out, and which pairs are drawn."""
     overwrite: bool = False
     """Replace what an earlier call wrote into the folder."""
     inputs: InputConfig = NO_INPUT
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a value out of its range."""
+        """Raise ConfigError for a value out of its range."""
         require_seed(self.seed)
         require_between(self, min_margin=(0.0, 1e300), test_fraction=(0.0, 0.9))
         require(

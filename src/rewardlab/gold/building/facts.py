@@ -13,13 +13,13 @@ from rewardlab.core.types import Estimate
 from rewardlab.gold.building.pairing import Judged
 
 MOST_MARGINS: Final = 1 << 20
-"""Margins that are kept for the quantiles. Of more, every second, fourth, … pair."""
+"""Most margins that are kept for the quantiles. With more pairs, every second, fourth, … is kept."""
 QUANTILES: Final = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What is seen of the pairs that were written."""
+    """Facts about the pairs that were written."""
 
     winner_first: Estimate
     """Share of pairs whose better reply was sampled first: ½ where the order of sampling says nothing."""
@@ -39,7 +39,7 @@ class Watcher:
         self._every, self._seen = 1, 0
 
     def see(self, key: str, judged: list[Judged]) -> None:
-        """Take the preferences of a row."""
+        """Add the preferences of a row, whose prompt has this key."""
         first = longer = pairs = 0.0
         for one in judged:
             sizes = [sum(len(turn.content) for turn in reply) for reply in one.preference.replies]
@@ -57,6 +57,7 @@ class Watcher:
     def _margin(self, margin: float) -> None:
         if self._seen % self._every == 0:
             self._margins.append(margin)
+            # Every second margin goes, and from then on half as many are kept, so that all pairs count alike.
             if len(self._margins) == MOST_MARGINS:
                 self._margins = self._margins[::2]
                 self._every *= 2

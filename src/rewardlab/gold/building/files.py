@@ -67,7 +67,7 @@ class Columns:
         self._count = 0
 
     def write(self, *sides: bytes) -> None:
-        """Take the two sides of a pair, as JSON."""
+        """Write the two sides of a pair, as JSON."""
         before = b",\n" if self._count else b"\n"
         for sink, side in zip(self._sinks, sides, strict=True):
             sink.write(before + side)
@@ -76,7 +76,7 @@ class Columns:
 
 @contextmanager
 def _columns(path: Path) -> Iterator[Columns]:
-    """Yield what takes pairs; the file is complete when the block ends."""
+    """Yield the writer of pairs to a file of two columns, which is complete when the block ends."""
     waiting = path.with_name(f"{path.name}.rejected")
     try:
         with path.open("wb") as file:

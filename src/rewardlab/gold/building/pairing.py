@@ -44,19 +44,19 @@ class Counts:
     rows_without_two: int = 0
     """Rows with fewer than two replies that can be compared."""
     rows_without_pair: int = 0
-    """Rows with two or more, of which no pair is kept."""
+    """Rows with two or more such replies, but no pair that is kept."""
     replies: int = 0
     replies_used: int = 0
     """Replies that can be compared."""
     replies_left_out: Counter[str] = field(default_factory=Counter)
-    """By cause, see `REPLY_CAUSES`."""
+    """Cause -> replies, see `REPLY_CAUSES`."""
     pairs: int = 0
     """Pairs that were looked at."""
     pairs_used: int = 0
     pairs_left_out: Counter[str] = field(default_factory=Counter)
-    """By cause, see `PAIR_CAUSES`."""
+    """Cause -> pairs, see `PAIR_CAUSES`."""
     largest_disagreement: float = 0.0
-    """Largest difference between the gold scores of identical replies to a prompt; 0 of a model that gives equal texts
+    """Largest difference between the gold scores of identical replies to a prompt; 0 for a model that gives equal texts
     equal scores."""
 
     def as_dict(self) -> dict[str, object]:
@@ -89,7 +89,7 @@ def judge(row: GoldRow, config: BuildConfig, counts: Counts) -> list[Judged]:
     Replies keep the order in which they were sampled; a comparison names the better one first, with the difference of
     the gold scores as `strength`.
 
-    Raises DataError for scores whose difference is no number, and for more replies than one row may have.
+    Raises DataError for scores whose difference is not finite, and for more replies than one row may have.
     """
     assert row.gold is not None
     kept = _usable(row, config, counts)
@@ -132,13 +132,13 @@ def _usable(row: GoldRow, config: BuildConfig, counts: Counts) -> list[int]:
 
 
 def _is_asked(row: GoldRow) -> bool:
-    """Whether the prompt of a row can be trained on: it has text besides system turns, and can be encoded."""
+    """Return whether the prompt of a row can be trained on: it has text besides system turns, and can be encoded."""
     said = any(turn.content.strip() for turn in row.prompt if turn.role != "system")
     return said and all(is_encodable(turn.content) for turn in row.prompt)
 
 
 def _cause(text: str | None, score: float | None, *, cut: bool) -> str | None:
-    """Return why a reply cannot be compared; None if it can, as far as it alone tells."""
+    """Return why a reply cannot be compared, looking at it alone; None if it can."""
     if text is None:
         return "missing_reply"
     if score is None:
@@ -204,7 +204,7 @@ def _chosen(row: GoldRow, kept: Sequence[int], config: BuildConfig) -> list[tupl
 
 
 def _says_all(config: BuildConfig, num_replies: int, comparisons: Sequence[Comparison]) -> bool:
-    """Whether a ranking says no more than the comparisons do: they are all pairs, and certain."""
+    """Return whether a ranking says the same as the comparisons: these are all pairs, and certain."""
     return config.soft_tau is None and len(comparisons) == num_replies * (num_replies - 1) // 2
 
 

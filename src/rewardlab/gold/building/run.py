@@ -44,11 +44,11 @@ class Built:
 def build(config: BuildConfig) -> Built:
     """Write the preferences that the gold scores say, and return what became of the rows.
 
-    The rows are read twice: first for what belongs together, then to be written. The same rows and settings give the
-    same bytes, but for the manifest.
+    The rows are read twice: first to find what belongs together, then to be written. The same rows and settings give
+    the same bytes, except for the manifest.
 
     Raises ConfigError for an output folder that may not be written, or that another process writes; DataError for rows
-    that cannot be read, that change meanwhile, or of which a side has no pair.
+    that cannot be read or that change meanwhile, and if a side would have no pair.
     """
     require(config.inputs.is_given, "--input is missing: name a file that `rewardlab gold label` wrote.")
     inputs = config.inputs.files()
@@ -59,7 +59,7 @@ def build(config: BuildConfig) -> Built:
 
 @contextmanager
 def _alone(target: Path) -> Iterator[None]:
-    """Keep other processes from a folder that is to be written, and remove what one left that was killed before.
+    """Keep other processes from a folder that is to be written, and remove what a killed one left behind.
 
     Raises ConfigError if another one is at work.
     """
@@ -115,6 +115,7 @@ def _write(folder: Path, config: BuildConfig, sides: Sides) -> tuple[Built, list
         rows = bar(config.inputs.rows(labelled=True), title="writing preferences", total=len(sides.side_R))
         seen: set[int] = set()
         for row, side in zip(rows, sides.side_R.tolist(), strict=True):
+            # Hashes take less memory than ids; two ids of one hash would only make this count too high.
             name = hash(row.id)
             counts.rows_of_one_id += name in seen
             seen.add(name)

@@ -1,4 +1,4 @@
-"""Which rows are trained on and which are held out: nothing of a prompt is on both sides, as `rewardlab data split`."""
+"""Which rows are trained on and which are held out: no prompt is on both sides, as with `rewardlab data split`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Sides:
 
 
 def divide(rows: Iterable[GoldRow], *, test_fraction: float, near: float | str, seed: int) -> Sides:
-    """Return the side of each row, by its prompt, those of near duplicates and of distinctive replies that it shares.
+    """Return the side of each row; rows with one prompt, near-duplicate prompts or shared distinctive replies share it.
 
     Raises DataError if nothing can be held out, or a side would be empty.
     """

@@ -43,7 +43,7 @@ class CheckConfig:
     """Decides which rows are shown, and how texts are divided for fitting."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if nothing, or not enough, is named."""
+        """Raise ConfigError if nothing, or not enough, is named."""
         require_seed(self.seed)
         require_between(self, num_samples=(0, 1000), num_responses=(1, 100_000))
         ours = (self.folder, self.samples, self.labels, self.pairs)

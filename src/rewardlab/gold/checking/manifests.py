@@ -1,4 +1,4 @@
-"""Files beside what says of them: hashes in manifests, and the JSON files beside JSON Lines."""
+"""Files compared with what others say about them: hashes in manifests, and the JSON files beside JSON Lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHA: Final = re.compile(r"[0-9a-f]{64}")
 
 
 def file_findings(stages: Stages) -> Iterator[Finding]:
-    """Yield what manifests, and JSON files beside ours, say."""
+    """Yield the findings from manifests, and from JSON files beside ours."""
     yield from _manifests(stages.folders)
     if stages.responses is None:
         yield from _twins(stages)

@@ -1,4 +1,4 @@
-"""Built pairs against the rows that they are of: the same prompts and replies, the winner with the higher gold score.
+"""Built pairs against the rows that they belong to: same prompts and replies, the winner with the higher gold score.
 
 Where a pair contradicts the scores, the scores are also looked up in other places: with the replies of a row reversed,
 and one or two rows up or down. Pairs were made from the scores, so the right place agrees with all of them.
@@ -20,14 +20,14 @@ from rewardlab.gold.findings import Finding, further
 
 SHIFTS: Final = (-2, -1, 1, 2)
 AGREES: Final = 0.95
-"""Share of pairs that agree with the scores in another place from which on that place is named."""
+"""Least share of pairs that must agree with the scores in another place for that place to be named."""
 BELONGING: Final = "pairs and rows"
 BUILD_AGAIN: Final = "Build the pairs again from these rows."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """Where a pair is among the rows."""
+    """The place of a pair among the rows."""
 
     pair: Pair
     row: int
@@ -46,7 +46,7 @@ class Index:
 
 
 def pair_findings(stages: Stages) -> Iterator[Finding]:
-    """Yield what the built pairs say, among themselves and beside the rows."""
+    """Yield the findings on the built pairs, among themselves and beside the rows."""
     yield from _sides(stages.built)
     yield from _forms(stages.built)
     if not stages.rows:
@@ -68,7 +68,7 @@ def _index(rows: Sequence[GoldRow]) -> Index:
 
 
 def _one_file(built: Built, index: Index, *, are_taken: bool) -> Iterator[Finding]:
-    """Yield what one file says; `are_taken` where the prompts of the rows are those of the pairs."""
+    """Yield the findings on one file; `are_taken` says that the prompts of the rows were taken from the pairs."""
     about = built.path.name
     found = [_find(pair, index) for pair in built.pairs]
     known = [one for one in found if one is not None]
@@ -87,6 +87,7 @@ def _find(pair: Pair, index: Index) -> Found | None:
         texts = index.rows[row].responses
         if pair.chosen in texts and pair.rejected in texts:
             one, other = texts.index(pair.chosen), texts.index(pair.rejected)
+            # A pair of one text twice belongs to two places of the row, if it has the text twice.
             if one == other and pair.chosen in texts[one + 1 :]:
                 other = texts.index(pair.chosen, one + 1)
             return Found(pair=pair, row=row, chosen=one, rejected=other)
@@ -94,14 +95,14 @@ def _find(pair: Pair, index: Index) -> Found | None:
 
 
 def _belonging(about: str, built: Built, lost: Sequence[Pair], index: Index) -> Finding:
-    """Judge whether every pair is of a row, and if not, how they are apart."""
+    """Judge whether every pair belongs to a row, and if not, how pairs and rows differ."""
     name = BELONGING
     if not built.pairs:
         return _empty(about)
     if not lost:
         told = f"All {len(built.pairs):,} pairs have a prompt of the rows and two of its replies."
         return Finding(name=name, about=about, status="pass", evidence=told)
-    told = f"{len(lost):,} of {len(built.pairs):,} pairs are of no row, the first is row {lost[0].number}."
+    told = f"{len(lost):,} of {len(built.pairs):,} pairs belong to no row, the first is row {lost[0].number}."
     no_prompt = sum(bare_key(pair.prompt) not in index.by_prompt for pair in lost)
     moved: Counter[int] = Counter()
     for pair in lost:
@@ -127,8 +128,10 @@ def _belonging(about: str, built: Built, lost: Sequence[Pair], index: Index) -> 
 
 
 def _replies_alone(about: str, built: Built, index: Index) -> Finding:
-    """Judge whether the replies of every pair are of one row, where the prompts of rows are those of the pairs: then
-    pairs and rows have the same prompts whatever they are."""
+    """Judge whether the replies of every pair belong to one row, where the prompts of rows were taken from the pairs.
+
+    The prompts themselves then agree in any case, so they are not compared.
+    """
     if not built.pairs:
         return _empty(about)
     lost = [pair for pair in built.pairs if not _rows_with(pair, index)]
@@ -167,7 +170,7 @@ def _moves(pair: Pair, index: Index) -> set[int]:
 
 
 def _system(about: str, known: Sequence[Found], rows: Sequence[GoldRow]) -> Finding | None:
-    """Judge whether pairs have the system turn of their rows: another one is another template."""
+    """Judge whether pairs have the system turn of their rows; with another one a model reads other texts."""
     if not known:
         return None
     turns = Counter((system_of(one.pair.prompt), system_of(rows[one.row].prompt)) for one in known)
@@ -233,7 +236,7 @@ def _signs(known: Sequence[Found], rows: Sequence[GoldRow], *, reverse: bool, sh
 
 
 def _fault(known: Sequence[Found], rows: Sequence[GoldRow], here: np.ndarray) -> tuple[str, str]:
-    """Return what explains pairs that contradict the scores, and what to do."""
+    """Return what explains the pairs that contradict the scores, and what to do."""
     two = all(len(rows[one.row].responses) == 2 for one in known)
     decided = ~np.isnan(here) & (here != 0)
     if np.mean(here[decided] < 0) >= AGREES:
@@ -280,7 +283,7 @@ def _share(signs: np.ndarray) -> float:
 
 
 def _from(known: Sequence[Found], here: np.ndarray, there: np.ndarray, both: np.ndarray) -> tuple[int, float]:
-    """Return the row up to which scores fit best in place and from which on moved, and the share that agrees so."""
+    """Return the row from which on moved scores fit best, those before it staying, and the share that then agrees."""
     order = np.argsort([one.row for one in known], kind="stable")
     order = order[both[order]]
     if not order.size:

@@ -22,7 +22,7 @@ from rewardlab.gold.files.rows import GoldRow, read_gold_rows, turns_of, with_sy
 
 SIDES: Final = ("train", "test")
 FORMS: Final = ("{}.jsonl", "{}.trl.jsonl", "{}.columns.json")
-"""What a built folder holds of each side: our rows, TRL's, and one object of columns."""
+"""Files of each side in a built folder: our rows, TRL's, and one object of columns."""
 Scores = tuple[float | None, ...]
 
 
@@ -50,7 +50,7 @@ class Built:
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """Which rows have no prompt, where prompts are those of the pairs with the same replies."""
+    """The rows without a prompt, where prompts were taken from the pairs with the same replies."""
 
     unpaired: Sequence[int]
     """Rows whose replies no pair has."""
@@ -72,15 +72,15 @@ class Stages:
     """Rows with gold scores."""
     built: Sequence[Built]
     names: Mapping[str, Path]
-    """What it is -> file."""
+    """Name of an input, such as `labels` -> file."""
     folders: Sequence[Path] = field(default=())
     """Where manifests may lie."""
     taken: Taken | None = None
-    """What is known of prompts that are those of the pairs with the same replies; None where prompts were read."""
+    """Rows whose prompt is not known, where prompts were taken from pairs with the same replies; else None."""
 
     @property
     def rows(self) -> Sequence[GoldRow]:
-        """The rows with the most that is known of them: labelled ones, else sampled ones."""
+        """The labelled rows, else the sampled ones."""
         return self.labels if self.labels is not None else self.samples or ()
 
     def name(self, what: str) -> str:
@@ -132,10 +132,10 @@ def read_stages(config: CheckConfig) -> Stages:
 
 
 def _prompts_of(responses: Sequence[Sequence[str | None]], pairs: Sequence[Pair]) -> tuple[list[Conversation], Taken]:
-    """Return the prompt of each row, that of the pairs whose two replies are of the row, and what is not known so.
+    """Return the prompt of each row, taken from the pairs whose two replies the row has, and the rows without one.
 
-    Where several rows have the two replies, or pairs of several prompts, they do not tell which prompt is whose. A row
-    without a prompt has a text of its own in its place.
+    A prompt is not known where several rows have the two replies, or pairs of several prompts do. Such a row gets a
+    text of its own as its prompt, so that no two of them are taken for one.
     """
     prompts_of: dict[frozenset[str], dict[str, Conversation]] = {}
     for pair in pairs:
@@ -165,7 +165,7 @@ def _places(config: CheckConfig) -> tuple[Path | None, Path | None, Path | None]
     """Return the files of samples and labels, and the folder of pairs. Raises ConfigError if a folder has none."""
     if config.folder is None:
         return config.samples, config.labels, config.pairs
-    # Hidden ones are of commands that are at work, or were killed.
+    # Hidden folders belong to commands that are at work, or were killed.
     rooms = [config.folder, *sorted(path for path in config.folder.glob("[!.]*") if path.is_dir())]
     found = [_first(rooms, f"{name}.jsonl") for name in ("samples", "labels")]
     pairs = next((room for room in rooms if any((room / form.format("train")).is_file() for form in FORMS)), None)
@@ -205,7 +205,7 @@ def _of_built(pairs: Path, names: dict[str, Path]) -> list[GoldRow] | None:
 def _joined(
     prompts: Sequence[Conversation], responses: Sequence[Sequence[str | None]], rewards: Sequence[Scores] | None
 ) -> tuple[list[GoldRow], list[GoldRow] | None]:
-    """Return prompts and responses as rows, and with their scores, as far as all of them reach."""
+    """Return prompts and responses as rows, and these with their scores, up to the end of the shortest file."""
     rows = [
         GoldRow(id=str(number), prompt=prompt, responses=tuple(texts), where=f"row {number + 1}")
         for number, (prompt, texts) in enumerate(zip(prompts, responses, strict=False))
@@ -320,7 +320,7 @@ def _of_own_row(row: Mapping[str, Any], number: int, where: str) -> Iterator[Pai
     prompt = turns_of(row.get("prompt"), where)
     replies = row.get("replies")
     if not isinstance(replies, list):
-        raise DataError(f"{where}: `replies` is no list.")
+        raise DataError(f"{where}: `replies` is not a list.")
     texts = [_conversation(reply, where)[-1].content for reply in replies]
     for judged in row["comparisons"]:
         label = float(judged.get("label", 1.0))

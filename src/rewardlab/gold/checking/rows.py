@@ -19,10 +19,10 @@ from rewardlab.gold.findings import Finding, Status, is_above, percent
 MOST_CUT: Final = 0.1
 """Share of replies that ended at the token limit above which most of what gold sees may be unfinished."""
 MOST_TIES: Final = 0.2
-"""Share of pairs of different replies with one gold score above which gold is too coarse; 4.3 % is what scores in
-bfloat16 have."""
+"""Share of pairs of different replies with one gold score above which gold is too coarse; scores in bfloat16 have
+4.3 %."""
 MOST_AT_AN_END: Final = 0.05
-"""Share of scores at the smallest or largest one above which they were clipped."""
+"""Share of scores that equal the smallest or the largest one above which they count as clipped."""
 NOISE: Final = 0.1
 """Difference between the gold scores of identical replies, in standard deviations of gold, that padding and half
 precision do not explain."""
@@ -30,7 +30,7 @@ FEWEST: Final = 20
 
 
 def row_findings(rows: Sequence[GoldRow]) -> Iterator[Finding]:
-    """Yield what rows show by themselves; labelled ones also what their gold scores do."""
+    """Yield the findings on rows by themselves, and on the gold scores of labelled ones."""
     if not rows:
         return
     yield _missing(rows)
@@ -167,7 +167,7 @@ def _ties(share: Estimate, count: int, is_judge: bool, scores: FloatArray) -> Fi
 
 
 def is_bfloat16(scores: FloatArray) -> bool:
-    """Whether every score is one that bfloat16 can hold: a float32 whose lower 16 bits are 0."""
+    """Return whether every score is one that bfloat16 can hold: a float32 whose lower 16 bits are 0."""
     with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite, and is not a bfloat16
         as_float = scores.astype(np.float32)
     bits = as_float.view(np.uint32)
@@ -175,7 +175,7 @@ def is_bfloat16(scores: FloatArray) -> bool:
 
 
 def _narrow(scores: FloatArray, is_judge: bool) -> Finding:
-    """Judge whether gold's scores are as a reward model gives them: not clipped, not squashed, not a few numbers."""
+    """Judge whether gold's scores look like those of a reward model: not clipped, not squashed, not a few numbers."""
     low, high = float(scores.min()), float(scores.max())
     at_end = max(float(np.mean(scores == low)), float(np.mean(scores == high)))
     different = len(np.unique(scores))
@@ -185,7 +185,7 @@ def _narrow(scores: FloatArray, is_judge: bool) -> Finding:
     )
     name = "range of gold scores"
     if low == high:
-        return Finding(name=name, status="fail", evidence=told, advice="Gold tells nothing apart. Label again.")
+        return Finding(name=name, status="fail", evidence=told, advice="Gold gives all replies one score. Label again.")
     enough = scores.size >= FEWEST * 5
     if is_judge:
         return Finding(name=name, status="pass", evidence=f"{told} They are shares of a judge.")
@@ -201,7 +201,7 @@ def _narrow(scores: FloatArray, is_judge: bool) -> Finding:
         return Finding(
             name=name,
             status="fail",
-            evidence=f"{told} So few come of rounding.",
+            evidence=f"{told} So few point to rounding.",
             advice="Label again, and keep all digits.",
         )
     if enough and low >= 0 and high <= 1:

@@ -25,7 +25,7 @@ class Shown:
     title: str
     prompt: Conversation
     replies: tuple[tuple[str, str], ...]
-    """(what is known of it, text) of each reply."""
+    """(what is known about it, text) of each reply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Checked:
 def check(config: CheckConfig) -> Checked:
     """Return what the files of all stages say about each other.
 
-    Raises ConfigError and DataError for files that are not there, or are of no known form.
+    Raises ConfigError and DataError for files that are not there, or have no known form.
     """
     stages = read_stages(config)
     # Scores near the largest float have an infinite spread; they are judged all the same.

@@ -1,4 +1,4 @@
-"""Whether the files of the stages have the same rows in the same order."""
+"""Tests whether the files of the stages have the same rows in the same order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ AGAIN = "Write the later file again from the earlier one."
 
 
 def stage_findings(stages: Stages) -> Iterator[Finding]:
-    """Yield what holding prompts, samples, responses, scores and labels against each other says."""
+    """Yield the findings of comparing prompts, samples, responses, scores and labels with each other."""
     yield from _counts(stages)
     if "labels" in stages.names and stages.samples is not None and stages.labels is not None:
         yield _same_rows(stages.samples, stages.labels, stages)
@@ -110,7 +110,10 @@ def _whole(row: GoldRow) -> tuple[object, ...]:
 
 
 def _displacement(ours: Sequence[object], theirs: Sequence[object], wrong: Sequence[int]) -> str | None:
-    """Return by how many rows most of the wrong ones are moved, in words; None if there is no such number."""
+    """Return, in words, by how many rows most of the wrong ones are moved, or that only their order differs.
+
+    None if neither holds.
+    """
     place = {row: number for number, row in reversed(list(enumerate(theirs)))}
     moved = Counter(place[ours[number]] - number for number in wrong if ours[number] in place)
     if not moved or moved.most_common(1)[0][1] < len(wrong) / 2:
@@ -134,7 +137,7 @@ def _same_prompts(prompts: Sequence[Conversation], rows: Sequence[GoldRow], stag
 
 
 def _by_replies(stages: Stages, taken: Taken) -> Finding:
-    """Say what is known of prompts that are those of the pairs with the same replies."""
+    """Return what is known about prompts that were taken from the pairs with the same replies."""
     unpaired, ambiguous = taken.unpaired, taken.ambiguous
     told = (
         f"No file of prompts was named. {len(stages.rows) - len(unpaired) - len(ambiguous):,} of {len(stages.rows):,} "

@@ -1,8 +1,8 @@
-"""Whether gold scores belong to the texts beside them, where no other file knows: do the texts say anything of them?
+"""Tests whether gold scores belong to the texts beside them, where no other file can tell: do the texts predict them?
 
 A linear model of the words and lengths of replies is fitted to gold's order of one pair a row, on half of the prompts,
 and judged on the other half. Where scores lie one row off, the texts say nothing about them in their place, and
-something one row further. Swapped replies cannot be seen so: a model fitted to a reversed order is as good.
+something one row further. Swapped replies cannot be seen in this way: a model fitted to a reversed order is as good.
 
 Legend: L rows, R replies, N pairs, A places.
 """
@@ -28,13 +28,13 @@ from rewardlab.gold.findings import Finding, Status, further, is_above, is_below
 
 SHIFTS: Final = (-1, 1)
 MOST_ROWS: Final = 2_000
-"""Rows that are looked at, the first ones; more would cost minutes."""
+"""Most rows that are looked at, from the first on; more would cost minutes."""
 MOST_WORDS: Final = 2_000
 PENALTIES: Final = (1e-3, 1e-2, 1e-1)
 FEWEST: Final = 50
 """Rows with two scored replies below which nothing is fitted."""
 LEVEL: Final = 0.01
-"""Chance that another place is wrongly named, of all together."""
+"""Chance that any other place is wrongly named."""
 NOTHING: Final = 0.56
 """Share of pairs below which the texts say next to nothing."""
 NAME: Final = "texts and gold scores"
@@ -67,7 +67,7 @@ def text_finding(rows: Sequence[GoldRow], *, seed: int = 0) -> Finding | None:
             advice="The scores are shifted by a row against the texts: a row is missing or double. Label again.",
         )
     if is_above(match, 0.5):
-        return Finding(name=NAME, status="pass", evidence=f"{told}, no better with those of the row beside.")
+        return Finding(name=NAME, status="pass", evidence=f"{told}, no better with those of a neighbouring row.")
     status: Status = "warn" if is_below(match, NOTHING) else "undecided"
     return Finding(
         name=NAME,
@@ -121,7 +121,7 @@ def _features(rows: Sequence[GoldRow]) -> tuple[Matrix, list[int]]:
 
 
 def _pairs(rows: Sequence[GoldRow], starts: Sequence[int], shift: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (row, winner, loser) of one pair a row: its replies with the highest and the lowest score there."""
+    """Yield (row, winner, loser) of one pair a row: its best and its worst reply by the scores `shift` rows further."""
     for number, row in enumerate(rows):
         place = number + shift
         gold = rows[place].gold if 0 <= place < len(rows) else None
@@ -142,8 +142,8 @@ def _outcomes(
 ) -> Outcomes | None:
     """Return whether each pair outside `half` of the prompts is ordered right by the model of that half.
 
-    None for fewer than `FEWEST` prompts. By one division, and not by turns: with turns the outcomes would depend on
-    each other through the models, and a test would find differences where there are none.
+    None for fewer than `FEWEST` prompts. The prompts are divided once, and the halves do not change roles: then the
+    outcomes would depend on each other through the models, and a test would find differences where there are none.
     """
     pairs = list(paired)
     keys = [rows[number].key for number, *_ in pairs]
@@ -162,7 +162,7 @@ def _outcomes(
 
 
 def _comparisons(differences: Matrix, prompts: np.ndarray) -> Comparisons:
-    """Return differences, winner minus loser, as what is fitted."""
+    """Return differences, winner minus loser, as the data of a fit."""
     names, numbers = np.unique(prompts, return_inverse=True)
     count = len(numbers)
     return Comparisons(

@@ -30,14 +30,14 @@ class CurvingConfig:
     them itself."""
     sizes: tuple[str, ...] = ()
     """`NAME=NUMBER`, the trained weights of a proxy, by which the results are ordered; by default those that its run
-    recorded, else all weights of its model. A file of scores tells none."""
+    recorded, else all weights of its model. A file of scores has no size."""
     most: int | None = None
     """Largest n; by default as many as nine in ten prompts of every set have scored replies."""
     ensemble: tuple[str, ...] = ()
     """Names of proxies that are judged as one too: by the mean, the minimum, and the mean less `--penalty` standard
     deviations over them."""
     penalty: float = 1.0
-    """λ of that."""
+    """λ, the number of standard deviations that the last of these subtracts."""
 
     output_dir: Path | None = None
     """Folder for curve.json, curve.csv, curve.md and curve.html, and for scores that are computed; by default `curve`
@@ -48,7 +48,7 @@ class CurvingConfig:
     """Decides the draws of the tests."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a value out of its range."""
+        """Raise ConfigError for a value out of its range."""
         require_seed(self.seed)
         require_between(self, penalty=(0.0, 100.0), most=(2, 10_000))
         for value in self.ood_proxies:
@@ -65,7 +65,7 @@ class CurvingConfig:
 
 
 def _is_size(text: str) -> bool:
-    """Whether a text is a number of weights; one of many digits is none, before it is read."""
+    """Return whether a text is a number of weights. Too many digits are refused before they are read as a number."""
     return text.isdecimal() and len(text) <= len(str(MOST_WEIGHTS)) and 1 <= int(text) <= MOST_WEIGHTS
 
 
@@ -79,7 +79,7 @@ class CurveConfig(Composed):
     scoring: ScoringConfig = DEFAULT_SCORING
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if there is nothing to draw a curve of."""
+        """Raise ConfigError if there is nothing to draw a curve of."""
         require(
             self.rows.is_given,
             "--input is missing: name a file with gold scores, as `rewardlab gold label` writes, or in its place "

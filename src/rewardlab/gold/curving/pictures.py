@@ -14,12 +14,12 @@ from rewardlab.gold.curving.words import interval, number, sizes
 from rewardlab.report.charts import NUM_SERIES, Axis, Chart, Dot, Rule, axis, band, line
 
 MOST_BANDS: Final = 3
-"""Lines of a chart that have bands; more would hide each other."""
+"""Most lines of a chart that get bands; more would hide each other."""
 GOLD: Final = "gain of gold over a single reply"
 PROXY: Final = "gain of the proxy, in its own SD"
 DOUBT: Final = (
-    " The upright one is at n = {enough}, half of the replies to a prompt: right of it each point hangs on the one or "
-    "two best of each."
+    " The vertical one is at n = {enough}, half of the replies to a prompt: right of it each point depends on the one "
+    "or two best of each."
 )
 Gain = Callable[[Overoptimisation, int], Estimate]
 """(curve, place) -> what is drawn there."""
@@ -39,7 +39,7 @@ def proxy_of(one: Overoptimisation, place: int) -> Estimate:
 
 
 def charts_of(result: Result, one: PromptSet) -> Iterator[Chart]:
-    """Yield the four charts of a set of prompts; where there are more proxies than colours, four for each few."""
+    """Yield the four charts of a set of prompts; with more proxies than colours, four for each group of proxies."""
     curves = result.of(one.name)
     for start in range(0, len(curves), NUM_SERIES):
         few = curves[start : start + NUM_SERIES]
@@ -71,7 +71,7 @@ def _chart(
     by_size: bool,
     enough: int,
 ) -> Chart:
-    """Return a chart of curves, which the legend calls by `names`."""
+    """Return a chart of curves, with `names` in the legend."""
     place: Place = _log_size if by_size else _bound
     most = curves[0].most
     estimates = [[gain(one, k) for k in range(most)] for one in curves]
@@ -88,8 +88,8 @@ def _chart(
         title=title,
         words=" ".join(_words(name, row, most) for name, row in zip(names, estimates, strict=True))
         + f" {said}"
-        + (" A marker is where gold is highest, of a curve that turns over." if any(dots) else "")
-        + " The level dotted line is no gain."
+        + (" A marker shows where gold is highest on a curve that turns over." if any(dots) else "")
+        + " The horizontal dotted line marks no gain."
         + (DOUBT.format(enough=enough) if rules else ""),
         x=_sizes(most) if by_size else axis(KL_LABEL, xs, include=(0.0,)),
         y=axis(label, _heights(estimates, with_limits=shown), include=(0.0,)),

@@ -28,7 +28,7 @@ class Replies:
     gold_K: FloatArray
     proxy_K: Mapping[str, FloatArray]
     num_texts: int
-    """Different ones among them."""
+    """Different texts among them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Pool:
     num_rows: int
     """Rows that were read."""
     without_gold: int
-    """Replies without a gold score, a text among them that is missing."""
+    """Replies without a gold score, including those without a text."""
     without_proxy: int
     """Replies with a gold score that some proxy did not score."""
     too_few: int = 0
@@ -135,10 +135,10 @@ def used(pool: Pool, most: int) -> Pool:
 
 
 def with_ensemble(pool: Pool, members: Sequence[str], *, penalty: float) -> Pool:
-    """Return the set with three more proxies, that the members make together (`ensembles.COMBINATIONS`).
+    """Return the set with three more proxies, which combine the members (`ensembles.COMBINATIONS`).
 
-    Raises ConfigError for a member that is no proxy, and for a proxy that has the name of a combination; DataError as
-    `on_one_scale`.
+    Raises ConfigError for a member that is not a proxy, and for a proxy that has the name of a combination; DataError
+    as `on_one_scale`.
     """
     if unknown := [name for name in members if name not in pool.names]:
         raise ConfigError(

@@ -30,7 +30,7 @@ PAIRED: Final = ("proxies", "difference of gold", "p", "at the largest n")
 UNITS: Final = (
     "Gold is in its own unit; the gain of a proxy by its own pick is in its standard deviations within prompts. Each "
     "point is the mean over all subsets of n replies, which is unbiased. * marks an n above half of the replies, where "
-    "a point hangs on the one or two best of each prompt."
+    "a point depends on the one or two best of each prompt."
 )
 BOUND: Final = (
     f"KL ≤ is log n − (n − 1)/n, the {KL_LABEL}, not its value: where replies repeat or a proxy ties them the "
@@ -48,7 +48,7 @@ COLUMNS: Final = (
     *("proxy_gain", "proxy_gain_low", "proxy_gain_high"),
     *("proxy_gain_sd", "proxy_gain_sd_low", "proxy_gain_sd_high"),
 )
-"""Of curve.csv."""
+"""Columns of curve.csv."""
 
 
 def text_report(result: Result) -> str:

@@ -30,18 +30,18 @@ IN, OUT = "in distribution", "out of distribution"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptSet:
-    """What a report says of one set of prompts."""
+    """What a report says about one set of prompts."""
 
     name: str
     num_rows: int
     num_used: int
     num_prompts: int
-    """Different ones among the rows that are used."""
+    """Different prompts among the rows that are used."""
     without_gold: int
     without_proxy: int
     too_few: int
     replies: float
-    """Replies to a prompt, the median; above half as many a point hangs on the one or two best."""
+    """Replies to a prompt, the median; above half as many a point depends on the one or two best."""
     texts: Estimate
     """Share of replies to a prompt that are different texts."""
     levels: dict[str, Estimate]
@@ -58,15 +58,15 @@ class Result:
 
     sets: tuple[PromptSet, ...]
     curves: tuple[Overoptimisation, ...]
-    """Of every proxy, set by set."""
+    """Curves of every proxy, set by set."""
     contrasts: tuple[Contrast, ...]
     most: int
     notes: tuple[str, ...]
     sizes: Sizes = field(default_factory=dict)
-    """Of the proxies, the smallest first; ensembles have none."""
+    """Sizes of the proxies, the smallest first; ensembles have none."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Proxy -> the folder, the file or the hub name with its commit that its scores are of."""
+    """Proxy -> where its scores are from: a folder, a file, or a hub name with its commit."""
 
     def label(self, proxy: str) -> str:
         """Return the name of a proxy, with its size if that is known."""
@@ -79,7 +79,7 @@ class Result:
 
 
 def curve(config: CurveConfig) -> Result:
-    """Return the curves. Files of scores that are computed lie in the folder of the results.
+    """Return the curves. Scores that are computed are kept in the folder of the results.
 
     Raises ConfigError and DataError for files that are not there or do not belong together, as `read_gold_rows` and
     `proxy_scores`, and for rows without enough scored replies.
@@ -129,7 +129,7 @@ def inputs_of(config: CurveConfig) -> list[InputConfig]:
 
 
 def _for_ood(config: CurveConfig, first: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the sources of scores for the second set: those of the first, but for proxies that have their own."""
+    """Return the sources of scores for the second set: those of the first, except for proxies with their own."""
     own = {value.partition("=")[0]: value for value in config.curving.ood_proxies}
     unknown = [name for name in own if name not in first]
     require(not unknown, f"--ood-proxies {', '.join(unknown)}: --proxies has no proxy of this name.")
@@ -172,7 +172,7 @@ def _notes(sets: Sequence[PromptSet], most: int) -> Iterator[str]:
         if one.without_gold or one.without_proxy:
             yield (
                 f"{one.name}: replies left out: {one.without_gold:,} without a gold score, {one.without_proxy:,} "
-                f"without the score of some proxy. If these are no random ones, the curve is of the others alone."
+                f"without the score of some proxy. Unless these are random ones, the curve is that of the others alone."
             )
         if one.too_few:
             yield (
@@ -181,7 +181,7 @@ def _notes(sets: Sequence[PromptSet], most: int) -> Iterator[str]:
             )
         if 2 * most > one.replies:
             yield (
-                f"{one.name}: with {one.replies:g} replies to a prompt, a curve beyond n = {one.replies / 2:g} hangs "
+                f"{one.name}: with {one.replies:g} replies to a prompt, a curve beyond n = {one.replies / 2:g} depends "
                 f"on the one or two best of each. For n up to {most} sample {2 * most} to {4 * most}."
             )
         if one.num_prompts < MIN_CLUSTERS:

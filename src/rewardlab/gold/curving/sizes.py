@@ -22,7 +22,7 @@ class Size:
     num: int
     """Weights."""
     is_trained: bool
-    """Whether these are the ones that were trained; else all of the model, since its run is not there to tell."""
+    """Whether these are the weights that were trained; else they are all weights, as its run is not there to tell."""
 
     def __str__(self) -> str:
         unit, scale = next(
@@ -61,7 +61,7 @@ def _size_of(what: str) -> Size | None:
 
 
 def _trained(run: Path) -> int | None:
-    """Return how many weights a run trained; None if the folder is none, or does not say."""
+    """Return how many weights a run trained; None if the folder is not a run, or does not say."""
     try:
         manifest = read_json(run / MANIFEST)
     except (OSError, DataError):

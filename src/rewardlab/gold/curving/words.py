@@ -11,18 +11,18 @@ from rewardlab.core.types import Estimate
 from rewardlab.gold.curving.run import Result
 
 FAR: Final = 100.0
-"""Times the largest n above which no size is told that a fit names."""
+"""Multiple of the largest n at which a size that a fit gives is cut off."""
 
 
 def headline(result: Result) -> str:
-    """Return what is found of all curves, in a sentence."""
+    """Return what all curves show, in a sentence."""
     turned = [one for one in result.curves if one.verdict == "turns over"]
     open_ = [one for one in result.curves if one.verdict == "undecided"]
     if len(open_) == len(result.curves):
         if all(math.isnan(one.adjusted_p) for one in open_):
             return "UNDECIDED: too few prompts for a verdict."
         return (
-            f"UNDECIDED within n ≤ {result.most}: no fall of gold is shown, and one of all that it gained could hide."
+            f"UNDECIDED within n ≤ {result.most}: no fall of gold is shown, nor is one of all that it gained ruled out."
         )
     if not turned:
         most = max(one.turn.fall.high for one in result.curves if one.verdict == "no turn-over")
@@ -40,7 +40,7 @@ def sentence(one: Overoptimisation) -> str:
     """Return what one curve says."""
     turn, most = one.turn, one.most
     if math.isnan(one.adjusted_p):
-        return f"Gold is highest at n = {turn.peak.value:g} of {most}; {turn.peak.method}, so nothing is said of it."
+        return f"Gold is highest at n = {turn.peak.value:g} of {most}; {turn.peak.method}, so nothing is said about it."
     if one.verdict == "turns over":
         where = (
             "Gold falls from the start: no n is better than a single reply. It"
@@ -124,7 +124,7 @@ def p_value(p: float) -> str:
 
 
 def number(value: float, decimals: int | None = None) -> str:
-    """Return a number with true minus; by default with three digits that say something."""
+    """Return a number with a true minus sign; by default with three significant digits."""
     if math.isnan(value):
         return "—"
     if decimals is None:
@@ -134,7 +134,7 @@ def number(value: float, decimals: int | None = None) -> str:
 
 
 def interval(estimate: Estimate) -> str:
-    """Return ``0.40 [0.20, 0.60]``, with as many digits as the width of the limits bears; ``0.40 [—]`` without them."""
+    """Return ``0.40 [0.20, 0.60]``, with digits by the width of the limits, or ``0.40 [—]`` without limits."""
     width = estimate.high - estimate.low
     if math.isnan(width):
         return f"{number(estimate.value)} [—]"

@@ -76,12 +76,12 @@ class InputConfig:
         return [part for path in named if path is not None for part in parts_of(path)]
 
     def digests(self) -> dict[str, str]:
-        """Return the SHA-256 of every file that is read, by its name without folders where that tells it apart."""
+        """Return the SHA-256 of every file that is read, by its name without folders where that is unique."""
         return digests_of(self.files())
 
 
 def digests_of(files: Sequence[Path]) -> dict[str, str]:
-    """Return the SHA-256 of every file, by its name without folders where that tells it apart."""
+    """Return the SHA-256 of every file, by its name without folders where that is unique."""
     names = [path.name for path in files]
     return {path.name if names.count(path.name) == 1 else str(path): sha256_file(path) for path in files}
 
@@ -90,7 +90,7 @@ NO_INPUT: Final = InputConfig()
 
 
 def _settled(row: GoldRow, num_responses: int | None, system: str | None) -> GoldRow:
-    """Return a row with the first so many replies, and with a system turn. Raises DataError if it has fewer."""
+    """Return a row with its first `num_responses` replies, and with a system turn. Raises DataError if it has fewer."""
     kept = slice(num_responses)
     row = replace(row, prompt=with_system(row.prompt, system))
     if num_responses is None or num_responses == len(row.responses):

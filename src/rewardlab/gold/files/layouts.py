@@ -1,6 +1,6 @@
 """The layout with one JSON file a fact: prompts, `[{"response_1": "…", "response_2": "…"}]`, and `[[14.9, 8.5]]`.
 
-Rows belong together by their place. It is read in place of our own files, and written beside them.
+Rows belong together by their place. This layout can be read in place of our own files, and is written beside them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def read_layout(
             raise DataError(f"{where}: has {len(texts)} responses, wanted {num_responses} (--num-responses).")
         gold = None
         if scores is not None:
-            # There may be scores of all replies, or of those alone that are used.
+            # There may be scores of all replies, or only of those that are used.
             few = num_responses is not None and len(scores[number]) == num_responses
             num_scores = num_responses if few and num_responses is not None else len(texts)
             gold = scores_of(scores[number], num_scores, f"{rewards}:{number + 1}")
@@ -59,7 +59,7 @@ def read_layout(
 def read_responses(path: Path, num_responses: int | None = None) -> Iterator[Sequence[str | None]]:
     """Yield the replies of each row of `[{"response_1": "…", …}]`, in the order of their numbers.
 
-    With `num_responses` only the first so many. Raises DataError for rows without them.
+    With `num_responses`, only that many from the first. Raises DataError for rows that have fewer, or none.
     """
     for number, row in enumerate(_list(path), start=1):
         names = _numbered(row) if isinstance(row, Mapping) else []
@@ -71,7 +71,7 @@ def read_responses(path: Path, num_responses: int | None = None) -> Iterator[Seq
             raise DataError(f"{path}:{number}: has {beyond[0]}, but no response_{len(names) + 1}. Number them from 1.")
         texts = [row[name] for name in names[:num_responses]]
         if not all(text is None or isinstance(text, str) for text in texts):
-            raise DataError(f"{path}:{number}: a response is no text.")
+            raise DataError(f"{path}:{number}: a response is not a text.")
         yield texts
 
 
@@ -122,7 +122,7 @@ def write_list(path: Path, values: Iterable[object]) -> None:
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> int:
-    """Write JSON Lines in one step and return how many there are. Raises DataError for a value that JSON has not."""
+    """Write JSON Lines in one step; return their number. Raises DataError for a value that JSON cannot hold."""
     count = 0
     with replacing_lines(path) as sink:
         for row in rows:

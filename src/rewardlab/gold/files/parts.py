@@ -49,7 +49,7 @@ class Shard:
 
 
 def shard_of(text: str | None) -> Shard | None:
-    """Return the part that `--shard` names: `K/N`, or `slurm` for the place of this task in its array; None for none.
+    """Return the part that `--shard` names, `K/N` or `slurm` for the place of this task in its array; None without it.
 
     Raises ConfigError as `Shard.parse` does, outside an array, and for one whose numbers have gaps.
     """
@@ -57,8 +57,11 @@ def shard_of(text: str | None) -> Shard | None:
         return None if text is None else Shard.parse(text)
     task = os.environ.get("SLURM_ARRAY_TASK_ID")
     if task is None:
-        raise ConfigError("--shard slurm: this is no task of a Slurm array. Give --shard K/N, or sbatch --array=1-N.")
+        raise ConfigError(
+            "--shard slurm: this is not a task of a Slurm array. Give --shard K/N, or sbatch --array=1-N."
+        )
     first, last, count = (int(os.environ.get(f"SLURM_ARRAY_TASK_{name}", task)) for name in ("MIN", "MAX", "COUNT"))
+    # With gaps (--array=1,3) the number of a task would not say how many tasks come before it.
     if last - first + 1 != count:
         raise ConfigError("--shard: the numbers of this Slurm array have gaps. Give --shard K/N, K from 1.")
     return Shard(int(task) - first, count)

@@ -38,7 +38,7 @@ class Prompt:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """`source` and the like, which later files keep."""
     occurrence: int = 0
-    """How often it came before."""
+    """How often the same prompt came before."""
 
 
 def read_prompts(

@@ -34,7 +34,7 @@ WANTED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GoldRow:
-    """One prompt, its K replies, and what is known of them."""
+    """One prompt, its K replies, and what is known about them."""
 
     id: str
     prompt: Conversation
@@ -128,7 +128,7 @@ def read_gold_row(row: Mapping[str, Any], where: str, number: int, *, labelled: 
 
 
 def turns_of(prompt: Any, where: str) -> Conversation:
-    """Return a prompt as turns; a text that is an open transcript is split. Raises DataError if it is no prompt."""
+    """Return a prompt as turns; a text that is an open transcript is split. Raises DataError if it is not a prompt."""
     try:
         turns, _ = prompt_turns(prompt, bare=False) if isinstance(prompt, str | list) else ((), False)
     except (RenderError, UnusableRowError, TypeError, AttributeError) as error:
@@ -140,24 +140,24 @@ def turns_of(prompt: Any, where: str) -> Conversation:
 
 
 def is_open(turns: Conversation) -> bool:
-    """Whether there is something to reply to: the last turn has text, and is not the assistant's."""
+    """Return whether there is something to reply to: the last turn has text, and is not the assistant's."""
     return bool(turns) and bool(turns[-1].content.strip()) and turns[-1].role != "assistant"
 
 
 def is_encodable(text: str) -> bool:
-    """Whether a text can be written as UTF-8: it has no half of a surrogate pair."""
+    """Return whether a text can be written as UTF-8: it has no half of a surrogate pair."""
     return text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
 
 
 def with_system(prompt: Conversation, system: str | None) -> Conversation:
-    """Return a prompt that begins with a system turn, which may be empty; one that has its own, and None, stay."""
+    """Return a prompt with a system turn, perhaps empty, before it, unless it has one or `system` is None."""
     if system is None or (prompt and prompt[0].role == "system"):
         return prompt
     return (Message("system", system), *prompt)
 
 
 def scores_of(scores: Any, num_responses: int, where: str) -> tuple[float | None, ...] | None:
-    """Return one score for each reply, None where all are missing as a whole. Raises DataError for anything else."""
+    """Return one score for each reply; None if there is no list of scores. Raises DataError for anything else."""
     if scores is None:
         return None
     if not isinstance(scores, list | tuple) or len(scores) != num_responses:

@@ -28,7 +28,7 @@ class JudgeConfig:
     """Price of a million tokens of answers."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a value out of its range."""
+        """Raise ConfigError for a value out of its range."""
         require_between(self, judge_max_tokens=(1, 1 << 20), judge_seed=(0, (1 << 63) - 1))
         require_between(self, price_in=(0.0, 1e9), price_out=(0.0, 1e9))
         require(

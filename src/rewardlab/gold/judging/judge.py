@@ -21,7 +21,7 @@ CAUSES: Final[Mapping[str, str]] = {
 }
 """Why a question has no verdict: cause -> meaning."""
 REFUSALS: Final = ("content_filter", "refusal")
-"""Why an answer ended, in the words of servers, where it is a refusal."""
+"""Words of servers for why an answer ended, where it is a refusal."""
 
 
 @runtime_checkable
@@ -82,7 +82,7 @@ class Opinion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a judge says of a pair of replies."""
+    """What a judge says about a pair of replies."""
 
     orders: tuple[Opinion, ...]
     """(the first reply shown first, the second shown first); empty for equal replies, which no one is asked about."""
@@ -95,8 +95,8 @@ class Verdict:
 
     @property
     def label(self) -> float | None:
-        """What the first reply wins: the mean over both orders. None if one is missing, since one order alone has the
-        bias of position in it."""
+        """What the first reply wins: the mean over both orders. None if one is missing, since one order alone carries
+        the bias of position."""
         if not self.orders:
             return 0.5
         first, second = self.shares
@@ -118,7 +118,7 @@ EQUAL: Final = Verdict(orders=())
 
 
 class Judge:
-    """Asks about pairs. It keeps nothing: what it was told is in its verdicts."""
+    """Asks about pairs. It remembers nothing: all that was answered is in its verdicts."""
 
     def __init__(
         self,
@@ -127,8 +127,8 @@ class Judge:
         *,
         lost: Mapping[type[Exception], str] = MappingProxyType({}),
     ) -> None:
-        """`lost` maps exceptions of `chat` that mean that a question stays without an answer to their cause; all others
-        end the work.
+        """Ask by `chat`. `lost` maps those of its exceptions that only cost the answer to one question to their cause;
+        all others end the work.
 
         Raises ConfigError for a prompt that cannot be used.
         """

@@ -15,7 +15,7 @@ from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.judging.judge import CAUSES, Verdict
 
 JUDGEMENTS: Final = "judgements"
-"""Column with what was said of each pair."""
+"""Column with what was said about each pair."""
 Pair = tuple[int, int]
 
 

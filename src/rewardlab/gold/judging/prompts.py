@@ -12,7 +12,7 @@ from rewardlab.core.files import UTF8
 from rewardlab.core.types import Conversation
 
 PLACES: Final = ("{question}", "{answer_a}", "{answer_b}")
-"""What is filled in."""
+"""Places that are filled in."""
 TEMPLATE: Final = """\
 Two assistants have answered the same question. Decide which answer helps the person who asked more.
 
@@ -87,7 +87,7 @@ def question_of(prompt: Conversation) -> str:
 def share_of(answer: str) -> float | None:
     """Return what the reply that was shown first wins by an answer: 1, ½ for a tie, 0; None without a verdict.
 
-    The verdict is the only one of the last line that has text. One anywhere else may be a quotation.
+    The verdict is the only one in the last line with text. One anywhere else may be a quotation.
     """
     last = next((line for line in reversed(answer.splitlines()) if line.strip()), "")
     found = VERDICT.findall(last)

@@ -32,7 +32,7 @@ class Summary:
     labels: dict[str, int]
     """Label (what the first reply wins) -> judged pairs."""
     disagreement: Estimate
-    """Share of judged pairs of which the two orders say different things; by prompt."""
+    """Share of judged pairs whose two orders say different things; by prompt."""
     first_shown: Estimate
     """What the reply that is shown first wins, over both orders of judged pairs: ½ without bias of position; by
     prompt."""
@@ -40,7 +40,7 @@ class Summary:
     prompt_tokens: int
     tokens: int
     uncounted: int
-    """Questions of which the server did not say how many tokens they took."""
+    """Questions for which the server did not say how many tokens they took."""
 
     def cost(self, config: JudgeConfig) -> float | None:
         """Return the price of the tokens that are counted; None without prices."""
@@ -62,7 +62,7 @@ class Tally:
         self._questions = self._prompt_tokens = self._tokens = self._uncounted = 0
 
     def see(self, key: str, verdicts: Iterable[Verdict]) -> None:
-        """Take the verdicts on pairs of replies to the prompt with this key."""
+        """Add the verdicts on pairs of replies to the prompt with this key."""
         for verdict in verdicts:
             self._pairs += 1
             self._count(verdict)
@@ -95,7 +95,7 @@ class Tally:
             missing=self._missing,
             causes=dict(sorted(self._causes.items())),
             labels=dict(sorted(self._labels.items())),
-            # One of the two entries of a pair, so that it counts once.
+            # Only one of the two entries of a pair is taken, so that it counts once.
             disagreement=proportion(self._differ[::2], self._keys[::2]),
             first_shown=proportion(self._first, self._keys),
             questions=self._questions,
@@ -133,7 +133,7 @@ def _lines(summary: Summary, config: JudgeConfig) -> Iterator[str]:
 
 
 def _bias(first: Estimate) -> str:
-    """Say what an interval says about the position."""
+    """Return in words what an interval says about a bias of position."""
     if math.isnan(first.low):
         return "too few prompts to tell a bias of position"
     if first.low > 0.5:
@@ -145,4 +145,4 @@ def _uncounted(summary: Summary) -> str:
     if not summary.uncounted:
         return ""
     few, all_of_them = format_count(summary.uncounted), format_count(summary.questions)
-    return f"; of {few} of {all_of_them} questions the server does not tell them"
+    return f"; for {few} of {all_of_them} questions the server does not say"

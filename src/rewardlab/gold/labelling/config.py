@@ -23,7 +23,7 @@ class LabelConfig:
     hub name (`organisation/name@revision`), which is imported. With `--backend vllm` it renders and proves what the
     server scores with; our own server needs none."""
     output: Path
-    """The rows with `gold`, as JSON Lines; beside it the same name with .json: `[[r1, r2], …]`. Either may be named."""
+    """The rows with `gold`, as JSON Lines; beside it the same name with .json: `[[r1, r2], …]`. Name either."""
     shard: str | None = None
     """Label one part of the rows: `3/16`, or `slurm` for the place of this task in its array."""
     max_error_fraction: float = 0.1
@@ -41,7 +41,7 @@ class LabelConfig:
     workers: EngineConfig = EngineConfig()
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a value out of its range."""
+        """Raise ConfigError for a value out of its range."""
         require_between(self, max_error_fraction=(0, 1))
         backend = self.scoring.backend
         self.workers.require_local(self.scoring.backend)

@@ -25,7 +25,7 @@ class ServedJudge:
     """One server as a source of opinions; a part is one question."""
 
     def __init__(self, url: str, scoring: ScoringConfig, config: JudgeConfig) -> None:
-        """Raises ConfigError for an address, a token or a prompt that is unusable."""
+        """Raise ConfigError for an address, a token or a prompt that is unusable."""
         from rewardlab.client.config import token_in
 
         self.name = url
@@ -42,7 +42,7 @@ class ServedJudge:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What judges, once it is open."""
+        """What decides an opinion, the model and how it is asked; whole once the source is open."""
         return {**self._api.identity, **self._judge.decides()}
 
     async def open(self) -> None:
@@ -71,7 +71,7 @@ class Judged:
     kept: Kept
     tally: Tally = field(default_factory=Tally)
     lost: dict[str, Opinion] = field(default_factory=dict)
-    """Key -> an opinion that is none and may be another time: no answer came, or the server refused."""
+    """Key -> an opinion without a verdict, worth asking for again: no answer came, or the server refused."""
     cut: int = 0
     num_tokens: int = 0
     """Tokens of the questions and answers of this call, as far as the server tells."""
@@ -109,7 +109,7 @@ def judge_all(
 ) -> Judged:
     """Have every pair of replies judged that is not kept yet. Raises what a judge raises; what was said is kept.
 
-    `accept` is handed what judges before anything is asked, and may raise.
+    `accept` is called with the identity of the judges before anything is asked, and may raise.
     """
     return asyncio.run(_judge_all(rows, judges, kept, accept))
 
@@ -117,7 +117,7 @@ def judge_all(
 async def _judge_all(
     rows: Callable[[], Iterable[GoldRow]], judges: Sequence[ServedJudge], kept: Kept, accept: Accept
 ) -> Judged:
-    # Rows that cannot be read are told before a server is asked.
+    # Rows that cannot be read are refused before a server is asked.
     total = sum(2 * len(pairs_of(row)) for row in rows())
     async with team_of(lambda: judges, DEFAULT_ENGINE) as team:
         accept(team.identity)
@@ -149,7 +149,7 @@ def _keep(judged: Judged, finished: Finished[Question, Opinion]) -> None:
 
 
 def _missing(rows: Iterable[GoldRow], judged: Judged, update: Callable[[int], object]) -> Iterator[list[Question]]:
-    """Yield the questions that are not answered, each a part of its own; equal questions are asked once."""
+    """Yield the questions that are not answered, each a part of its own; equal questions of a row are asked once."""
     asked: set[str] = set()
     for row in rows:
         for first, second in pairs_of(row):

@@ -8,7 +8,7 @@ from rewardlab.gold.labelling.run import Labelled
 
 
 def text_report(labelled: Labelled, judge: JudgeConfig) -> str:
-    """Return what was written, and what is worth knowing of it."""
+    """Return what was written, and what is worth knowing about it."""
     counts, place = labelled.counts, labelled.place
     before = " (all of them before)" if labelled.was_complete else ""
     lines = [

@@ -58,7 +58,7 @@ class Labelled:
     tokens: int = 0
     """Tokens of the conversations that this call had scored, as far as they are known."""
     tokens_per_s: float = 0.0
-    """How many of them a second, with the time to load the model."""
+    """How many of them a second, the time to load the model included."""
 
 
 def label(config: LabelConfig) -> Labelled:
@@ -71,7 +71,7 @@ def label(config: LabelConfig) -> Labelled:
     shard = shard_of(config.shard)
     place = Place.of(config.output if shard is None else shard.path(config.output))
     by_judge = config.scoring.backend == "chat"
-    inputs = config.rows.digests()  # before a model of another project is imported
+    inputs = config.rows.digests()  # first, so that a missing file is refused before a model is imported
     sources = [] if by_judge else reward_models(config.model, config.scoring)
     judges = judges_of(config.scoring, config.judge) if by_judge else []
     asked = _asked(config, shard, sources, inputs)
@@ -89,7 +89,7 @@ def label(config: LabelConfig) -> Labelled:
         if by_judge:
             done: Scored | Judged = judge_all(rows, judges, kept, accept=accept)
         else:
-            # Workers of Ray find the very model by the name that it has now, a commit of the hub included.
+            # The name holds the commit of a model on the hub, so that workers of Ray load the very same one.
             model = sources[0].name if config.scoring.backend == "local" else config.model
             team = team_of(partial(reward_models, model, config.scoring), config.workers)
             done = score_by(rows, team, kept, title="labelling", accept=accept)
@@ -99,7 +99,7 @@ def label(config: LabelConfig) -> Labelled:
             if isinstance(done, Scored) and done.num_tokens:
                 labelled = replace(labelled, tokens=done.num_tokens, tokens_per_s=done.num_tokens / spent)
             write_manifest(place, asked, decided={"identity": dict(done.identity)}, counts=labelled.counts)
-        # Rows tell neither what was said of a pair by a judge in full, nor what was cut for a score.
+        # With errors the results stay for the next call: the rows hold neither all that a judge said, nor what was cut.
         kept.is_done = not labelled.counts["errors"]
     require_few_errors(
         place,
@@ -140,7 +140,7 @@ def _asked(config: LabelConfig, shard: Shard | None, sources: list[RewardModel],
 
 
 def _judge(config: LabelConfig) -> dict[str, Any]:
-    """Return what of the settings decides what a judge says."""
+    """Return the settings that decide what a judge says."""
     judge = config.judge
     text = None if judge.judge_prompt is None else sha256_file(judge.judge_prompt)
     told = {"judge_max_tokens": judge.judge_max_tokens, "judge_seed": judge.judge_seed}
@@ -148,12 +148,12 @@ def _judge(config: LabelConfig) -> dict[str, Any]:
 
 
 def _take_over(place: Place, kept: Kept) -> None:
-    """Take over the scores of an earlier output, by what decided them."""
+    """Take over the scores of an earlier output, under keys made from what decided them."""
     manifest = earlier(place)
     if manifest is None:
         return
     identity = manifest["decided"].get("identity", {})
-    if "template" in identity:  # a judge's scores are of pairs, which are asked again
+    if "template" in identity:  # a judge's scores are made from pairs, which are asked again
         return
     waiting: list[tuple[str, dict[str, float]]] = []
     for row in read_gold_rows(place.rows):

@@ -28,7 +28,7 @@ class Part:
 
     name: str
     rows: Sequence[GoldRow]
-    """As they were read, in the order of the file."""
+    """Rows as they were read, in the order of the file."""
     replies: Replies
     scores: Mapping[str, FloatArray]
     """Proxy -> [R] scores."""
@@ -43,7 +43,7 @@ class Part:
     without_gold: int
     """Replies with a text and without a gold score."""
     without_score: Mapping[str, int]
-    """Proxy -> replies with a gold score that it has no score for; they are left out for all proxies."""
+    """Proxy -> replies with a gold score but without its score; they are left out for all proxies."""
 
 
 def part_of(name: str, rows: Sequence[GoldRow], proxies: Sequence[Proxy]) -> Part:

@@ -31,7 +31,7 @@ class MatchingConfig:
     runs: tuple[str, ...] = ()
     """`NAME=FOLDER` of the training run of a proxy; by default that in which its folder lies."""
     num_samples: int | None = None
-    """Rows of each part that are judged, the first so many; by default all. Files of scores are of all rows."""
+    """Rows of each part that are judged, from the first; by default all. Files of scores cover all rows."""
     num_rescored: int = 200
     """Rows that a proxy which is a model scores once more with another system turn, to see whether it agrees better
     with gold so; 0 scores none."""
@@ -49,7 +49,7 @@ class MatchingConfig:
     """Decides the signs that tests draw."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a value out of its range."""
+        """Raise ConfigError for a value out of its range."""
         require_seed(self.seed)
         require_between(self, num_rescored=(0, 1_000_000_000))
         require_between(self, good_match=(0.5, 1.0), least_spread=(0.0, 1.0))
@@ -71,7 +71,7 @@ class MatchConfig(Composed):
     scoring: ScoringConfig = DEFAULT_SCORING
 
     def __post_init__(self) -> None:
-        """Raises ConfigError if there is nothing to match."""
+        """Raise ConfigError if there is nothing to match."""
         require(
             self.rows.is_given,
             "--input is missing: name a file with gold scores, as `rewardlab gold label` writes, or in its place "
@@ -91,7 +91,7 @@ class MatchConfig(Composed):
 
     @property
     def train(self) -> InputConfig:
-        """The training part, read as the test part is; nothing is named in it if none was given."""
+        """The training part, read as the test part is; it names nothing if none was given."""
         own = self.matching
         return InputConfig(
             input=own.train_input,

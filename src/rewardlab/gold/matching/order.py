@@ -1,9 +1,9 @@
-"""Whether scores belong to other rows or other replies than their place says: swapped, shifted, turned round.
+"""Tests whether scores belong to other rows or other replies than their place says: swapped, shifted, turned round.
 
-Scores that belong where they are agree with gold better there than anywhere else. So the proxy's scores are also held
-against gold with the places of the replies reversed, with their sign turned, and one or two rows further up or down; in
-the whole file, in each quarter of it and in its last tenth, since a row that is missing in the middle
-moves only what follows.
+Scores that belong where they are agree with gold better there than anywhere else. So the proxy's scores are also
+compared with gold with the places of the replies reversed, with their sign turned, and one or two rows further up or
+down. Shifts are tried in the whole file, in each quarter of it and in its last tenth, since a row that is missing in
+the middle moves only what follows.
 
 Legend: L rows, K replies of most rows, A alternatives.
 """
@@ -29,7 +29,7 @@ SHIFTS: Final = (-2, -1, 1, 2)
 """Rows by which scores are moved."""
 QUARTERS: Final = 4
 LEVEL: Final = 0.01
-"""Chance that any alternative is wrongly named, of one proxy and all alternatives together."""
+"""Chance that any alternative is wrongly named for a proxy."""
 FEWEST: Final = 20
 """Rows below which a part of the file is not looked at by itself."""
 
@@ -43,13 +43,13 @@ class Alternative:
     where: str
     """`all rows`, or which of them."""
     match: Estimate
-    """Where the scores are."""
+    """Match with the scores where they are."""
     other: Estimate
-    """In the other place, on the same rows."""
+    """Match with the scores in the other place, on the same rows."""
     change: Estimate
     """Other less match, paired by row."""
     p: float
-    """Of there being no difference, two-sided, after Holm's correction for all alternatives."""
+    """p-value of there being no difference, two-sided, after Holm's correction for all alternatives."""
 
     @property
     def is_shown(self) -> bool:
@@ -68,9 +68,9 @@ class Order:
 
     @property
     def named(self) -> Alternative | None:
-        """The alternative with the highest match among those that are shown; None if there is none.
+        """The alternative, among those shown to be better, that gains most over all its prompts; None if none is shown.
 
-        Of two equally good ones that which holds for more rows.
+        Of equally good ones it is the one for all rows.
         """
         shown = [one for one in self.alternatives if one.is_shown]
         return max(shown, key=lambda one: (one.change.value * one.match.n, one.where == "all rows"), default=None)
@@ -81,14 +81,14 @@ def order_of(
 ) -> Order:
     """Return how well scores [L, K] match gold if they are put elsewhere: swapped, or shifted by some rows.
 
-    A score is NaN where a reply has none.
+    NaN stands for a score that is missing.
     """
     if not gold_LK.size or gold_LK.shape[1] < 2:
         return Order(alternatives=())
     here_LN = outcomes_by_place(scores_LK, gold_LK)
     moved = {"swapped": outcomes_by_place(scores_LK[:, ::-1], gold_LK)}
     if gold_LK.shape[1] > 2:
-        # Of two replies it is the same.
+        # With two replies, turning the sign is the same as swapping them.
         moved["turned round"] = outcomes_by_place(-scores_LK, gold_LK)
     for shift in shifts:
         if len(gold_LK) > abs(shift):
@@ -109,7 +109,7 @@ def order_of(
 
 
 def is_shift(name: str) -> bool:
-    """Whether an alternative takes scores from another row."""
+    """Return whether an alternative takes scores from another row."""
     return name not in ("swapped", "turned round")
 
 
@@ -122,7 +122,7 @@ def outcomes_by_place(scores_LK: FloatArray, gold_LK: FloatArray) -> FloatArray:
 
 
 def _shifted(scores_LK: FloatArray, shift: int) -> FloatArray:
-    """Return scores of which row i is that of row i + `shift`; NaN beyond the ends."""
+    """Return the scores with those of row i + `shift` in row i; NaN beyond the ends."""
     found = np.full_like(scores_LK, np.nan)
     if shift > 0:
         found[:-shift] = scores_LK[shift:]
@@ -146,7 +146,7 @@ def _parts(num_rows: int) -> list[tuple[str, slice]]:
 def compared(
     name: str, where: str, here_LN: FloatArray, there_LN: FloatArray, prompts: Sequence[str]
 ) -> Alternative | None:
-    """Return the match in both places on the pairs that have one in both; None for fewer than ten prompts."""
+    """Return the match in both places, on the pairs with an outcome in both; None for fewer than ten prompts."""
     known_LN = ~np.isnan(here_LN) & ~np.isnan(there_LN)
     row_N = np.nonzero(known_LN)[0]
     keys = [prompts[row] for row in row_N.tolist()]
@@ -167,7 +167,7 @@ def compared(
 def _first_row(here_LN: FloatArray, there_LN: FloatArray) -> int:
     """Return the row, from 1, such that the match is highest with the scores in place before it and moved from it on.
 
-    1 if they are moved from the start. A row without a pair says nothing.
+    It is 1 if they are moved from the start. A row without a pair says nothing.
     """
     gain_L = np.nansum(there_LN - here_LN, axis=1)
     after_L = np.concatenate([np.cumsum(gain_L[::-1])[::-1], [0.0]])

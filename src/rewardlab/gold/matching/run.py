@@ -47,7 +47,7 @@ class PartMatch:
     num_pairs: int
     """Pairs of replies to one prompt whose texts differ."""
     gold_ties: int
-    """Of these, left out because gold gives both one score."""
+    """Pairs among these that are left out because gold gives both replies one score."""
     identical: int
     """Pairs of one text, left out."""
     without_text: int
@@ -77,11 +77,11 @@ class Beside:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """What is known of a proxy whose model is at hand."""
+    """What is known about a proxy whose model is at hand."""
 
     spec: RewardSpec
     texts: tuple[Alternative, ...] | None = None
-    """Its match on some of the rows with other system turns; None where none were scored again."""
+    """Its match on some of the rows with other system turns; None where no rows were scored again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,13 +98,13 @@ class Matched:
     findings: tuple[Finding, ...]
     notes: tuple[str, ...]
     sources: Mapping[str, str] = field(default_factory=dict)
-    """Proxy -> the folder, the file or the hub name with its commit that its scores are of."""
+    """Proxy -> where its scores are from: a folder, a file, or a hub name with its commit."""
 
 
 def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
     """Return what the scores of the proxies say beside gold's, on test rows and where given on training rows.
 
-    Raises ConfigError and DataError for what cannot be read, or is too little to judge.
+    Raises ConfigError and DataError for files that cannot be read, or hold too little to judge.
     """
     folder = config.output_dir / "scores"
     own = config.matching
@@ -146,7 +146,7 @@ def match(config: MatchConfig, *, scores: Scores = proxy_scores) -> Matched:
 def _texts(
     source: str, proxy: Proxy, rows: Sequence[GoldRow], folder: Path, config: MatchConfig, scores: Scores
 ) -> tuple[Alternative, ...] | None:
-    """Return what a model comes to on some of the rows with other system turns; None if none are to be scored."""
+    """Return the match of a model on some of the rows with other system turns; None if none are to be scored."""
     if not config.matching.num_rescored:
         return None
     places, forms = other_texts(rows, config.matching.num_rescored)
@@ -228,7 +228,7 @@ def _train(
 
 
 def _shared(test: Part, train: Part) -> list[str]:
-    """Return what is told of prompts that both parts hold: test rows that were trained on prove nothing."""
+    """Return a note on prompts that both parts hold, if any: test rows that were trained on prove nothing."""
     both = set(test.replies.prompts) & set(train.replies.prompts)
     if not both:
         return []
@@ -304,7 +304,7 @@ def _standings(part: Part) -> dict[str, Standing]:
 
 
 def _template(part: Part, spec: RewardSpec | None) -> tuple[str, bool]:
-    """Return what a folder says of the system turn beside that of the rows, and whether they differ."""
+    """Return what a folder says about the system turn, beside that of the rows, and whether they differ."""
     if spec is None:
         return "", False
     given = [next((turn.content for turn in row.prompt if turn.role == "system"), None) for row in part.rows]
@@ -319,5 +319,6 @@ def _template(part: Part, spec: RewardSpec | None) -> tuple[str, bool]:
     other = sum(text is not None and adds is not None and text != adds for text in given)
     if other:
         told += f" In {other:,} rows it is not the one that the folder adds."
+    # Where the folder adds none and only some rows have one, these rows are rendered differently from the others.
     mixed = 0 < with_turn < len(given) and adds is None
     return told, bool(other) or mixed

@@ -30,17 +30,17 @@ class RunFacts:
 
     folder: Path
     epochs: float
-    """How many it has had; NaN if that is not recorded."""
+    """Epochs that it has had; NaN if that is not recorded."""
     loss_is: str
-    """Which column the losses are from."""
+    """Column that the losses are from."""
     end_loss: Estimate | None
-    """Over the last steps; None without training rows."""
+    """Loss over the last steps; None without training rows."""
     epoch_loss: Estimate | None
-    """From the end of the first epoch on; None if the run has had less than an epoch."""
+    """Loss from the end of the first epoch on; None if the run has had less than an epoch."""
     train_accuracy: Estimate | None
-    """On rows that it was trained on; None if it was not measured."""
+    """Accuracy on rows that it was trained on; None if it was not measured."""
     own_accuracy: Estimate | None
-    """On the data that the run itself was judged by."""
+    """Accuracy on the data that the run itself was judged by."""
     own_accuracy_on: str
     learning_rate: float | None
     num_epochs: float | None
@@ -55,8 +55,10 @@ def what_of(source: str) -> Path:
 
 
 def spec_of(source: str) -> RewardSpec | None:
-    """Return the spec of a proxy that is a reward-model folder, a run, or an imported model; None if it is none of
-    them, or cannot be read."""
+    """Return the spec of a proxy that is a reward-model folder, a run, or an imported model.
+
+    None for anything else, such as a file of scores, and if the spec cannot be read.
+    """
     what = what_of(source)
     try:
         if is_classifier(what) or is_hub_name(str(what)):
@@ -109,24 +111,24 @@ def _setting(record: Record, *names: str) -> float | None:
 
 
 def _last(rows: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:
-    """Return the rows of the last steps: a tenth of them, at least ten where that is at most the last half."""
+    """Return the rows of the last steps: a tenth of them, or `ROWS` where that is more, but then at most half."""
     count = max(math.ceil(NEAR_THE_END * len(rows)), min(ROWS, len(rows) // 2), 1)
     return rows[-count:]
 
 
 def _from_epoch(rows: Sequence[Mapping[str, float]]) -> Sequence[Mapping[str, float]]:
-    """Return the rows after the first epoch; of a run of one epoch those of its end."""
+    """Return the rows after the first epoch; for a run of one epoch, those of its end."""
     later = [row for row in rows if row.get("epoch", 0.0) > 1.0]
     return later if len(later) >= ROWS else _last(rows)
 
 
 def _mean_of(rows: Sequence[Mapping[str, float]], column: str) -> Estimate:
-    """Return the mean of a column over rows; steps are taken for independent."""
+    """Return the mean of a column over rows; its interval takes steps for independent."""
     return stats.mean_loss(np.array([max(row[column], 0.0) for row in rows]))
 
 
 def _train_accuracy(rows: Sequence[Mapping[str, float]]) -> Estimate | None:
-    """Return the accuracy on training rows: judged with an interval where it was, else that of the last steps."""
+    """Return the accuracy on training rows: as the run judged it, with its interval, else that of the last steps."""
     judged = [row for row in rows if "train_eval_accuracy" in row]
     if judged:
         row = judged[-1]

@@ -1,4 +1,4 @@
-"""Whether a proxy agrees better with gold on other texts of the same rows: with another system turn.
+"""Tests whether a proxy agrees better with gold on other texts of the same rows: with another system turn.
 
 A template or a system turn that is not that of training moves every score and leaves no trace in files of scores. So
 where the model is at hand, some of the rows are scored once more with their system turn changed, and the pairs of
@@ -29,8 +29,8 @@ JOINED: Final = "with the text of the system turn before that of the user"
 def other_texts(rows: Sequence[GoldRow], most: int) -> tuple[list[int], dict[str, list[GoldRow]]]:
     """Return the places of at most `most` rows, evenly spread, and by name these rows with other system turns.
 
-    A row with a system turn loses it, or has its text in the user's turn; one without gets an empty one. Rows that a
-    form does not change stay as they are in it, and a form that changes none is left out.
+    A row with an empty system turn loses it, one with a text has it put before the user's turn, and one without gets an
+    empty one. Rows that a form does not change stay as they are in it, and a form that changes none is left out.
     """
     labelled = [place for place, row in enumerate(rows) if row.gold is not None]
     count = min(most, len(labelled))
@@ -52,7 +52,7 @@ def _system(prompt: Conversation) -> str | None:
 
 
 def _without(prompt: Conversation) -> Conversation:
-    # A text of its own says what is asked for: without it the question would be another one.
+    # Only an empty system turn is taken away: one with text may say what is asked for, so the question would change.
     return prompt[1:] if _system(prompt) == "" else prompt
 
 

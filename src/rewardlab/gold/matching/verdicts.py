@@ -33,16 +33,16 @@ EPOCH_LOSS: Final = 0.5
 COLLAPSE: Final = 0.1
 """Difference between the accuracy that a run measured itself and the match on the same kind of rows that counts."""
 UNKNOWN: Final = "training"
-"""Name of the one finding on proxies of which neither training rows nor a run are known."""
+"""Name of the one finding on all proxies without known training rows and without a known run."""
 ORDERS: Final = ("order of scores", "order of scores, train rows")
 FIRST: Final = "First put the scores in order (see the order of scores), and match again: this may follow from it."
 MORE_TRAINING: Final = "Train it again with --lr 5e-5 and --epochs 2, and look at the loss from step to step."
-"""What repaired such a run."""
+"""Advice that repaired such a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What is known of one proxy."""
+    """What is known about one proxy."""
 
     name: str
     test: Match
@@ -51,9 +51,9 @@ class Judged:
     train_order: Order | None
     run: RunFacts | None
     template: str = ""
-    """What its folder says of the template and the system turn beside the rows; empty without a folder."""
+    """What its folder says about the template and the system turn, beside the rows; empty without a folder."""
     template_differs: bool = False
-    """Whether the system turn of the rows is not that which its folder adds."""
+    """Whether the system turn of the rows differs from the one that its folder adds."""
     texts: tuple[Alternative, ...] | None = None
     """The match on some rows with another system turn; None where nothing could be scored again."""
 
@@ -76,13 +76,13 @@ def judge(judged: Judged, limits: Limits) -> list[Finding]:
         found += [*_losses(judged), _template(judged)]
     if judged.order.named is None:
         return found
-    # What follows from scores in the wrong place is no finding of its own, but it is not hidden either.
+    # What follows from scores in the wrong place is not a finding of its own, but it is shown.
     grave = ("fail", "warn")
     return [one if one.name in ORDERS or one.status not in grave else replace(one, advice=FIRST) for one in found]
 
 
 def together(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings with those on proxies whose training nothing is known of as one, at the end."""
+    """Return the findings, with those on proxies whose training is unknown merged into one at the end."""
     unknown = [one for one in findings if one.name == UNKNOWN]
     rest = [one for one in findings if one.name != UNKNOWN]
     return [*rest, *(replace(one, about=", ".join(own.about for own in unknown)) for one in unknown[:1])]
@@ -234,7 +234,7 @@ def _spread(judged: Judged, limits: Limits) -> Finding:
 
 
 def _trained(judged: Judged) -> tuple[Estimate | None, str]:
-    """Return how well it fits what it was trained on, and where that is from."""
+    """Return how well the proxy fits its training rows, or None, and words for where that is known from."""
     if judged.train is not None:
         return judged.train.agreement.match, "of the pairs of the training rows are ordered as gold orders them"
     if judged.run is not None and judged.run.train_accuracy is not None:
@@ -342,7 +342,10 @@ def _losses(judged: Judged) -> Iterator[Finding]:
             f"It has had {run.epochs:.2f} epochs" if not math.isnan(run.epochs) else "How many epochs it had is unknown"
         )
         yield Finding(
-            name="loss after an epoch", about=judged.name, status="undecided", evidence=f"{had}, so there is none."
+            name="loss after an epoch",
+            about=judged.name,
+            status="undecided",
+            evidence=f"{had}, so there is no such loss.",
         )
         return
     yield _loss("loss after an epoch", judged.name, run.epoch_loss, EPOCH_LOSS, "fail", f"({run.loss_is}).")
@@ -364,7 +367,7 @@ def _loss(name: str, about: str, loss: Estimate, limit: float, grave: Status, wh
 
 
 def _rescored(texts: Sequence[Alternative] | None) -> str:
-    """Return in words what scoring rows again with other system turns came to."""
+    """Return in words what scoring rows again with other system turns showed."""
     if texts is None:
         return (
             "Whether another system turn would fit better is not seen: rows are scored again only by a proxy that is a "
@@ -379,7 +382,7 @@ def _rescored(texts: Sequence[Alternative] | None) -> str:
 
 
 def _template(judged: Judged) -> Finding:
-    """Judge whether the scores are of the texts that the proxy was trained to score."""
+    """Judge whether the scored texts are those that the proxy was trained to score."""
     name = "template and texts"
     run, facts = judged.run, [judged.template] if judged.template else []
     facts.append(_rescored(judged.texts))

@@ -17,7 +17,7 @@ from rewardlab.core.config_file import read_config_file
 from rewardlab.core.errors import ConfigError
 
 STAGES: Final = ("sample", "label", "build", "train", "match", "curve", "check")
-"""In the order of work."""
+"""Stages in the order of work."""
 READS: Final = {
     "label": ("sample", "samples.jsonl"),
     "build": ("label", "labels.jsonl"),
@@ -34,7 +34,7 @@ SET_HERE: Final = (
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is done, and where."""
+    """What the stages do, and where."""
 
     path: Path
     folder: Path
@@ -73,7 +73,7 @@ class Plan:
         return {"sample", "label"} <= set(self.stages) and not {"input", "prompts_path"} & set(self.settings["label"])
 
     def _reads_layout(self, stage: str) -> bool:
-        """Whether a stage reads the layout with one JSON file a fact, so that it is given no file of ours."""
+        """Return whether a stage reads the layout with one JSON file a fact, so that it is given no file of ours."""
         return stage in ("label", "build", "match", "curve") and "prompts_path" in self.settings[stage]
 
     def _written(self, stage: str) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def read_plan(path: Path) -> Plan:
 
 
 def require_makers(plan: Plan) -> None:
-    """Raise ConfigError for a stage that reads what no stage of the plan writes, and what is not there."""
+    """Raise ConfigError for a stage whose input is not there, and is not written by a stage of the plan."""
     for stage, (maker, name) in READS.items():
         given = plan.settings.get(stage, {})
         if stage not in plan.stages or maker in plan.stages or {"input", "data", "prompts_path"} & given.keys():

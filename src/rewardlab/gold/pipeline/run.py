@@ -1,7 +1,7 @@
 """Do the stages of a plan that are not complete.
 
 `run.json` says what each stage was done with: its arguments, and the hashes of what it read and wrote. A stage whose
-record is that of now is left alone. `sample` and `label` look for themselves, since they go on row by row.
+record still holds is left alone. `sample` and `label` decide for themselves, since they go on row by row.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from rewardlab.gold.proxies import model_in
 logger = logging.getLogger("rewardlab")
 RECORD: Final = "run.json"
 BY_ROW: Final = ("sample", "label")
-"""Stages that know themselves what is missing."""
+"""Stages that find out for themselves what is missing."""
 REPORTS: Final = ("match", "curve", "check")
 """Stages that are done again whenever what they read has changed."""
 BUILD: Final = "build"
 PROXIES: Final = "--proxies"
 WRITTEN: Final = ("--output", "--output-dir", "--folder")
-"""Flags of what is written."""
+"""Flags that name what is written."""
 Tool = Callable[[Sequence[str]], None]
 
 
@@ -99,12 +99,12 @@ class _Stage:
         return status
 
     def _how(self, *, has_begun: bool) -> list[str]:
-        """Return what is said besides, to go on or to begin again."""
+        """Return the flags that make the stage go on or begin again."""
         if self._name == "train":
             return ["--overwrite"] if self._again else ["--resume", "auto"]
         if self._again or self._name in REPORTS or (self._name == BUILD and has_begun):
             return ["--overwrite"]
-        # Replies that failed and came now are new rows to label, which the plan itself has made.
+        # Replies that failed before may be there now: the plan itself changed the input of `label`, so that is allowed.
         return ["--follow-input"] if self._name == "label" and self._plan.labels_its_own_samples else []
 
     def _call(self, tool: Tool, words: Sequence[str]) -> int:
@@ -118,12 +118,12 @@ class _Stage:
         except (ConfigError, DataError) as error:
             if self._name not in BY_ROW or "--overwrite" not in str(error):
                 raise
-            # A plan has no --overwrite.
+            # The message names --overwrite, which a plan does not have.
             raise type(error)(f"{error} Here that is `rewardlab gold run` with --redo {self._name}.") from error
         return 0
 
     def _require_unchanged(self, before: Mapping[str, Any]) -> None:
-        """Raise ConfigError if preferences that were written are other ones now, so that they are not lost."""
+        """Raise ConfigError if the preferences were changed after they were written, so that no change is lost."""
         now = self._hashes(self._outputs()) if self._name == BUILD else {}
         if changed := [name for name, digest in before["outputs"].items() if now.get(name, digest) != digest]:
             raise ConfigError(
@@ -160,8 +160,8 @@ class _Stage:
         return [*ours.get(self._name, []), *(file for path in named for file in _files_of(path))]
 
     def _commits(self) -> dict[str, str]:
-        """Return the proxies on the hub, by their names, with the commits that they are now. Raises ConfigError for one
-        that the hub does not give."""
+        """Return name -> current commit of the proxies on the hub. Raises ConfigError for one that the hub does not
+        give."""
         found, is_proxy = dict[str, str](), False
         for word in translated(self._arguments, self._name, say=lambda _: None):
             flag, _, value = word.partition("=") if word.startswith("--") else ("", "", word)
@@ -210,8 +210,11 @@ class _Stage:
 
 
 def _files_of(path: Path) -> Sequence[Path]:
-    """Return a file, what names the weights of a reward model or a run, or all files of a sequence classifier of
-    another project; none for anything else."""
+    """Return the files whose hashes stand for a path.
+
+    They are the file itself; for a reward model or a run its spec, which names the weights; for a sequence classifier
+    of another project all its files; none for anything else.
+    """
     if path.is_file():
         return [path]
     model = model_in(path) if path.is_dir() else None

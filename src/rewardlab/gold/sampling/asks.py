@@ -37,8 +37,8 @@ def seed_of(base: int, prompt: Conversation, occurrence: int, index: int) -> int
     """Return the seed of one reply, from 0 to 2**63 − 1.
 
     It depends on the texts of the prompt, how often it came before, and which reply it is, but neither on its place in
-    the file nor on other prompts: parts of a file, and files with more prompts, have the same seeds. Engines that share
-    one seed among requests give prompts that are drawn at the same moment the same noise.
+    the file nor on other prompts: parts of a file, and files with more prompts, have the same seeds. With one seed for
+    all requests, engines would give prompts that are drawn at the same moment the same noise.
     """
     named = json.dumps([base, turns_json(prompt), occurrence, index]).encode()
     return int.from_bytes(hashlib.sha256(named).digest()[:8], "big") >> 1

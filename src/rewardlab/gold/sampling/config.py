@@ -33,7 +33,7 @@ class DrawConfig:
         require_seed(self.seed)
 
     def decides(self) -> dict[str, Any]:
-        """Return what of the settings decides a reply, besides its seed."""
+        """Return the settings that decide a reply, besides its seed."""
         return {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
 
 
@@ -59,7 +59,7 @@ class SamplerConfig:
     """Ask the server for log-probabilities; their sum over a reply is kept, as the model's own before temperature and
     top-p."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Of a model in this process; `auto` is that of its files."""
+    """Precision of a model in this process; `auto` is that of its files."""
     batch_size: int = 32
     """Replies that a model in this process draws together."""
 
@@ -84,7 +84,7 @@ class SampleConfig:
     """Prompts: a file of texts, messages or rows with `prompt`, `messages` or `instruction`; or any preference data, as
     a file, a folder or a hub name, of which each prompt is taken once."""
     hf_split: str = "train"
-    """Split to read of folders and hub names."""
+    """Split to read from folders and hub names."""
     limit: int | None = None
     """Prompts that are drawn, with the seed; they stay in their order."""
     repeats: Literal["auto", "keep", "once"] = "auto"
@@ -123,6 +123,6 @@ class SampleConfig:
 
     @property
     def items_per_part(self) -> int:
-        """Replies that are asked for together: one of a server; in this process whole prompts, as fill a batch."""
+        """Replies that are asked for together: one from a server; in this process, whole prompts that fill a batch."""
         num = self.draw.num_responses
         return 1 if self.sampler.backend == "http" else max(self.sampler.batch_size // num, 1) * num

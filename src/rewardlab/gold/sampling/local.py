@@ -1,7 +1,7 @@
 """Replies of a language model in this process, by transformers.
 
-Each reply is drawn with a generator of its own, so that it does not depend on which others are drawn beside it, but for
-the rounding of batched arithmetic.
+Each reply is drawn with a generator of its own, so that it does not depend on which others are drawn beside it, except
+for the rounding of batched arithmetic.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class LocalSampler:
         self._tokenizer = load_tokenizer(folder)
         if not getattr(self._tokenizer, "chat_template", None):
             raise ModelError(f"{self.name}: its tokenizer has no chat template. Name a chat model.")
+        # A batch goes on from the last position, so that is where every prompt has to end.
         self._tokenizer.padding_side = "left"
         transformers_logging.disable_progress_bar()
         with told(self.name, "cannot be loaded as a language model"):
@@ -71,7 +72,7 @@ class LocalSampler:
         pad = self._tokenizer.pad_token_id
         self._pad = self._ends[0] if pad is None else pad
         self._tokenizer.pad_token = self._tokenizer.convert_ids_to_tokens(self._pad)
-        # A generation_config.json may hold a temperature, a penalty or a rule of its own; only what is asked for holds.
+        # A generation_config.json may bring a temperature, a penalty or a rule; only what the settings ask for applies.
         self._model.generation_config = GenerationConfig(eos_token_id=list(self._ends), pad_token_id=self._pad)
         self.identity = {
             "model": digest_of(Path(folder)) if Path(folder).is_dir() else folder,
@@ -101,6 +102,7 @@ class LocalSampler:
                     **batch,
                     **self._shared(batch, [items[place].prompt for place in chosen]),
                     max_new_tokens=self._draw.max_tokens,
+                    # `drawing` leaves one token a row, which is then the greedy choice.
                     do_sample=False,
                     logits_processor=[drawing],
                 )
@@ -132,10 +134,10 @@ class LocalSampler:
         )
 
     def _shared(self, batch: Any, prompts: list[Conversation]) -> dict[str, Any]:
-        """Return keys and values of all tokens of the prompts but the last, of which each prompt is computed once.
+        """Return keys and values of all tokens of the prompts but the last, with equal neighbours computed once.
 
-        They stand under the name by which the model takes them. Nothing does where no prompt comes twice in a row, or
-        the model keeps something else than keys and values.
+        They stand under the name by which the model takes them. The result is empty where no prompt comes twice in a
+        row, or the model keeps something other than keys and values.
         """
         import torch
         from transformers import DynamicCache
@@ -193,7 +195,7 @@ def _device() -> str:
 
 
 class _Drawing:
-    """Leaves, of the scores of the next token, the one that is drawn, for every row by its own seed.
+    """Leaves only the drawn one of the scores of the next token, for every row by its own seed.
 
     A token is drawn by inverting the distribution function at a number from the row's generator, so that a row needs
     one number a token whatever its neighbours do. transformers calls it as it calls its own logits processors.
@@ -205,6 +207,7 @@ class _Drawing:
         self.logprobs: list[Any] = []
         """The model's log-probability [rows] of what was drawn, for each step."""
         self._draw = draw
+        # The generators are on the CPU, so that the numbers do not depend on the device.
         drawn = [
             torch.rand(draw.max_tokens, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
             for seed in seeds

@@ -6,7 +6,7 @@ from rewardlab.gold.sampling.run import Sampled
 
 
 def text_report(sampled: Sampled) -> str:
-    """Return what was written, and what is worth knowing of it."""
+    """Return what was written, and what is worth knowing about it."""
     counts, place = sampled.counts, sampled.place
     replies = counts["replies"]
     before = " (all of them before)" if sampled.was_complete else ""

@@ -47,7 +47,7 @@ from rewardlab.gold.teams import team_of
 
 logger = logging.getLogger("rewardlab")
 FACTS: Final = ("stop", "tokens", "prompt_tokens", "logprob")
-"""What is kept of how a reply was sampled, beside its seed."""
+"""Facts about how a reply was sampled that are kept, beside its seed."""
 REPEATS: Final = {"auto": None, "keep": True, "once": False}
 AT_A_TIME: Final = 1_000
 """Replies of an earlier output that are taken over together."""
@@ -70,12 +70,12 @@ class Sampled:
     was_complete: bool = False
     """Whether it had all been done before."""
     tokens_per_s: float | None = None
-    """Of the replies that were drawn now."""
+    """Tokens a second of the replies that were drawn now; None if none were."""
 
 
 @dataclass(kw_only=True)
 class _Work:
-    """What is done of an output."""
+    """The work on an output."""
 
     config: SampleConfig
     kept: Kept
@@ -138,7 +138,7 @@ def _asked(config: SampleConfig, shard: Shard | None) -> Asked:
 
 
 def _commits(config: SampleConfig) -> dict[str, str]:
-    """Return the commits of prompts of the hub, by their names, as far as they are known."""
+    """Return name -> commit of data sets of the hub with prompts, as far as commits are known."""
     if Path(config.prompts).expanduser().is_file():
         return {}
     on_hub = [one for one in _sources(config) if one.is_on_hub]
@@ -147,7 +147,7 @@ def _commits(config: SampleConfig) -> dict[str, str]:
 
 
 def _state(config: SampleConfig, place: Place, asked: Asked) -> State:
-    """Return the state of the output. Raises as `require_own`, and ConfigError if the model's folder has changed."""
+    """Return the state of the output. Raises as `require_own`, and ConfigError if the files of the model changed."""
     state = require_own(place, asked, read=_files(config), overwrite=config.overwrite)
     folder = Path(config.model)
     if state not in ("complete", "has errors") or not config.model or not folder.is_dir():
@@ -189,7 +189,7 @@ def _prompts(config: SampleConfig, shard: Shard | None) -> list[Prompt]:
     if shard is None:
         found = list(read())
         return [found[place] for place in _drawn(config, len(found))]
-    # Read twice, so that only this part is in memory.
+    # The prompts are read twice, so that only this part is in memory.
     drawn = _drawn(config, sum(1 for _ in read()))
     own = shard.some_rows(len(drawn))
     wanted = set(drawn[own.start : own.stop])
@@ -197,7 +197,7 @@ def _prompts(config: SampleConfig, shard: Shard | None) -> list[Prompt]:
 
 
 def _drawn(config: SampleConfig, count: int) -> Sequence[int]:
-    """Return the places of the prompts that are drawn, of all parts together, in order."""
+    """Return the places, in order, of the prompts that are drawn, over all parts."""
     if config.limit is None or config.limit >= count:
         return range(count)
     order = seeded_generator(config.draw.seed, "prompts").permutation(count)[: config.limit]
@@ -206,7 +206,7 @@ def _drawn(config: SampleConfig, count: int) -> Sequence[int]:
 
 
 def samplers_of(config: SampleConfig) -> list[Sampler]:
-    """Return what draws, none of it open. Raises ConfigError."""
+    """Return the sources of replies, none of them open. Raises ConfigError for an unusable address or token."""
     if config.sampler.backend == "http":
         return [ServedSampler(url, config.draw, config.sampler) for url in config.sampler.url]
     from rewardlab.gold.sampling.local import LocalSampler
@@ -238,8 +238,8 @@ async def _draw(work: _Work, prompts: Sequence[Prompt], place: Place) -> Mapping
 def _parts(work: _Work, prompts: Sequence[Prompt], size: int, update: Any) -> Iterator[list[Ask]]:
     """Yield what is to be drawn in parts whose borders depend on the prompts alone.
 
-    A part of which something is missing is drawn as a whole, so that a run that goes on computes what one in a piece
-    does; replies that an earlier output had are not drawn again.
+    A part of which something is missing is drawn as a whole, so that a resumed run computes the same batches as an
+    uninterrupted one; but replies that were taken over from an earlier output are not drawn again.
     """
     asks = (ask for _, several in _asks(work, prompts) for ask in several)
     while part := list(islice(asks, size)):

@@ -17,7 +17,7 @@ class ServedSampler:
     """One server as a source of replies; a part is one reply."""
 
     def __init__(self, url: str, draw: DrawConfig, config: SamplerConfig) -> None:
-        """Raises ConfigError for an address or a token that is unusable."""
+        """Raise ConfigError for an address or a token that is unusable."""
         from rewardlab.client.config import token_in
 
         self.name = url
@@ -34,7 +34,7 @@ class ServedSampler:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What draws, once it is open."""
+        """What decides a reply; known once the source is open."""
         return self._api.identity
 
     async def open(self) -> None:

@@ -39,7 +39,7 @@ from rewardlab.rl.audit.columns import IntArray
 from rewardlab.rl.audit.sums import jackknife, mean_change, or_whole, padded, ratio, sums_of, within, without_units
 
 MIN_STEPS: Final = 4
-"""Fewest steps of a window: fewer say nothing about how much steps differ."""
+"""Fewest steps of a window. With fewer, little can be said about how much steps differ."""
 MOST_BLOCKS: Final = 6
 """Most blocks of a window. Longer blocks keep more of a drift in the error, and fewer make the quantile larger."""
 
@@ -50,7 +50,7 @@ class Shift:
 
     value: float
     error: float
-    """Standard error; NaN where there is too little to tell."""
+    """Standard error; NaN where there is too little data for one."""
     degrees: float
     num_prompts: int
     num_steps: int
@@ -88,7 +88,7 @@ class Shift:
 
 
 def missing(num_prompts: int, num_steps: int, why: str) -> Shift:
-    """Return a change that cannot be told."""
+    """Return a change that cannot be measured; its method says `why`."""
     return Shift(
         value=math.nan, error=math.nan, degrees=math.nan, num_prompts=num_prompts, num_steps=num_steps, method=why
     )
@@ -96,30 +96,37 @@ def missing(num_prompts: int, num_steps: int, why: str) -> Shift:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What happened between two windows."""
+    """The changes of reward and evidence between two windows."""
 
     earlier: int
     later: int
     reward: Shift
     gold: Shift
     wanted: float | None = None
-    """Rise of the evidence that is wanted for each standard deviation of the reward's; None for a held-out suite."""
+    """Rise of the evidence that is wanted for each standard deviation by which the reward rose; None for a held-out
+    suite."""
     predicted: bool = False
-    """Whether that is a share of what the first window predicts."""
+    """Whether `wanted` is a share of what the first window predicts."""
     shortfall: Shift | None = None
     """Change of the evidence minus what is wanted for the change of the reward."""
 
 
 def divide(steps: Sequence[int] | IntArray, windows: int) -> list[IntArray]:
-    """Return the steps of each window, in equal numbers: fewer windows than wanted if one would have under
-    `MIN_STEPS`, none if two would."""
+    """Return the steps of each window, in equal numbers.
+
+    There are fewer windows than wanted if one of them would have fewer than `MIN_STEPS` steps, and none if there are
+    too few steps for two windows.
+    """
     unique = np.unique(np.asarray(steps, dtype=np.int64))
     number = min(windows, len(unique) // MIN_STEPS)
     return list(np.array_split(unique, number)) if number >= 2 else []
 
 
 def windows_of(step_N: IntArray, windows: Sequence[IntArray]) -> IntArray:
-    """Return [N] the window of each step; what is before the first belongs to it, what is after the last to that."""
+    """Return [N] the window of each step.
+
+    A step before the first window belongs to the first, and one after the last window to the last.
+    """
     firsts = np.array([window[0] for window in windows])
     found: IntArray = np.maximum(np.searchsorted(firsts, step_N, side="right") - 1, 0)
     return found
@@ -142,7 +149,7 @@ class Sample:
     blocks: tuple[int, ...]
     """Blocks of each window."""
     min_steps: int = MIN_STEPS
-    """Fewest of them in a window that is compared. With one there is no error over steps."""
+    """Fewest steps with evidence in a window that is compared. With one there is no error over steps."""
 
     @classmethod
     def of(
@@ -181,7 +188,7 @@ class Sample:
 
     @cached_property
     def slope(self) -> Slope | None:
-        """How the evidence goes with the reward within prompts of the first window."""
+        """Slope of the evidence on the reward within prompts of the first window; None if it cannot be measured."""
         inside = self.window_N == 0
         if not inside.any():
             return None
@@ -195,10 +202,11 @@ class Sample:
         )
 
     def compare(self, earlier: int, later: int, *, share: float = 0.0, least: float = 0.0) -> Pair:
-        """Return how reward and evidence changed.
+        """Return how reward and evidence changed between two windows, and what the evidence lacks.
 
-        `share` of the predicted rise has to be there, and `least` for each standard deviation of the reward; the second
-        alone where the first window does not show that the evidence rises with the reward.
+        The evidence has to rise by `share` of what the first window predicts, and by `least` for each standard
+        deviation of the reward. Only `least` counts where the first window does not show that the evidence rises with
+        the reward.
         """
         rows = np.isin(self.window_N, (earlier, later))
         num_prompts = len(np.unique(self.prompt_N[rows]))
@@ -225,8 +233,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope:
-    """The slope of the evidence on the reward within prompts of the first window, and its values when parts of the data
-    are left out, for the jackknife."""
+    """The slope of the evidence on the reward within prompts of the first window.
+
+    Its values without parts of the data are kept, so that `_Change.shortfall` can leave the same parts out.
+    """
 
     value: float
     blocks_B: FloatArray
@@ -284,7 +294,7 @@ class Slope:
 
 @dataclass(frozen=True, kw_only=True)
 class _Change:
-    """The change between two windows with what leaving out gives: [2] or [2 replicates], reward and evidence."""
+    """The change of reward and evidence between two windows [2], and its values without each block and group."""
 
     value_2: FloatArray
     blocks: Mapping[int, FloatArray]
@@ -292,11 +302,12 @@ class _Change:
     groups_H2: FloatArray
     """By the number of the group; NaN where it has no reply in these windows."""
     nested: bool
+    """Whether no prompt is in two blocks, so that leaving out blocks leaves out prompts too."""
     num_prompts: int
     num_steps: int
     method: str
     floor: float
-    """What one reply more would change."""
+    """Smallest error: about what one more reply in each window would change."""
 
     @classmethod
     def of(cls, sample: Sample, rows: np.ndarray, earlier: int, later: int) -> _Change:
@@ -363,7 +374,10 @@ class _Change:
         return self._of(self.value_2[[column]], blocks, self.groups_H2[:, column])
 
     def shortfall(self, slope: Slope | None, share: float, wanted: float) -> Shift:
-        """Return the change of the evidence minus what is wanted, the error of the slope that says it included."""
+        """Return the change of the evidence minus the change that is wanted.
+
+        The error includes that of the slope, if the slope says what is wanted.
+        """
 
         def lacking(change: FloatArray, per_reward: FloatArray | float) -> FloatArray:
             found: FloatArray = change[..., 1] - per_reward * change[..., 0]
@@ -372,7 +386,8 @@ class _Change:
         blocks = {window: lacking(own, wanted) for window, own in self.blocks.items()}
         groups_H = lacking(self.groups_H2, wanted)
         if slope is not None:
-            # What is left out of the slope alone leaves the change as it is, and the other way round.
+            # Slope and change may lack different blocks or groups. A part that only one of them has leaves the other
+            # as it is.
             blocks[0] = lacking(or_whole(self.blocks.get(0, self.value_2[None]), self.value_2), share * slope.blocks_B)
             groups_H = lacking(
                 or_whole(self.groups_H2, self.value_2), share * or_whole(slope.groups_H, np.float64(slope.value))
@@ -404,7 +419,7 @@ def _shift(
     method: str,
     floor: float,
 ) -> Shift:
-    """Return a value with its error from what leaving out gives."""
+    """Return a value with its error, from the values without each block and without each group of prompts."""
     parts = [jackknife(own) for own in blocks.values()]
     steps, prompts = sum(variance for variance, _ in parts), jackknife(groups_H)
     if nested:
@@ -434,6 +449,6 @@ def _in_both(prompt_N: IntArray, late_N: np.ndarray) -> np.ndarray | None:
 
 
 def _recur(prompt_N: IntArray, block_N: IntArray) -> bool:
-    """Whether a prompt is in two blocks."""
+    """Return whether a prompt is in two blocks."""
     pairs = np.unique(np.stack([prompt_N, block_N]), axis=1)
     return int(pairs.shape[1]) > len(np.unique(prompt_N))

@@ -23,7 +23,7 @@ from rewardlab.rl.rollout_log import RolloutRow, find_logs, read_rows
 
 IntArray = npt.NDArray[np.int64]
 LARGEST: Final = 1e100
-"""Largest size of a number: what is computed of it, squares and sums, has to be finite too."""
+"""Largest size of a number: what is computed from it, squares and sums, has to be finite too."""
 GRAM: Final = 4
 REPETITION: Final = "repetition"
 MOST_WORDS: Final = 500
@@ -177,7 +177,7 @@ def read_conversations(columns: Columns, wanted_N: IntArray) -> Iterator[tuple[i
 
 
 def _looked_at(row: RolloutRow, reply: str) -> Iterable[tuple[str, float]]:
-    """Yield what is shown of a row and not judged."""
+    """Yield (name, value) of what is shown about a row and not judged."""
     words = reply.split()
     yield (
         ("conversation (tokens)", float(row.num_tokens))
@@ -193,7 +193,7 @@ def _looked_at(row: RolloutRow, reply: str) -> Iterable[tuple[str, float]]:
 def repetition(words: Sequence[str]) -> float:
     """Return the share of runs of four words that were there before, in the last 500 words of a reply.
 
-    0 for a reply of fewer than four words, and for one without a word twice.
+    It is 0 for a reply of fewer than four words, and for one in which no word occurs twice.
     """
     last = words[-MOST_WORDS:]
     count = len(last) - GRAM + 1

@@ -28,8 +28,9 @@ class AuditConfig:
     windows: int = 4
     """Windows of equally many steps into which the run is divided; the first is the reference."""
     least_change: float = 0.1
-    """A fall of the evidence, or a rise of the reward, that is smaller than this is no finding, in standard deviations
-    of the first window; and the least that the evidence has to rise for each standard deviation of the reward."""
+    """A fall of the evidence, or a rise of the reward, that is smaller than this is not a finding, in standard
+    deviations of the first window; and the least that the evidence has to rise for each standard deviation of the
+    reward."""
     least_rise: float = 0.5
     """Rise of the reward, in standard deviations, from which on the evidence has to rise too."""
     share: float = 0.25
@@ -43,7 +44,7 @@ class AuditConfig:
     """Decides which replies `--gold` scores."""
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for a value out of its range."""
+        """Raise ConfigError for a value out of its range."""
         require_seed(self.seed)
         require_between(self, windows=(2, 20), gold_rows=(2, 1_000_000))
         require_between(self, least_change=(0.0, 10.0), least_rise=(0.0, 100.0), share=(0.0, 1.0))

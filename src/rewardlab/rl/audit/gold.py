@@ -27,8 +27,11 @@ AT_A_TIME: Final = 256
 
 
 def choose(columns: Columns, most: int, seed: int) -> IntArray:
-    """Return the numbers of the rows to score: of each step whole prompts in an order drawn with the seed, up to `most`
-    replies. Of a first prompt with more replies, `most` are drawn."""
+    """Return the numbers of the rows to score: for each step, whole prompts up to `most` replies.
+
+    The order of the prompts is drawn with the seed. If the first prompt alone has more than `most` replies, `most` of
+    them are drawn.
+    """
     edges = np.flatnonzero(np.diff(columns.step_N)) + 1
     chosen = []
     for rows in np.split(np.arange(len(columns.step_N)), edges):
@@ -52,7 +55,7 @@ def choose(columns: Columns, most: int, seed: int) -> IntArray:
 def score(columns: Columns, source: str, *, most: int, seed: int) -> FloatArray:
     """Return [N] scores by the model at `source`, a folder or an address; NaN for rows that were not drawn.
 
-    Raises DataError if that model is one that the run was trained on or changes meanwhile, RolloutError naming a reply
+    Raises DataError if the run was trained on that model or if it changes meanwhile, RolloutError naming a reply
     that gets no score, and what `RewardScorer` raises for a model or server that cannot be used.
     """
     wanted = choose(columns, most, seed)
@@ -74,7 +77,7 @@ def score(columns: Columns, source: str, *, most: int, seed: int) -> FloatArray:
 async def _score(
     source: str, conversations: Iterator[tuple[int, Conversation]], scores_N: FloatArray, total: int
 ) -> set[str]:
-    """Fill in scores; return the digests of the models that gave them."""
+    """Fill in `scores_N`, and return the digests of the models that gave the scores."""
     digests: set[str] = set()
     async with RewardScorer(source) as scorer:
         with bar(title=f"scoring with {source}", total=total) as progress:

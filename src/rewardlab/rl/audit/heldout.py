@@ -38,7 +38,7 @@ REMEDY: Final = (
 LEVELS: Final = (0.01, 0.9999)
 """Levels of intervals that are taken."""
 MANY: Final = 1e6
-"""Degrees of freedom of an interval that says nothing about them."""
+"""Degrees of freedom for an interval of a file, which does not say its own: as good as a normal distribution."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,9 +52,9 @@ class Suite:
     """Number of the item of each row; None for values of the whole suite."""
     items: tuple[str, ...] = ()
     error_N: FloatArray | None = None
-    """Standard errors, of values of the whole suite."""
+    """Standard errors of values of the whole suite; None for outcomes of items."""
     count_N: FloatArray | None = None
-    """Items behind each value; NaN where it is not said."""
+    """Number of items behind each value; NaN where the file does not say."""
 
     @property
     def scale(self) -> float:
@@ -71,7 +71,7 @@ class Suite:
 
     @property
     def has_scale(self) -> bool:
-        """Whether changes can be told in standard deviations of an item."""
+        """Whether changes can be given in standard deviations of an item."""
         return self.item_N is not None or bool(np.isfinite(np.asarray(self.count_N)[0]))
 
     def within(self, first: float, last: float) -> Suite:
@@ -108,7 +108,11 @@ class Suite:
         ).scaled(1 / self.scale)
 
     def _mean(self, kept: np.ndarray) -> tuple[float, float, int]:
-        """Return mean, its error and the number of checkpoints: the larger of what intervals and checkpoints say."""
+        """Return the mean, its error and the number of checkpoints.
+
+        The error is the larger of two: the mean of the intervals' errors, and the error from how far checkpoints lie
+        apart.
+        """
         values, errors = self.value_N[kept], np.asarray(self.error_N)[kept]
         count = len(values)
         if not count:
@@ -189,7 +193,7 @@ def _suite(path: Path, name: str, rows: Sequence[tuple[int, Mapping[str, object]
 
 
 def _error(row: Mapping[str, object], where: str) -> float:
-    """Return the standard error that an interval says."""
+    """Return the standard error that an interval implies. Raises DataError for an interval that cannot be right."""
     value, low, high = (_number(row, key, where) for key in ("value", "low", "high"))
     level = _number(row, "level", where) if row.get("level") is not None else 0.95
     if not low <= value <= high or not LEVELS[0] <= level <= LEVELS[1]:
@@ -198,7 +202,7 @@ def _error(row: Mapping[str, object], where: str) -> float:
             f"level is not from {LEVELS[0]:g} to {LEVELS[1]:g}. {REMEDY}"
         )
     if low == high:
-        raise DataError(f"{where}: the interval of {value:g} has no width, so it says nothing of errors. {REMEDY}")
+        raise DataError(f"{where}: the interval of {value:g} has no width, so it says nothing about errors. {REMEDY}")
     # The longer side, since an interval near the end of a scale is not symmetric.
     return max(value - low, high - value) / float(ndtri((1 + level) / 2))
 

@@ -24,13 +24,14 @@ from rewardlab.rl.audit.heldout import Suite, read_heldout
 from rewardlab.rl.audit.verdicts import Finding, Judged, Limits, judge
 
 MOST_POINTS: Final = 40
-"""Points of a curve: groups of adjacent steps."""
+"""Most points of a curve. Each is a group of adjacent steps."""
 DISTINCT: Final = "distinct replies"
 SHARES: Final = (REPETITION, DISTINCT)
-"""What is shown and lies between 0 and 1."""
+"""Names of the columns that are shown and lie between 0 and 1."""
 PROMPTS_OF_A_POINT: Final = 24
 SELECTED: Final = 0.2
-"""Standard deviations between the rewards of replies with and without evidence from which on it is told."""
+"""Difference, in standard deviations, between the rewards of replies with and without evidence. From there on a note
+says that the replies seem to be chosen by their reward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +57,7 @@ class Part:
     curves: tuple[Curve, ...]
     """Reward and evidence in standard deviations of the first window, from its mean."""
     shown: tuple[Curve, ...]
-    """What is shown and not judged, in its own unit."""
+    """Columns that are shown and not judged, each in its own unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +128,7 @@ def _divided(
 
 
 def _with_evidence(columns: Columns, config: AuditConfig, suites: Sequence[Suite]) -> Columns:
-    """Return columns with the evidence that is wanted alone. Raises ConfigError if there is none."""
+    """Return columns with only the evidence that is wanted, and gold scores. Raises ConfigError if there is none."""
     evidence = dict(columns.evidence)
     for name in config.evidence:
         if name not in evidence:
@@ -213,7 +214,7 @@ def _of_suite(part: int, suite: Suite, own: Columns, windows: Sequence[IntArray]
         reward = sample.compare(earlier, later).reward
         gold = suite.change(earlier, later, windows)
         pairs.append(Pair(earlier=earlier, later=later, reward=reward, gold=gold))
-    notes = [] if suite.has_scale else [f"{suite.name} is told in its own unit, since the file gives no n."]
+    notes = [] if suite.has_scale else [f"{suite.name} is given in its own unit, since the file has no n."]
     if any(np.sum(np.unique(suite.step_N) >= window[0]) == 0 for window in windows):
         notes.append(f"{suite.name} has no checkpoint in some windows.")
     notes.append(f"{suite.name}: with one checkpoint in a window, how much checkpoints differ is not in its interval.")
@@ -240,10 +241,10 @@ def _all_pairs(windows: int) -> list[tuple[int, int]]:
 
 
 def scale_of(values_N: FloatArray, prompt_N: IntArray, first_N: np.ndarray) -> float:
-    """Return the standard deviation of replies to one prompt in the first window, the unit of all changes.
+    """Return the unit of all changes: the standard deviation of replies to one prompt in the first window.
 
-    Of all its replies where no prompt has two that differ, and of all replies where the first window has one value; 0
-    if every reply has the same value.
+    If no prompt has two replies that differ, it is the standard deviation of all replies in the first window; if these
+    all have one value, that of all replies of the run. It is 0 if every reply has the same value.
     """
     inside, prompts = values_N[first_N], prompt_N[first_N]
     if len(inside) > 1:
@@ -260,7 +261,7 @@ def scale_of(values_N: FloatArray, prompt_N: IntArray, first_N: np.ndarray) -> f
 
 
 def _notes(columns: Columns) -> Iterator[str]:
-    """Yield what is told of a whole record."""
+    """Yield the notes on a whole record."""
     count = len(columns.digests)
     if count > 1:
         yield (
@@ -272,7 +273,7 @@ def _notes(columns: Columns) -> Iterator[str]:
 
 
 def _notes_on(name: str, kept: np.ndarray, own: Columns, scale: float) -> Iterator[str]:
-    """Yield what is told of evidence that some replies do not have."""
+    """Yield the notes on evidence that some replies do not have."""
     lacking = int((~kept).sum())
     if not lacking:
         return
@@ -283,7 +284,7 @@ def _notes_on(name: str, kept: np.ndarray, own: Columns, scale: float) -> Iterat
     inside = np.isin(steps, common)
     if not inside.any():
         return
-    # Within steps, so that a reward that rises is not taken for a choice.
+    # Replies are compared within steps, so that a reward that rises over the run is not taken for a choice of replies.
     places = np.searchsorted(common, steps[inside])
     means = [
         np.bincount(places[own_N], own.reward_N[inside][own_N], minlength=len(common))

@@ -10,7 +10,7 @@ For every two windows, and every kind of evidence, two hypotheses are tested, ea
                         `least_change`
 
 All p-values of an audit are adjusted together (Holm 1979), so the chance that an honest run is called either is at most
-5 %, whichever two windows show it. Length, KL divergence, spread and repetition are no part of this.
+5 %, whichever two windows show it. Length, KL divergence, spread and repetition play no part in this.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """One kind of evidence over one part of a run: what is to be judged."""
+    """One kind of evidence over one part of a run, ready to be judged."""
 
     name: str
     part: int
@@ -63,7 +63,7 @@ class Judged:
     ends: Sequence[int]
     """Last step of each window."""
     slope: Estimate | None = None
-    """Of the evidence on the reward within prompts of the first window, in standard deviations."""
+    """Slope of the evidence on the reward within prompts of the first window, in standard deviations."""
     num_rows: int = 0
     is_suite: bool = False
     """Whether it is a held-out suite, judged at checkpoints."""
@@ -96,7 +96,7 @@ class Finding:
     sentence: str
     tests: Sequence[Test]
     shown_by: Test | None
-    """The test with the smallest p-value, of an alarm."""
+    """The test with the smallest p-value, if the verdict is an alarm; else None."""
 
 
 def judge(all_judged: Sequence[Judged], limits: Limits) -> list[Finding]:
@@ -111,7 +111,7 @@ def judge(all_judged: Sequence[Judged], limits: Limits) -> list[Finding]:
 
 
 def overall(findings: Sequence[Finding]) -> Verdict:
-    """Return the verdict on the run: the gravest alarm; else what the evidence that decides most says."""
+    """Return the verdict on the run: of the findings' verdicts, the first in `ORDER`."""
     return min((one.verdict for one in findings), key=ORDER.index, default="undecided")
 
 
@@ -132,7 +132,7 @@ def _tests(judged: Judged, limits: Limits) -> list[Test]:
 
 
 def _larger(one: float, other: float) -> float:
-    """Return the larger of two p-values, of which both are needed; NaN if one of them is not known."""
+    """Return the larger of two p-values. It is NaN if one is NaN, since both are needed, where `max` may drop a NaN."""
     return float(np.maximum(one, other))
 
 
@@ -171,7 +171,7 @@ def _alarm(judged: Judged, by: Test, limits: Limits) -> str:
 
 
 def _share(pair: Pair, limits: Limits) -> str:
-    """Return where the rise that is wanted is from."""
+    """Return, in words, what the wanted rise is a share of."""
     if pair.predicted:
         return f"{limits.share:.0%} of what such a reward meant in the first window"
     return f"{pair.wanted:g} of the reward's rise"
