@@ -139,7 +139,7 @@ class StopRequests:
 
     @property
     def reason(self) -> str:
-        """What asked for an end, for messages; empty if nothing did."""
+        """The name of the signal or limit that asked for an end, for messages; empty if none did."""
         if self._received is not None:
             return "Ctrl-C" if self._received == "SIGINT" else self._received
         if self._deadline is not None and time.monotonic() >= self._deadline:

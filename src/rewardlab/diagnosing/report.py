@@ -35,7 +35,7 @@ class Diagnosis:
 
     @property
     def headline(self) -> str:
-        """How many controls passed, in words."""
+        """The numbers of controls by verdict, in words."""
         count = {kind: sum(one.verdict == kind for one in self.findings) for kind in ("pass", "fail", "undecided")}
         said = ", ".join(f"{number} {kind}" for kind, number in count.items() if number)
         named = [NAMES[one.control] for one in self.findings if one.verdict == "fail"]
