@@ -61,7 +61,7 @@ class VerifyArguments:
 
     @property
     def is_live(self) -> bool:
-        """Whether a live endpoint is to be verified."""
+        """Return whether a live endpoint is to be verified."""
         return self.folder.startswith(("http://", "https://"))
 
 

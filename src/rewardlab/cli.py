@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: Sequence[str]) -> None:
-    """Run the command that the first argument names. Raises ConfigError if there is none of that name."""
+    """Run the command that the first argument names. Raises ConfigError if no command has that name."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_overview())
     elif arguments[0] in ("-V", "--version"):

@@ -23,7 +23,7 @@ def say(*lines: str) -> None:
 
 
 def is_first_process() -> bool:
-    """Whether this process prints the report: torchrun starts several, and rank 0 reports for all."""
+    """Return whether this process prints the report: torchrun starts several, and rank 0 reports for all."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -84,7 +84,8 @@ class Lines(logging.StreamHandler[TextIO]):
 
 @contextmanager
 def log_on_stdout() -> Iterator[None]:
-    """Inside, print the package's log lines of level INFO and above on stdout; put the logger back afterwards."""
+    """Within the block, print the package's log lines of level INFO and above on stdout; restore the logger after
+    it."""
     logger = logging.getLogger("rewardlab")
     handler, level = Lines(sys.stdout), logger.level
     handler.setFormatter(logging.Formatter("%(message)s"))

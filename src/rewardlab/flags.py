@@ -112,7 +112,7 @@ def parse(
 
 @contextmanager
 def _width_for_help() -> Iterator[None]:
-    """Inside, make the terminal seem between NARROWEST and WIDEST columns wide.
+    """Within the block, make the terminal seem between NARROWEST and WIDEST columns wide.
 
     tyro hangs when it lays out text in a column or two, which some terminals report.
     """

@@ -178,7 +178,7 @@ def test_strengths_from_one_half_to_one_tell_it_as_they_do_of_a_dataset():
     assert turned.agreement.value == pytest.approx(np.mean(right))
     table = " ".join(comparison_table({"mine": turned}, first="model").split())
     assert f"Compare it with the agreement of each model, and not with accuracy: mine {np.mean(right):.3f}" in table
-    assert "It is no bound on accuracy" in ceiling_note(found)
+    assert "It is not a bound on accuracy" in ceiling_note(found)
 
 
 @pytest.mark.parametrize("odd", [None, 0.4, 1.2])

@@ -121,7 +121,7 @@ def test_a_dry_run_prints_what_would_be_sent_and_sends_nothing(model, capsys):
     out = capsys.readouterr().out
     assert "would go to me/rm (private if it is new); nothing was sent" in out
     assert f"  model.safetensors  {(model / 'model.safetensors').stat().st_size:,}" in out
-    assert "left here, since they are no part of the model: notes [1].txt" in out
+    assert "left here, since they are not part of the model: notes [1].txt" in out
 
 
 def test_a_dry_run_lists_what_readers_learn_about_the_place_of_training(tmp_path, capsys):

@@ -80,7 +80,7 @@ def test_a_gate_over_several_objectives_is_refused_by_its_weights(tmp_path, said
 
 def test_a_missing_head_is_refused_with_what_was_found(tmp_path, said):
     words = said(write_base_model(tmp_path / "base"))
-    assert "no head, so every reward is lost: a base model is no reward model." in words
+    assert "no head, so every reward is lost: a base model is not a reward model." in words
     assert "Found: no linear layer beside the backbone." in words
     words = said(seq_cls(tmp_path / "classes").folder, "--layout", "openrlhf", "--head", "value_head")
     assert "no head of --layout openrlhf called 'value_head', though there is another" in words

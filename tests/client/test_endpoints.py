@@ -69,7 +69,9 @@ def test_what_is_no_server_of_scores_is_told_with_its_routes() -> None:
 
     with pytest.raises(EndpointError, match="no server that this client knows.*the routes /items.*engine='vllm'"):
         during(Strange(table()), lambda c: c.connect())
-    with pytest.raises(EndpointError, match="no /v1/spec, so this is no server of rewardlab; it has the routes /items"):
+    with pytest.raises(
+        EndpointError, match="no /v1/spec, so this is not a server of rewardlab; it has the routes /items"
+    ):
         during(Strange(table()), lambda c: c.connect(), engine="rewardlab")
 
 

@@ -83,6 +83,6 @@ def test_a_limit_holds_for_each_dataset(tmp_path: Path, two: tuple[Path, Path]) 
 def test_nothing_is_left_where_weights_do_not_fit(tmp_path: Path, two: tuple[Path, Path]) -> None:
     with pytest.raises(ConfigError, match="has the weight 1, and"):
         run(tmp_path, f"{two[0]}:1", two[1])
-    with pytest.raises(DataError, match="would be no row"):
+    with pytest.raises(DataError, match="would be not one row"):
         run(tmp_path, f"{two[0]}:1", f"{two[1]}:1000")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "b.jsonl.zst"]

@@ -71,7 +71,7 @@ class TestCounts:
         assert total == most or not fits
 
     def test_a_share_of_no_row_is_an_error_that_names_the_scarcest(self) -> None:
-        with pytest.raises(DataError, match=r"b: its share of 0\.01 would be no row of 5\. a has 5 rows"):
+        with pytest.raises(DataError, match=r"b: its share of 0\.01 would be not one row of 5\. a has 5 rows"):
             counts_by_share([5, 100], (Fraction(99, 100), Fraction(1, 100)), ["a", "b"])
 
 

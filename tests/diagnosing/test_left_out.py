@@ -56,7 +56,7 @@ def test_pairs_of_equal_length_that_are_all_ties_leave_the_other_controls():
         for group in of.groups
     ]
     of = replace(of, groups=groups)
-    assert why_no_lengths(of, SETTINGS).startswith("in only 0 comparisons that are no ties")
+    assert why_no_lengths(of, SETTINGS).startswith("in only 0 comparisons that are not ties")
     assert "length_matched" not in run_controls(of, SETTINGS)[0]
 
 

@@ -180,7 +180,7 @@ def test_score_takes_the_bootstrap_heads_of_a_probe_from_one_pass(probed, tmp_pa
 def test_score_refuses_one_model_without_heads_and_heads_without_a_scale(members, probed, tmp_path):
     data = tmp_path / "rows.jsonl"
     data.write_text(json.dumps({"prompt": "How?", "response": "So."}) + "\n")
-    with pytest.raises(ConfigError, match="one model is no ensemble. Name two or more, or a probe"):
+    with pytest.raises(ConfigError, match="one model is not an ensemble. Name two or more, or a probe"):
         score_ensemble([str(members[0])], data, tmp_path / "out.jsonl")
     best, heads = probed
     np.savez(best.parent / "heads.npz", head=heads["head"], bootstrap=heads["bootstrap"], layer=2)
@@ -190,7 +190,7 @@ def test_score_refuses_one_model_without_heads_and_heads_without_a_scale(members
 
 def test_what_is_no_ensemble_is_refused(members, pairs_file, tmp_path, capsys):
     config = EvalConfig.of(ensemble=(str(members[0]),), dataset=str(pairs_file), output_dir=tmp_path / "out")
-    with pytest.raises(ConfigError, match="one model is no ensemble"):
+    with pytest.raises(ConfigError, match="one model is not an ensemble"):
         judge_folders(config)
     np.savez(tmp_path / "heads.npz", head=np.zeros(3), bootstrap=np.zeros((5, 3)))
     with pytest.raises(ArtifactError, match=r"heads of shape \(5, 3\), wanted two or more of width 32"):

@@ -234,7 +234,11 @@ def test_verdicts_may_be_words(word, number, tmp_path):
 
 
 WRONG = {
-    "unknown columns": ([{"a": 1, "b": 2}], DataError, r"f\.jsonl: its columns \(a, b\) are no layout of scores"),
+    "unknown columns": (
+        [{"a": 1, "b": 2}],
+        DataError,
+        r"f\.jsonl: its columns \(a, b\) are not a known layout of scores",
+    ),
     "no number": (
         [{"id": 1, "scores_chosen": 1, "scores_rejected": 2}, {"id": 2, "scores_chosen": "x", "scores_rejected": 2}],
         DataError,

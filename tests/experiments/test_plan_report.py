@@ -276,4 +276,4 @@ def test_the_noise_ceiling_of_the_test_rows_stands_below_the_arms(tmp_path: Path
     assert (ceiling.origin, ceiling.accuracy.n) == ("strengths", 200)
     for form in every_form(found):
         assert form.count("Ceiling 0.700") == 1
-        assert "It is no bound on accuracy" in form
+        assert "It is not a bound on accuracy" in form

@@ -230,7 +230,7 @@ def test_a_folder_of_an_evaluation_is_read_with_its_settings(tmp_path: Path) -> 
 def test_what_holds_no_run_is_refused_in_words(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     (tmp_path / "other").mkdir()
-    for name, words in (("none", "not found"), ("file", "is no folder"), ("other", "holds nothing that `rewardlab")):
+    for name, words in (("none", "not found"), ("file", "is not a folder"), ("other", "holds nothing that `rewardlab")):
         with pytest.raises(ConfigError, match=words):
             read_folder(tmp_path / name)
 

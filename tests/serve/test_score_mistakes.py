@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_read_on_is_refused_before_anything_is_scored(tmp_
         ("there.jsonl", "it already exists. Name another file, or replace it with --overwrite"),
         ("scored.txt", "unknown ending '.txt'. Wanted one of .jsonl, .jsonl.gz, .json, .csv, .parquet"),
         ("folder", "is a folder"),
-        ("../../../../../dev/null", "is no ordinary file"),
+        ("../../../../../dev/null", "is not an ordinary file"),
     ],
 )
 def test_an_output_that_cannot_be_is_told_with_status_2(tmp_path, output, words, capsys):

@@ -179,7 +179,7 @@ def test_a_form_that_is_not_taken_is_left_out_and_an_endpoint_that_takes_none_fa
     ("arguments", "message"),
     [
         (["--model", "FOLDER", "--timeout-s", "0.01"], "the endpoint does not answer with scores (failed): "),
-        ([], "it is no rewardlab server, so it does not say what its scores are to be. Give the folder"),
+        ([], "it is not a rewardlab server, so it does not say what its scores should be. Give the folder"),
         (["--token-env", "NOSUCH_TOKEN"], "--token-env NOSUCH_TOKEN: the environment has no such variable"),
         (["--as", "verl"], "--as verl: give the folder that the endpoint is to serve"),
     ],

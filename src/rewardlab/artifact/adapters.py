@@ -1,4 +1,4 @@
-"""Folders that were trained with LoRA from one base, loaded and checked as models on one backbone."""
+"""Loads and checks folders that were trained with LoRA from the same base, as models on one backbone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rewardlab.score import Scorer
 
 logger = logging.getLogger("rewardlab")
 Load = Callable[[Path], Scorer]
-"""Loads a folder as a model of its own, and checks it."""
+"""Loads a folder as a separate model, and checks it."""
 
 
 class Adapters:
-    """Models of several folders on one backbone. One of them computes at a time."""
+    """Models of several folders on one backbone, of which only one computes at a time."""
 
     def __init__(self, lender: Path, load: Load, *, trust: bool = False) -> None:
         """Load the backbone by `load` from a folder with an adapter, which is still to be installed.
@@ -78,9 +78,10 @@ class Adapters:
 
 
 class Members:
-    """Models of an ensemble, of which the one that was opened last computes.
+    """Models of an ensemble. Only the one that was opened last computes.
 
-    If all are adapters of one base, this is in memory once, whichever computes. Else each is loaded when it is opened.
+    If all are adapters of the same base, the base is in memory once for all. Otherwise each is loaded when it is
+    opened.
     """
 
     def __init__(self, folders: Sequence[Path], *, precision: str) -> None:
@@ -94,11 +95,12 @@ class Members:
 
     @property
     def is_shared(self) -> bool:
-        """Whether they share a backbone, which is decided when the first one is opened."""
+        """Return whether the models share a backbone, which is decided when the first one is opened."""
         return self._shared is not None
 
     def open(self, folder: Path, load: Load) -> Scorer:
-        """Return the model of one of the folders; the one that was opened before computes no more if they share.
+        """Return the model of one of the folders. If they share a backbone, the one opened before can no longer
+        compute.
 
         Raises ArtifactError if the folder fails its checks, and as `load` does.
         """
@@ -117,14 +119,14 @@ class Members:
         self._shared, self._active, self._adapters, self._is_decided = None, None, {}, False
 
     def _share(self, load: Load) -> None:
-        """Load the backbone that all share; if there is none, say why."""
+        """Load the backbone that all members share; if they cannot share one, log why."""
         self._is_decided = True
         try:
             if self._precision != "fp32":
                 raise NotSharedError(
                     self._lender, f"adapters on one backbone are computed in fp32, not {self._precision}"
                 )
-            for folder in self.folders:  # Before weights are loaded, which is in vain where one has no adapter.
+            for folder in self.folders:  # before weights are loaded, which would be in vain if one has no adapter
                 read_adapter(folder)
             shared = Adapters(self._lender, load)
             self._adapters = {folder: shared.check(folder) for folder in self.folders}

@@ -37,7 +37,7 @@ class Base:
     config: Any
     """The configuration of transformers."""
     disk_class: Any
-    """The sequence-classification class as which it is saved."""
+    """The sequence-classification class in which it is saved."""
     renderer: Renderer
 
 
@@ -69,7 +69,7 @@ def _positions(config: Any) -> int | None:
 def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: str | None = None) -> Base:
     """Find the model and build its renderer.
 
-    `truncation` is the rule by which it cuts long conversations; by default that of the newest models.
+    `truncation` is the rule by which the renderer cuts long conversations; by default that of the newest models.
 
     Raises ModelError, RenderError or ArtifactError for a model that could not be saved as a reward model, and
     ConfigError for a length limit above its number of positions or too small for every canary.
@@ -94,7 +94,7 @@ def open_base(model: BackboneConfig, rendering: RenderingConfig, *, truncation: 
     renderer = build_renderer(load_tokenizer(path, trust_remote_code=model.trust_remote_code), rendering)
     if truncation is not None:
         renderer = Renderer(renderer.tokenizer, replace(renderer.spec, truncation=truncation))
-    # Saving needs at least one canary and a pad token. A model without them is refused now and not after training.
+    # Saving needs at least one canary and a pad token: refuse a model without them now, not after training.
     render_canaries(renderer)
     renderer.pad_token_id = choose_pad(renderer, config.get_text_config().vocab_size)
     return Base(path=path, config=config, disk_class=disk_class, renderer=renderer)
@@ -119,9 +119,9 @@ def decide_computing(
     device: torch.device,
     train: bool,
 ) -> dict[str, Any]:
-    """Return settings by their flat names, decided: arithmetic, attention, kernels, how control tokens are read.
+    """Return decided settings by their flat names: arithmetic, attention, kernels, how control tokens are read.
 
-    `train` says whether gradients are computed. Raises ConfigError for what cannot be used here.
+    `train` says whether gradients are computed. Raises ConfigError for settings that cannot be used on this machine.
     """
     precision = choose_precision(
         model.precision,

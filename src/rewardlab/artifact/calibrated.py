@@ -21,11 +21,12 @@ def store_calibration(
     """Write a calibration into the spec of a folder, in place of an earlier one; return the new spec.
 
     Weights, tokens and canaries, and so every raw score, stay as they are; only the digest of the spec in config.json
-    and in the weights' metadata is another. A copy is written beside the folder, verified in a clean process, and takes
-    its name: an error or a kill leaves the folder as it was. Files that were not saved with the model are kept.
+    and in the weights' metadata changes. A copy is written beside the folder and verified in a clean process, and then
+    takes the folder's name: an error or a kill leaves the folder as it was. Files that were not saved with the model
+    are kept.
 
-    Raises ArtifactError if the folder does not pass verification or is of a version that has no seal; OSError if the
-    disk has no room for the copy.
+    Raises ArtifactError if the folder does not pass verification or is of a version without a seal; OSError if the disk
+    has no room for the copy.
     """
     folder = folder.resolve()
     spec = read_spec(folder)
@@ -40,7 +41,7 @@ def store_calibration(
             _copy(folder, place, name)
         new = seal(place, replace(spec, temperature=temperature, affine=affine, calibration=calibration))
         write_json(place / SPEC_FILE, new.to_dict())
-        # After sealing, so that what others put there does not become part of the model.
+        # Copy other files only after sealing, so that they do not become part of the model.
         for path in sorted(folder.rglob("*")):
             name = path.relative_to(folder).as_posix()
             if name not in spec.files and name not in (SPEC_FILE, LOCK) and not path.is_dir():

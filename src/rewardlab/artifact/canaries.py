@@ -83,8 +83,8 @@ def score_tokens(model: RewardModel, sequences: Sequence[IntArray], *, before_en
 def make_canaries(model: RewardModel, renderer: Renderer, states: CanaryStates | None = None) -> list[Canary]:
     """Return the canaries of a model in float32, with their decoys; those that the renderer refuses are left out.
 
-    What `states` know of this backbone is looked up, and what they do not is kept there. Raises ConfigError if the
-    renderer refuses all canaries.
+    States of this backbone are looked up in `states`, and missing ones are computed and kept there. Raises ConfigError
+    if the renderer refuses all canaries.
     """
     states = CanaryStates() if states is None else states
     states.confirm(model, SAVED)
@@ -132,7 +132,7 @@ def render_canaries(renderer: Renderer) -> list[tuple[str, Conversation, IntArra
 def _forged(renderer: Renderer) -> list[tuple[str, Conversation]]:
     """Return a canary whose reply contains the control tokens that the template writes between turns.
 
-    There is none if control tokens in messages are not to stay text, or if typing them changes no token.
+    The list is empty if control tokens in messages need not stay text, or if typing them changes no token.
     """
     if renderer.spec.special_tokens_in_text != "text":
         return []
@@ -163,7 +163,7 @@ def _decoys(
     sequences: Sequence[IntArray],
     scores: Sequence[float],
 ) -> dict[str, list[float]]:
-    """Return for each fault that leaves the model as it is the scores of the canaries; NaN where it cannot show."""
+    """Return the canaries' scores under each fault that does not change the model; NaN if it has no effect on one."""
     bos = renderer.spec.bos_token_id
     decoys: dict[str, list[float]] = {
         "shifted_position": score_tokens(model, sequences, before_end=1),

@@ -1,8 +1,8 @@
-"""The states of canaries that a run keeps, so that a backbone which does not train is computed for them once.
+"""The states of canaries that a run keeps, so that a frozen backbone computes them only once.
 
 A score is the head's product with a state, and the state follows from the backbone, the arithmetic and the tokens. As
-long as these are the same, only the product is computed again. It is that of a fresh forward pass bit for bit, since a
-state is kept as it came out for its conversation alone: beside others, in one batch, its last bits may be different.
+long as these are the same, only the product is computed again. It equals that of a fresh forward pass bit for bit,
+since each state is computed from its conversation alone: in a batch with others its last bits may differ.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CanaryStates:
             self._backbone, self._known = backbone, {}
 
     def confirm(self, model: RewardModel, arithmetic: str) -> None:
-        """Compute the longest conversation again, and forget all states if a bit of its state is another one.
+        """Compute the longest conversation again, and forget all states if any bit of its state differs.
 
         `model` is in evaluation mode.
         """
@@ -63,7 +63,7 @@ class CanaryStates:
 
     @contextmanager
     def of(self, model: RewardModel, arithmetic: str) -> Iterator[None]:
-        """Inside, let a model look up its states; one that is not known is computed and kept."""
+        """Within the block, let a model look up its states; unknown ones are computed and kept."""
         known = self._of(model, arithmetic)
 
         def state_of(batch: PackedBatch) -> Tensor:
@@ -80,7 +80,7 @@ class CanaryStates:
             model.known_states = before
 
     def hold(self, model: RewardModel, arithmetic: str, sequences: Sequence[IntArray]) -> bool:
-        """Whether the states of all token sequences are known, so that nothing of the backbone is computed."""
+        """Return whether the states of all token sequences are known, so that the backbone need not be computed."""
         known = self._of(model, arithmetic)
         return all(_key(alone(token_ids)) in known for token_ids in sequences)
 

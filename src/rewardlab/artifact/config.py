@@ -1,4 +1,4 @@
-"""Checks that config.json of a reward-model folder says the same to every engine, old or new.
+"""Checks that config.json of a reward-model folder means the same to every engine, old or new.
 
 Engines read the same setting from different fields: position settings moved in transformers 5, and each library has its
 own field for an activation function. A wrong value in a field that only some engines read would change their scores,
@@ -134,7 +134,7 @@ def older_rope(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the position settings of a configuration in the fields in which transformers 4 looks for them."""
     rope = config.get("rope_parameters")
     older: dict[str, Any] = {}
-    # Gemma 3 has one set of settings for each kind of layer; transformers 4 has a field of its own for the local ones.
+    # Gemma 3 has one set of settings for each kind of layer; transformers 4 has a separate field for the local ones.
     if isinstance(rope, dict) and isinstance(rope.get("full_attention"), dict):
         local = rope.get("sliding_attention") or {}
         older |= {"rope_local_base_freq": local["rope_theta"]} if "rope_theta" in local else {}
@@ -158,13 +158,14 @@ def older_rope(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _applies(named: object) -> bool:
-    """Whether a field names an activation function other than the identity."""
+    """Return whether a field names an activation function other than the identity."""
     function = named.get("activation_fn") if isinstance(named, dict) else named
     return function is not None and not str(function).endswith("Identity")
 
 
 def _same(value: Any, wanted: Any) -> bool:
-    """Whether two settings are equal: 1 equals 1.0, True does not equal 1, and lists and objects item by item."""
+    """Return whether two settings are equal: 1 equals 1.0, True does not equal 1, and lists and objects item by
+    item."""
     if isinstance(value, dict) and isinstance(wanted, dict):
         return value.keys() == wanted.keys() and all(_same(value[name], wanted[name]) for name in value)
     if isinstance(value, list) and isinstance(wanted, list | tuple):

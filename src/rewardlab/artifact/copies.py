@@ -13,11 +13,11 @@ from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 def copy_reward_model(source: Path, spec: RewardSpec, folder: Path) -> None:
     """Write `folder` with the files of `source`, which was saved with this `spec`; it is replaced only at the very end.
 
-    Every file of the copy is read back and compared by its SHA-256, so the scores in the spec are as true of it as of
-    the folder that was computed. Files that were added to `source` since are left out.
+    Every file of the copy is read back and compared by its SHA-256, so the scores in the spec hold for it as for the
+    original. Files that were added to `source` since are left out.
 
-    Raises ArtifactError if a file is not the one that was saved; OSError if one is gone or the disk is full. In both
-    cases an earlier folder is left as it was.
+    Raises ArtifactError if a file differs from the one that was saved; OSError if one is missing or the disk is full.
+    In both cases an earlier folder stays as it was.
     """
     with replacing_folder(folder) as temporary:
         for name in spec.files:

@@ -58,7 +58,7 @@ def _require_float16_range(tensor: Tensor, name: str) -> None:
         raise ArtifactError(
             f"{name} holds {largest:.4g}, and the largest float16 value is {limit:.0f}. {TAKE_BFLOAT16}"
         )
-    # Small biases are no problem: they are added to numbers of ordinary size, so their rounding hardly counts.
+    # Small biases may be rounded: they are added to numbers of ordinary size, so their rounding hardly matters.
     size = float(tensor.float().square().mean().sqrt())
     if tensor.ndim >= 2 and 0 < size < FLOAT16_FINEST:
         raise ArtifactError(
@@ -94,7 +94,7 @@ def with_half_precision(
     for name in overflown:
         del references[name]
     decoys: dict[str, list[float]] = {}
-    # Weights that are bfloat16 already are not changed by rounding them to it, so there is nothing to tell apart.
+    # Rounding does not change weights that are bfloat16 already, so the decoy would equal the score.
     if save_dtype != "bfloat16":
         # The head is applied to states that are known, and it is a weight as well.
         known = states.hold(model, PRECISION_MISMATCH, sequences)
@@ -121,7 +121,7 @@ def _half_scores(
 
 @contextmanager
 def computing_in(model: RewardModel, dtype: torch.dtype) -> Iterator[None]:
-    """Make a float32 model, whole or sharded, compute inside as it would when loaded in half precision."""
+    """Within the block, make a float32 model, whole or sharded, compute as it would when loaded in half precision."""
     own = model.compute_dtype
     model.compute_dtype = dtype
     if isinstance(model, FSDPModule):
@@ -139,8 +139,8 @@ def computing_in(model: RewardModel, dtype: torch.dtype) -> Iterator[None]:
 def round_to_nearest(model: nn.Module, dtype: torch.dtype) -> None:
     """Round every weight, in place, to the nearest value of a half precision, as engines do with a float32 folder.
 
-    `model` may also be a part of one that is not sharded. The arithmetic stays float32: that of engines differs from
-    one to the next, and it moves scores far less.
+    `model` may also be a part of a model that is not sharded. The arithmetic stays float32: engines differ in theirs,
+    and it changes scores far less than rounded weights do.
     """
     drop_gathered(model)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Loading a reward-model folder as a Scorer, with every check on the way: nothing is guessed or filled in."""
+"""Loads a reward-model folder as a Scorer, with all checks: nothing is guessed or filled in."""
 
 from __future__ import annotations
 
@@ -197,7 +197,8 @@ def _require_all_and_no_more(path: Path, disk_class: Any, missing: Collection[st
 
 
 def _has_zero_bias(path: Path) -> bool:
-    """Whether the head's bias in the files is one zero: then it makes no difference that engines add or ignore it."""
+    """Return whether the head's bias in the files is a single zero, so that it does not matter whether engines add
+    it."""
     entry = read_headers(weight_files(path))[BIAS]
     with safe_open(entry.file, framework="pt") as weights:
         bias = weights.get_tensor(BIAS)

@@ -67,7 +67,8 @@ class Exported:
     """How the weights of the new folder are divided into files."""
 
     def as_dict(self) -> dict[str, str]:
-        """Return what the new spec says about the source: its path, the dtype of its weights, its spec's SHA-256."""
+        """Return the facts about the source for the new spec: its path, the dtype of its weights, its spec's
+        SHA-256."""
         digest = sha256_file(self.folder / SPEC_FILE)
         return {"folder": str(self.folder), "save_dtype": self.save_dtype, "spec_sha256": digest}
 
@@ -204,7 +205,7 @@ def choose_pad(renderer: Renderer, num_embeddings: int) -> int:
     Raises ArtifactError if there is none.
     """
     tokenizer, final = renderer.tokenizer, renderer.spec.final_token_id
-    # Looked up once: the tokenizer makes the list anew whenever it is asked, and the vocabulary is long.
+    # Look the list up once: the tokenizer builds it anew at every access, and the vocabulary is long.
     marked = set(tokenizer.all_special_tokens)
     special = sorted(
         (token_id, token)
@@ -375,7 +376,7 @@ def _write_merged(
         return write_weights(path, part, ranks, cast=cast, metadata=METADATA)
 
     written = write_files(folder, on_disk, ranks, form=form, dtype=dtype, write=write)
-    # The bias of zero is no weight of the model, so it is not read back with it; loading checks it.
+    # The bias of zero is not a weight of the model, so it is not read back with it; loading checks it.
     return {names[there]: text for there, text in written.items() if there != BIAS}
 
 

@@ -109,7 +109,7 @@ def require_seal(path: Path, spec: RewardSpec) -> None:
         return
     now = part_digests(spec)
     # A later version may add fields to the spec. A folder saved before has no digest for them; their default values
-    # are no change.
+    # do not count as a change.
     for name in parts_by_default(spec) - spec.digests.keys():
         now.pop(name, None)
     if changed := sorted(name for name in {*now, *spec.digests} if now.get(name) != spec.digests.get(name)):

@@ -38,7 +38,7 @@ ONE: Final = FileForm()
 
 
 def bytes_of_size(text: str) -> int:
-    """Return the number of bytes that a text such as `5GB` or `500MiB` says. Raises ConfigError if it says none."""
+    """Return the number of bytes of a text such as `5GB` or `500MiB`. Raises ConfigError for any other text."""
     match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([KMG]i?B)?", text, flags=re.IGNORECASE)
     if match is None or (size := int(float(match[1]) * UNITS[(match[2] or "").upper()])) < 1:
         raise ConfigError(f"--max-shard-size {short(text)}: must be a size such as 5GB, 500MB or 2GiB.")
@@ -52,7 +52,7 @@ Write = Callable[[Path, Mapping[str, Weight]], dict[str, str]]
 def write_files(
     folder: Path, weights: Mapping[str, Weight], ranks: Writers, *, form: FileForm, dtype: torch.dtype, write: Write
 ) -> dict[str, str]:
-    """Write the weights of a model, in `dtype`, to the files that `form` says; return what `write` returns of all."""
+    """Write the weights of a model, in `dtype`, to the files of `form`; return all digests that `write` returns."""
     # The shapes and dtypes are known on every rank, so all of them divide the weights in the same way.
     shards = _divided(weights, dtype, form.max_shard_bytes)
     if len(shards) == 1:
@@ -79,7 +79,7 @@ def _zero(wanted: bool) -> Tensor | None:
 
 
 def _divided(weights: Mapping[str, Weight], dtype: torch.dtype, most: int | None) -> list[list[str]]:
-    """Return the names in each file, in the order of the model; no file is larger than `most` if it can be helped."""
+    """Return the names in each file, in the order of the model; only a file of one weight may be larger than `most`."""
     shards: list[list[str]] = [[]]
     filled = 0
     for name, weight in weights.items():

@@ -1,9 +1,9 @@
 """Several adapters on one backbone: the base model's weights in memory once, a head and an adapter for each name.
 
-A reward-model folder holds its adapter merged. So the base is the merged weights of the first folder with its update
-taken off again, exact to the last bit or two of float32. Every other folder, with its own update taken off, has to
-give the same weights: that proves that its adapter was trained on this base, whatever the files are called. After that
-its canaries are scored through the shared backbone, like those of any folder.
+A reward-model folder holds its adapter merged. So the base is computed from the merged weights of the first folder by
+subtracting its update, which is exact to the last bit or two of float32. Every other folder has to give the same
+weights when its own update is subtracted: that proves that its adapter was trained on this base, whatever the files are
+called. Then its canaries are scored through the shared backbone, like those of any folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rewardlab.model.lora import PEFT_PREFIX
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, disk_name
 
 ALIKE: Final = 1e-5
-"""How far two weights of the base may be apart, relative to the largest of their matrix: rounding of merged weights."""
+"""How far two weights of the base may differ by rounding, relative to the largest of their matrix."""
 REMEDY: Final = "Serve it as a model of its own instead."
 
 
@@ -36,7 +36,7 @@ class NotSharedError(ArtifactError):
     """A folder whose model cannot be computed on the backbone of others."""
 
     def __init__(self, folder: Path, why: str) -> None:
-        """`why` is a clause; the message has the folder before it and the remedy behind it."""
+        """`why` is a clause; the message puts the folder before it and the remedy after it."""
         super().__init__(f"{folder}: {why}. {REMEDY}")
         self.why = f"{folder}: {why}."
 
@@ -52,7 +52,7 @@ class Adapter:
     down: dict[str, Tensor]
     """Name of an adapted weight on disk, without `.weight` -> A [rank, in]."""
     up: dict[str, Tensor]
-    """The same -> B [out, rank]."""
+    """The same names -> B [out, rank]."""
 
     @property
     def scale(self) -> float:
@@ -77,8 +77,8 @@ class Adapter:
 def read_adapter(folder: Path) -> Adapter:
     """Return the adapter of a reward-model folder.
 
-    Raises NotSharedError if it has none, one that cannot be taken off the merged weights, or one that is damaged: none
-    of these is a fault of the merged weights.
+    Raises NotSharedError if it has no adapter, one that cannot be subtracted from the merged weights, or a damaged one.
+    It does not raise ArtifactError itself, since the merged weights may be sound.
     """
     try:
         return _read_adapter(folder)
@@ -188,7 +188,7 @@ class SharedBackbone:
             raise NotSharedError(adapter.folder, f"it was trained from another base: it has no {missing[0]}")
 
     def add(self, adapter: Adapter) -> AdaptedModel:
-        """Return the model that this adapter makes of the base; the weights of the base are not copied."""
+        """Return the model of the base with this adapter; the weights of the base are not copied."""
         name = f"adapter{next(self._numbers)}"
         disk_class: Any = self._model.disk_class
         prefix = f"{disk_class.base_model_prefix}."
@@ -209,7 +209,7 @@ class SharedBackbone:
                 layer: Any = module
                 layer.lora_A[name].weight.data = adapter.down[f"{prefix}{path}"].to(self._model.device)
                 layer.lora_B[name].weight.data = adapter.up[f"{prefix}{path}"].to(self._model.device)
-        # A shallow copy with a dictionary of submodules of its own, so that it can have another head.
+        # A shallow copy with its own dictionary of submodules, so that it can have another head.
         view = copy.copy(self._model)
         view._modules = dict(self._model._modules)
         view.head = _head_of(adapter.folder, self._model)

@@ -1,4 +1,4 @@
-"""Writing weights to a safetensors file one at a time, so that the writing rank holds a single gathered weight.
+"""Writes weights to a safetensors file one at a time, so that the writing rank holds only one gathered weight.
 
 The file is, byte for byte, the one that `safetensors.torch.save_file` would write from all weights at once.
 """
@@ -37,7 +37,7 @@ KINDS: Final = {
 Cast = Callable[[Tensor, str], Tensor]
 """(a weight, its name in the file) -> the weight as the file holds it, on the CPU."""
 FORMAT: Final = {"format": "pt"}
-"""The least metadata that transformers accepts."""
+"""The smallest metadata that transformers accepts."""
 
 
 def write_weights(

@@ -1,7 +1,7 @@
-"""Scores over HTTP, without torch: what is sent and answered, and clients of reward-model servers.
+"""Clients of reward-model servers, and the wire format of our own server. Imports no torch.
 
-`RewardClient` and `AsyncRewardClient` are imported when they are first used: the server needs this package for its
-wire format alone, and not what the extra `client` installs.
+`RewardClient` and `AsyncRewardClient` are imported when they are first used: the server uses only the wire format of
+this package, and should not need the packages of the extra `client`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One request with its rows: what is sent to each engine, and its answer as one entry a row.
+"""Sending one request to an engine, and reading its answer as one entry per row.
 
 Legend: R rows of a request.
 """
@@ -34,7 +34,7 @@ TOO_LARGE: Final = 413
 PROMPT_KEY: Final = "x-prompt-key"
 """Header with a hash of the prompt. The texts themselves would end up in logs of balancers."""
 PLACE: Final = re.compile(r"(?:groups\.(?=\d+\.replies)|token_ids\.)(?P<part>\d+)(?:\.replies\.(?P<row>\d+))?")
-"""Where our server says that a row is at fault."""
+"""Matches the places of faults that our server reports within a request, and finds the row in them."""
 
 
 @runtime_checkable
@@ -42,24 +42,24 @@ class Asking(Protocol):
     """Asks one server for the scores of the rows of one request."""
 
     whole: bool
-    """Whether rows of one prompt have to go into one request."""
+    """Whether all rows of one prompt have to go into one request."""
 
     async def ask(self, rows: Sequence[Row], *, keep: bool) -> list[Answered]:
-        """Return R answers, in order. With `keep`, a row without a score gets its cause; otherwise it is an error.
+        """Return R answers, in order. With `keep`, a row without a score gets its cause; otherwise an error is raised.
 
         Raises EndpointError, or RenderError for a row that cannot be rendered.
         """
 
 
 class AskOwn:
-    """Asks our own server, which renders, and which tells the digest of the model that gave the scores."""
+    """Asks our own server, which renders by itself and names the digest of the model that gave the scores."""
 
     whole = True
 
     def __init__(
         self, http: Http, endpoint: EndpointSpec, *, pinned: bool, truncate: bool | None, render: ByFunction | None
     ) -> None:
-        """`pinned` says that only the model of `endpoint` may answer. `render` renders here instead of there.
+        """`pinned` says that only the model of `endpoint` may answer. `render` renders here instead of on the server.
 
         `truncate` says whether conversations above the limit may be cut; None by the rule of the model.
         """
@@ -74,7 +74,8 @@ class AskOwn:
     async def ask(self, rows: Sequence[Row], *, keep: bool) -> list[Answered]:
         """See `Asking`. Raises ModelChangedError if another model answers than the pinned one.
 
-        A request that is too large as a whole (413, of no one row) is halved between prompts, until it is taken.
+        If the server finds the whole request too large (413 without the place of a row), it is halved between prompts
+        until the server takes it.
         """
         try:
             return await self._ask_rendered(rows, keep=keep)
@@ -87,7 +88,7 @@ class AskOwn:
                 return [one for half in halves for one in await self.ask(list(chain(*half)), keep=keep)]
             if not keep:
                 raise
-            # The replies to one prompt are scored by one model, so they are never divided.
+            # One model has to score all replies to a prompt, so a request with a single prompt is never divided.
             return [Answered(score=None, error=str(error)) for _ in rows]
 
     async def _ask_rendered(self, rows: Sequence[Row], *, keep: bool) -> list[Answered]:
@@ -166,7 +167,7 @@ class AskOwn:
 
 
 def _meant(param: str, parts: Sequence[Sequence[Row]]) -> Row | None:
-    """Return the row at a place in the request (`groups.3.replies.0`, `token_ids.3`); None if it is of no one row."""
+    """Return the row at a place in the request (`groups.3.replies.0`, `token_ids.3`); None if it is not a row's."""
     if (place := PLACE.match(param)) is None:
         return None
     part, row = int(place["part"]), int(place["row"] or 0)
@@ -174,8 +175,10 @@ def _meant(param: str, parts: Sequence[Sequence[Row]]) -> Row | None:
 
 
 def _require_finite(values: Any, parts: Sequence[Sequence[Row]], *, where: str) -> None:
-    """Raise BadAnswerError, naming the row, if a score is there and no finite number; what else is wrong is seen
-    afterwards."""
+    """Raise BadAnswerError, naming the row, if some score is there but is not a finite number.
+
+    Other faults are found afterwards; this one comes first, since its message names the row and says what to do.
+    """
     groups = values.get("groups") if isinstance(values, dict) else None
     for part, group in zip(parts, groups if isinstance(groups, list) else (), strict=False):
         scores = group.get("scores") if isinstance(group, dict) else None
@@ -185,7 +188,7 @@ def _require_finite(values: Any, parts: Sequence[Sequence[Row]], *, where: str) 
 
 
 def _answer_of(values: Any, *, where: str) -> ScoreResponse:
-    """Return the answer of our server. Raises BadAnswerError if it is not what the protocol says."""
+    """Return the answer of our server. Raises BadAnswerError if it does not follow the protocol."""
     try:
         return ScoreResponse.model_validate(values)
     except ValidationError as error:
@@ -193,9 +196,10 @@ def _answer_of(values: Any, *, where: str) -> ScoreResponse:
 
 
 def _headers(parts: Sequence[Sequence[Row]]) -> dict[str, str]:
-    """Return the header by which a balancer sends requests about one prompt to one server.
+    """Return the header by which a load balancer can send all requests about one prompt to the server that caches it.
 
-    A request about several prompts belongs to none of their servers, and of tokens no prompt is known: they have none.
+    A request about several prompts has no header, since their servers may differ; nor has one of token ids, which do
+    not say where the prompt ends.
     """
     if len(parts) != 1 or parts[0][0].token_ids is not None:
         return {}
@@ -204,7 +208,7 @@ def _headers(parts: Sequence[Sequence[Row]]) -> dict[str, str]:
 
 
 def _wire_group(rows: Sequence[Row]) -> WireGroup:
-    """Return rows with one prompt as our server gets them."""
+    """Return rows with the same prompt as a group of our server's protocol."""
     prompt = rows[0].prompt
     wired = prompt if isinstance(prompt, str) else [WireMessage(role=one.role, content=one.content) for one in prompt]
     return WireGroup(prompt=wired, replies=[row.reply for row in rows])
@@ -223,18 +227,18 @@ class AskEngine:
         self._formatting = formatting
         self._artifact = artifact
         self.interrupted = False
-        """Whether a request was answered only after the server had been away."""
+        """Whether some request was answered only after the server had been away."""
 
     async def ask(self, rows: Sequence[Row], *, keep: bool) -> list[Answered]:
         """See `Asking`."""
-        # Rendering takes processor time; in a thread the loop goes on with the requests that are under way.
+        # Rendering takes processor time, so it runs in a thread, and the event loop attends to other requests.
         made = await asyncio.to_thread(self._made, rows, keep=keep)
         sent = [(row, one) for row, one in zip(rows, made, strict=True) if isinstance(one, Rendering)]
         answers = iter(await self._send(sent, keep=keep) if sent else [])
         return [next(answers) if isinstance(one, Rendering) else one for one in made]
 
     def _made(self, rows: Sequence[Row], *, keep: bool) -> list[Rendering | Answered]:
-        """Return each row as it is sent, or, with `keep`, why it cannot be. Raises RenderError without."""
+        """Return each row as it is sent or, with `keep`, why it cannot be rendered; raises RenderError without."""
         if rows[0].token_ids is not None:
             return [self._tokens(row, keep=keep) for row in rows]
         formatting = require_formatting(self._formatting, engine=self._endpoint.engine)
@@ -261,7 +265,7 @@ class AskEngine:
             values = await self._values(dialect, sent, where=where)
         except RefusedError as error:
             if keep and error.status in OF_A_ROW and len(sent) > 1:
-                # Which row was meant is not told; each is asked for by itself.
+                # The refusal does not say which row it means, so ask for each row by itself.
                 return [answer for one in sent for answer in await self._send([one], keep=True)]
             if keep and error.status in OF_A_ROW:
                 return [Answered(score=None, error=str(error), digest=self._endpoint.digest)]
@@ -296,9 +300,9 @@ class AskEngine:
 
 
 def rendered_rows(formatting: Formatting, rows: Sequence[Row], *, keep: bool, bare: bool) -> list[Rendering | Answered]:
-    """Return each row rendered, or, with `keep`, why it cannot be.
+    """Return each row rendered or, with `keep`, why it cannot be.
 
-    `bare` models take a text prompt as it is, as in `data/prompts.py`. Raises RenderError without `keep`.
+    `bare` says that the model takes a text prompt as it is, as in `data/prompts.py`. Raises RenderError without `keep`.
     """
     made: list[Rendering | Answered] = []
     for row in rows:
@@ -311,7 +315,10 @@ def rendered_rows(formatting: Formatting, rows: Sequence[Row], *, keep: bool, ba
 
 
 def _refused(row: Row, error: Exception, *, keep: bool) -> Answered:
-    """Return a row without a score and its cause. Raises RenderError, naming the row, unless it may be kept."""
+    """Return the answer to a row that cannot be rendered: no score, and the cause.
+
+    Raises RenderError, naming the row, without `keep`.
+    """
     if not keep:
         raise RenderError(f"{row.name}: {error}") from error
     return Answered(score=None, error=str(error))

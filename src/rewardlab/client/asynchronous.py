@@ -1,4 +1,4 @@
-"""The client for asynchronous programs; the blocking one (`blocking.py`) is this one on a loop of its own."""
+"""The client for asynchronous programs. The blocking one (`blocking.py`) runs this one on its own event loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Turns = Sequence[Message | Mapping[str, str]]
 Group = tuple[str | Turns, Iterable[str]]
 """A prompt and its replies."""
 FOLLOWED: Final = 3
-"""Most times that a request is sent because the server had taken another model in the meantime."""
+"""How often a request is sent at most because the server has changed its model in the meantime."""
 
 
 class AsyncRewardClient:
@@ -46,14 +46,15 @@ class AsyncRewardClient:
         self.url = self._http.url
         self._once: OpenedOnce[EndpointSpec] = OpenedOnce("client", otherwise="RewardClient")
         self._jobs = asyncio.Semaphore(self.config.max_concurrency + 1)
-        """Requests that are rendered or under way: one is rendered while the others wait for their answers."""
+        """Limits the requests that are rendered or under way; one more than may be under way, so that one can be
+        rendered while the others wait for their answers."""
         self._artifact: Artifact | None = None
         self._endpoint: EndpointSpec | None = None
         self._proving = asyncio.Lock()
         self._proved = 0
-        """How often the server had been away when its canaries were last scored."""
+        """The count of the server's absences when its canaries were last scored."""
         self._checked: dict[str | None, EndpointSpec] = {}
-        """Digest -> the model of this server that has it and passed the check."""
+        """Digest -> the model of this server that passed the check."""
 
     async def __aenter__(self) -> AsyncRewardClient:
         try:
@@ -70,11 +71,11 @@ class AsyncRewardClient:
 
     @property
     def digest(self) -> str | None:
-        """Digest of the model that the client is connected to; None before that, or where nothing tells it."""
+        """Digest of the model that the client is connected to; None before connecting, or if it is not known."""
         return None if self._endpoint is None else self._endpoint.digest
 
     async def connect(self) -> EndpointSpec:
-        """Find out what answers at the address, check the canaries, and return it; anew if it was done before.
+        """Find out what answers at the address, check the canaries, and return it, even if that was done before.
 
         Raises EndpointError (CanaryError if the scores are not the model's), ConfigError or ArtifactError.
         """
@@ -112,7 +113,7 @@ class AsyncRewardClient:
     async def answers(self, conversations: Iterable[Turns]) -> list[Answered]:
         """Return an answer for each conversation, in order; one that cannot be scored gets its cause, not an error.
 
-        Raises EndpointError where the fault is the server's, and RenderError for what is no conversation.
+        Raises EndpointError if the fault is the server's, and RenderError for a value that is not a conversation.
         """
         return await self._all(rows_of_conversations(conversations), keep=True)
 
@@ -135,9 +136,9 @@ class AsyncRewardClient:
         return [[next(answers) for _ in range(count)] for count in counts]
 
     async def _of_one_model(self, rows: Sequence[Row], *, keep: bool = False) -> list[Answered]:
-        """Return the answers to rows of which nothing tells which belong together, all by one model.
+        """Return the answers to rows, all by one model: nothing says which rows belong together, so all may.
 
-        Raises ModelChangedError if the server took another model during every one of `FOLLOWED` attempts.
+        Raises ModelChangedError if the server changed its model during each of `FOLLOWED` attempts.
         """
         for _ in range(FOLLOWED):
             answers = await self._all(rows, keep=keep)
@@ -169,7 +170,7 @@ class AsyncRewardClient:
             digests = {answer.digest for answer in answers if answer.digest is not None}
             if digests <= {self.digest, *self._checked}:
                 return answers
-            # Another model: its canaries are scored before its scores are believed.
+            # Another model answered: `connect` checks its canaries before its scores are used.
             await self.connect()
             if digests <= set(self._checked):
                 return answers
@@ -179,8 +180,9 @@ class AsyncRewardClient:
         )
 
     async def _still(self, endpoint: EndpointSpec) -> bool:
-        """Whether another engine has surely had the same model since the check. It tells no digest, so after it was
-        away its canaries are scored again; False if it was away then too.
+        """Return whether an engine without digests certainly has the model that was checked.
+
+        If it has been away since the last check, its canaries are scored again. False if it was away during that, too.
 
         Raises CanaryError if it has come back with another model.
         """
@@ -191,14 +193,14 @@ class AsyncRewardClient:
                 return True
             seen = self._http.absences
             asking = self._asking(endpoint, pinned=True)
-            # With another precision it would be another server too.
+            # Accept only the precision of the first check: a server with another one was restarted differently.
             precision: Any = endpoint.precision or "auto"
             await check(asking, endpoint, self._artifact, replace(self.config, precision=precision))
             self._proved = seen
             return not (isinstance(asking, AskEngine) and asking.interrupted)
 
     def _asking(self, endpoint: EndpointSpec, *, pinned: bool) -> Asking:
-        """Return who asks this server; `pinned` says that no other model may answer."""
+        """Return the object that asks this server; `pinned` says that no other model may answer."""
         formatting = formatting_of(self.config.render_fn, self._artifact)
         if endpoint.engine != "rewardlab":
             return AskEngine(self._http, endpoint, formatting, artifact=self._artifact)
@@ -211,7 +213,7 @@ class AsyncRewardClient:
         )
 
     async def _connect(self) -> EndpointSpec:
-        """Open the folder, find out what answers, check the canaries; again if a followed server changes meanwhile."""
+        """Open the folder, find out what answers, check the canaries; repeat if a followed server changes meanwhile."""
         if self.config.artifact is not None and self._artifact is None:
             folder = Path(self.config.artifact)
             self._artifact = await asyncio.to_thread(Artifact, folder, truncate=self.config.truncate)
@@ -227,17 +229,17 @@ class AsyncRewardClient:
         return self._endpoint
 
     async def _found(self) -> EndpointSpec:
-        """Return what answers, checked."""
+        """Return what answers at the address, after the check."""
         endpoint = await find(self._http, engine=self.config.engine, model=self.config.model)
         self._require_same_model(endpoint)
         seen = self._http.absences
         if self.config.check:
-            # All canaries are to be scored by one model, also where other models would be followed.
+            # Pinned even if swaps are followed, since one model has to score all canaries.
             precision = await check(self._asking(endpoint, pinned=True), endpoint, self._artifact, self.config)
             endpoint = replace(endpoint, precision=precision)
             self._proved = seen
         if endpoint.engine != "rewardlab" and self._artifact is not None and self.config.check:
-            # Nothing told the digest, but the canaries have the scores of this folder's model.
+            # The engine names no digest, but the canaries have the scores of this folder's model.
             endpoint = replace(endpoint, digest=self._artifact.digest)
         return endpoint
 
@@ -259,7 +261,7 @@ class AsyncRewardClient:
 
 
 async def _gathered(jobs: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of all jobs, in order; if one fails the others are ended, and its error is raised."""
+    """Return the results of all jobs, in order. If one fails, the others are cancelled and its error is raised."""
     tasks = [asyncio.create_task(job) for job in jobs]
     try:
         return await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""The client for programs without an event loop, and for those whose loop is busy with something else."""
+"""The client for programs without an event loop of their own, or with one that has other things to do."""
 
 from __future__ import annotations
 

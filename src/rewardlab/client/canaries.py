@@ -1,6 +1,6 @@
 """The canaries of a server, and the error for a server that does not give their scores.
 
-What is wrong with scores is found by `analysis/diagnosis.py`, as `rewardlab verify` does.
+`analysis/diagnosis.py` finds out what is wrong with scores, here and in `rewardlab verify`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rewardlab.core.spec import Canary
 
 
 def canary_of(told: WireCanary) -> Canary:
-    """Return a canary of our server, with the faults that follow from its score if the server tells none."""
+    """Return a canary of our server. If the server names no decoys, it gets those that follow from its score alone."""
     return with_decoys(
         Canary(
             name=told.name,
@@ -30,7 +30,7 @@ def canary_of(told: WireCanary) -> Canary:
 
 
 def error_of(canaries: Sequence[Canary], found: Finding, *, where: str) -> CanaryError:
-    """Return the error for scores that are not the model's, with what fits, what to do, and the worst canary."""
+    """Return the error for scores that are not the model's: the fault that fits, what to do, and the worst canary."""
     scores = found.heard.scores
     precision = found.precision or "float32"
     wanted = reference_scores(canaries, precision)

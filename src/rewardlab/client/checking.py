@@ -21,14 +21,14 @@ from rewardlab.data.chat import to_messages
 async def check(asking: Asking, endpoint: EndpointSpec, artifact: Artifact | None, config: ClientConfig) -> str:
     """Return the precision whose references the server's scores of the canaries fit.
 
-    The canaries go the way of every conversation, rendering included. If nothing known fits their scores, they are
-    also sent as tokens, which tells a wrong rendering from wrong weights.
+    The canaries are rendered and sent as every conversation is. If no known fault fits their scores, they are also sent
+    as tokens, which distinguishes a wrong rendering from wrong weights.
 
     Raises CanaryError if the scores are not the model's, or ConfigError if there are no canaries.
     """
     known, precision = _references(endpoint, artifact, config)
-    # A canary that fills the limit may have been cut to it, and a server cuts only when asked to. So its tokens, which
-    # are cut already, are sent in place of its text.
+    # A canary as long as the limit may have been cut to it, and a server cuts only on request. So its tokens, which are
+    # cut already, are sent in place of its text.
     limit = _limit(endpoint, artifact)
     fills = [limit is not None and len(canary.token_ids) >= limit for canary in known]
     rows = [
@@ -40,13 +40,13 @@ async def check(asking: Asking, endpoint: EndpointSpec, artifact: Artifact | Non
         )
     ]
     scores = await _scores_of_kinds(asking, rows, max_batch=config.max_batch)
-    # A folder renders the canaries to their own tokens, which it has proved when it was opened.
+    # Opening the folder has proved that it renders the canaries to their own tokens.
     rendered = endpoint.engine != "rewardlab" and config.render_fn is None
     route = f"POST {endpoint.route}"
     heard = Heard(form="token_ids" if rendered else "messages", route=route, scores=tuple(scores))
     expected = None if precision == "auto" else precision
     found = find(known, heard, expected=expected)
-    # Typed control tokens that are obeyed are a fault of the caller's rendering: the client sends no texts of its own.
+    # The client itself sends no texts, so only the caller's rendering can let typed control tokens through.
     if not found.faults:
         return found.precision
     if found.faults == ("unknown",):
@@ -67,7 +67,7 @@ async def _as_tokens(
     route: str,
     config: ClientConfig,
 ) -> Finding:
-    """Return what is wrong with the scores of the canaries' own tokens."""
+    """Send the canaries as tokens, and return the finding about their scores."""
     plain = [Row(name=row.name, token_ids=tuple(one.token_ids)) for row, one in zip(rows, known, strict=True)]
     silent = Heard(form="token_ids", route=route)
     try:
@@ -78,14 +78,14 @@ async def _as_tokens(
 
 
 def _limit(endpoint: EndpointSpec, artifact: Artifact | None) -> int | None:
-    """Return the most tokens of a conversation that the model reads."""
+    """Return the model's limit on the tokens of a conversation; None if it is not known."""
     if artifact is not None:
         return artifact.spec.renderer.max_length
     return None if endpoint.served is None else endpoint.served.max_length
 
 
 async def _scores_of_kinds(asking: Asking, rows: Sequence[Row], *, max_batch: int) -> list[float]:
-    """Return the scores of rows, in order; those that are tokens are asked for by requests of their own."""
+    """Return the scores of rows, in order. Rows of tokens go into their own requests, as the protocol demands."""
     scores: dict[int, float] = {}
     for are_tokens in (False, True):
         numbers = [number for number, row in enumerate(rows) if (row.token_ids is not None) == are_tokens]
@@ -125,7 +125,7 @@ def _references(endpoint: EndpointSpec, artifact: Artifact | None, config: Clien
 
 
 def _other_tokens(known: Sequence[Canary], render: ByFunction, artifact: Artifact | None) -> str | None:
-    """Return how the caller's function renders a canary otherwise than the model, None if it does not."""
+    """Return how the caller's function renders some canary differently from the model; None if it does not."""
     bos = None if artifact is None else artifact.spec.renderer.bos_token_id
     for canary in known:
         item = render.render(to_messages(canary.messages)).item

@@ -25,7 +25,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
-    """What a client is, besides the address of its server."""
+    """Settings of a client, besides the address of its server."""
 
     model: str | None = None
     """Name of the model or adapter on the server; None for the only one, or for our server's default."""

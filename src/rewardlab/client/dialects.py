@@ -1,9 +1,10 @@
-"""What other engines are sent, and where in their answers the raw scores are.
+"""Requests to other engines, and where in their answers the raw scores are.
 
-Only routes that can give raw scores are spoken: of vLLM `/classify` and `/pooling`, always with
-`use_activation: false` (the default is a sigmoid; `activation` and `softmax` are ignored by newer versions); of SGLang
-its own `/classify`, and `/v1/embeddings`, by which verl asks it. Never vLLM's `/score` and `/rerank`, which join two
-texts without the chat template, nor SGLang's `/v1/classify`, whose softmax over one label is always 1.
+Only routes that can give raw scores are used. Those of vLLM are `/classify` and `/pooling`, always with
+`use_activation: false` (the default is a sigmoid; newer versions ignore `activation` and `softmax`). Those of SGLang
+are its own `/classify`, and `/v1/embeddings`, by which verl asks it. vLLM's `/score` and `/rerank` are never used,
+since they join two texts without the chat template, nor is SGLang's `/v1/classify`, whose softmax over one label is
+always 1.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ class Dialect:
     path: str
     """Route of the requests, without the address of the server."""
     takes_text: bool
-    """Whether a rendered text gets no further token: without that, a template's BOS would be there twice."""
+    """Whether the engine adds no token to a rendered text; if it does, a BOS of the template would be doubled."""
     names_model: bool
-    """Whether a request says which model is meant."""
+    """Whether a request names the model."""
     body: Callable[[Sequence[Item], str | None], dict[str, Any]]
     """(rendered conversations, name of the model) -> request."""
     values: Callable[[Any], list[Any]]
@@ -41,7 +42,7 @@ class Dialect:
 
 def _of_vllm(items: Sequence[Item], model: str | None, **more: Any) -> dict[str, Any]:
     named = {} if model is None else {"model": model}
-    # Rendered texts hold every token already: by default the tokenizer would add its own, such as a second BOS.
+    # Rendered texts have all their tokens already. By default the tokenizer would add its own, such as a second BOS.
     return {**named, "input": list(items), "use_activation": False, "add_special_tokens": False, **more}
 
 
@@ -67,7 +68,7 @@ def _in_order(answer: Any) -> list[Mapping[str, Any]]:
 
 
 def _only(values: Any) -> Any:
-    """Return the one number of a list of one. Raises ValueError for another count: then it is no scalar reward."""
+    """Return the only number of a list. Raises ValueError for another count: then it is not a scalar reward."""
     if not isinstance(values, list) or len(values) != 1:
         found = f"{len(values)} numbers" if isinstance(values, list) else type(values).__name__
         raise ValueError(f"a row has {found} where a reward model gives one; is this an embedding model?")
@@ -83,7 +84,7 @@ def _from_pooling(answer: Any) -> list[Any]:
 
 
 def _from_sglang(answer: Any) -> list[Any]:
-    # One row is answered by a mapping, several by a list.
+    # SGLang answers one row by a mapping, several rows by a list.
     return [_only(entry["embedding"]) for entry in (answer if isinstance(answer, list) else [answer])]
 
 
@@ -117,21 +118,21 @@ MARKS: Final = {
     "sglang": ("/get_model_info", "/model_info", "/get_server_info", "/flush_cache"),
     "vllm": ("/pooling", "/tokenize", "/load", "/version", "/is_sleeping"),
 }
-"""Engine -> routes that it alone has; the first engine with one of them is the one. SGLang took over some of vLLM's."""
+"""Engine -> routes by which it is recognised, checked in this order: SGLang has taken over some routes of vLLM."""
 
 
 def engine_of(routes: Collection[str]) -> str | None:
-    """Return the engine that has these routes, None if they are of neither."""
+    """Return the engine that has these routes; None if neither has."""
     return next((engine for engine, marks in MARKS.items() if any(mark in routes for mark in marks)), None)
 
 
 def choose(engine: str, routes: Collection[str]) -> Dialect | None:
-    """Return how this engine is asked, None if it has no route that gives raw scores."""
+    """Return the dialect of this engine for these routes; None if none of them gives raw scores."""
     return next((dialect for dialect in DIALECTS[engine] if dialect.path in routes), None)
 
 
 def values_of(dialect: Dialect, answer: Any, names: Sequence[str], *, where: str) -> list[Any]:
-    """Return what stands in an answer where the scores belong, one for each of the rows with these names.
+    """Return the values in an answer at the places of the scores, one for each of the rows with these names.
 
     Raises BadAnswerError if the answer has another shape or count.
     """
@@ -157,8 +158,8 @@ def require_count(values: Sequence[Any], names: Sequence[str], *, where: str) ->
 
 
 def wrong_in(value: Any) -> str | None:
-    """Return what is wrong with a value as a score, None if it is a finite number."""
-    # A whole number may be beyond all floats, which `isfinite` does not take.
+    """Return why a value cannot be a score; None if it is a finite number."""
+    # `isfinite` fails for a whole number beyond the range of floats.
     if not isinstance(value, bool) and isinstance(value, int | float) and abs(value) <= sys.float_info.max:
         return None
     found = "null" if value is None else str(value) if isinstance(value, float) else type(value).__name__
@@ -169,5 +170,5 @@ def wrong_in(value: Any) -> str | None:
 
 
 def between(names: Sequence[str]) -> str:
-    """Return the rows of a request for a message."""
+    """Return the first and last row of a request for a message."""
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}" if names else "none"

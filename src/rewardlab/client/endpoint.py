@@ -1,7 +1,7 @@
-"""What answers at an address: which engine, by which route, as which model.
+"""Finding out what answers at an address: the engine, the route for scores, and the model.
 
-Our own server tells everything at `/v1/spec`. For others the routes in `/openapi.json` are read, because they have
-moved between versions; a route that is not there is told with those that are.
+Our own server says everything at `/v1/spec`. For other engines the routes in `/openapi.json` are read, because they
+have changed between versions. If the needed route is missing, the error lists those that the server has.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rewardlab.core.errors import EndpointError
 
 SAY: Final = "; if it is vLLM or SGLang, say so: engine='vllm' or engine='sglang'"
 ABSENT: Final = (404, 405)
-"""How a server says that it has no such route."""
+"""Status codes by which a server says that it has no such route."""
 VERSION_PATHS: Final = ("/version", "/get_server_info", "/server_info")
 
 
@@ -41,22 +41,23 @@ class EndpointSpec:
     engine: str
     """`rewardlab`, `vllm` or `sglang`."""
     version: str | None = None
-    """Version of the engine, None if it does not tell."""
+    """Version of the engine; None if it does not say."""
     route: str
-    """Where scores are asked for."""
+    """The route for scores."""
     model: str | None = None
-    """Name of the model on the server; None if the server has but one and does not name it."""
+    """Name of the model on the server; None if the server has only one and does not name it."""
     digest: str | None = None
-    """Digest of the reward-model folder: told by our server, or of the local folder whose canaries the server scored as
-    recorded; None if neither is so."""
+    """Digest of the reward-model folder: the one that our server names, or that of the local folder if the server gave
+    its canaries their recorded scores; None otherwise."""
     precision: str | None = None
-    """dtype of the arithmetic: told by our server, or the first one whose references fit; None before the check."""
+    """dtype of the arithmetic: the one that our server names, or the first whose references fit; None before the
+    check."""
     max_length: int | None = None
-    """Most tokens of a conversation, where it is known."""
+    """Most tokens of a conversation, if known."""
     served: ServedModel | None = None
-    """What our server tells of the model."""
+    """What our server says about the model."""
     dialect: Dialect | None = field(default=None, repr=False)
-    """How another engine is asked."""
+    """The dialect in which another engine is asked."""
     routes: tuple[str, ...] = field(default=(), repr=False)
     """Routes of another engine, empty if it does not list them."""
 
@@ -68,8 +69,8 @@ class EndpointSpec:
 async def find(http: Http, *, engine: str, model: str | None) -> EndpointSpec:
     """Return what answers at an address.
 
-    Raises EndpointError if nothing does, if the engine cannot be told or has no route for raw scores, and ConfigError
-    if the model's name has to be given, or is of no model there.
+    Raises EndpointError if nothing answers, or the engine is unknown or has no route for raw scores; ConfigError if a
+    name is needed and not given, or no model has it.
     """
     own = await _own_spec(http, required=engine == "rewardlab") if engine in ("auto", "rewardlab") else None
     if own is not None:
@@ -90,7 +91,7 @@ async def find(http: Http, *, engine: str, model: str | None) -> EndpointSpec:
 
 
 async def _own_spec(http: Http, *, required: bool) -> SpecResponse | None:
-    """Return what our server tells of itself, None if the server is another one."""
+    """Return what our server says about itself; None if the server is another engine."""
     try:
         values = (await http.get(SPEC_PATH)).values
     except RefusedError as error:
@@ -100,7 +101,7 @@ async def _own_spec(http: Http, *, required: bool) -> SpecResponse | None:
             return None
         routes = await _routes(http)
         raise EndpointError(
-            f"{http.url}: no {SPEC_PATH}, so this is no server of rewardlab; it has {listed(routes)}. "
+            f"{http.url}: no {SPEC_PATH}, so this is not a server of rewardlab; it has {listed(routes)}. "
             f"See that the address is right, or leave engine out."
         ) from error
     return spec_in(values, where=f"{http.url}{SPEC_PATH}", required=required)
@@ -123,7 +124,7 @@ def _own(url: str, spec: SpecResponse, model: str | None) -> EndpointSpec:
 
 
 async def _routes(http: Http) -> set[str]:
-    """Return the routes of a server, none if it does not list them."""
+    """Return the routes of a server; an empty set if it does not list them."""
     try:
         return routes_in((await http.get("/openapi.json")).values)
     except (RefusedError, BadAnswerError):
@@ -131,7 +132,7 @@ async def _routes(http: Http) -> set[str]:
 
 
 async def _version(http: Http, routes: Collection[str]) -> str | None:
-    """Return the version of an engine where it tells one; it is for messages only."""
+    """Return the version of an engine, for messages; None if it does not say."""
     for path in VERSION_PATHS:
         if path in routes:
             try:

@@ -1,13 +1,13 @@
-"""What can go wrong between a client and a server of scores.
+"""Errors between a client and a server of scores.
 
     EndpointError
-    ├── UnavailableError    nobody answers, or the server answers 5xx or 429, also when asked again
+    ├── UnavailableError    the server does not answer, or answers 5xx or 429, after all attempts
     ├── RefusedError        the server answers 4xx: the same request would be refused again
     ├── BadAnswerError      an answer that is not one finite score for each row
     ├── ModelChangedError   the scores are of another model than the one that was connected to
     └── CanaryError         the server does not give the scores of the model's canaries
 
-No message holds a text that was to be scored; a server's own words are repeated in part, and only for a refusal.
+No message holds a text that was to be scored. A server's own message is quoted in part, and only for a refusal.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class RefusedError(EndpointError):
         self, message: str, *, status: int, kind: str = "", param: str = "", retry_after_s: float | None = None
     ) -> None:
         """`status` is the HTTP status; `kind` is the server's word for programs (`too_long`), `param` the place in the
-        request (`groups.3.replies.0`); both are empty if it gave none. `retry_after_s` is when the server asks to be
-        asked again, None if it does not.
+        request (`groups.3.replies.0`); both are empty if it gave none. `retry_after_s` is the server's `Retry-After`
+        in seconds, None if it sent none.
         """
         super().__init__(message)
         self.retry_after_s = retry_after_s

@@ -1,12 +1,12 @@
-"""HTTP requests with a limit on their number and time, and a rule for which of them are made again.
+"""HTTP requests with limits on their number and time, and a rule for which failures are retried.
 
-What may be better a moment later is asked for again: no connection, a connection that broke, 408, 429 and 5xx but 501.
-Neither scoring nor a swap does harm if it is asked for twice. Everything else would fail again and is told at
-once; whether a refusal such as 409 (another swap goes on) is worth waiting for is for the caller to know. The backoff
-grows and is drawn at random (stamina); a `Retry-After` is waited for, and a little longer, so that not all clients come
-back at the same moment.
+Failures that may be over a moment later are retried: no connection, a connection that broke, 408, 429 and 5xx but 501.
+A request for scores or for a swap does no harm if it arrives twice. Every other failure would repeat itself and is
+raised at once; the caller decides whether a refusal such as 409 (another swap goes on) is worth waiting for. The
+backoff grows and is random (stamina). After a `Retry-After` the client waits that long and a random little longer, so
+that not all clients come back at the same moment.
 
-What was answered after the server had been away is marked: another model may have come back.
+Answers that came after the server had been away are marked, since it may have come back with another model.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.core.terminal import visible
 
 AGAIN: Final = (408, 429)
-"""Refusals that may be better a moment later. 408 says that the server did not get the whole request in time."""
+"""Refusals that are retried. 408 says that the server did not get the whole request in time."""
 AWAY: Final = (502, 503, 504)
-"""Answers of a server that starts, ends or is not there, or of a proxy before it."""
+"""Status codes of a server that starts or ends, or of a proxy in front of a server that is away."""
 NEVER: Final = (501,)
 """Failures of a server that another attempt would not change."""
 CONNECT_TIMEOUT_S: Final = 10.0
 MAX_WAIT_S: Final = 30.0
-"""Longest backoff that is not asked for by the server."""
+"""Longest backoff, in seconds, unless the server asks for a longer one."""
 SPREAD: Final = 0.25
-"""Largest part of a `Retry-After` that is waited in addition."""
+"""The random extra wait after a `Retry-After` is at most this fraction of it."""
 logger = logging.getLogger("rewardlab")
 SUCH_AS: Final = "Give one such as http://127.0.0.1:8000."
 CLOSED: Final = "the client was closed while it waited for scores. Make a new one."
 SHOWN: Final = 300
-"""Most characters of a server's own words in a message."""
+"""Most characters that a message quotes from a server's answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Answer:
 
 
 class _AgainError(Exception):
-    """A failure that may be better a moment later. Its text is logged by stamina, so it holds no words of a server."""
+    """A failure that is retried. Its text is logged with every retry, so it quotes nothing from a server."""
 
     def __init__(
         self, what: str, *, where: str, retry_after_s: float | None = None, said: str = "", away: bool = False
@@ -74,7 +74,7 @@ class _AgainError(Exception):
 
 
 def _log_attempts() -> None:
-    """Have stamina log other attempts of this client by what is asked, why and when; those of others as before."""
+    """Make stamina log this client's retries in our form: request, cause, wait. It logs others as before."""
     others = get_on_retry_hooks()
     if _told in others:
         return
@@ -88,7 +88,7 @@ def _log_attempts() -> None:
 
 
 def _told(details: RetryDetails) -> None:
-    """Log another attempt of this client."""
+    """Log a retry of this client."""
     error = details.caused_by
     if isinstance(error, _AgainError):
         logger.warning("%s: %s. Asked again in %.1f s.", error.where, error, details.wait_for)
@@ -103,19 +103,19 @@ class Http:
         self._config = config
         _log_attempts()
         self.absences = 0
-        """How often the server was found to be away."""
+        """How often the server was found away."""
         self._turns = asyncio.Semaphore(config.max_concurrency)
         given = dict(config.httpx_options)
         headers = dict(given.pop("headers", None) or {})
         if config.token is not None:
             headers["authorization"] = f"Bearer {config.token}"
-        # How long an answer may take is limited in `_ask`, for all attempts together.
+        # Only connecting is limited here; `_ask` limits the time of an answer, over all attempts together.
         given.setdefault("timeout", httpx2.Timeout(None, connect=CONNECT_TIMEOUT_S))
         given.setdefault(
             "limits",
             httpx2.Limits(max_connections=config.max_concurrency, max_keepalive_connections=config.max_concurrency),
         )
-        # Settings of a proxy in the environment are for other addresses than the loopback one.
+        # A proxy that the environment names cannot reach the loopback address of this machine.
         given.setdefault("trust_env", not is_local(self.url))
         try:
             self._client = httpx2.AsyncClient(headers=headers, **given)
@@ -127,7 +127,7 @@ class Http:
         return await self._ask("GET", path, None, {})
 
     async def post(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Answer:
-        """Return the answer to a request, with other attempts where they may help.
+        """Return the answer to a request, with retries where they may help.
 
         Raises UnavailableError, RefusedError for a status of 4xx (RefusedError.status), or BadAnswerError if the answer
         is not JSON.
@@ -180,7 +180,7 @@ class Http:
         raise AssertionError("a retry ends in an answer or an error")
 
     async def _once(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
-        """Send a request once. Raises _AgainError for what may be better a moment later."""
+        """Send a request once. Raises _AgainError for a failure that is retried."""
         where = f"{method} {self.url}{path}"
         headers = {"accept": "application/json", **headers}
         if body is not None:
@@ -214,7 +214,7 @@ class Http:
 def _parsed(response: httpx2.Response, where: str) -> Answer:
     """Return an answer. Raises BadAnswerError if it is not JSON."""
     try:
-        # json.loads reads NaN and Infinity, which some servers write; scores are looked at one by one later.
+        # json.loads accepts NaN and Infinity, which some servers write; each score is checked later.
         return Answer(values=json.loads(response.content), headers=response.headers)
     except (ValueError, RecursionError) as error:
         raise BadAnswerError(
@@ -224,7 +224,7 @@ def _parsed(response: httpx2.Response, where: str) -> Answer:
 
 
 def _refused(response: httpx2.Response, where: str) -> RefusedError:
-    """Return the error for an answer that another attempt would not change."""
+    """Return the error for an answer that a retry would not change."""
     status = response.status_code
     if response.is_redirect:
         return RefusedError(
@@ -242,9 +242,9 @@ def _refused(response: httpx2.Response, where: str) -> RefusedError:
 
 
 def wait_of(retry_after_s: float | None, most_s: float) -> bool | float:
-    """Return the seconds until the next attempt, True for stamina's own backoff, False for no other attempt.
+    """Return the seconds until the next attempt, True for stamina's own backoff, False for no further attempt.
 
-    A server that asks for a longer time than a request may take is not asked again.
+    If a server asks for a longer wait than a request may take, there is no further attempt.
     """
     if retry_after_s is None:
         return True
@@ -273,8 +273,8 @@ def seconds_of(retry_after: str | None) -> float | None:
 def base_of(url: str, *, instead: str = "token=…, or httpx_options={'auth': (user, password)}") -> str:
     """Return the address without a slash at its end.
 
-    `instead` is what to give in place of a user in the address. Raises ConfigError unless it is one of http; what may
-    hold a secret is not repeated.
+    `instead` names the setting to use in place of a user in the address. Raises ConfigError unless it is an address of
+    http; the message leaves out parts that may hold a secret.
     """
     try:
         parsed = httpx2.URL(url)
@@ -292,7 +292,7 @@ def base_of(url: str, *, instead: str = "token=…, or httpx_options={'auth': (u
 
 
 def is_local(url: str) -> bool:
-    """Whether an address is one of this machine."""
+    """Return whether an address belongs to this machine."""
     host = httpx2.URL(url).host
     return host in ("localhost", "::1") or host.startswith("127.")
 
@@ -314,7 +314,7 @@ def _remedy(status: int) -> str:
 
 
 def _error_of(response: httpx2.Response) -> Any:
-    """Return the error in the body of an answer, as OpenAI's API, FastAPI, or older vLLM shape it; None if none."""
+    """Return the error in the body of an answer, in the form of OpenAI's API, FastAPI or older vLLM; None if none."""
     try:
         values = json.loads(response.content)
     except (ValueError, RecursionError):
@@ -325,10 +325,10 @@ def _error_of(response: httpx2.Response) -> Any:
 
 
 def _said(response: httpx2.Response) -> str:
-    """Return `: ` and the server's own words, one line of them; an empty text if there are none."""
+    """Return `: ` and the server's own message in one line; an empty text if there is none."""
     error = _error_of(response)
     message = error.get("message") if isinstance(error, dict) else error
-    # FastAPI answers a list of wrong fields, with what was found in them: only the places and the messages are shown.
+    # FastAPI answers a list of wrong fields with their values, which may be texts: quote only places and messages.
     if isinstance(error, list):
         wrong = [item for item in error if isinstance(item, dict)]
         message = "; ".join(f"{'.'.join(map(str, item.get('loc', ())))}: {item.get('msg', '')}" for item in wrong)
@@ -339,7 +339,7 @@ def _said(response: httpx2.Response) -> str:
 
 
 def _word(response: httpx2.Response, field: str) -> str:
-    """Return a field of the error in an answer, an empty text if it has none."""
+    """Return a field of the error in an answer; an empty text if it has none."""
     error = _error_of(response)
     word = error.get(field) if isinstance(error, dict) else None
     return word if isinstance(word, str) else ""

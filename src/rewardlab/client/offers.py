@@ -1,6 +1,6 @@
-"""What a server says that it offers, read from its answers: models, routes, and the one to ask.
+"""Reading of what a server offers from its answers: its models, its routes, and the route to use.
 
-The same for every client and for `rewardlab verify`, which ask for it in their own ways.
+Clients and `rewardlab verify` share this, though they send their requests in different ways.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ SHOWN: Final = 24
 
 
 def spec_in(values: Any, *, where: str, required: bool = False) -> SpecResponse | None:
-    """Return what our server tells of itself, None if the answer is another server's.
+    """Return what our server says about itself; None if the answer comes from another engine.
 
-    Raises BadAnswerError if it is of our server, or is `required` to be, and is not understood.
+    Raises BadAnswerError if the answer is our server's, or is `required` to be, and cannot be read.
     """
     try:
         return SpecResponse.model_validate(values)
@@ -35,7 +35,7 @@ def spec_in(values: Any, *, where: str, required: bool = False) -> SpecResponse 
 
 
 def strange(where: str, error: ValidationError, values: Any) -> BadAnswerError:
-    """Return the error for an answer of our server that is not what the protocol says, by its first wrong field."""
+    """Return the error for an answer of our server that breaks the protocol, naming its first wrong field."""
     first = error.errors(include_input=False, include_url=False)[0]
     version = values.get("version") if isinstance(values, dict) else None
     return BadAnswerError(
@@ -46,9 +46,9 @@ def strange(where: str, error: ValidationError, values: Any) -> BadAnswerError:
 
 
 def chosen(spec: SpecResponse, model: str | None, *, url: str, setting: str = "model") -> ServedModel:
-    """Return one model of our server: the named one, or the default. `setting` is what names it.
+    """Return one model of our server: the named one, or the default. `setting` is the setting that names it.
 
-    Raises EndpointError if it has none yet, ConfigError if it has none of this name.
+    Raises EndpointError if the server has no model yet, ConfigError if it has none of this name.
     """
     if not spec.models:
         raise EndpointError(f"{url}: the server has no model yet. Ask again when it is ready.")
@@ -60,7 +60,7 @@ def chosen(spec: SpecResponse, model: str | None, *, url: str, setting: str = "m
 
 
 def routes_in(values: Any) -> set[str]:
-    """Return the routes that /openapi.json lists, none if it does not."""
+    """Return the routes that /openapi.json lists; an empty set if it lists none."""
     paths = values.get("paths") if isinstance(values, dict) else None
     return {path for path in paths if isinstance(path, str)} if isinstance(paths, dict) else set()
 
@@ -80,7 +80,7 @@ def said_routes(engine: str, version: str | None, routes: Collection[str]) -> st
 
 
 def engine_with(routes: Collection[str], *, url: str, remedy: str = "") -> str:
-    """Return the engine that has these routes. Raises EndpointError if none is known, with what else to do."""
+    """Return the engine that has these routes. Raises EndpointError, with `remedy`, if no known engine has them."""
     found = engine_of(routes)
     if found is None:
         raise EndpointError(
@@ -91,9 +91,9 @@ def engine_with(routes: Collection[str], *, url: str, remedy: str = "") -> str:
 
 
 def dialect_of(engine: str, routes: Collection[str], *, version: str | None, url: str) -> Dialect:
-    """Return how an engine is asked. Raises EndpointError if it has no route that gives raw scores.
+    """Return the dialect of an engine. Raises EndpointError if it has no route that gives raw scores.
 
-    A server may hide its list of routes. Then the better route is taken, and a 404 says the rest.
+    A server may hide its list of routes. Then the preferred route is used, and a 404 shows if it is missing.
     """
     dialect = choose(engine, routes) if routes else DIALECTS[engine][0]
     if dialect is None:
@@ -109,7 +109,7 @@ def dialect_of(engine: str, routes: Collection[str], *, version: str | None, url
 def model_in(values: Any, model: str | None, *, url: str, setting: str = "model") -> str | None:
     """Return the name for the requests: the given one, or that of the only model that /v1/models lists.
 
-    Raises ConfigError if it has to be given, or is of no model there.
+    Raises ConfigError if a name is needed and not given, or no model has it.
     """
     entries = values.get("data") if isinstance(values, dict) else None
     names = [entry["id"] for entry in entries or () if isinstance(entry, dict) and isinstance(entry.get("id"), str)]

@@ -1,8 +1,8 @@
-"""What rewardlab's own server is sent and answers: one description for the server and for every client.
+"""The protocol of rewardlab's own server: its requests and answers, shared by the server and every client.
 
 `POST /v1/score` takes a `ScoreRequest` and answers a `ScoreResponse`, `GET /v1/spec` answers a `SpecResponse`; every
-error is an `ErrorResponse`. Scores are raw unless others are asked for, and every answer has the digest of the model
-that gave it: scores of two digests must never meet in one group.
+error is an `ErrorResponse`. Scores are raw unless others are asked for. Every answer has the digest of the model that
+gave it, since scores of two models must never be mixed in one group.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ FORMS: Final = ("replies", "groups", "conversations", "token_ids")
 
 
 class _Wire(BaseModel):
-    """What is sent: a field that nobody knows is a mistake."""
+    """The base of requests, where an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class _Told(BaseModel):
-    """What is answered: a field that nobody knows is of a newer server, and left alone."""
+    """The base of answers, where an unknown field is ignored: a newer server may have added it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -44,13 +44,13 @@ class WireMessage(_Wire):
 
 
 def _known_fields(message: Any) -> Any:
-    """Return a message of an answer without the fields that are not known."""
+    """Return a message of an answer without its unknown fields."""
     if not isinstance(message, dict):
         return message
     return {name: value for name, value in message.items() if name in WireMessage.model_fields}
 
 
-# Lists stop at their first fault: a dictionary of what is wrong with each of a million elements takes a gigabyte.
+# Validation of lists stops at the first fault: a list of the faults of a million elements would take a gigabyte.
 Messages = Annotated[list[WireMessage], Field(min_length=1, fail_fast=True)]
 TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 Prompt = str | Annotated[list[WireMessage], Field(fail_fast=True)]

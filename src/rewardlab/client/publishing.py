@@ -1,4 +1,4 @@
-"""A training run that hands its newest model to a running server, without ever ending by it."""
+"""Publishing of a training run's newest model to a running server. A failure to publish never ends the run."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ BEST: Final = "best"
 """Name of the folder of a run's best model."""
 ATTEMPTS: Final = 3
 GOES_ON: Final = "swap_goes_on"
-"""The server's word for a swap that has to wait for another one."""
+"""The server's error type for a swap that has to wait for another one."""
 WAIT_S: Final = 5.0
-"""How long it is waited for then, unless the server says."""
+"""Seconds to wait then, unless the server names another time."""
 
 
 class Publisher:
     """Asks a rewardlab server to swap to the folders that a run saves.
 
-    A swap that fails is warned about and counted, and the run goes on; the next folder is asked for all the same, and
-    `finish` asks once more for the model that was chosen.
+    A swap that fails is logged as a warning and counted, and the run goes on. The next folder is tried all the same,
+    and `finish` tries once more with the model that was chosen.
     """
 
     def __init__(self, url: str, *, model: str, token: str | None, every: str, timeout_s: float) -> None:
-        """`every` is `best`, `eval` or `end`. Raises ConfigError for an address that is none."""
+        """`every` is `best`, `eval` or `end`. Raises ConfigError for an invalid address."""
         self.url, self.model, self.every, self.timeout_s = url, model, every, timeout_s
         self._token = token
         self.published: Path | None = None
@@ -44,17 +44,18 @@ class Publisher:
         """Digest of that model."""
         self.swaps = 0
         self.failures = 0
-        # An address that is none is told before the first step, not after the first evaluation.
+        # Create a connection once, so that an invalid address is refused before the first step, not after the first
+        # evaluation.
         _finished(self._closed())
 
     def saved(self, folder: Path, step: int) -> None:
-        """Ask for a folder that was just saved, if it is of the kind that is published."""
+        """Publish a folder that was just saved, if it is of the kind that `every` names."""
         kind = "best" if folder.name == BEST else "eval"
         if kind == self.every:
             self.publish(folder, step=step)
 
     def finish(self, folder: Path, step: int) -> None:
-        """Ask for the model that a run has chosen in the end, unless the server has it."""
+        """Publish the model that a run has chosen at its end, unless the server has it already."""
         if self.published != folder or self.every != "best":
             self.publish(folder, step=step)
         failed = f", {self.failures} failed" if self.failures else ""
@@ -93,7 +94,7 @@ class Publisher:
         return True
 
     async def _swap(self, body: Mapping[str, Any]) -> Any:
-        """Return the answer. A server that is not finished with another swap is asked again, within `timeout_s`."""
+        """Return the server's answer to a swap. While another swap goes on, ask again, for at most `timeout_s`."""
         http = self._http()
         try:
             async with asyncio.timeout(self.timeout_s):
@@ -119,6 +120,6 @@ class Publisher:
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine, also where the caller's thread has an event loop, as in a notebook."""
+    """Return the result of a coroutine, even if the caller's thread runs an event loop, as in a notebook."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, work).result()

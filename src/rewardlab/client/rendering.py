@@ -1,4 +1,4 @@
-"""What an engine is sent in place of a conversation: tokens or text, by a function of the caller or a local folder.
+"""Rendering of conversations for other engines, to tokens or text, by the caller's function or a local folder.
 
 Imports transformers when a folder is opened, for its tokenizer; where torch is installed, transformers imports it.
 """
@@ -26,14 +26,17 @@ KEY: Final = "rewardlab_spec_sha256"
 
 
 def digest_in(folder: Path) -> str | None:
-    """Return the digest that a reward-model folder has, None for those of an early version. Raises ArtifactError."""
+    """Return the digest of a reward-model folder; None for one of an early version.
+
+    Raises ArtifactError if its config.json cannot be read.
+    """
     digest = read_object(folder / "config.json", DAMAGED).get(KEY)
     return digest if isinstance(digest, str) else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rendering:
-    """A conversation as an engine gets it."""
+    """A conversation as it is sent to an engine."""
 
     item: Item
     truncated_tokens: int | None
@@ -44,7 +47,7 @@ class Rendering:
 
 @runtime_checkable
 class Formatting(Protocol):
-    """Turns conversations into what an engine is sent."""
+    """Renders conversations for an engine."""
 
     def render(self, conversation: Conversation) -> Rendering:
         """Render one conversation. Raises RenderError."""
@@ -57,9 +60,9 @@ class ByFunction:
         self._render_fn = render_fn
 
     def render(self, conversation: Conversation) -> Rendering:
-        """Return what the function makes of a conversation; its own errors pass.
+        """Return a conversation as the caller's function renders it. Errors of the function are not caught.
 
-        Raises RenderError if that is neither a text nor token ids.
+        Raises RenderError if the result is neither a text nor token ids.
         """
         made: Any = self._render_fn([message.as_dict() for message in conversation])
         if isinstance(made, str) and made:
@@ -82,12 +85,13 @@ def _tokens(values: Any) -> list[int] | None:
 
 
 class Artifact:
-    """A local reward-model folder, of which spec and tokenizer are read and no weights: enough to render for it."""
+    """A local reward-model folder. Only its spec and tokenizer are read, not its weights: enough to render for it."""
 
     def __init__(self, folder: Path, *, truncate: bool | None) -> None:
         """`truncate` says whether conversations above the limit may be cut; None by the rule of the model.
 
-        Raises ArtifactError if the folder is no reward model, is damaged, or renders its canaries otherwise.
+        Raises ArtifactError if the folder is not a reward model, is damaged, or no longer renders its canaries to the
+        tokens in its spec.
         """
         self.folder = folder
         self.spec: RewardSpec = read_spec(folder)
@@ -96,7 +100,7 @@ class Artifact:
         """Digest of the folder; None for those of an early version."""
         self._truncate = self.spec.renderer.truncation not in REFUSING if truncate is None else truncate
         self._lock = threading.Lock()
-        """Tokenizers may not be used by two threads at once."""
+        """Held while rendering, since two threads may not use a tokenizer at once."""
         self._renderer = Renderer(load_tokenizer(str(folder)), self.spec.renderer)
         pad = config.get("pad_token_id")
         self._renderer.pad_token_id = pad if isinstance(pad, int) else None
@@ -155,12 +159,12 @@ class Artifact:
 
 
 def formatting_of(render_fn: RenderFn | None, artifact: Artifact | None) -> Formatting | None:
-    """Return who renders: the caller's function before the folder; None if neither is given."""
+    """Return the object that renders: the caller's function if given, else the folder; None without either."""
     return artifact if render_fn is None else ByFunction(render_fn)
 
 
 def require_formatting(formatting: Formatting | None, *, engine: str) -> Formatting:
-    """Return it. Raises ConfigError saying what to give if there is none."""
+    """Return `formatting`. Raises ConfigError, which says what to give, if it is None."""
     if formatting is None:
         raise ConfigError(
             f"engine {engine} is sent rendered conversations, and nothing says how to render them. Give "

@@ -1,7 +1,7 @@
-"""What is to be scored, row by row, and which rows go into one request.
+"""The rows to be scored, and their division into requests.
 
-Rows with the same prompt stand together, wherever they were in the call: a server computes their prompt once, and our
-own server scores a request by one model, so that replies to one prompt are never scored by two.
+Rows with the same prompt go into the same request, wherever they were in the call: a server then computes their prompt
+once. Our own server scores a request by one model, so two models never score replies to the same prompt.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Row:
     """One conversation to be scored: prompt and reply, or tokens."""
 
     name: str
-    """What messages call it, such as `conversation 3`."""
+    """Its name in messages, such as `conversation 3`."""
     prompt: Prompt = ()
     reply: str = ""
     token_ids: tuple[int, ...] | None = None
 
     @property
     def key(self) -> Prompt | tuple[int, ...]:
-        """Equal for rows that have to be scored by one model."""
+        """A key that is equal for rows that one model has to score."""
         return self.prompt if self.token_ids is None else self.token_ids
 
     @property
@@ -55,13 +55,13 @@ class Answered:
     """None if the row has no score; `error` says why."""
     error: str | None = None
     num_tokens: int | None = None
-    """Tokens of the whole conversation, where they are known."""
+    """Number of tokens of the whole conversation, if known."""
     truncated_tokens: int | None = None
-    """Tokens of the prompt that were cut, where it is known."""
+    """Number of tokens that were cut from the prompt, if known."""
     truncated_reply_tokens: int | None = None
-    """Tokens that were cut from the middle of the reply, where it is known."""
+    """Number of tokens that were cut from the middle of the reply, if known."""
     digest: str | None = None
-    """Digest of the model that gave the score, where it is known."""
+    """Digest of the model that gave the score, if known."""
 
 
 def rows_of_conversations(conversations: Iterable[Any]) -> list[Row]:
@@ -91,7 +91,7 @@ def rows_of_conversations(conversations: Iterable[Any]) -> list[Row]:
 def rows_of_groups(groups: Iterable[tuple[Any, Any]], *, single: bool = False) -> tuple[list[Row], list[int]]:
     """Return (a row for each reply, the number of replies of each group).
 
-    A group is (prompt, replies). `single` says that the caller has but one, so that messages do not number it.
+    A group is (prompt, replies). `single` says that the caller has only one, so that messages do not number it.
 
     Raises RenderError, naming the group, unless a prompt is a text or messages and replies are a list of texts.
     """
@@ -112,7 +112,7 @@ def rows_of_groups(groups: Iterable[tuple[Any, Any]], *, single: bool = False) -
 
 
 def rows_of_tokens(token_ids: Iterable[Any]) -> list[Row]:
-    """Return a row for each list of token ids. Raises RenderError, naming the list, unless it is one."""
+    """Return a row for each list of token ids. Raises RenderError, naming the list, for any other value."""
     rows = []
     for number, values in enumerate(token_ids):
         listed: Any = values.tolist() if hasattr(values, "tolist") else values
@@ -139,8 +139,8 @@ def requests_of(
 ) -> Iterator[list[int]]:
     """Yield the numbers of the rows of each request, those with the same prompt together and in order.
 
-    A request has at most `max_batch` rows and `max_characters` of text, but for a single row that has more. With
-    `whole`, rows of one prompt are never divided, so one prompt with more replies makes a larger request.
+    A request has at most `max_batch` rows and `max_characters` of text, except for a single row with more text. With
+    `whole`, rows of one prompt are never divided, so a prompt with more replies makes a larger request.
     """
     together: dict[Any, list[int]] = {}
     for number, row in enumerate(rows):
@@ -149,7 +149,7 @@ def requests_of(
     size = 0
     for numbers in together.values():
         for part in [numbers] if whole else [[number] for number in numbers]:
-            # What does not go whole is sent with the prompt in every row.
+            # Rows that are sent one by one repeat the prompt in each, so its size counts for every row.
             own = sum(rows[number].size for number in part) + rows[part[0]].prompt_size
             if request and (len(request) + len(part) > max_batch or size + own > max_characters):
                 yield request

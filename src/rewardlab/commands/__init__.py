@@ -1,1 +1,1 @@
-"""The commands: each parses its arguments, imports what it needs, and calls it."""
+"""The commands. Each parses its arguments first and imports the rest afterwards, so that `--help` is fast."""

@@ -24,10 +24,10 @@ def inspect(arguments: Sequence[str]) -> None:
     from rewardlab.data.rows import CAUSES
     from rewardlab.report.inspection import inspection_report
 
-    # A name that cannot be written is told before the rows are read.
+    # Refuse a file that cannot be written before reading the rows.
     claim_files(config.inspection)
     found = inspect_datasets(config)
-    # Written first, so that a reader who closes the output, as `| head` does, loses no file.
+    # Write files before printing: if a pipe such as `| head` closes the output early, no file is lost.
     written = write_files(found, config)
     for one in found:
         print_report(f"{inspection_report(one, CAUSES)}\n")
@@ -122,7 +122,7 @@ def show(arguments: Sequence[str]) -> None:
 
     rows = show_rows(config)
     if config.shown.json:
-        # In ASCII, so that no text of the data reaches the terminal as it is.
+        # JSON in ASCII, so that no control character of the data reaches the terminal.
         print_report(json.dumps([row.as_dict() for row in rows], indent=2))
         return
     from rewardlab.curation.showing.page import print_rows
@@ -142,5 +142,5 @@ TOOLS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
 
 
 def data(arguments: Sequence[str]) -> None:
-    """Run the tool that the first argument names. Raises ConfigError if there is none of that name."""
+    """Run the tool that the first argument names. Raises ConfigError if no tool has that name."""
     run_tool("data", TOOLS, arguments, usage="DATASET ...")

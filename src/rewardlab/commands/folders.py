@@ -68,9 +68,9 @@ def _verify_endpoint(settings: VerifyArguments) -> None:
 
 
 def _with_spec(folder: Path) -> Path:
-    """Return the reward-model folder to verify: of a foreign model the one that the answers to a few questions make.
+    """Return the reward-model folder to verify. A foreign model is first imported, with the answers to a few questions.
 
-    Raises ConfigError for a foreign model where nobody can be asked.
+    Raises ConfigError for a foreign model if there is no terminal to ask on.
     """
     from rewardlab.serve.folders.questions import ask_for_rendering, is_foreign
 

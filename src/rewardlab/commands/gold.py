@@ -24,7 +24,7 @@ def settings_for(config_type: type[Any], arguments: Sequence[str], stage: str) -
 
 @contextmanager
 def going_on_later() -> Iterator[None]:
-    """Let signals end a stage at once. Raises RunInterrupted, which says that the same command goes on."""
+    """Let signals end a stage at once. Raises RunInterrupted, which says that the same command resumes it."""
     from rewardlab.core.signals import RESUME_LATER, Terminated, raised_at_once
 
     try:
@@ -79,7 +79,7 @@ def train(arguments: Sequence[str]) -> None:
 
 
 def match(arguments: Sequence[str]) -> None:
-    """Exit status: 0, or 1 if a verdict fails, 2 for an error."""
+    """Measure how well proxies match gold. Exit status: 0, or 1 if a verdict fails, 2 for an error."""
     from rewardlab.gold.matching.config import MatchConfig
 
     config = settings_for(MatchConfig, arguments, "match")
@@ -109,7 +109,7 @@ def curve(arguments: Sequence[str]) -> None:
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Exit status: 0, or 1 if a fault is found, 2 for an error."""
+    """Check the files of all stages. Exit status: 0, or 1 if a fault is found, 2 for an error."""
     from rewardlab.gold.checking.config import CheckConfig
 
     config = settings_for(CheckConfig, arguments, "check")
@@ -123,7 +123,7 @@ def check(arguments: Sequence[str]) -> None:
 
 
 def _tell(report: str, written: Sequence[Path], status: int) -> None:
-    """Print a report and what was written. Exits with a status that is not 0."""
+    """Print a report and the names of written files; exit if the status is not 0."""
     print_report(report)
     if written:
         say("", *(f"wrote {path}" for path in written))
@@ -133,7 +133,7 @@ def _tell(report: str, written: Sequence[Path], status: int) -> None:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Exit status: that of the gravest stage."""
+    """Run all stages that are not complete. The exit status is the worst one of the stages."""
     from rewardlab.gold.pipeline.config import RunConfig
 
     config = settings_for(RunConfig, arguments, "run")
@@ -168,7 +168,7 @@ def _require_settings(arguments: Sequence[str], stage: str) -> None:
     }
     try:
         if stage == "train":
-            # The folder that `build` will write stands for data.
+            # The folder that `build` will write counts as data.
             parse_train([word.replace("--data=", "--dataset=") for word in arguments])
         else:
             settings_for(configs[stage], arguments, stage)
@@ -189,5 +189,5 @@ TOOLS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
 
 
 def gold(arguments: Sequence[str]) -> None:
-    """Run the stage that the first argument names. Raises ConfigError if there is none of that name."""
+    """Run the stage that the first argument names. Raises ConfigError if no stage has that name."""
     run_tool("gold", TOOLS, arguments, usage="")

@@ -89,7 +89,7 @@ def _write_report(folders: Sequence[Path], output_dir: Path) -> None:
 
 
 def report_on(run: Path) -> None:
-    """Write the report of a run that has ended. The run is complete without it, so a failure is only said."""
+    """Write the report of a run that has ended. The run is complete without it, so a failure is only a message."""
     from rewardlab.report.run import command
 
     try:

@@ -1,4 +1,4 @@
-"""What commands are called, what they are for, and their arguments as settings."""
+"""The names of commands, their purposes, and the parsing of their arguments into settings."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ PLAN_PURPOSES: Final[Mapping[str, str]] = {
 """Tool of `rewardlab plan` -> what it does, in the order of work."""
 TOOL_PURPOSES: Final = {"data": DATA_PURPOSES, "gold": GOLD_PURPOSES, "plan": PLAN_PURPOSES, "rl": RL_PURPOSES}
 MODELS_FIRST: Final = {"eval": "--models", "calibrate": "--model"}
-"""Command that takes models as its first words -> the flag of several."""
+"""Command that takes models as its first words -> the flag for several models."""
 
 
 def parse_command(
@@ -88,11 +88,10 @@ def parse_command(
     *,
     more: str = "",
 ) -> Settings:
-    """Return the settings of a command from its arguments, with its purpose over its help. Raises as `parse`.
+    """Return the settings of a command from its arguments; its help begins with its purpose. Raises as `parse` does.
 
-    `more` is what the help says besides the purpose.
-
-    A tool of `rewardlab data` is called `data TOOL`, and those of `gold` and `rl` likewise.
+    `command` is the command's name: `data TOOL` for a tool of `rewardlab data`, and likewise for other groups. `more`
+    is further text for the help.
     """
     if command in MODELS_FIRST:
         arguments = _models_behind_a_flag(arguments, MODELS_FIRST[command])
@@ -102,7 +101,7 @@ def parse_command(
 
 
 def listed(purposes: Mapping[str, str]) -> list[str]:
-    """Return commands with what they do, in columns, a line each."""
+    """Return a line for each command, with its purpose in a second column."""
     width = max(map(len, purposes))
     return [f"  {name:<{width}}  {text}" for name, text in purposes.items()]
 
@@ -112,14 +111,14 @@ def run_tool(
 ) -> None:
     """Run the tool of a group of commands that the first argument names; `usage` is what follows it.
 
-    Raises ConfigError if there is none of that name.
+    Raises ConfigError if no tool has that name.
     """
     asked = bool(arguments) and arguments[0] in ("-h", "--help")
     if asked or not arguments:
         say(f"usage: rewardlab {group} [-h] TOOL {f'{usage} ' if usage else ''}[flags]", "", PURPOSES[group], "")
         say(*listed(TOOL_PURPOSES[group]), "", f"rewardlab {group} TOOL --help lists the flags of a tool.")
         if asked:
-            # As the help of every other command, which argparse ends.
+            # The help of every other command ends by argparse in the same way.
             sys.exit(0)
     elif arguments[0] not in tools:
         near = did_you_mean(short(arguments[0]), tools)
@@ -129,7 +128,8 @@ def run_tool(
 
 
 def _models_behind_a_flag(arguments: Sequence[str], several: str) -> list[str]:
-    """Return arguments whose first words are models with the flag that they stand for: --model for one alone."""
+    """Return the arguments with a flag in front of models that are their first words: --model for one, else
+    `several`."""
     models = list(takewhile(lambda word: not word.startswith("-"), arguments))
     rest = list(arguments[len(models) :])
     alone = len(models) == 1 and not any(word.partition("=")[0] in ("--model", "--models") for word in rest)

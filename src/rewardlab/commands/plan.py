@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def check(arguments: Sequence[str]) -> None:
-    """Exit status: 0, or 1 if the plan cannot be frozen as it is."""
+    """Check a plan and print the report. Exit status: 0, or 1 if the plan cannot be frozen as it is."""
     from rewardlab.experiments.config import ReadConfig
 
     config = parse_command(ReadConfig, arguments, "plan check")
@@ -33,7 +33,7 @@ def check(arguments: Sequence[str]) -> None:
 
 
 def freeze(arguments: Sequence[str]) -> None:
-    """Exit status: 0, or 2 if the plan cannot be frozen as it is."""
+    """Freeze a plan. Raises ConfigError (exit status 2) if the plan cannot be frozen as it is."""
     from rewardlab.experiments.config import FreezeConfig
 
     config = parse_command(FreezeConfig, arguments, "plan freeze")
@@ -52,7 +52,7 @@ def freeze(arguments: Sequence[str]) -> None:
 
 
 def amend(arguments: Sequence[str]) -> None:
-    """Exit status: 0."""
+    """Amend a frozen plan. Raises ConfigError if `--seen` is missing, or the edited plan could not be frozen."""
     from rewardlab.experiments.config import AmendConfig
 
     config = parse_command(AmendConfig, arguments, "plan amend")
@@ -103,7 +103,7 @@ def _refusal(run: Run) -> str:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Exit status: 0, 1 if a run failed or a gate is closed, 2 if a gate is undecided."""
+    """Do the runs of a study. Exit status: 0, 1 if a run failed or a gate is closed, 2 if a gate is undecided."""
     from rewardlab.experiments.config import RunConfig
 
     config = parse_command(RunConfig, arguments, "plan run")
@@ -121,7 +121,7 @@ def run(arguments: Sequence[str]) -> None:
 
 
 def task(arguments: Sequence[str]) -> None:
-    """Exit status: that of the run; 75 if it was interrupted and goes on later."""
+    """Do one run of a study. Exit status: that of the run; 75 if it was interrupted and can be resumed."""
     from rewardlab.experiments.config import TaskConfig
 
     config = parse_command(TaskConfig, arguments, "plan task")
@@ -142,7 +142,7 @@ def _redo(study: Study, run: Run) -> None:
 
 
 def gate(arguments: Sequence[str]) -> None:
-    """Exit status: 0 if the gate is open, 1 if it is closed, 2 if it is undecided."""
+    """Judge a gate. Exit status: 0 if the gate is open, 1 if it is closed, 2 if it is undecided."""
     from rewardlab.experiments.config import GateConfig
 
     config = parse_command(GateConfig, arguments, "plan gate")
@@ -160,7 +160,7 @@ def gate(arguments: Sequence[str]) -> None:
 
 
 def submit(arguments: Sequence[str]) -> None:
-    """Exit status: 0."""
+    """Submit the runs of a study to Slurm."""
     from rewardlab.experiments.config import SubmitConfig
 
     config = parse_command(SubmitConfig, arguments, "plan submit")
@@ -172,7 +172,7 @@ def submit(arguments: Sequence[str]) -> None:
 
 
 def status(arguments: Sequence[str]) -> None:
-    """Exit status: 0 if all runs are done, 1 if one failed, 2 if some are not done yet."""
+    """Print how far a study is. Exit status: 0 if all runs are done, 1 if one failed, 2 if some are not done yet."""
     from rewardlab.experiments.config import StatusConfig
 
     config = parse_command(StatusConfig, arguments, "plan status")
@@ -188,7 +188,7 @@ def status(arguments: Sequence[str]) -> None:
 
 
 def archive(arguments: Sequence[str]) -> None:
-    """Exit status: 0."""
+    """Write the archive of a study."""
     from rewardlab.experiments.config import ArchiveConfig
 
     config = parse_command(ArchiveConfig, arguments, "plan archive")
@@ -202,7 +202,7 @@ def archive(arguments: Sequence[str]) -> None:
 
 
 def report(arguments: Sequence[str]) -> None:
-    """Exit status: 0 if every hypothesis is supported by all its runs, 1 if any is refuted, 2 otherwise."""
+    """Write the report of a study. Exit status: 0 if all runs support every hypothesis, 1 if any is refuted, else 2."""
     from rewardlab.experiments.config import ReportConfig
 
     config = parse_command(ReportConfig, arguments, "plan report")
@@ -242,5 +242,5 @@ TOOLS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {
 
 
 def plan(arguments: Sequence[str]) -> None:
-    """Run the tool that the first argument names. Raises ConfigError if there is none of that name."""
+    """Run the tool that the first argument names. Raises ConfigError if no tool has that name."""
     run_tool("plan", TOOLS, arguments, usage="PLAN|STUDY")

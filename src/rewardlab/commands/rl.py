@@ -12,7 +12,8 @@ from rewardlab.rl.audit.config import AuditConfig
 
 
 def audit(arguments: Sequence[str]) -> None:
-    """Exit status: 0 if the reward was not exploited, 1 if it was or the evidence did not follow, 2 for an error."""
+    """Audit a run. Exit status: 0 if the reward was not exploited, 1 if it was or the evidence did not follow, 2 for an
+    error."""
     config = parse_command(AuditConfig, arguments, "rl audit")
     from rewardlab.rl.audit.files import claim, write
     from rewardlab.rl.audit.report import text_report
@@ -20,11 +21,11 @@ def audit(arguments: Sequence[str]) -> None:
     from rewardlab.rl.audit.verdicts import exit_status
     from rewardlab.rl.rollout_log import find_logs
 
-    # A name that is mistyped is told before a folder is made for the results.
+    # Report a mistyped name before creating a folder for the results.
     find_logs(config.run)
     claim(config)
     found = audit_run(config)
-    # Written first, so that a reader who closes the output, as `| head` does, loses no file.
+    # Write files before printing: if a pipe such as `| head` closes the output early, no file is lost.
     written = write(found, config)
     print_report(text_report(found))
     say("", *(f"wrote {path}" for path in written))
@@ -37,5 +38,5 @@ TOOLS: Final[Mapping[str, Callable[[Sequence[str]], None]]] = {"audit": audit}
 
 
 def rl(arguments: Sequence[str]) -> None:
-    """Run the tool that the first argument names. Raises ConfigError if there is none of that name."""
+    """Run the tool that the first argument names. Raises ConfigError if no tool has that name."""
     run_tool("rl", TOOLS, arguments, usage="RUN")

@@ -25,10 +25,15 @@ SHARED_BY_SCORE = (
     "overlong",
     "pick",
 )
-"""Settings of `rewardlab score` that scoring takes by the same names."""
+"""Settings of `rewardlab score` that have the same names in `ScoreSettings`."""
 
 
 def score(arguments: Sequence[str]) -> None:
+    """Score a file.
+
+    Raises ConfigError, DataError, ArtifactError or EndpointError as scoring does, and RunInterrupted if a signal ends
+    it; the same command then resumes it.
+    """
     settings = parse_command(ScoreArguments, arguments, "score")
     require_writable_folder(settings.output.parent, "--output")
     from rewardlab.data.readers import require_rows

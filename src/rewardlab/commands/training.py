@@ -33,7 +33,7 @@ def parse_train(arguments: Sequence[str]) -> RewardTrainerConfig:
 
 
 def _apart(names: Sequence[str]) -> tuple[str, ...]:
-    """Split names that are written with commas between them, as TRL's users may do."""
+    """Split names that are separated by commas, as users of TRL may write them."""
     return tuple(name for several in names for name in several.split(",") if name)
 
 
@@ -90,7 +90,7 @@ def probe(arguments: Sequence[str]) -> None:
 
 
 def _noticed(report: str, data: DataConfig) -> str:
-    """Return a report that says first and last if its model is a control."""
+    """Return a report; if its model is a control, the notice stands above and below it."""
     notice = data.diagnostic.notice
     return report if notice is None else f"\n{notice}\n{report}\n{notice}"
 

@@ -244,7 +244,7 @@ def config_hash(config: object) -> str:
 
 
 def fits(number: int) -> bool:
-    """Whether a whole number fits into 64 bits, as counters, indices and random generators require."""
+    """Return whether a whole number fits into 64 bits, as counters, indices and random generators require."""
     return -(1 << 63) <= number < 1 << 63
 
 

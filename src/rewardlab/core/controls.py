@@ -1,4 +1,4 @@
-"""Say of a run whose data were changed on purpose that its model is a control, and what controls should show."""
+"""Sentences for runs whose data were changed on purpose: that the model is a control, and what it should show."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXPECTS: Final[Mapping[str, str]] = {
     "length_only": "far less than the model: what it reaches is there from the number of tokens alone.",
     "bag_of_words": "less than the model: what it reaches is there from which words a reply has.",
 }
-"""Control -> what it expects, and why."""
+"""Control -> what it should show, and why."""
 
 
 def notice(mode: str, splits: Sequence[str]) -> str:
@@ -27,7 +27,7 @@ def notice(mode: str, splits: Sequence[str]) -> str:
 
 
 def notice_of(recorded: object) -> str | None:
-    """Return the sentence from a manifest's data (`data.control`), or what a model was saved with; None if none."""
+    """Return the sentence from a manifest's data (`data.control`) or from a saved model; None if there is none."""
     if not isinstance(recorded, Mapping):
         return None
     mode, splits = recorded.get("mode"), recorded.get("splits")

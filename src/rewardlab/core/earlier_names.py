@@ -1,4 +1,4 @@
-"""Settings that had another name: what was written under it is still read, and there is one setting for one thing."""
+"""Settings that had another name: values that were written under it are still read as the setting of today."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from rewardlab.core.terminal import brief
 
 @dataclass(frozen=True, kw_only=True)
 class Renamed:
-    """What became of a setting."""
+    """A renamed setting."""
 
     name: str
     """Its name today, with underscores."""
     values: Mapping[str, str]
-    """Value of then -> the same today."""
+    """Earlier value -> the same value today."""
 
 
 EARLIER_NAMES: Final[Mapping[str, Renamed]] = MappingProxyType(
     {"overlong": Renamed(name="truncation", values={"truncate": "prompt-left", "drop": "drop"})}
 )
-"""Earlier name -> what it is today. It holds only where a configuration has the name of today and not the earlier one:
+"""Earlier name -> the setting today. It is used only if a configuration has today's name and not the earlier one, since
 `rewardlab score --overlong` is another setting."""
 
 
 def renamed(values: Mapping[str, object], known: Collection[str], where: str) -> tuple[dict[str, object], list[str]]:
-    """Return (settings by their names of today, a line for each one that had its earlier name).
+    """Return (settings by today's names, a line for each one that was given by its earlier name).
 
     `known` are the names that a configuration has; `where` begins the lines and the messages. Raises ConfigError for a
     value that the setting never had, and for a setting that is given under both names.
@@ -49,7 +49,7 @@ def renamed(values: Mapping[str, object], known: Collection[str], where: str) ->
 
 
 def renamed_flags(arguments: Sequence[str], known: Collection[str]) -> tuple[list[str], list[str]]:
-    """Return (arguments with flags by their names of today, a line for each that had its earlier name).
+    """Return (arguments with flags by today's names, a line for each one that was given by its earlier name).
 
     Raises ConfigError as `renamed` does.
     """

@@ -6,7 +6,7 @@
     ├── RenderError          a conversation that the chat template cannot turn into tokens
     ├── ModelError           a model that is missing, unsuitable or incomplete
     ├── ArtifactError        a reward-model folder that is damaged or does not give its own score
-    ├── EndpointError        a server of scores that is away, refuses, or answers something that is no score
+    ├── EndpointError        a server of scores that is away, refuses, or answers something that is not a score
     ├── DeviceMemoryError    not even the smallest micro-batch fits into memory
     ├── NonFiniteError       training produced NaN or infinity and was stopped before the optimizer step
     ├── RankError            a process of a distributed run that ended because another one failed
@@ -51,7 +51,7 @@ class ArtifactError(RewardlabError):
 
 
 class EndpointError(RewardlabError):
-    """A server of scores that cannot be reached, refuses, or answers something that is no score of its model."""
+    """A server of scores that cannot be reached, refuses, or answers something that is not a score of its model."""
 
 
 class DeviceMemoryError(RewardlabError):

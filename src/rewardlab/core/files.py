@@ -35,7 +35,7 @@ HASH_CHUNK_BYTES = 1 << 20
 SUM = "sha256"
 """The key of a JSON object under which the hash of its other entries is stored."""
 PREFERENCE_LINE = '{"prompt": …, "chosen": …, "rejected": …}'
-"""What a line of a file of preferences looks like."""
+"""An example of a line of a file of preferences."""
 UTF8 = "utf-8-sig"
 """The codec that reads UTF-8 with or without the byte order mark that some programs write."""
 AT_FDCWD, EXCHANGE = -100, 2
@@ -256,7 +256,7 @@ def to_float(value: object) -> float:
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Return whether a JSON value is a number that a float can hold; texts and booleans are none."""
+    """Return whether a JSON value is a number that a float can hold; texts and booleans do not count."""
     return not isinstance(value, str) and math.isfinite(to_float(value))
 
 
@@ -409,8 +409,8 @@ def versions_of(packages: Iterable[str]) -> dict[str, str | None]:
     return {name: _version_of(name) for name in packages}
 
 
-# Both are found once a process, when they are first asked for: a long run saves its model often, and a commit made
-# meanwhile is not what trains it.
+# Both are determined only once per process, when they are first needed: a long run saves its model often, and a commit
+# that is made meanwhile is not the code that trains it.
 @cache
 def _version_of(package: str) -> str | None:
     try:
@@ -421,7 +421,7 @@ def _version_of(package: str) -> str | None:
 
 @cache
 def _version_of_code(root: Path) -> tuple[str | None, bool | None]:
-    """Return commit and whether files differ from it, of the checkout at `root`; None for what git does not tell."""
+    """Return the commit of the checkout at `root`, and whether files differ from it; None for what git does not say."""
     # A copy installed in an environment inside another project's checkout must not report that project's commit.
     project = root / "pyproject.toml"
     if not ((root / ".git").exists() and project.is_file() and 'name = "rewardlab"' in project.read_text(UTF8)):

@@ -25,7 +25,7 @@ HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def can_keep_freed_memory() -> bool:
-    """Whether `keep_freed_memory` works on this system, that is, whether its C library is glibc."""
+    """Return whether `keep_freed_memory` works on this system, that is, whether its C library is glibc."""
     return _libc() is not None
 
 
@@ -78,7 +78,7 @@ def spare_memory() -> int:
 
 
 def offers_huge_pages() -> bool:
-    """Whether the kernel gives huge pages on request."""
+    """Return whether the kernel gives huge pages on request."""
     try:
         return "[never]" not in HUGE_PAGES.read_text(encoding="ascii")
     except OSError:

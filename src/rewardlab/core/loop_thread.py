@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for callers without a loop and for those whose loop is busy."""
+"""An event loop in its own thread, for callers without a loop and for those whose loop is busy."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ T = TypeVar("T")
 class LoopThread:
     """Runs coroutines for any number of threads, which wait for their results.
 
-    It ends when it is closed or when nobody holds it any more.
+    It ends when it is closed or when nothing refers to it any more.
     """
 
     def __init__(self, owner: str, finish: Callable[[], Awaitable[object]]) -> None:
-        """`owner` is what messages and the thread are called by, such as `client`. `finish` runs in the loop at the
-        end; it must not hold whoever holds this, which would then never end."""
+        """`owner` is the name in messages and of the thread, such as `client`. `finish` runs in the loop at the end; it
+        must not refer to the object that holds this one, which would then never be collected."""
         self._owner = owner
         self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
-        # The thread must not keep its owner alive when nobody has it any more, so it knows the loop alone.
+        # The thread must not keep its owner alive when nothing else does, so it refers only to the loop.
         self._thread = threading.Thread(target=_run, args=(self._loop,), name=f"rewardlab-{owner}", daemon=True)
         self._thread.start()
         self._end = weakref.finalize(self, _stop, self._loop, self._thread, finish, os.getpid())
@@ -66,12 +66,12 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 def _stop(
     loop: asyncio.AbstractEventLoop, thread: threading.Thread, finish: Callable[[], Awaitable[object]], process: int
 ) -> None:
-    """End what runs in the loop, then the loop and its thread. In a forked process there is neither."""
+    """End all work in the loop, then the loop and its thread. In a forked process neither exists."""
     if process != os.getpid() or not thread.is_alive():
         return
     finishing = asyncio.run_coroutine_threadsafe(_finished(finish), loop)
     finishing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
-    # Garbage may be collected in the very thread that is to end, which must not wait for itself.
+    # Garbage collection may run in the thread that is about to end, which must not wait for itself.
     if threading.current_thread() is not thread:
         finishing.result()
         thread.join()

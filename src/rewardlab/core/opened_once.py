@@ -1,4 +1,5 @@
-"""What is opened when it is first used, by the first of many tasks, and belongs to their event loop and process."""
+"""Something that the first of many tasks opens when it is first used, and that belongs to their event loop and
+process."""
 
 from __future__ import annotations
 
@@ -13,10 +14,10 @@ T = TypeVar("T")
 
 
 class OpenedOnce(Generic[T]):
-    """Opens something once for a crowd of tasks, and says who may use it."""
+    """Opens something once for many tasks, and checks who may use it."""
 
     def __init__(self, owner: str, *, otherwise: str) -> None:
-        """`owner` is what messages call it, such as `client`; `otherwise` is what works from every thread."""
+        """`owner` is its name in messages, such as `client`; `otherwise` names what to use from every thread."""
         self._owner = owner
         self._otherwise = otherwise
         self._task: asyncio.Task[T] | None = None
@@ -26,7 +27,7 @@ class OpenedOnce(Generic[T]):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether this process is a fork of the one in which it was made."""
+        """Return whether this process is a fork of the one in which it was made."""
         return self._process != os.getpid()
 
     def require_usable(self) -> None:
@@ -45,26 +46,26 @@ class OpenedOnce(Generic[T]):
             )
 
     async def opened(self, opening: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what `opening` gives: that of the opening that is under way, or of one that is begun.
+        """Return the result of `opening`: of the one that is under way, or of a new one.
 
         Raises ConfigError if it is closed meanwhile, and as the opening does.
         """
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(opening())
-            # If everyone who waits is cancelled, nobody is told of an error, and asyncio need not complain of that.
+            # If all waiting tasks are cancelled, nobody retrieves an error; this keeps asyncio from logging that.
             self._task.add_done_callback(lambda task: task.cancelled() or task.exception())
         task, waiting = self._task, asyncio.current_task()
         try:
-            # One of a crowd may be cancelled without harm to the others.
+            # Shielded, since cancelling one of the waiting tasks must not cancel the opening for the others.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
-            # `close` ends the opening, and not those who wait for it.
+            # `close` cancels the opening, not the tasks that wait for it: they get an error instead.
             if self.closed and task.cancelled() and not (waiting is not None and waiting.cancelling()):
                 raise ConfigError(f"the {self._owner} was closed while it was waited for. Make a new one.") from None
             raise
 
     async def close(self) -> None:
-        """Say that it is closed, and end the opening that is under way."""
+        """Mark it as closed, and cancel an opening that is under way."""
         self.closed = True
         if self._task is not None and not self._task.done():
             self._task.cancel()

@@ -1,4 +1,4 @@
-"""Work that runs in a thread of its own, and that can be waited for with a time limit."""
+"""Work that runs in its own thread, and for which callers can wait with a time limit."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ SCORES_SUM: Final = "scores_sha256"
 SPEC_SUM: Final = "spec_sha256"
 """Entry in the manifest of an evaluation: the SHA-256 of the spec of the model that was judged."""
 MODELS_FILE: Final = "models.json"
-"""What `rewardlab eval` writes for several models: name -> what is known of each, whose folder has that name."""
+"""The file that `rewardlab eval` writes for several models: name of a model, and of its folder -> facts about it."""
 MISTAKES: Final = "mistakes.jsonl"
 SLICES: Final = "slices.jsonl"
 """Endings of two files beside the scores of an evaluation: the texts of its worst mistakes, and the columns by which it
@@ -194,9 +194,9 @@ def claim_evaluation(folder: Path, inputs: Iterable[str], *, overwrite: bool) ->
 def clear_evaluation(folder: Path) -> None:
     """Remove the files of an earlier evaluation except its manifest, which is replaced.
 
-    Every command that writes an evaluation calls it when it has something to write, so that what it does not write
-    itself does not stay from an earlier one. `claim_evaluation` has checked that the files are an evaluation's. Folders
-    of models that an earlier one judged stay: each is an evaluation of its own.
+    Every command that writes an evaluation calls it when it has something to write, so that no file of an earlier one
+    stays. `claim_evaluation` has checked that the files are an evaluation's. Folders of models that an earlier command
+    judged stay: each is a separate evaluation.
     """
     for name in EVALUATION_FILES:
         if name != MANIFEST:
@@ -204,9 +204,9 @@ def clear_evaluation(folder: Path) -> None:
 
 
 def judged_together(folder: Path) -> list[Path]:
-    """Return the folders of the models that one `rewardlab eval` judged, in its order; empty if it was not several.
+    """Return the folders of the models that one `rewardlab eval` judged, in its order; empty for a single model.
 
-    One that is gone is left out, with a warning.
+    Missing folders are left out, with a warning.
     """
     try:
         value = read_json(folder / MODELS_FILE) if (folder / MODELS_FILE).is_file() else None
@@ -289,7 +289,7 @@ def _require_removable(folder: Path, models: Sequence[str]) -> None:
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether a run began in a folder, by its manifest, which a run writes before anything else.
+    """Return whether a run began in a folder, by its manifest, which a run writes before anything else.
 
     Earlier versions wrote config.json first, so its settings are taken as a sign too.
     """
@@ -367,7 +367,7 @@ def sealed_card(metadata: str, text: str) -> str:
 
 
 def is_own_card(path: Path) -> bool:
-    """Whether a file is a model card as `sealed_card` made it, and unchanged since."""
+    """Return whether a file is a model card as `sealed_card` made it, and unchanged since."""
     try:
         card = path.read_text(encoding=UTF8) if path.is_file() and not path.is_symlink() else ""
     except (OSError, UnicodeDecodeError):
@@ -397,7 +397,7 @@ def sweep(folder: Path) -> None:
 
 
 def holds_models(folder: Path) -> bool:
-    """Whether the folder of a run holds a saved model or a checkpoint. A run that has just begun has neither."""
+    """Return whether the folder of a run holds a saved model or a checkpoint. A run that has just begun has neither."""
     checkpoints = folder / CHECKPOINTS
     return folder.is_dir() and bool(
         (folder / "best").exists() or saved_steps(folder) or (checkpoints.is_dir() and any(checkpoints.glob("step_*")))

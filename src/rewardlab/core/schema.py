@@ -209,7 +209,7 @@ def _value(hint: Any, value: object, place: str) -> Any:
 
 
 def _is_of(hint: Any, value: object) -> bool:
-    """Whether a plain value is of a plain type, or one of the texts that a Literal lists."""
+    """Return whether a plain value is of a plain type, or one of the texts that a Literal lists."""
     if get_origin(hint) is Literal:
         return isinstance(value, str) and value in get_args(hint)
     # A bool is an int in Python, but not a number in JSON.

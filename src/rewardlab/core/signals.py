@@ -25,8 +25,9 @@ STUCK: Final = 1
 ENDING: Final = ("SIGTERM", "SIGUSR1", "SIGUSR2")
 """Signals that by default end a process without a message."""
 REPEATED: Final = "SIGUSR2"
-"""The signal that may come twice for one request: Slurm sends it to every process of a task, and what runs a container
-passes on to those inside what it got itself. Nobody sends it out of impatience, so it never ends a run at once."""
+"""The signal that may come twice for one request: Slurm sends it to every process of a task, and the program that runs
+a container passes its own on to the processes inside. Users do not send it out of impatience, so it never ends a run at
+once."""
 SIGNALS: Final = (*ENDING, "SIGINT")
 
 
@@ -138,7 +139,7 @@ class StopRequests:
 
     @property
     def reason(self) -> str:
-        """What asked for an end, for messages; empty if nothing did."""
+        """The name of the signal or limit that asked for an end, for messages; empty if none did."""
         if self._received is not None:
             return "Ctrl-C" if self._received == "SIGINT" else self._received
         if self._deadline is not None and time.monotonic() >= self._deadline:
@@ -147,7 +148,7 @@ class StopRequests:
 
     @property
     def signalled(self) -> bool:
-        """Whether a signal asked for an end."""
+        """Return whether a signal asked for an end."""
         return self._received is not None
 
     @property

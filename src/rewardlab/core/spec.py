@@ -38,11 +38,11 @@ CUT_FEWEST = "oldest_turns_first_fewest_tokens"
 CUT_MIDDLE = "reply_middle_fewest_tokens"
 """The prompt stays whole, and the middle of the last turn goes: the fewest tokens that suffice."""
 LEAVE_OUT = "drop"
-"""Nothing is cut: what is above the limit is left out and counted, and refused where it is to be scored."""
+"""Nothing is cut: conversations above the limit are left out and counted in training, and refused in scoring."""
 STOP = "error"
-"""Nothing is cut: what is above the limit ends the run, and is refused where it is to be scored."""
+"""Nothing is cut: a conversation above the limit ends a training run, and is refused in scoring."""
 REFUSING: Final = (LEAVE_OUT, STOP)
-"""The truncations that cut nothing. Whoever asks for a cut all the same gets that of `CUT_FEWEST`."""
+"""The truncations that cut nothing. A caller that asks for a cut all the same gets that of `CUT_FEWEST`."""
 TRUNCATIONS: Final = (CUT_BY_STEPS, CUT_FEWEST, CUT_MIDDLE, *REFUSING)
 TRUNCATION_OF: Final[Mapping[str, str]] = {
     "prompt-left": CUT_FEWEST,
@@ -88,7 +88,8 @@ class RendererSpec:
 
     @property
     def joins_texts(self) -> bool:
-        """Whether texts are joined as they are, so that a transcript stays one text and is not split into turns."""
+        """Return whether texts are joined as they are, so that a transcript stays one text and is not split into
+        turns."""
         return self.template_source == "concat"
 
     @property
@@ -141,7 +142,7 @@ class CalibrationSpec:
     data: dict[str, Any]
     """Purpose (`fitted`, `judged`) -> datasets, as in a manifest."""
     judged: dict[str, Any]
-    """What the calibration was worth on data that it was not fitted on, with intervals."""
+    """The judgement of the calibration on data that it was not fitted on, with intervals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +275,8 @@ def one_of(names: Mapping[str, object] | tuple[str, ...]) -> str:
 
 
 def carries_digest(name: str) -> bool:
-    """Whether a file of the folder holds the digest of the spec, so that the spec's digest cannot cover its hash."""
+    """Return whether a file of the folder holds the digest of the spec, so that the spec's digest cannot cover its
+    hash."""
     return name == "config.json" or ("/" not in name and name.endswith(".safetensors"))
 
 

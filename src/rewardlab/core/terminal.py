@@ -53,7 +53,7 @@ def visible_message(text: str) -> str:
 def folded(text: str, width: int) -> str:
     """Return `text` with its lines broken between words, where a terminal of this width would break within words.
 
-    Spaces in backticks are no place to break, so that a command can be copied whole.
+    Lines are never broken at spaces in backticks, so that a command can be copied whole.
     """
     text = re.sub(r"`[^`\n]*`", lambda quoted: quoted[0].replace(" ", _UNBROKEN), text)
     wrapper = textwrap.TextWrapper(

@@ -228,7 +228,7 @@ class ScoreRow:
 
     @property
     def is_cut(self) -> bool:
-        """Whether something was cut from the prompt or the reply."""
+        """Return whether something was cut from the prompt or the reply."""
         return self.truncated_tokens > 0 or self.truncated_reply_tokens > 0
 
     def as_dict(self) -> dict[str, object]:

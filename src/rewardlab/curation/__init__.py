@@ -1,1 +1,1 @@
-"""Tools for preference data: look at it, find what is wrong with it, clean, convert, divide and mix it."""
+"""Tools for preference data: inspect, audit, clean, convert, split and mix it."""

@@ -20,7 +20,7 @@ UNCUT: Final = 1 << 30
 
 
 def renderer_of(model: str, rendering: RenderingConfig) -> Renderer:
-    """Return what renders for a model: by the spec of a reward-model folder, for others as training from it would.
+    """Return the renderer of a model: that of a reward-model folder's spec, else the one that training would use.
 
     Raises ConfigError for settings that a reward-model folder has itself, and as `artifact.base.open_base` does.
     """
@@ -35,12 +35,12 @@ def renderer_of(model: str, rendering: RenderingConfig) -> Renderer:
 
 
 def counting_renderer(model: str, rendering: RenderingConfig) -> Renderer:
-    """Return what counts the tokens of a model, of which nothing but the tokenizer has to be there.
+    """Return a renderer to count a model's tokens with; only its tokenizer has to be there.
 
     Raises ConfigError for settings that a reward-model folder has itself, and for a limit that only a model knows;
     RenderError if there is no tokenizer; ModelError if the built-in model cannot be fetched.
     """
-    # Imported here, with a lock on files that only the built-in model needs.
+    # Imported here, since only the built-in model needs this module and its file lock.
     from rewardlab.model.builtin import resolve_model_name
 
     folder = Path(path := resolve_model_name(model, logger.info))

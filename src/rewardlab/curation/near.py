@@ -1,9 +1,9 @@
-"""Near-duplicate texts: which texts are alike in most of their words, found without comparing all pairs.
+"""Near-duplicate texts: those that share most of their words, found without comparing all pairs.
 
-Texts are alike if the Jaccard similarity of their sets of shingles (runs of words) reaches a threshold. MinHash
-signatures estimate it (Broder 1997); locality-sensitive hashing finds the candidates; each candidate is then checked by
-its signature. Texts are compared without regard to case and white space, as prompts are; `shingles` says what a word is
-in scripts without spaces.
+Texts are near duplicates if the Jaccard similarity of their sets of shingles (runs of words) reaches a threshold.
+MinHash signatures estimate it (Broder 1997); locality-sensitive hashing finds the candidates; each candidate is then
+checked by its signature. Texts are compared without regard to case and white space, as prompts are; `shingles` says
+what a word is in scripts without spaces.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from rewardlab.curation.shingles import Hashes, Numbers, shingle_hashes
 Signatures = npt.NDArray[np.uint16]
 PERMUTATIONS: Final = 256
 """Hashes of a signature. The estimate of a similarity s has the standard deviation √(s(1−s)/256): 0.025 at 0.8. Only
-the lowest 16 bits of a hash are kept, which makes it larger than the truth by 1/65,536 at most."""
+the lowest 16 bits of a hash are kept, which makes the estimate too large by at most 1/65,536."""
 SHINGLE_WORDS: Final = 3
-"""Words of a shingle; a text of fewer words is one shingle, so that it is alike only if it is the same."""
+"""Words of a shingle. A text with fewer words is a single shingle, so it is similar only to equal texts."""
 THRESHOLD: Final = 0.8
 """Similarity from which two texts count as near duplicates, unless a setting says otherwise."""
 RECALL: Final = 0.98
-"""Share of the pairs exactly at the threshold that must become candidates. It grows fast with the similarity."""
+"""Share of the pairs exactly at the threshold that become candidates. The share grows fast with the similarity."""
 BAND_ROWS: Final = (32, 16, 8, 4, 2, 1)
 LARGEST_BUCKET: Final = 128
-"""Texts of a bucket whose pairs are all checked. Larger buckets are divided by further hashes."""
+"""The largest bucket whose pairs are all checked. Larger buckets are divided by further hashes."""
 _NONE: Final = 2**32 - 1
 _EMPTY: Final = _NONE & 0xFFFF
-"""Every hash of a text without words, and what its signature keeps of it."""
+"""The hash of a text without words, and the part of it that a signature keeps."""
 _BATCH: Final = 4096
 """Shingles hashed at a time (4 MB), and pairs checked at a time."""
 
@@ -77,15 +77,15 @@ def least_hashes(hashes_S: Hashes, offsets: Numbers) -> npt.NDArray[np.uint32]:
 def near_groups(signatures_TH: Signatures, *, threshold: float = THRESHOLD) -> Numbers:
     """Return [texts] the number of each text's group, from 0 in the order of first appearance.
 
-    Two texts of a group need not be alike themselves: a chain of texts that are connects them. Which texts share a
-    group does not depend on their order. Texts without words are groups of their own.
+    Two texts of a group need not be similar themselves: a chain of similar texts connects them. Which texts share a
+    group does not depend on their order. Each text without words is a group by itself.
 
     Memory: the signatures twice, and some megabytes.
     """
     assert 0 < threshold <= 1, threshold
     keys_T = _keys(signatures_TH)
     is_empty_T = (signatures_TH == _EMPTY).all(axis=1)
-    # Equal texts are one text from here on, so that many copies of one make no large bucket.
+    # Merge equal texts first, so that many copies of one text do not fill a bucket.
     _, first_U, unique_T = np.unique(keys_T, return_index=True, return_inverse=True)
     wanted_U = ~is_empty_T[first_U]
     groups_U = np.arange(len(first_U))
@@ -104,7 +104,7 @@ def numbered(labels: Numbers) -> Numbers:
 
 
 def _components(signatures_UH: Signatures, threshold: float) -> Numbers:
-    """Return [texts] the index of the first text of each text's group, of signatures that all differ."""
+    """Return [texts] the index of the first text of each text's group. All signatures must differ."""
     num_texts = len(signatures_UH)
     rows = _rows_of_band(threshold)
     # [bands, texts]
@@ -140,7 +140,7 @@ def _joined(group_U: Numbers, edges_E2: Numbers) -> Numbers:
 
 
 def _rows_of_band(threshold: float) -> int:
-    """Return the most hashes of a band with which pairs at the threshold share a band in `RECALL` of all cases.
+    """Return the largest band, in hashes, with which a pair at the threshold shares a band with probability `RECALL`.
 
     Pairs of similarity s share one of b bands of r hashes with probability 1 − (1 − s^r)^b.
     """
@@ -153,8 +153,8 @@ def _rows_of_band(threshold: float) -> int:
 def _candidates(bands: Sequence[Hashes], band: int) -> Iterator[Numbers]:
     """Yield arrays [pairs, 2] of indices of texts that share a bucket of a band.
 
-    A bucket of more than `LARGEST_BUCKET` texts, as of prompts that share a long instruction, is divided by the hashes
-    of the next bands too, as often as needed.
+    A bucket of more than `LARGEST_BUCKET` texts, such as prompts that share a long instruction, is divided by the
+    hashes of the next bands, as often as needed.
     """
     keys_U = bands[band]
     members = np.arange(len(keys_U))

@@ -1,7 +1,7 @@
-"""Datasets written again without some rows, or with their labels turned round: all other rows stay as they stand.
+"""Rewriting of datasets without some rows, or with their labels flipped; all other rows stay unchanged.
 
-Of JSON Lines, whether compressed or in numbered files, rows stay byte for byte; rows of other formats become JSON
-Lines. A file appears whole or not at all.
+Rows of JSON Lines, whether compressed or in numbered files, stay the same byte for byte; rows of other formats become
+JSON Lines. A file appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from rewardlab.data.shards import files_of_saved
 ENDINGS: Final = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 """Endings of files of rows."""
 SURROGATES: Final = "surrogateescape"
-"""Bytes that are not UTF-8 survive reading and writing."""
+"""The handling of decoding errors with which bytes that are not UTF-8 survive reading and writing."""
 Stamp = tuple[tuple[int, int], ...]
 """Size and time of each file of a dataset; empty for one that has no files."""
 Turn = Callable[[Row, str], Mapping[str, object]]
-"""(row, place) -> the row with its label turned round."""
+"""(row, place) -> the row with its label flipped."""
 _PIECE: Final = MAX_CHARACTERS + 1
-"""Characters of a line that are in memory at a time: a longer line is copied in pieces."""
+"""Most characters of a line that are in memory at a time; a longer line is copied in pieces."""
 _TEXTS: Final = (date, time, timedelta, Decimal, UUID)
-"""Values that JSON writes as texts."""
+"""Types whose values are written to JSON as texts."""
 
 
 def ending_of(path: Path, endings: Iterable[str] = ENDINGS) -> str | None:
-    """Return the ending of a file, the longest that fits; None for any other."""
+    """Return the longest of these endings that a file has; None if it has none."""
     fitting = [ending for ending in endings if path.name.endswith(ending) and path.name != ending]
     return max(fitting, key=len, default=None)
 
@@ -55,12 +55,12 @@ def trace_beside(target: Path, name: str) -> Path:
 
 
 def also_rows(numbers: Sequence[int]) -> dict[str, object]:
-    """Return the entry of a trace for a preference of several rows: all their numbers; nothing for one row."""
+    """Return the entry of a trace with the numbers of all rows of a preference; nothing if it has only one row."""
     return {"rows": list(numbers)} if len(numbers) > 1 else {}
 
 
 def require_package(path: Path, what: str) -> None:
-    """Raise DataError, saying how to install it, without the package that the ending of a file needs."""
+    """Raise DataError, saying how to install it, if the package that the ending of a file needs is missing."""
     if path.suffix == ".zst":
         import_optional("zstandard", what, "data")
 
@@ -78,7 +78,7 @@ def files_of(source: Source) -> tuple[Path, ...]:
 
 
 def stamp(source: Source) -> Stamp:
-    """Return what changes when the files of a dataset do."""
+    """Return the size and time of each file of a dataset, which change when the file does."""
     states = [path.stat() for path in files_of(source)]
     return tuple((state.st_size, state.st_mtime_ns) for state in states)
 
@@ -104,7 +104,7 @@ def _lines(source: Source) -> Iterator[tuple[int, bool, str]]:
         with _opened(path) as file:
             for line, (begins, text) in enumerate(_pieces(file)):
                 if place and not line:
-                    # A byte order mark belongs at the beginning of a file alone.
+                    # A byte order mark may stand only at the beginning of the output: drop those of later files.
                     text = text.removeprefix("\ufeff")
                 if begins:
                     is_counted = not source.shards or bool(text.removeprefix("\ufeff").strip())
@@ -121,10 +121,10 @@ def _opened(path: Path) -> TextIOWrapper:
 
 
 def _pieces(file: TextIOWrapper) -> Iterator[tuple[bool, str]]:
-    """Yield (whether a line begins, text): whole lines, or pieces of those that are too long."""
+    """Yield (whether a line begins, text): whole lines, or pieces of lines that are too long."""
     before = "\n"
     while text := file.readline(_PIECE):
-        # A piece may end between the two characters of a line end.
+        # A piece may end between the two characters of the line end \r\n.
         begins = before.endswith(("\n", "\r")) and not (before.endswith("\r") and text == "\n")
         yield begins, text
         before = text
@@ -134,15 +134,15 @@ def _pieces(file: TextIOWrapper) -> Iterator[tuple[bool, str]]:
 
 
 class Nulls:
-    """Writes NaN in rows of tables as null, which JSON has, and keeps in which columns.
+    """Replaces NaN in rows of tables by null, since JSON has no NaN, and counts it by column.
 
-    Only in rows that reading uses: those read the same with a null. In `unread` rows it stays an error, since without
-    their NaN they might be used.
+    It does so only in rows that reading uses, which read the same with a null. In `unread` rows NaN stays an error,
+    since without it these rows might be used.
     """
 
     def __init__(self, unread: Collection[int]) -> None:
         self.columns: dict[str, tuple[int, str]] = {}
-        """Column -> (rows, the place of the first one)."""
+        """Column -> (number of rows, place of the first one)."""
         self._unread = unread
 
     def of(self, row: Mapping[str, object], number: int, place: str) -> Mapping[str, object]:
@@ -181,18 +181,17 @@ def write_without(
     turn: Turn | None = None,
     nulls: Nulls | None = None,
 ) -> int:
-    """Write a dataset without the rows of these numbers, or with `turn` of them in their place; return how many rows
-    it then has.
+    """Write a dataset without the rows of these numbers, or with `turn` of each in its place.
 
-    `touched` are numbers of rows as they are read, not of preferences: see `sources.rows_of_units`. `since` is the
-    dataset's `stamp` from before its rows were judged. `nulls` writes NaN of tables as null; without it that is an
-    error, as everything else is that JSON cannot hold.
+    Return how many rows it then has. `touched` are numbers of rows as they are read, not of preferences: see
+    `sources.rows_of_units`. `since` is the dataset's `stamp` from before its rows were judged. `nulls` replaces NaN of
+    tables by null; without it NaN is an error, like any other value that JSON cannot hold.
 
     Raises DataError if the dataset cannot be read or has changed, or if a row cannot be written as JSON.
     """
     require_unchanged(source, since)
     files = files_of(source)
-    # Folders that `datasets` saved hold tables.
+    # The .arrow files of folders that `datasets` saved are tables, not lines.
     only_lines = bool(files) and all(path.suffix != ".arrow" and holds_lines(path) for path in files)
     with replacing_lines(target) as sink:
         if only_lines:
@@ -213,7 +212,7 @@ def _copy_lines(source: Source, touched: Collection[int], sink: Any, turn: Turn 
                 continue
             if is_touched and turn is not None:
                 text = _turned_line(text, source, number, turn)
-            # The last line of one of several files may have no end.
+            # If the last line of the file before has no line end, add one.
             sink.write(("" if ended or not begins else "\n").encode() + text.encode("utf-8", SURROGATES))
             ended = text.endswith(("\n", "\r"))
             count += begins and bool(text.removeprefix("\ufeff").strip())
@@ -271,7 +270,7 @@ def _with_texts(row: Mapping[str, object], place: str) -> str:
 
 
 def _as_text(value: object) -> str:
-    """Return a value that JSON has no form for as text. Raises TypeError for any other."""
+    """Return a value of one of `_TEXTS` as text. Raises TypeError for any other value that JSON cannot hold."""
     if isinstance(value, _TEXTS):
         return str(value)
     raise TypeError(f"a value of the type {type(value).__name__}")
@@ -306,7 +305,7 @@ def replacing_lines(path: Path) -> Iterator[Any]:
     """
     with replacing(path) as raw:
         if path.suffix == ".gz":
-            # Without name and time in the header the same rows give the same bytes.
+            # The header has neither name nor time, so that the same rows give the same bytes.
             with gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed:
                 yield packed
         elif path.suffix == ".zst":

@@ -1,4 +1,4 @@
-"""Walk the rows of datasets as training reads them: each a preference, or the cause why it is none.
+"""Read the rows of datasets as training reads them: each is a preference, or has a cause for which it is not one.
 
 Nothing is tokenised. Rows are read in chunks, which a function may summarise in worker processes, so that memory does
 not grow with the data and all cores help.
@@ -36,13 +36,13 @@ class ReadRow:
     """Its line or row number, from 1."""
     preference: Preference | None
     cause: str | None
-    """Why it is no preference, one of `rows.CAUSES`; None if it is one."""
+    """The cause for which it is not a preference, one of `rows.CAUSES`; None if it is one."""
     detail: str | None
     """What was found, in words; None if it is a preference."""
     rows: tuple[Mapping[str, object], ...]
-    """The row as it stands in the file, or the rows; an empty one for a line that is no JSON object."""
+    """The row as it stands in the file, or the rows; an empty one for a line that is not a JSON object."""
     parsed: ParsedRow | None = None
-    """The preference with the counts of what was left out of it; None if it is none."""
+    """The preference with the counts of what was left out of it; None if the row is not a preference."""
 
 
 def map_rows(
@@ -58,14 +58,14 @@ def map_rows(
     """Yield `summarise` of each chunk of rows, in the order of the file, under a progress bar.
 
     `summarise` must be picklable (a function of a module, or a `functools.partial` of one), as must its results: chunks
-    of large data are handled by the workers of `crew`. It must not depend on how rows are cut into chunks. `opened` are
-    units that were opened already, as `open_units` gives them. With `may_be_damaged` a line that is no JSON object is a
-    row without a preference, `not_json`.
+    of large data are handled by the workers of `crew`. It must not depend on how rows are divided into chunks. `opened`
+    are units that were opened already, as `open_units` gives them. With `may_be_damaged` a line that is not a JSON
+    object counts as a row without a preference, with the cause `not_json`.
 
-    Raises DataError if the dataset cannot be read on.
+    Raises DataError if the dataset becomes unreadable.
     """
     schema, units = open_units(source, rules, may_be_damaged=may_be_damaged) if opened is None else opened
-    # Workers get their rows sent; those of the source in memory need not travel with every job.
+    # Workers get their rows sent, so the rows of a source in memory need not be sent with every job.
     job = partial(_work, replace(source, rows=None), schema.name, rules, summarise, may_be_damaged)
     with bar(title=title, unit=" rows") as shown:
         for count, result in crew.map(job, chunked(units), alone=ALONE):
@@ -83,7 +83,7 @@ def walk(
 ) -> Iterator[ReadRow]:
     """Yield every row of a dataset, in the order of the file, read in this process; or those with these `numbers`.
 
-    Raises DataError if the dataset cannot be read on; `opened` and `may_be_damaged` are those of `map_rows`.
+    Raises DataError if the dataset becomes unreadable. `opened` and `may_be_damaged` are those of `map_rows`.
     """
     schema, units = open_units(source, rules, may_be_damaged=may_be_damaged) if opened is None else opened
     for unit in units:

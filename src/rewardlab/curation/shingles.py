@@ -22,7 +22,7 @@ _UNSPACED: Final = re.compile(
 )
 """Characters that are words by themselves."""
 MOST_WORDS: Final = 200_000
-"""Words whose hashes are kept, some 30 MB."""
+"""Most words whose hashes are kept, about 30 MB."""
 
 
 def words_of(text: str) -> list[str]:
@@ -53,12 +53,12 @@ def shingle_hashes(texts: Sequence[str], num_words: int) -> tuple[Hashes, Number
 
 
 def shingles_of(texts: Sequence[Sequence[int]], num_words: int) -> tuple[Hashes, Numbers]:
-    """Return (all shingles of texts of which the word hashes are given, [texts + 1] offsets), in the order of the text.
+    """Return (all shingles of texts in their order, [texts + 1] offsets), from the hashes of the words of each text.
 
-    A text of fewer than `num_words` words is one shingle, one without words none. A shingle that a text has twice is
-    there twice.
+    A text with fewer than `num_words` words is a single shingle; a text without words has none. A shingle that occurs
+    twice in a text is returned twice.
     """
-    # Numbers of words, after 0s have filled short texts up.
+    # Short texts are filled up with 0s, so count these as words.
     lengths_T = np.array([max(len(words), num_words) if words else 0 for words in texts], dtype=np.int64)
     words_W = np.zeros(int(lengths_T.sum()), dtype=np.uint64)
     ends_T = np.cumsum(lengths_T)

@@ -40,13 +40,14 @@ class _Reply:
     before: RenderedText = NOTHING
     """The text before the reply's content."""
     result: Rendered | RenderError | None = None
-    """The tokens, or why there are none; None until one of them is known."""
+    """The tokens, or the error for which there are none; None until one of them is known."""
 
 
 def render_all(
     preferences: Sequence[Preference], renderer: Renderer, *, keep_identical: bool = False
 ) -> list[TokenGroup | LeftOut]:
-    """Return for each preference its group, or why there is none. `keep_identical` is that of `build_group`.
+    """Return for each preference its group, or the cause for which it has none. `keep_identical` is as in
+    `build_group`.
 
     Causes: `template_refuses` (the chat template raises an error, for example for a role), `ends_in_padding` (the last
     token of a reply is the padding token), and those of `Renderer.group`.
@@ -62,7 +63,7 @@ def render_all(
 
 
 def render_replies(preferences: Sequence[Preference], renderer: Renderer) -> list[list[Rendered | RenderError]]:
-    """Return for every reply of each preference its tokens, or why it has none. Nothing is left out or compared."""
+    """Return for every reply of each preference its tokens, or the error for which it has none."""
     replies = [[_Reply(preference.prompt, reply) for reply in preference.replies] for preference in preferences]
     _render([reply for siblings in replies for reply in siblings], renderer)
     return _results(replies)
@@ -71,8 +72,8 @@ def render_replies(preferences: Sequence[Preference], renderer: Renderer) -> lis
 def render_uncut(preferences: Sequence[Preference], renderer: Renderer) -> list[list[Rendered | RenderError]]:
     """Return what `render_replies` does, but Overlong for a reply that would have to be cut.
 
-    That takes little time: nothing is cut on trial, a text of more characters than any tokens within the limit have is
-    not encoded, and of replies to one prompt that alone is above the limit only the first is looked at.
+    This is fast: nothing is cut by trial, a text is not encoded if it has too many characters for any tokens within the
+    limit, and of the replies to a prompt that alone is above the limit only the first is looked at.
     """
     replies = [[_Reply(preference.prompt, reply) for reply in preference.replies] for preference in preferences]
     _render([siblings[0] for siblings in replies], renderer, cut=False)
@@ -193,7 +194,10 @@ def _texts(conversations: Sequence[Conversation], renderer: Renderer) -> list[st
 def _outcome(
     preference: Preference, siblings: Sequence[_Reply], renderer: Renderer, *, keep_identical: bool
 ) -> TokenGroup | LeftOut:
-    """Return the group of a preference whose replies are rendered, or why there is none. Raises DataError."""
+    """Return the group of a preference whose replies are rendered, or the cause for which it has none.
+
+    Raises DataError if a conversation above the limit should end the run.
+    """
     rendered: dict[int, Rendered] = {}
     for index, reply in enumerate(siblings):
         if isinstance(reply.result, Rendered):

@@ -59,7 +59,7 @@ class Overlong(RenderError):
 
 
 class EndsInPadding(RenderError):
-    """A rendering ends in the padding token, which engines would take for padding. Callers count such rows."""
+    """A rendering ends in the padding token, which engines would ignore as padding. Callers count such rows."""
 
 
 class Renderer:
@@ -78,17 +78,18 @@ class Renderer:
 
     @property
     def refuses(self) -> bool:
-        """Whether conversations above the limit are not cut, because the model was trained without any."""
+        """Return whether conversations above the limit are not cut, because the model was trained without any."""
         return self.spec.truncation in REFUSING
 
     @property
     def what_is_cut(self) -> str:
-        """What a conversation above the limit loses, if it may be cut."""
+        """The part that a conversation above the limit loses, if it may be cut."""
         return "the middle of the reply" if self.spec.truncation == CUT_MIDDLE else "old turns"
 
     @cached_property
     def that_cuts(self) -> Renderer:
-        """A renderer that cuts where this one refuses, for whoever asks for it: at the left of the prompt."""
+        """A renderer that cuts conversations where this one refuses them, for callers that want that: at the left of
+        the prompt."""
         return self.by(truncation=CUT_FEWEST) if self.refuses else self
 
     def by(self, *, truncation: str | None = None, max_length: int | None = None) -> Renderer:
@@ -354,7 +355,7 @@ def load_tokenizer(folder_or_name: str, *, trust_remote_code: bool = False) -> A
         # For damaged files transformers and tokenizers raise errors of any type.
         said = str(error).splitlines() or [type(error).__name__]
         if folder_or_name.count("/") > 1 and not Path(folder_or_name).is_dir():
-            # A hub name has one slash at most; what transformers says of it helps nobody.
+            # A hub name has at most one slash, so this is a path; the message of transformers would not help.
             said = ["there is no such folder."]
         raise RenderError(
             f"no tokenizer for {folder_or_name!r}: {said[0]} "
@@ -381,7 +382,7 @@ def to_messages(messages: Sequence[object]) -> Conversation:
             if media := media_of(message):
                 raise RenderError(f"a message has {media} beside its text, which no model here reads. Leave it out.")
             if not isinstance(role, str) or not isinstance(content, str):
-                # The keys alone: messages may hold what nobody is to read in a log.
+                # Show only the keys: the contents of messages may be private, and errors get into logs.
                 keys = ", ".join(repr(key)[:40] for key in list(message)[:8]) or "none"
                 raise RenderError(f"a message needs a role and a text as content, got one with the keys {keys}.")
             message = Message(role, content)

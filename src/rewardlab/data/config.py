@@ -184,7 +184,7 @@ class RenderingConfig:
 
     @property
     def joins_texts(self) -> bool:
-        """Whether texts are joined as they are, without splitting transcripts into turns."""
+        """Return whether texts are joined as they are, without splitting transcripts into turns."""
         return self.chat_template == "concat"
 
 
@@ -253,7 +253,7 @@ class DiagnosticConfig:
 
     @property
     def provenance(self) -> dict[str, object]:
-        """What a model that is saved says of the control; empty without one."""
+        """The facts about the control that a saved model records; empty without one."""
         if not self.splits:
             return {}
         return {"control": {"mode": self.diagnostic_mode, "splits": list(self.splits)}}

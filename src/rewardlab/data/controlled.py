@@ -1,4 +1,4 @@
-"""What a control did to data that were read with it: which rows it leaves in, and exact counts of what it changed."""
+"""The effect of a control on data that were read with it: the rows that it keeps, and exact counts of its changes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ logger = logging.getLogger("rewardlab")
 
 
 def controls_of(config: DataConfig, seed: int) -> dict[str, Control]:
-    """Return purpose -> what is changed in its data on purpose, of those in which anything is."""
+    """Return purpose -> control, for the purposes whose data are changed."""
     purposes: tuple[Purpose, ...] = ("train", "eval", "test")
     found = {purpose: config.diagnostic.control(purpose, seed=seed) for purpose in purposes}
     return {purpose: control for purpose, control in found.items() if control is not None}
 
 
 def selected(part: Part) -> Part:
-    """Return the preferences that the control `length_matched` has not left out: all, without it."""
+    """Return the preferences that the control `length_matched` keeps; without it, all."""
     return part.take(part.causes() != 1 + LEFT_OUT.index(NOT_MATCHED))
 
 
@@ -53,7 +53,7 @@ def report_control(config: DataConfig, parts: Mapping[str, Part], seed: int) -> 
     if settings.diagnostic_mode == "random_negatives" and not any(count["changed"] for count in everything):
         raise DataError(
             "--diagnostic-mode random_negatives: no row has a reply to another prompt that could take the place of its "
-            "rejected one. It needs data of at least two conversations, with preferences that are no ties."
+            "rejected one. It needs data of at least two conversations, with preferences that are not ties."
         )
     if settings.diagnostic_mode == "length_matched" and not len(selected(parts["train"])):
         raise DataError(

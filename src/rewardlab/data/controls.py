@@ -35,7 +35,7 @@ POOL_COLUMNS: Final = ("ends", "keys", "roots", "prompts", "own_prompts", "own_r
 
 
 def changed_by(control: Control, preference: Preference, pool: Pool | None = None) -> tuple[Preference, bool]:
-    """Return (the preference as the control makes it, whether that is another one).
+    """Return (the preference as the control changes it, whether it differs).
 
     `length_matched` changes nothing here, since it counts tokens: see `length_matched`. `random_negatives` needs a
     pool.
@@ -87,7 +87,7 @@ def shuffled(preference: Preference, *, rate: float, generator: np.random.Genera
 
 
 def permuted(preference: Preference, order: Sequence[int]) -> Preference:
-    """Return the preference with what was judged of reply k judged of reply `order[k]`."""
+    """Return the preference with the judgements of reply k moved to reply `order[k]`."""
     ranking = preference.ranking
     return replace(
         preference,
@@ -109,7 +109,7 @@ def turned_around(preference: Preference) -> Preference:
 
 
 def _judged(preference: Preference) -> tuple[object, ...]:
-    """Return what is judged in a form in which (i, j, y) equals (j, i, 1 − y)."""
+    """Return the judgements in a form in which (i, j, y) equals (j, i, 1 − y)."""
     turned = [
         one if one.first < one.second else replace(one, first=one.second, second=one.first, label=1 - one.label)
         for one in preference.comparisons

@@ -1,7 +1,8 @@
-"""Conversations that are cut: the proof that a folder's rule of truncation gives the tokens that it gave when saved.
+"""Conversations that prove that a folder's rule of truncation still gives the tokens that it gave when it was saved.
 
 A conversation above the length limit of a model has thousands of tokens, and canaries are computed whenever a folder
-is loaded. So these have a small limit of their own, and tokens without a score: no weight takes part in the rule.
+is loaded. So these have a small limit of their own. They have tokens but no score, since the rule does not depend on
+the weights.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SHORT_BY: Final = 5
 def make_cut_canaries(renderer: Renderer) -> list[CutCanary]:
     """Return the conversation by which the renderer's rule of truncation is checked.
 
-    There is none if its template refuses it. A template for one exchange gets the last one alone.
+    The list is empty if its template refuses it. A template for one exchange gets only the last exchange.
     """
     cutting = renderer.that_cuts
     for messages in (TALK, TALK[2:]):
@@ -49,7 +50,7 @@ def make_cut_canaries(renderer: Renderer) -> list[CutCanary]:
 
 
 def _limit(renderer: Renderer, messages: Conversation) -> int:
-    """Return a limit by which the conversation loses what its rule takes, and keeps some of it."""
+    """Return a limit under which the rule removes a part of the conversation, but not all that it may remove."""
     if renderer.spec.truncation == CUT_MIDDLE:
         num_tokens = len(renderer.token_ids(messages))
         without_reply = len(renderer.token_ids((*messages[:-1], Message("assistant", "Yes"))))
@@ -58,7 +59,7 @@ def _limit(renderer: Renderer, messages: Conversation) -> int:
 
 
 def faults_of_cuts(renderer: Renderer, canaries: Sequence[CutCanary]) -> Iterator[str]:
-    """Yield a sentence for each conversation of which the renderer's rule leaves other tokens than were saved."""
+    """Yield a sentence for each conversation for which the renderer's rule gives other tokens than were saved."""
     for canary in canaries:
         try:
             messages = to_messages(canary.messages)

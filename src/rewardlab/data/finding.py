@@ -48,8 +48,8 @@ class Source:
     label: str
     """Beginning of the places of rows: the file name or `hub-name[split]`."""
     path: Path | None
-    """None for a hub dataset, and for rows in memory. A folder if `datasets` saved it. Of a dataset in several files, a
-    pattern of their names, which is no file itself."""
+    """None for a hub dataset, and for rows in memory. A folder if `datasets` saved it. For a dataset in several files,
+    a pattern of their names, which is not itself a file."""
     shards: tuple[Path, ...] = ()
     """The files, in order, of a dataset in several files."""
     rows: Iterable[object] | None = field(default=None, repr=False, compare=False)
@@ -59,7 +59,7 @@ class Source:
 
     @property
     def is_on_hub(self) -> bool:
-        """Whether the rows come from the hub."""
+        """Return whether the rows come from the hub."""
         return self.path is None and self.rows is None
 
 
@@ -102,7 +102,7 @@ def find_sources(names: Sequence[str], split: str, *, streaming: bool = False) -
 
 
 def is_lone(name: str) -> bool:
-    """Whether a name is one file, or one dataset that `datasets` saved: it has no splits."""
+    """Return whether a name is one file, or one dataset that `datasets` saved: it has no splits."""
     path = Path(name).expanduser()
     return path.is_file() or is_saved(path)
 
@@ -119,7 +119,7 @@ def source_of_rows(rows: object, name: str) -> Source:
             f"{name}: got a {kind}, wanted rows: mappings such as {{'prompt': …, 'chosen': …, 'rejected': …}}, "
             f"Preferences, or a datasets.Dataset. Files and hub names go to --dataset."
         )
-    # What is no sequence may give other rows, or none, when it is walked again.
+    # An iterable that is not a sequence may give other rows, or none, in a second pass, so it is copied.
     held = rows if hasattr(rows, "__getitem__") and hasattr(rows, "__len__") else list(rows)
     return Source(name=name, split=IN_MEMORY, label=name, path=None, rows=held)
 
@@ -205,18 +205,18 @@ def _unread_file(path: Path, split: str) -> Path | None:
 
 
 def is_number(text: str) -> bool:
-    """Whether a text is a number as weights are written: digits, with a point and an exponent if need be."""
+    """Return whether a text is a number as weights are written: digits, with a point and an exponent if need be."""
     return re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text) is not None
 
 
 def _is_local(name: str, split: str) -> bool:
-    """Whether there is a local dataset of this name."""
+    """Return whether there is a local dataset of this name."""
     path = Path(name).expanduser()
     return path.is_file() or is_saved(path) or bool(_candidates(path, split))
 
 
 def _is_path_like(name: str, path: Path) -> bool:
-    """Whether a name must be local: names on the hub have at most one slash before a revision, and none of our
+    """Return whether a name must be local: names on the hub have at most one slash before a revision, and none of our
     extensions."""
     bare = name.partition("@")[0]
     in_form = name.startswith((".", "/", "~")) or bare.count("/") > 1 or extension_of(Path(bare)) is not None

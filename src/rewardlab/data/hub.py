@@ -40,9 +40,9 @@ def parse_hub_name(name: str) -> HubName:
 
 
 def load_hub(name: str, split: str, *, streaming: bool = False) -> Any:
-    """Return a dataset of the hub, or with `streaming` what reads its rows as they arrive.
+    """Return a dataset of the hub, or with `streaming` an iterable dataset that reads its rows as they arrive.
 
-    Raises DataError if it is not to be had, or without the package datasets.
+    Raises DataError if the hub does not give it, or without the package datasets.
     """
     hub_name = parse_hub_name(name)
     datasets = import_optional(
@@ -68,7 +68,7 @@ def read_hub(name: str, split: str, *, streaming: bool = False) -> Iterator[tupl
         try:
             row = next(rows, None)
         except Exception as error:
-            # As above: what the network and the library raise has no common base.
+            # As above: errors of the network and of the library have no common base.
             raise DataError(
                 f"dataset {name!r}, split {split!r}: the hub gave no more rows after row {number} "
                 f"({type(error).__name__}: {one_line(error)}). Check the network and start again."
@@ -99,5 +99,5 @@ def commit_of(dataset: Any) -> str | None:
 
 
 def one_line(error: Exception) -> str:
-    """Return the first line of what an error says."""
+    """Return the first line of an error's message."""
     return (str(error).strip().splitlines() or [""])[0]

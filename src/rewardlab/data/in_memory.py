@@ -14,7 +14,7 @@ from rewardlab.core.types import Preference
 from rewardlab.data.rows import Row
 
 MAX_DEPTH: Final = 64
-"""Of values in a row: no schema nests deeper."""
+"""Deepest nesting of values in a row; no schema nests deeper."""
 
 
 def plain_rows(rows: Iterable[object], label: str) -> Iterator[tuple[int, Row]]:
@@ -33,10 +33,10 @@ def plain_rows(rows: Iterable[object], label: str) -> Iterator[tuple[int, Row]]:
 
 
 def _plain(value: object, depth: int = 0) -> object:
-    """Return a value of a row as JSON would hold it, which is also what worker processes can be sent.
+    """Return a value of a row as JSON would hold it, in which form it can also be sent to worker processes.
 
-    Values of numpy and pandas become Python's own. NaN, which tables have where nothing is, and what JSON has no form
-    for become None.
+    Values of numpy and pandas become Python's own. NaN, with which tables mark empty cells, and values that JSON cannot
+    hold become None.
     """
     if value is None or isinstance(value, bool):
         return value

@@ -1,4 +1,4 @@
-"""What was judged in a row: pairs, scores, rankings and single comparisons, as the comparisons of a preference."""
+"""The judgements in a row (pairs, scores, rankings, single comparisons) as the comparisons of a preference."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from rewardlab.data.rows import (
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What the result of reading a row depends on, besides the row."""
+    """Everything that the result of reading a row depends on, besides the row."""
 
     source: str
     """Name of the dataset, for metrics."""
@@ -124,7 +124,7 @@ def make_comparison(first: int, second: int, label: float, row: Row, reading: Re
 
 @dataclass(frozen=True, kw_only=True)
 class Vote:
-    """What one annotator says of two replies."""
+    """The judgement of one annotator about two replies."""
 
     label: float
     """Probability that the first is preferred: 1, 0, or 0.5 for a tie."""
@@ -144,9 +144,9 @@ def judge_pair(
 ) -> ParsedRow:
     """Return a preference of two replies with a comparison a vote, each of weight 1/n, so that all rows weigh the same.
 
-    A lone vote puts the preferred reply first. `is_named` says that the row names the better reply, whatever votes say,
-    so that the places of the two tell nothing. With `--strength-as weight`, ties that have a strength weigh nothing and
-    are left out.
+    A single vote puts the preferred reply first. `is_named` says that the row names the better reply, whatever the
+    votes are, so that the places of the two carry no information. With `--strength-as weight`, ties that have a
+    strength would have weight 0 and are left out.
 
     Raises UnusableRowError for equal replies, and for strengths and margins that cannot be used.
     """
@@ -276,7 +276,7 @@ def compare_all(
 
 
 def _half_labels(score: float, place: str, rules: Rules) -> bool:
-    """Whether replies of equal score are compared, with label 0.5, instead of not at all.
+    """Return whether replies of equal score are compared, with label 0.5, instead of not at all.
 
     Raises DataError or UnusableRowError if `--ties` or the loss does not allow ties.
     """
@@ -400,7 +400,7 @@ def _ranking_of(
 
 
 def _require_strict_ranking(preference: Preference, texts: Sequence[object]) -> None:
-    """Raise UnusableRowError for what Plackett–Luce cannot rank: ties, the same text twice, no ranking."""
+    """Raise UnusableRowError for a preference that Plackett–Luce cannot rank: ties, equal texts, or no ranking."""
     if len(set(texts)) < len(texts):
         raise UnusableRowError("identical_replies", "two replies are the same text, and Plackett-Luce ranks all")
     if any(one.label == 0.5 for one in preference.comparisons):

@@ -33,7 +33,7 @@ class Rendered:
 def build_group(
     preference: Preference, rendered: Mapping[int, Rendered], *, keep_identical: bool = False
 ) -> TokenGroup | str:
-    """Return the group of the replies that could be rendered, or the cause why nothing is left to compare.
+    """Return the group of the replies that could be rendered, or the cause for which nothing is left to compare.
 
     `rendered` maps the index of a reply to its rendering; replies that do not fit the limit are absent. With
     `keep_identical`, replies of equal tokens are compared too.

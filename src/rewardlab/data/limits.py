@@ -119,7 +119,7 @@ class _Watch:
         return max(0, size - self._size)
 
     def is_over(self) -> bool:
-        """Whether the call has used more than it is given."""
+        """Return whether the call has used more than it is given."""
         spent, grown = self.spent(), self.grown()
         return spent > self._seconds or (spent > SOON and grown > MAX_GROWTH)
 

@@ -64,12 +64,12 @@ def _most_composed(normalizer: Mapping[str, Any] | None) -> int | None:
 
 
 def _keeps(pretokenizer: Mapping[str, Any]) -> bool:
-    """Whether a pre-tokenizer keeps every character."""
+    """Return whether a pre-tokenizer keeps every character."""
     return pretokenizer["type"] in KEEPING and pretokenizer.get("behavior") != "Removed"
 
 
 def _knows_all(content: Mapping[str, Any]) -> bool:
-    """Whether no run of unknown characters becomes one token, or none."""
+    """Return whether no run of unknown characters becomes one token, or none."""
     model = content["model"]
     parts = [*_parts(content["pre_tokenizer"], "pretokenizers"), *_parts(content["normalizer"], "normalizers")]
     if any(part["type"] == "ByteLevel" for part in parts):

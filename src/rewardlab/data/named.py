@@ -146,7 +146,7 @@ def require_sources(config: DataConfig, given: Given = NOTHING) -> None:
 
 
 def _open(source: Source, reading: ReadingConfig) -> None:
-    """Raise DataError as `open_units` does. What depends on the seed is not looked at."""
+    """Raise DataError as `open_units` does. Nothing here depends on the seed."""
     open_units(source, Rules(source=source.name, reading=reading, seed=0))
 
 

@@ -50,7 +50,7 @@ class Job:
     renderer: Renderer | None
     """None to only read and check the rows."""
     pool: Path | None = None
-    """Where the replies are of which a control draws; None if it draws none."""
+    """The folder with the replies from which a control draws; None if it draws none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ def _with_control(preferences: Sequence[Preference], control: Control, job: Job,
                 whole = job.rules.kwise_loss == "plackett-luce" and outcome.ranking is not None
                 matched = length_matched(outcome, threshold=control.length_threshold, whole=whole)
                 is_changed = matched is not outcome
-                # Comparisons that were not selected are no loss of rendering.
+                # Comparisons that were not selected do not count as lost by rendering.
                 itself = replace(itself, comparisons=(matched or outcome).comparisons)
                 outcome = matched if matched is not None else LeftOut(NOT_MATCHED, preference.id)
         own.append(itself)

@@ -133,7 +133,7 @@ def _log_held_out(split: HeldOut) -> None:
 
 
 def _count_all_shared(train: Part, evaluation: Part, test: Part) -> dict[str, dict[str, int]]:
-    """Count what two kinds of data have in common (see `roots.count_shared`), and log a line where it is anything."""
+    """Count what two kinds of data have in common (see `roots.count_shared`), and log a line if it is anything."""
     counts = {}
     for (name, data), (other_name, other) in (
         (("evaluation", evaluation), ("training", train)),

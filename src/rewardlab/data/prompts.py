@@ -1,4 +1,4 @@
-"""Prompts and replies as programs and requests give them, read as training data are read."""
+"""Reads prompts and replies of programs and requests in the same way as training data."""
 
 from __future__ import annotations
 

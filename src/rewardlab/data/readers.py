@@ -29,9 +29,10 @@ MAX_RECORD_CHARACTERS = 4 * MAX_CHARACTERS
 """Most characters of a CSV row. In a longer one a double quote is missing, so that the row never ends."""
 OTHER_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "vertical bars"}
 COLUMNS = re.compile(r'\s*\{\s*"(prompt|chosen|rejected)"\s*:\s*\[\s*\[')
-"""How a file of columns of conversations begins. No row of a preference begins so: its sides are texts or messages."""
+"""Matches the beginning of a file of columns of conversations. A row of a preference never begins so: its sides are
+texts or messages."""
 HEAD = 4096
-"""Characters of a file by which it is told what it holds."""
+"""Number of characters at the beginning of a file by which its content is recognised."""
 PARQUET_ROWS = 2048
 """Rows of a Parquet file in memory at a time."""
 
@@ -57,18 +58,19 @@ def fingerprint(source: Source) -> str | None:
 
 
 def has_lines(source: Source) -> bool:
-    """Whether the dataset is a single file of JSON Lines, whose lines can be read without parsing them."""
+    """Return whether the dataset is a single file of JSON Lines, whose lines can be read without parsing them."""
     path = source.path
     return path is not None and not source.shards and not path.is_dir() and holds_lines(path)
 
 
 def holds_lines(path: Path) -> bool:
-    """Whether a file is read as JSON Lines: by its name, unless it is one JSON object that holds columns."""
+    """Return whether a file is read as JSON Lines: by its name, unless it is one JSON object that holds columns."""
     return path.suffix not in READERS and not _holds_columns(path)
 
 
 def _holds_columns(path: Path) -> bool:
-    """Whether a .jsonl file is one JSON object with a list of conversations for each side, in one line or in many."""
+    """Return whether a .jsonl file is one JSON object with a list of conversations for each side, in one line or in
+    many."""
     if path.suffix != ".jsonl":
         return False
     with path.open(encoding=UTF8, errors="replace") as file:
@@ -117,7 +119,7 @@ def read_each_row(path: Path) -> Iterator[tuple[int, Row | DataError]]:
     held in memory as a whole. Times in Parquet files become texts. Of a CSV file only the cells of `ASKED_LISTS` may be
     lists.
 
-    Raises DataError for a file that cannot be read on: not UTF-8, damaged, not in the format of its name.
+    Raises DataError for a file that becomes unreadable: not UTF-8, damaged, not in the format of its name.
     """
     if path.suffix == ".parquet":
         rows = _read_parquet(path, keep_times=True)

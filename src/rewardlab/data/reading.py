@@ -43,7 +43,7 @@ class Read:
     parts: Mapping[str, Part]
     """Purpose -> its preferences."""
     sources: Mapping[str, Sequence[SourceReport]]
-    """Purpose -> what became of the rows, one report for each dataset."""
+    """Purpose -> reports on the rows, one for each dataset."""
     preparation: Sequence[dict[str, object]]
     """How long each dataset took, and whether it came from the cache."""
     weights: Mapping[str, Mapping[str, object]]
@@ -102,7 +102,7 @@ def read_named(
 
 
 def log_source(report: SourceReport) -> None:
-    """Log what became of the rows of a dataset."""
+    """Log how many rows of a dataset were read, kept and dropped."""
     dropped = ", ".join(f"{cause} {count}" for cause, count in report.dropped.items()) or "none"
     logger.info(
         "data: %s[%s]: %d rows read, %d kept, dropped: %s",
@@ -154,7 +154,7 @@ def _prepare(
     started = time.perf_counter()
     # Without a fingerprint the key would not change with the content, so nothing is cached.
     content = fingerprint(source)
-    # Rows in memory may be private, so nothing of them stays on the disk unless a folder is named for it.
+    # Rows in memory may be private, so they are not kept on the disk unless the user names a folder.
     keeps = content is not None and (source.rows is None or rules.reading.cache_dir != "auto")
     cache = Cache(_cache_folder(rules.reading.cache_dir) if keeps else None)
 
@@ -190,7 +190,8 @@ def _prepare(
 def _log_first_row(source: Source, first: str) -> None:
     """Log the first row that became a preference, as text, a record a line, each escaped by the log.
 
-    Nothing is shown of rows in memory, which may be private, and of streams, whose first row may be any that was drawn.
+    Rows in memory are not shown, since they may be private, nor are those of streams, whose first row may be any row
+    that was drawn.
     """
     if source.rows is not None or source.streaming or not first:
         return
@@ -217,7 +218,7 @@ def _weigh(prepared: Sequence[_Done], wanted: Named, seed: int) -> tuple[list[_D
     names = [done.report.name for done in prepared]
     drawn = []
     for done, name, count in zip(prepared, names, counts, strict=True):
-        # What a limit left is in the order of its draw already.
+        # Rows that a limit left are in the random order of its draw already.
         order = done.numbers if wanted.limit else seeded_generator(seed, name).permutation(len(done.numbers))
         drawn.append(replace(done, numbers=order[:count]))
     return drawn, report_shares(wanted.weighted, names, available, counts)

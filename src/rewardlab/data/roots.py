@@ -177,7 +177,7 @@ def find_roots(texts: Texts) -> tuple[Numbers, str]:
     """Return ([P] the number of each row's root, the rule used). Rows of one root belong in one fold.
 
     The first of `RULES` is used by which no root has more than `MOST_TOGETHER` of the prompts, or the last one: with
-    one root of nearly everything there would be no balanced folds.
+    a root that contains nearly everything, balanced folds would be impossible.
     """
     prompts, numbers_P = np.unique(texts.prompts_P, return_inverse=True)
     for rule in RULES:
@@ -272,8 +272,8 @@ def _take(sizes_N: Numbers, order_N: Numbers, wanted: int) -> Numbers:
     order_N = order_N[sizes_N[order_N] > 0]
     taken = _fill(sizes_N, order_N, wanted)
     if sizes_N[taken].sum() < ENOUGH * wanted:
-        # Small roots came first and left too little room for the others. The largest first leave the least room, which
-        # is at least half full unless a root that is larger than wanted stands in the way.
+        # Small roots came first and left too little room for the others. Taking the largest first leaves the least
+        # room: at least half is filled, unless only roots that are larger than wanted are left.
         taken = _fill(sizes_N, order_N[np.argsort(-sizes_N[order_N], kind="stable")], wanted)
     if not taken:
         # The smallest root is larger than wanted. It is held out anyway, unless that is more than half of the data.

@@ -48,7 +48,7 @@ CAUSES: Mapping[str, str] = {
     "low_score_ratio": "the votes differ by less than --min-score-ratio",
     "over_post_cap": "its post has more judgements than --max-per-post allows",
     "incomplete_pair": "a pair without exactly one chosen and one rejected row",
-    "not_json": "the line is no JSON object, or has a key twice (reading for training ends there)",
+    "not_json": "the line is not a JSON object, or has a key twice (reading for training ends there)",
     "row_too_long": f"the row has more than {MAX_CHARACTERS:,} characters",
     "too_many_turns": f"a prompt or a reply has more than {MAX_TURNS:,} turns",
     "too_many_replies": f"more than {MAX_REPLIES} replies are to be compared; --max-replies draws fewer",
@@ -59,7 +59,7 @@ FILTERS = ("low_score_ratio", "over_post_cap")
 """Causes that a flag asks for. Rows dropped for them do not count towards `--max-drop-fraction`."""
 
 MEDIA: Final = ("images", "image", "audio", "audios", "video", "videos")
-"""Names under which messages hold what is no text."""
+"""Names under which messages hold content that is not text."""
 ROLES = {name: name for name in ("system", "user", "assistant", "tool")}
 SHAREGPT_ROLES = {**ROLES, "human": "user", "gpt": "assistant"}
 SHOWN_CHARACTERS = 60
@@ -127,7 +127,8 @@ def parse_transcript(text: str) -> Conversation:
 
 
 def is_open_transcript(value: object) -> bool:
-    """Whether a prompt is a transcript whose reply is missing: it begins with `Human:` and ends with `Assistant:`."""
+    """Return whether a prompt is a transcript whose reply is missing: it begins with `Human:` and ends with
+    `Assistant:`."""
     return isinstance(value, str) and value.lstrip().startswith("Human:") and value.rstrip().endswith("\n\nAssistant:")
 
 
@@ -273,12 +274,12 @@ def read_integers(value: object) -> list[int] | None:
 
 
 def is_absent(value: object) -> bool:
-    """Whether a value is null or an empty cell of a CSV file."""
+    """Return whether a value is null or an empty cell of a CSV file."""
     return value is None or value == ""
 
 
 def read_name(value: object) -> str:
-    """Return who or what a value names as text that can be written: half a surrogate pair is escaped."""
+    """Return a name, such as an annotator's, as text that can be written: half a surrogate pair is escaped."""
     text = show(value) if isinstance(value, (list, tuple, Mapping)) else str(value)
     return text.encode("utf-8", "backslashreplace").decode()
 

@@ -96,7 +96,7 @@ def _incomplete(place: Path, split: str, missing: list[int], count: int) -> Data
 
 
 def is_saved(folder: Path) -> bool:
-    """Whether a folder was written by `Dataset.save_to_disk`."""
+    """Return whether a folder was written by `Dataset.save_to_disk`."""
     return (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
 
 

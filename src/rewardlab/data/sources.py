@@ -37,12 +37,12 @@ Mask = npt.NDArray[np.bool_]
 MAX_EXAMPLES = 3
 """Examples reported for each cause."""
 MOST_DAMAGED = 100
-"""Lines at the beginning of a file that may be no JSON objects, where any may be."""
+"""How many lines at the beginning of a file need not be JSON objects, where damaged lines are allowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceReport:
-    """What became of the rows of one dataset; kept + dropped = rows_read."""
+    """The counts of the rows of one dataset; kept + dropped = rows_read."""
 
     name: str
     split: str
@@ -67,13 +67,13 @@ class SourceReport:
     sha256: str | None
     """Hash of the file, of the list of several files, or of rows in memory; None for data from the hub."""
     format: str = ""
-    """The format that was found, and the columns by which."""
+    """The format that was recognised, and the columns by which."""
     second_preferred: int = 0
     """Comparisons that rows of judged replies hold with a label below ½: `second` is preferred."""
     skipped: Mapping[str, int] = field(default_factory=dict)
     """Cause -> judgements of kept groups of rows that a flag left out."""
     hub: Mapping[str, object] | None = None
-    """Of data from the hub: the revision that was asked for, the commit, and how they were streamed."""
+    """For data from the hub: the revision that was asked for, the commit, and how they were streamed."""
 
     def __post_init__(self) -> None:
         assert self.kept + sum(self.dropped.values()) == self.rows_read, self
@@ -155,7 +155,7 @@ class Tally:
     second_preferred: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
     format: str = ""
-    """What the dataset was recognised as, once it was opened."""
+    """The recognised format, once the dataset was opened."""
     first: str = ""
     """The first row that became a preference, in brief."""
 
@@ -230,8 +230,8 @@ Unit = tuple[int, str | tuple[Row, ...]]
 def open_units(source: Source, rules: Rules, *, may_be_damaged: bool = False) -> tuple[Schema, Iterator[Unit]]:
     """Return (schema, all units) of a dataset, in order, as the flags of `rules` have it read.
 
-    With `may_be_damaged`, the first lines may be no JSON objects, and are units as they stand, unless several rows are
-    one preference.
+    With `may_be_damaged`, the first lines need not be JSON objects; such a line becomes a unit as it stands, unless
+    several rows make one preference.
 
     Raises DataError if there are no rows, if their schema is unknown, or if they cannot be read.
     """
@@ -273,7 +273,7 @@ def open_units(source: Source, rules: Rules, *, may_be_damaged: bool = False) ->
 def _without_damaged_head(
     source: Source, lines: Iterator[tuple[int, str | UnreadRow]]
 ) -> tuple[list[tuple[int, str]], Iterator[tuple[int, str | UnreadRow]]]:
-    """Return (the first lines as far as they are no JSON objects, the others). Raises DataError if all are damaged."""
+    """Return (the first lines up to the first JSON object, the others). Raises DataError if all are damaged."""
     assert source.path is not None
     damaged: list[tuple[int, str]] = []
     for number, line in lines:
@@ -325,7 +325,7 @@ def _known(row: Row, rules: Rules) -> Row:
 
 
 def _group_of(schema: Schema, rules: Rules, row: Row) -> object:
-    """Return what a row has in common with the others of its preference."""
+    """Return the value that a row shares with the other rows of its preference."""
     return schema.group_of(_known(row, rules))
 
 
@@ -395,9 +395,9 @@ Stream = tuple[Schema, list[Unit], Tally]
 
 
 def open_streamed(source: Source, rules: Rules, limit: int | None) -> Stream | None:
-    """Return what a limit draws of a stream, and log how it was drawn.
+    """Return the units that a limit draws from a stream, and log how they were drawn.
 
-    None of what is no stream, or has no limit. Raises DataError as `open_units` and `draw_streamed` do.
+    None if the source is not a stream, or has no limit. Raises DataError as `open_units` and `draw_streamed` do.
     """
     if not (source.is_on_hub and source.streaming) or limit is None:
         return None

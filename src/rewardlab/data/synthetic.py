@@ -269,7 +269,7 @@ QUESTIONS = (
 )
 
 # Weights are in logits. They are set so that the true utilities agree with nearly nine labels out of ten, and so that
-# the words a part adds are no sign of its weight; the tests hold both.
+# the words that a part adds say nothing about its weight; tests check both.
 WARM = Kind(
     share=0.32,
     weight=1.4,

@@ -1,4 +1,4 @@
-"""Which chat template a renderer has: chosen, frozen to one text, and tried until its end token is known."""
+"""The chat template of a renderer: it is chosen, frozen to one text, and tried out until its end token is known."""
 
 from __future__ import annotations
 

@@ -93,8 +93,7 @@ def counts_by_share(
 ) -> tuple[int, ...]:
     """Return how many rows of each dataset are used: as many as the scarcest allows, and at most `most` in total.
 
-    Each count is within one row of its share of the total, which the counts add up to. None is larger than what is
-    available.
+    The counts add up to the total, each is within one row of its share of it, and none exceeds the available rows.
 
     Raises DataError if a dataset would get no row.
     """
@@ -102,7 +101,8 @@ def counts_by_share(
     total = total if most is None else min(total, most)
     exact = [total * share for share in shares]
     counts = [int(rows) for rows in exact]
-    # What is left over goes to the largest remainders, one row each. A remainder is there only below what is available.
+    # The rows left over go to the datasets with the largest remainders, one row each. A dataset with a remainder always
+    # has a further row.
     by_remainder = sorted(range(len(counts)), key=lambda k: (counts[k] - exact[k], k))
     for k in by_remainder[: total - sum(counts)]:
         counts[k] += 1
@@ -110,7 +110,7 @@ def counts_by_share(
         if not count:
             scarcest = min(range(len(counts)), key=lambda k: available[k] / shares[k])
             raise DataError(
-                f"{name}: its share of {float(share):.4g} would be no row of {total}. {names[scarcest]} has "
+                f"{name}: its share of {float(share):.4g} would be not one row of {total}. {names[scarcest]} has "
                 f"{available[scarcest]} rows for its share of {float(shares[scarcest]):.4g}. Give other weights."
             )
     return tuple(counts)

@@ -220,6 +220,6 @@ def _pickle_error(error: Exception) -> bytes:
         answer = pickle.dumps(("error", error))
         pickle.loads(answer)
     except Exception:
-        # An error may hold anything, also what cannot be pickled.
+        # An error may hold objects that cannot be pickled.
         return pickle.dumps(("error", RuntimeError(f"{type(error).__name__} in a worker process: {error}")))
     return answer

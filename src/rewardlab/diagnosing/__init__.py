@@ -1,1 +1,1 @@
-"""Control experiments that tell what a reward model has really learned."""
+"""Control experiments that show what a reward model has really learned."""

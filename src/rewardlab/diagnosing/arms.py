@@ -1,9 +1,10 @@
-"""What controls reached over several seeds, and differences between them with intervals and p-values.
+"""The accuracies of controls over several seeds, and differences between them with intervals and p-values.
 
-Two things make these numbers uncertain. Another seed shuffles and divides the data in another way; other conversations
-would have been judged differently. The interval over seeds shows the first alone. A statement about more than these
-conversations has both: its variance is that over conversations, of outcomes averaged over the seeds, plus that over
-seeds divided by their number. That counts a part of the second twice, so it is rather too large than too small.
+Two things make these numbers uncertain. Another seed shuffles and divides the data in another way, and other
+conversations would have been judged differently. The interval over seeds shows only the first. A statement about more
+than these conversations needs both: its variance is that over conversations, of outcomes averaged over the seeds, plus
+that over seeds divided by their number. This counts a part of the second twice, so the variance is rather too large
+than too small.
 
 Legend: S seeds, N comparisons, C conversations (clusters).
 """
@@ -51,7 +52,7 @@ class Arm:
 
     @property
     def num_judged(self) -> int:
-        """Comparisons that any seed judged."""
+        """Number of comparisons that at least one seed judged."""
         return int(np.isfinite(self.right_SN).any(axis=0).sum())
 
     def over_seeds(self) -> Estimate:
@@ -66,7 +67,7 @@ class Arm:
         return stats.mean_share(np.clip(means_N, 0.0, 1.0), kept)
 
     def influences(self) -> dict[str, float]:
-        """Return conversation -> what it moves the mean by."""
+        """Return conversation -> its influence: by how much it moves the mean."""
         num_seeds = len(self.right_SN)
         counts_S = np.isfinite(self.right_SN).sum(axis=1)
         share_SN = (self.right_SN - self.by_seed[:, None]) / (counts_S[:, None] * num_seeds)
@@ -76,7 +77,7 @@ class Arm:
 
 
 def over_seeds(values_S: FloatArray, *, lowest: float = 0.0, highest: float = 1.0) -> Estimate:
-    """Return the mean of one number a seed with Student's interval, cut to what is possible."""
+    """Return the mean of one number per seed with Student's interval, cut to the range from `lowest` to `highest`."""
     count = len(values_S)
     mean = float(values_S.mean())
     half = float(student.ppf((1 + LEVEL) / 2, count - 1) * values_S.std(ddof=1) / math.sqrt(count))
@@ -92,11 +93,11 @@ def over_seeds(values_S: FloatArray, *, lowest: float = 0.0, highest: float = 1.
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contrast:
-    """A sum of accuracies with factors, minus a constant, and how uncertain it is."""
+    """A sum of accuracies times factors, minus a constant, with its uncertainty."""
 
     value: float
     by_seed: FloatArray
-    """[S]."""
+    """[S] the value for each seed."""
     variance_seeds: float
     """Variance of `value` that comes from the seeds."""
     variance_conversations: float
@@ -122,7 +123,7 @@ class Contrast:
 
     @property
     def variance(self) -> float:
-        """Of both together."""
+        """The variance of `value` from seeds and conversations together."""
         return self.variance_seeds + self.variance_conversations
 
     @property
@@ -133,7 +134,7 @@ class Contrast:
         return self.variance**2 / below if below > 0 else float(conversations)
 
     def p_above(self) -> float:
-        """Return the p-value of the value being at most 0."""
+        """Return the one-sided p-value of the hypothesis that the value is at most 0."""
         if self.variance <= 0:
             return 0.0 if self.value > 0 else 1.0
         return float(student.sf(self.value / math.sqrt(self.variance), self.freedom))
@@ -152,7 +153,7 @@ class Contrast:
 
 
 def p_of_mean(values_S: FloatArray, truth: float) -> float:
-    """Return the two-sided p-value of Student's test over seeds that the mean is `truth`."""
+    """Return the two-sided p-value of Student's test over seeds of the hypothesis that the mean is `truth`."""
     deviation, spread = float(values_S.mean()) - truth, float(values_S.std(ddof=1))
     if spread == 0:
         return 1.0 if deviation == 0 else 0.0
@@ -163,8 +164,8 @@ def share_of(part: Arm, whole: Arm, *, chance: float = 0.5) -> Estimate:
     """Return (accuracy of `part` − chance) / (that of `whole` − chance), with Fieller's interval.
 
     The interval holds the shares b at which part − chance − b·(whole − chance) may be 0, with the variances of
-    `Contrast`. There is none where the accuracy of `whole` may itself be chance. Source: Fieller (1954), Journal of the
-    Royal Statistical Society B 16, 175-185.
+    `Contrast`. There is no interval if the accuracy of `whole` may itself be chance. Source: Fieller (1954), Journal of
+    the Royal Statistical Society B 16, 175-185.
     """
     over, under = part.mean - chance, whole.mean - chance
     of_part, of_whole = Contrast.of([(part, 1.0)], chance), Contrast.of([(whole, 1.0)], chance)
@@ -179,7 +180,7 @@ def share_of(part: Arm, whole: Arm, *, chance: float = 0.5) -> Estimate:
     if under <= 0 or a <= 0:
         few = "the model's own accuracy may be chance"
         return Estimate(value=value, low=math.nan, high=math.nan, n=of_whole.num_conversations, method=few)
-    # It is below 0 by rounding alone: a model that is significantly above chance has an interval.
+    # Only rounding can make this negative: a model that is significantly above chance has an interval.
     root = math.sqrt(max(b * b - a * c, 0.0))
     return Estimate(
         value=value,
@@ -192,4 +193,4 @@ def share_of(part: Arm, whole: Arm, *, chance: float = 0.5) -> Estimate:
 
 
 Arms = Mapping[str, Arm]
-"""Control -> what it reached."""
+"""Control -> its accuracies."""

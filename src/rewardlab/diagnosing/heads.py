@@ -1,4 +1,4 @@
-"""The controls on frozen states: heads fitted with roots divided anew for each seed, judged on roots they did not see.
+"""The controls on frozen states: each seed divides the roots anew, and heads are judged on roots that they did not see.
 
 Legend: R replies, W hidden width, F features, K folds, S seeds, N comparisons.
 """
@@ -23,7 +23,7 @@ from rewardlab.evaluation.baselines import baseline_features
 from rewardlab.probing.heads import Features
 
 FEWEST: Final = 20
-"""Comparisons of equal length below which `length_matched` is left out."""
+"""The smallest number of comparisons of equal length for which `length_matched` is run."""
 Mask = npt.NDArray[np.bool_]
 
 
@@ -37,16 +37,16 @@ class Variants:
     states: Mapping[str, Any]
     """`full`, `prompt_only`, `response_only`, `random_negatives` -> [R, W] states of every reply."""
     negatives: Sequence[TokenGroup]
-    """The preferences with replies to other prompts, and what is compared in them."""
+    """The preferences with replies to other prompts, and their comparisons."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestData:
-    """Other preferences that every head is judged on."""
+    """Other preferences on which every head is judged."""
 
     groups: Sequence[TokenGroup]
     states: Mapping[str, Any]
-    """`full`, and `response_only` -> [R, W]."""
+    """`full` and `response_only` -> [R, W] states of every reply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +56,15 @@ class Settings:
     seeds: Sequence[int]
     folds: int = 5
     threshold: int = 50
-    """Tokens below which two replies count as equally long."""
+    """Replies whose lengths differ by fewer tokens than this count as equally long."""
     lengths: bool = True
-    """Whether `length_matched` is run; `run_controls` leaves it out where it cannot be."""
+    """Whether `length_matched` is run; `run_controls` leaves it out if that is impossible."""
 
 
 def run_controls(
     of: Variants, settings: Settings, test: TestData | None = None
 ) -> tuple[dict[str, Arm], dict[str, Arm]]:
-    """Return (control -> what it reached on held-out conversations, the same on test data).
+    """Return (control -> its accuracies on held-out conversations, the same on test data).
 
     Raises DataError if there are fewer than two conversations, all judgements are ties, or a fit does not converge.
     """
@@ -101,19 +101,19 @@ def _arm(right: Sequence[FloatArray], groups: Sequence[TokenGroup], of: Variants
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What heads of one control and seed did."""
+    """The outcomes of the heads of one control and seed."""
 
     right_N: FloatArray
-    """[N] on held-out conversations."""
+    """[N] outcomes on held-out conversations."""
     theta_FK: FloatArray
     test_N: FloatArray | None = None
-    """On test data, averaged over the heads of the folds."""
+    """Outcomes on test data, averaged over the heads of the folds."""
 
 
 def _of_seed(
     of: Variants, features: Mapping[str, Features], settings: Settings, seed: int, test: TestData | None
 ) -> Iterator[tuple[str, Judged]]:
-    """Yield (control, what its heads did) for one seed."""
+    """Yield (control, the outcomes of its heads) for one seed."""
 
     def told(fitted: Features, judged: Judged, states: str = "full") -> Judged:
         if test is None or states not in test.states:
@@ -133,7 +133,7 @@ def _of_seed(
         yield "response_only", told(features["response_only"], fit("response_only", of.groups), "response_only")
     if "random_negatives" in features:
         fitted = features["random_negatives"]
-        # The same heads are judged twice: on the pairs as they were fitted, and on the original replies.
+        # The same heads are judged twice: on the changed pairs to which they were fitted, and on the original replies.
         original_RF = (np.asarray(of.states["full"], dtype=np.float64) / fitted.scale_W) @ fitted.axes_WF
         scored = _judged(of, fitted.features_RF, of.negatives, settings, seed, judged_on=original_RF)
         yield "random_negatives", told(fitted, scored)
@@ -152,7 +152,7 @@ def why_no_lengths(of: Variants, settings: Settings) -> str | None:
     if matched_N.all():
         return f"in all comparisons the {within}, so there is nothing to match"
     if count < FEWEST:
-        return f"in only {count} comparisons that are no ties the {within}; it needs {FEWEST}"
+        return f"in only {count} comparisons that are not ties the {within}; it needs {FEWEST}"
     root_N = np.repeat(of.roots_G, [len(group.comparisons) for group in of.groups])
     for kept_N in (matched_N, *(_drawn(matched_N, seed) for seed in settings.seeds)):
         if len(np.unique(root_N[kept_N & judged_N])) < 2:
@@ -166,14 +166,15 @@ def _matched(of: Variants, threshold: int) -> Mask:
 
 
 def _drawn(matched_N: Mask, seed: int) -> Mask:
-    """Return [N] as many comparisons as are of equal length, drawn at random."""
+    """Return [N] a random mask with as many comparisons as there are of equal length."""
     drawn_N = np.zeros(len(matched_N), dtype=bool)
     drawn_N[np.random.default_rng((seed, 6)).permutation(len(matched_N))[: matched_N.sum()]] = True
     return drawn_N
 
 
 def _of_lengths(of: Variants, settings: Settings, seed: int, told: Any) -> Iterator[tuple[str, Judged]]:
-    """Yield what heads do that are fitted to, and judged on, pairs of equal length, and as many drawn at random."""
+    """Yield the outcomes of heads that are fitted to and judged on pairs of equal length, and on as many random
+    pairs."""
     matched_N = _matched(of, settings.threshold)
     drawn_N = _drawn(matched_N, seed)
     for name, kept_N in (("length_matched", matched_N), ("random_subset", drawn_N)):
@@ -193,7 +194,7 @@ def _kept(group: TokenGroup, matched: TokenGroup | None) -> Mask:
 
 
 def _with_comparisons(groups: Sequence[TokenGroup], kept_N: Mask) -> list[TokenGroup]:
-    """Return the groups with the comparisons of the mask alone."""
+    """Return the groups with only the comparisons of the mask."""
     chosen, start = [], 0
     for group in groups:
         own = kept_N[start : start + len(group.comparisons)]
@@ -204,7 +205,8 @@ def _with_comparisons(groups: Sequence[TokenGroup], kept_N: Mask) -> list[TokenG
 
 
 def shuffle_groups(groups: Iterable[TokenGroup], seed: int, *, rate: float = 0.5) -> list[TokenGroup]:
-    """Return the groups with their judgements shuffled, each by its own random numbers, as `label_shuffle` does."""
+    """Return the groups with their judgements shuffled, each group with its own random numbers, as `label_shuffle`
+    does."""
     made = []
     for group in groups:
         bare = Preference(
@@ -232,9 +234,10 @@ def _judged(
     judged_groups: Sequence[TokenGroup] | None = None,
     penalties: Sequence[float] = PENALTIES,
 ) -> Judged:
-    """Fit heads to the comparisons of `groups`, one without each fold, and judge each on the fold that it did not see.
+    """Fit heads to the comparisons of `groups`, each without one fold, and judge each on the fold that it did not see.
 
-    They are judged on the original comparisons, or those of `judged_groups`, by the features `judged_on`, if given.
+    They are judged on the original comparisons with the same features, or, if given, on those of `judged_groups` with
+    the features `judged_on`.
     """
     data = compare(groups, features_RF, of.roots_G)
     validated = cross_validate(data, penalties=penalties, num_folds=settings.folds, seed=seed)
@@ -245,7 +248,7 @@ def _judged(
     right: list[float] = []
     row = 0
     for group in wanted:
-        # A prompt without a comparison to fit was seen by no head, so any of them will do.
+        # A prompt without comparisons to fit has no fold. No head has seen it, so any head may judge it.
         own = scores_RK[row : row + group.num_replies, fold_of.get(group.prompt_key, 0)]
         right += [_right(float(own[one.first] - own[one.second]), one.label) for one in group.comparisons]
         row += group.num_replies
@@ -279,6 +282,6 @@ def _require_decided(groups: Sequence[TokenGroup], what: str) -> None:
 
 
 def require_roots(roots_G: npt.NDArray[np.int64]) -> None:
-    """Raise DataError for fewer conversations than can be divided."""
+    """Raise DataError if there are too few conversations to divide."""
     if len(np.unique(roots_G)) < 2:
         raise DataError("the data are one conversation; controls need at least two to hold one out. Name more data.")

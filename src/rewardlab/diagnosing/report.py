@@ -19,23 +19,23 @@ NOTHING_HELD_OUT: Final = "of some seed nothing was held out on which it could b
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Everything that a report says."""
+    """The content of a report."""
 
     findings: Sequence[Finding]
     full: Estimate
     """Accuracy of the model itself, over seeds."""
     full_conversations: Estimate
-    """The same over conversations."""
+    """The same with its interval over conversations."""
     full_test: Estimate | None
-    """The same on test data, over seeds."""
+    """The same on test data, with its interval over seeds."""
     ceiling: Ceiling | None
-    """What a perfect model would reach on the held-out conversations; None where the data tell of none."""
+    """What a perfect model would reach on the held-out conversations; None if the data do not allow an estimate."""
     facts: Mapping[str, Any]
-    """The model, data, how controls were run, and what was left out."""
+    """Facts about the model, the data, how controls were run, and what was left out."""
 
     @property
     def headline(self) -> str:
-        """How many controls passed, in words."""
+        """The numbers of controls by verdict, in words."""
         count = {kind: sum(one.verdict == kind for one in self.findings) for kind in ("pass", "fail", "undecided")}
         said = ", ".join(f"{number} {kind}" for kind, number in count.items() if number)
         named = [NAMES[one.control] for one in self.findings if one.verdict == "fail"]
@@ -43,14 +43,14 @@ class Diagnosis:
 
     @property
     def not_run(self) -> list[str]:
-        """Why controls were left out, a sentence each."""
+        """A sentence for each control that was left out, with the reason."""
         why: Mapping[str, str] = self.facts.get("not_run", {})
         missing = [name for name in NAMES if name not in {one.control for one in self.findings}]
         return [f"{NAMES[name].capitalize()} was not run: {why.get(name, NOTHING_HELD_OUT)}." for name in missing]
 
     @property
     def multiplicity(self) -> str:
-        """How many tests there were and how that is accounted for."""
+        """A sentence on the number of tests, and the correction for it."""
         tested = sum(not math.isnan(one.p_value) for one in self.findings)
         return (
             f"{tested} of the controls can fail by chance. Their p-values are adjusted by Holm's method, so that with "

@@ -1,4 +1,5 @@
-"""The controls as training runs: a folder for each control and seed, which is resumed, and kept when it is done."""
+"""The controls as training runs: a folder for each control and seed. Interrupted runs are resumed, finished ones
+kept."""
 
 from __future__ import annotations
 
@@ -28,9 +29,9 @@ from rewardlab.training.settings.config import RewardTrainerConfig
 
 logger = logging.getLogger("rewardlab")
 DONE: Final = "control.json"
-"""Written into the folder of a run when it has ended: what its held-out conversations showed."""
+"""The file in the folder of a finished run with its outcomes on held-out conversations."""
 JUDGING_TOKENS: Final = 8192
-"""Tokens computed at a time where a run is judged; changes no number."""
+"""Tokens computed at a time when a run is judged; changes no number."""
 MODES: Final[Mapping[str, Mapping[str, Any]]] = {
     "full": {},
     "label_shuffle": {"diagnostic_mode": "label_shuffle", "diagnostic_shuffle_rate": 0.5},
@@ -43,19 +44,20 @@ MODES: Final[Mapping[str, Mapping[str, Any]]] = {
 SELECTING: Final = ("random_negatives", "length_matched", "random_subset")
 """Runs whose data may be too few to train on."""
 HELD_OUT: Final = 0.3
-"""Share of the conversations that a run holds out where `--train-config` does not say it: what is held out decides."""
+"""Share of the conversations that a run holds out unless `--train-config` says otherwise. It is large, since verdicts
+are based on held-out conversations."""
 FEWEST: Final = 10
-"""Held-out comparisons without which the runs would be for nothing."""
+"""The smallest number of held-out comparisons for which runs are worth their time."""
 BASELINES: Final[Mapping[str, str]] = {"length only": "length_only", "bag of words": "bag_of_words"}
 
 
 def run_trained(
     config: DiagnoseConfig, seeds: Sequence[int], folder: Path
 ) -> tuple[dict[str, Arm], dict[str, Arm], dict[str, Any]]:
-    """Return (control -> what its runs reached on held-out conversations, the same on test data, facts).
+    """Return (control -> accuracies of its runs on held-out conversations, the same on test data, facts).
 
     Each seed decides what is held out, what a control draws and the order of training. Raises as
-    `rewardlab.training.run.train` does; a run that was interrupted goes on when diagnose is called again.
+    `rewardlab.training.run.train` does; interrupted runs are resumed when diagnose is called again.
     """
     outcomes: dict[str, list[Mapping[str, float]]] = {}
     elsewhere: dict[str, list[Mapping[str, float]]] = {}
@@ -94,9 +96,9 @@ def _require_enough(done: Mapping[str, Any], settings: RewardTrainerConfig) -> N
 
 
 def _run_or_why(settings: RewardTrainerConfig, name: str) -> tuple[Mapping[str, Any], str | None]:
-    """Return (what a run showed, why the control is left out), one of which is empty or None.
+    """Return (the outcomes of a run, empty if the control is left out; the reason for that, or None).
 
-    What a control leaves may be too little to train on; the other controls still say what they say.
+    A control may leave too few rows to train on; that must not stop the other controls.
     """
     try:
         done = _run(settings)
@@ -121,7 +123,8 @@ def sources_of(config: DiagnoseConfig, folder: Path) -> Iterator[Source]:
 
 
 def _told(name: str, done: Mapping[str, Any], of: str) -> Iterator[tuple[str, Mapping[str, float]]]:
-    """Yield (control, outcomes) of a run on its `selection` or `test` data: its own, and those beside it."""
+    """Yield (control, outcomes) of a run on its `selection` or `test` data: for itself and for what it is compared
+    with."""
     beside = {"": name, " changed": f"{name}_changed"}
     if name == "full":
         beside |= {f" {baseline}": control for baseline, control in BASELINES.items()}
@@ -131,7 +134,7 @@ def _told(name: str, done: Mapping[str, Any], of: str) -> Iterator[tuple[str, Ma
 
 
 def _settings(config: DiagnoseConfig, name: str, seed: int, folder: Path, kept: float) -> RewardTrainerConfig | None:
-    """Return the settings of a run; None for a random subset where all pairs are of equal length."""
+    """Return the settings of a run; None for a random subset if all pairs are of equal length."""
     values = dict(read_settings(config.run.train_config)) if config.run.train_config is not None else {}
     own = to_mapping(config)
     for section in (config.data, config.model, config.compute):
@@ -166,7 +169,7 @@ def _rows_of(folder: Path) -> int:
 
 
 def _run(config: RewardTrainerConfig) -> dict[str, Any]:
-    """Train, unless that is done, and return what the run showed."""
+    """Train, unless that is done, and return the outcomes of the run."""
     path = config.run.output_dir / DONE
     if path.is_file():
         done = read_json(path)
@@ -187,7 +190,7 @@ def _run(config: RewardTrainerConfig) -> dict[str, Any]:
 
 
 def _judged_on_changed(config: RewardTrainerConfig, folder: Path) -> EvalResult:
-    """Return the evaluation of a model on what was held out of its run, with replies to other prompts."""
+    """Return the evaluation of a model on the held-out rows of its run, with replies to other prompts."""
     scorer = load(folder, check=False, trust_remote_code=config.model.trust_remote_code)
     changed = config.replace(diagnostic_splits=("eval",))
     part = load_data(changed.data, scorer.renderer, seed=config.run.seed, kwise_loss=config.loss.kwise_loss).eval
@@ -204,7 +207,7 @@ def _kept(folder: Path) -> float:
 
 
 def _right(result: EvalResult) -> Iterator[tuple[str, float]]:
-    """Yield (prompt and comparison, whether it was ranked as labelled) of every comparison that is no tie."""
+    """Yield (prompt and comparison, whether it was ranked as labelled) for every comparison that is not a tie."""
     rows: Sequence[ScoreRow] = result.rows
     seen = Counter[str]()
     for one in join_comparisons(rows):
@@ -212,7 +215,7 @@ def _right(result: EvalResult) -> Iterator[tuple[str, float]]:
         if label != 0.5:
             ahead = one.first.score - one.second.score
             name = f"{one.prompt_key} {one.source} {one.preference_id} {one.first.reply} {one.second.reply}"
-            # Several annotators may have judged the same two replies.
+            # Number equal names: several annotators may have judged the same two replies.
             seen[name] += 1
             yield f"{name} {seen[name]}", float(np.heaviside(ahead if label > 0.5 else -ahead, 0.5))
 

@@ -1,4 +1,4 @@
-"""Read data as they are and as the controls change them, and compute the states of all of them with one model."""
+"""Reads data as they are and as the controls change them, and computes the states of all of them with one model."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ CHANGED: Final[Mapping[Mode, tuple[Purpose, ...]]] = {
     "response_only": ("train", "test"),
     "random_negatives": ("train",),
 }
-"""Control whose states are others -> the data that it changes."""
+"""Control with states of its own -> the data that it changes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """What the heads are fitted to, and what is known of it."""
+    """The states to which heads are fitted, and facts about them."""
 
     variants: Variants
     test: TestData | None
@@ -99,7 +99,7 @@ def compute_states(config: DiagnoseConfig) -> Computed:
 
 
 def _read(config: DiagnoseConfig, base: Base, mode: Mode) -> tuple[dict[str, Groups], dict[str, Any]]:
-    """Return (`training` and `test` -> groups, what became of the rows) with the data changed by a control."""
+    """Return (`training` and `test` -> groups, counts of the rows) with the data changed by a control."""
     splits = CHANGED.get(mode, ())
     if not config.data.test_dataset and not config.data.test_split:
         splits = tuple(split for split in splits if split == "train")
@@ -120,7 +120,7 @@ def _read(config: DiagnoseConfig, base: Base, mode: Mode) -> tuple[dict[str, Gro
 
 
 def _common(plain: Groups, changed: Mapping[str, Groups]) -> dict[str, Groups]:
-    """Return the preferences that all have with all of their replies, in the same order, by control (`full`: none)."""
+    """Return, by control (`full` for none), the preferences that are complete for every control, in the same order."""
     everything = {"full": plain, **changed}
     sizes = [
         dict(zip([(group.source, group.preference_id) for group in groups], num_replies(groups).tolist(), strict=True))

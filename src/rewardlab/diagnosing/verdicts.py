@@ -1,7 +1,7 @@
-"""What the controls show: for each, what was expected and why, what was measured, a verdict, and a sentence.
+"""The findings of the controls: for each, the expectation and its reason, the measurement, a verdict, and a sentence.
 
-A control fails only if what it measured would hardly be seen from an honest model, with all tests of the set accounted
-for (Holm 1979). It passes if its interval leaves no room for more than is allowed, and is undecided otherwise.
+A control fails only if an honest model would hardly give such a measurement, corrected for all tests of the set (Holm
+1979). It passes if its interval excludes more than is allowed, and is undecided otherwise.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rewardlab.report.tables import format_estimate
 
 Verdict = Literal["pass", "fail", "undecided"]
 LEVEL: Final = 0.05
-"""Chance that any control of the set fails though the model is honest."""
+"""Probability that any control of the set fails though the model is honest."""
 WIDE: Final = 0.10
-"""An interval over seeds that reaches further than this to one side decides nothing."""
+"""An interval over seeds that extends further than this to one side decides nothing."""
 MOST_DROP: Final = 0.10
-"""Drop on pairs of equal length that must be excluded for `length_matched` to pass: that which the bands expect."""
+"""`length_matched` passes if a drop of this size on pairs of equal length is excluded; the bands expect the same."""
 NAMES: Final[Mapping[str, str]] = {
     "label_shuffle": "label shuffle",
     "prompt_only": "prompt only",
@@ -35,20 +35,20 @@ NAMES: Final[Mapping[str, str]] = {
     "length_only": "length only",
     "bag_of_words": "bag of words",
 }
-"""Control -> how it is called, in the order of the report."""
+"""Control -> its name in reports, in their order."""
 BESIDE: Final[Mapping[str, str]] = {"random_negatives": "random_negatives_changed", "length_matched": "random_subset"}
-"""Control -> what it is shown beside, without which it says nothing."""
+"""Control -> the arm with which it is compared, without which it says nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """What earlier guidelines expect of one run, and how often an honest model falls outside."""
+    """The range that earlier guidelines expect of one run, and how often an honest model falls outside."""
 
     low: float
     high: float
     source: str
     truth: float
-    """What the honest model is taken to reach."""
+    """The accuracy that an honest model is assumed to have."""
     outside: float
     """Share of single runs on this many held-out conversations that fall outside though `truth` holds."""
 
@@ -66,7 +66,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one control showed."""
+    """The finding of one control."""
 
     control: str
     expects: str
@@ -74,19 +74,19 @@ class Finding:
     verdict: Verdict
     sentence: str
     p_value: float
-    """Of what was measured, if the model is honest; NaN where nothing is left to chance."""
+    """The p-value of the measurement if the model is honest; NaN if nothing is random."""
     adjusted: float
-    """The same with all tests of the set accounted for."""
+    """The p-value corrected for all tests of the set."""
     share: Estimate | None = None
-    """Of the accuracy above chance, where the control shows one."""
+    """The share of the accuracy above chance, for controls that measure one."""
     drop: Estimate | None = None
-    """Of accuracy on pairs of equal length, where the control shows one."""
+    """The drop of accuracy on pairs of equal length, for controls that measure one."""
     band: Band | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How much of the accuracy above chance may be there from a shortcut."""
+    """How much of the accuracy above chance may come from a shortcut."""
 
     length: float = 0.5
     shortcut: float = 0.9
@@ -107,7 +107,7 @@ def judge_all(arms: Arms, limits: Limits, *, test: Arms | None = None) -> list[F
 
 
 def _finding(name: str, arms: Arms, limits: Limits, full: Arm, test: Arms) -> Finding:
-    """Return what a control measured; the verdict is still to come."""
+    """Return what a control measured, still without a verdict."""
     arm = arms[name]
     measured = [_measured("held out", arm)]
     share = drop = band = None
@@ -122,7 +122,7 @@ def _finding(name: str, arms: Arms, limits: Limits, full: Arm, test: Arms) -> Fi
         p_value, drop = contrast.p_above(), contrast.estimate()
         band = _band_of_drop(contrast, 0.05, 0.15, truth=0.10)
     elif name == "prompt_only":
-        # Ties are no sample of anything: other conversations would tie too.
+        # Ties follow from the control, not from a sample: other conversations would tie too, so there is no interval.
         tied = replace(measured[0].conversations, low=math.nan, high=math.nan, method="nothing is left to chance")
         measured = [replace(measured[0], conversations=tied)]
     else:
@@ -149,7 +149,7 @@ def _finding(name: str, arms: Arms, limits: Limits, full: Arm, test: Arms) -> Fi
 
 
 def limit_of(name: str, limits: Limits) -> float:
-    """Return the share of the accuracy above chance that may be there from this shortcut."""
+    """Return the share of the accuracy above chance that may come from this shortcut."""
     return limits.length if name == "length_only" else limits.shortcut
 
 
@@ -220,7 +220,7 @@ SHORTCUTS: Final[Mapping[str, str]] = {
     "length_only": "from length alone",
     "bag_of_words": "from the words of the replies alone",
 }
-"""Control -> where its accuracy is from, as part of a sentence."""
+"""Control -> the source of its accuracy, as part of a sentence."""
 
 
 def _of_share(found: Finding, limit: float, full: Arm, *, fails: bool) -> tuple[Verdict, str]:
@@ -257,7 +257,7 @@ def _band_of_drop(contrast: Contrast, low: float, high: float, *, truth: float) 
 
 
 def _outside(truth: float, low: float, high: float, error: float) -> float:
-    """Return how often a normal number of this mean and error lies outside the band."""
+    """Return the probability that a normal variable with this mean and standard error lies outside the band."""
     if error <= 0:
         return 0.0 if low <= truth <= high else 1.0
     return float(norm.cdf((low - truth) / error) + norm.sf((high - truth) / error))

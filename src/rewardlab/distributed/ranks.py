@@ -25,7 +25,7 @@ class Ranks:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, the one that logs and writes."""
+        """Return whether this is rank 0, the one that logs and writes."""
         return self.rank == 0
 
     def total(self, numbers: Sequence[float]) -> list[float]:

@@ -191,7 +191,7 @@ class Parts:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the rank that logs and writes."""
+        """Return whether this is the rank that logs and writes."""
         return self.ranks.is_first
 
     def gather(self, thing: Any) -> list[Any]:

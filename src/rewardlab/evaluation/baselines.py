@@ -1,4 +1,4 @@
-"""Baselines to beat: models that see only how long a reply is, or only which words it has.
+"""Baselines: models that see only how long a reply is, or only which words it has.
 
 They are linear Bradley–Terry models fitted on the same preferences, with the penalty chosen by cross-validation over
 conversations (see `rewardlab.data.roots`). A reward model that is not clearly better than they are may have learned no
@@ -24,7 +24,7 @@ from rewardlab.score import score_rows
 
 logger = logging.getLogger("rewardlab")
 MAX_GROUPS = 10_000
-"""Most preferences that baselines are fitted on; more would cost minutes and change little."""
+"""Baselines are fitted on at most this many preferences; more would cost minutes and change little."""
 Featurize = Callable[[Sequence[TokenGroup]], Matrix]
 
 
@@ -37,20 +37,20 @@ def fit_baselines(
     """
     if len(train) > MAX_GROUPS:
         logger.info("baselines: fitted on %d of the %d training preferences", MAX_GROUPS, len(train))
-        # The 4 separates this draw from the others that use the same seed.
+        # The 4 makes this draw independent of others with the same seed.
         chosen = np.sort(np.random.default_rng((seed, 4)).permutation(len(train))[:MAX_GROUPS])
         train = train.take(chosen) if isinstance(train, Groups) else [train[index] for index in chosen]
     if len({group.prompt_key for group in train if group.comparisons}) < 2:
         logger.warning("no baselines: they need training preferences on at least two prompts")
         return {}
     roots_G = roots_of(train)[0]
-    # Groups are built from storage at every access, and each is needed several times below.
+    # Groups are built from storage at every access and are needed several times below, so keep them.
     train = list(train)
     evaluations = {}
     for name, (featurize, penalties) in _kinds(train).items():
         try:
             evaluations[name] = _evaluate(train, roots_G, judged, featurize, penalties, seed)
-        # The baselines are only a table beside the run, so their failure must not end it.
+        # Baselines are only shown beside the run's own results, so their failure must not end it.
         except DataError as error:
             logger.warning("no baseline %r: %s", name, error)
     return evaluations
@@ -74,7 +74,7 @@ def baseline_features(
 
 
 def _kinds(groups: Sequence[TokenGroup]) -> dict[str, tuple[Featurize, Sequence[float]]]:
-    """Return baseline -> (what makes its features, candidate penalties). Words are those of `groups`."""
+    """Return baseline -> (function that computes its features, candidate penalties). Words are those of `groups`."""
     vocabulary = vocabulary_of(map(_words, _all_replies(groups)))
 
     def words(of: Sequence[TokenGroup]) -> Matrix:

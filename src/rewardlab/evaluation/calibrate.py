@@ -1,4 +1,4 @@
-"""Fits a calibration on held-out preferences, judges it on others, and stores it in the model where that is asked."""
+"""Fits a calibration on held-out preferences, judges it on others, and stores it in the model if asked to."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ CALIBRATION_FILE: Final = "calibration.json"
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationResult:
-    """A calibration, and what it is worth on data that it was not fitted on."""
+    """A calibration, and its judgement on data that it was not fitted on."""
 
     output_dir: Path
     scaling: Scaling
     judgement: ScalingJudgement
     sources: Mapping[str, Sequence[SourceReport]]
-    """`fitted` and, if they were named, `judged` -> what became of the rows."""
+    """`fitted` and, if other data were named, `judged` -> reports on the rows."""
     rule: str | None
-    """How prompts were divided (`roots.RULES`); None where other data were named."""
+    """How prompts were divided (`roots.RULES`); None if other data were named."""
     shared_roots: int
-    """Conversations (`data.roots`) of which rows are in both parts, which flatters the calibration."""
+    """Number of conversations (`data.roots`) with rows in both parts, which flatters the calibration."""
     stored: bool
 
 
 def calibrate(config: CalibrateConfig) -> CalibrationResult:
     """Run `rewardlab calibrate`.
 
-    Raises DataError for data that cannot be used or are too few, and instead of storing a temperature at its edge or a
-    calibration that is judged on conversations it was fitted on, ArtifactError for a damaged model, and ConfigError for
-    a folder that holds a run, for an earlier calibration without --overwrite, and with --store for a model that
-    another process writes.
+    Raises DataError for data that cannot be used or are too few, and, with --store, for a temperature at the edge of
+    its range or a calibration that is judged on conversations that it was fitted on; ArtifactError for a damaged model;
+    ConfigError for a folder that holds a run, for an earlier calibration without --overwrite, and with --store for a
+    model that another process writes.
     """
     config.require_complete()
     names = (*config.data.dataset, *config.run.judge_dataset)
@@ -65,7 +65,7 @@ def calibrate(config: CalibrateConfig) -> CalibrationResult:
 
 @contextmanager
 def _only_owner(model: Path) -> Iterator[None]:
-    """Keep other processes away from a model that is to be replaced, and from the run that it is part of.
+    """Lock a model that is about to be replaced, and the run that it is part of, against other processes.
 
     Raises ArtifactError if there is no model, ConfigError if another process holds one of the two.
     """
@@ -79,7 +79,7 @@ def _only_owner(model: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # A model is handed on, and its folder is to hold nothing but the model.
+            # Models are passed on, so their folders should contain nothing but the model.
             (folder / LOCK).unlink(missing_ok=True)
 
 
@@ -150,7 +150,7 @@ def _calibrate(config: CalibrateConfig) -> CalibrationResult:
 
 
 def _divided(groups: Groups, *, fraction: float, seed: int) -> tuple[dict[str, Groups], str]:
-    """Return the groups that are fitted on and those that judge, whole conversations in one of the two, and the rule.
+    """Return the groups to fit on and those to judge on, each conversation in only one of them, and the rule.
 
     Raises DataError if there are too few prompts to divide.
     """
@@ -161,8 +161,10 @@ def _divided(groups: Groups, *, fraction: float, seed: int) -> tuple[dict[str, G
 
 
 def _shared_roots(parts: Mapping[str, Groups], *, store: bool) -> int:
-    """Return how many conversations have rows in both parts, warning of them. Raises DataError if it is to be stored
-    all the same."""
+    """Return how many conversations have rows in both parts, with a warning if there are some.
+
+    Raises DataError for them with `store`.
+    """
     shared = count_shared_roots(parts["fitted"].texts(), parts["judged"].texts())
     if not shared:
         return 0

@@ -1,4 +1,4 @@
-"""Runs `rewardlab compare`: reads scores, compares models on the same comparisons, writes what was found. No torch."""
+"""Runs `rewardlab compare`: reads scores, compares models on the same comparisons, writes results. Imports no torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OF_ONE_RUN: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """A comparison of score files, and what they were."""
+    """A comparison of score files, with facts about these files."""
 
     result: ComparisonOfModels
     files: Mapping[str, Path]
@@ -48,13 +48,13 @@ class Compared:
     chose: tuple[str, ...]
     """Models that are judged on data which chose their checkpoint."""
     texts: Mapping[tuple[str, str], Mapping[str, str]]
-    """Source and id -> `prompt`, `preferred` and `other`, where a file has them."""
+    """Source and id -> texts of `prompt`, `preferred` and `other`, if a file has them."""
 
 
 def compare_files(models: Sequence[Path], config: CompareConfig) -> Compared:
     """Compare the scores of several models, or of one run before and after training beside its baselines.
 
-    Raises ConfigError, DataError or ArtifactError for what cannot be compared.
+    Raises ConfigError, DataError or ArtifactError for scores that cannot be compared.
     """
     read = _read(models, config)
     sets = [_with_beta(file.scores, number, len(read), config.beta) for number, file in enumerate(read)]
@@ -99,8 +99,10 @@ def _read(models: Sequence[Path], config: CompareConfig) -> list[ScoreFile]:
 
 
 def _of_one_run(folder: Path, *, on: str | None, names: Sequence[str]) -> list[ScoreFile]:
-    """Return what one run evaluated on the same data: before training, baselines, after. Raises ConfigError if there
-    is only one of these."""
+    """Return the evaluations of one run on the same data: before training, baselines, after training.
+
+    Raises ConfigError if there is only one of these.
+    """
     require(not names, "--names: a single run names its models itself.")
     evals = folder / "evals"
     asked = [on] if on is not None else ["test", "selection"]
@@ -110,7 +112,7 @@ def _of_one_run(folder: Path, *, on: str | None, names: Sequence[str]) -> list[S
         for name, pattern in OF_ONE_RUN.items()
         if data is not None and (file := evals / f"{pattern.format(on=data)}{SUFFIX}").is_file()
     }
-    # On the data that chose the checkpoint, the untrained model is step 0.
+    # On the data that chose the checkpoint, the untrained model was evaluated as step 0.
     if data == "selection" and (start := evals / f"step_0{SUFFIX}").is_file():
         there = {"before": start, **there}
     if len(there) < 2:
@@ -164,8 +166,11 @@ def _column_values(
 
 
 def _rows_by_id(columns: Path | None) -> list[tuple[RowKey, Row]]:
-    """Return the rows of `--columns` by source and id. A row also has the id that its place gives it in our score rows
-    (`test.jsonl:7`), so that the data themselves can be named."""
+    """Return the rows of `--columns` by source and id.
+
+    A row is also returned under the id that our score rows give it by its place (`test.jsonl:7`), so that `--columns`
+    can name the data themselves.
+    """
     if columns is None:
         return []
     if not columns.is_file():
@@ -181,7 +186,7 @@ def _rows_by_id(columns: Path | None) -> list[tuple[RowKey, Row]]:
 def _add_texts(
     texts: dict[RowKey, Mapping[str, str]], rows: Sequence[tuple[RowKey, Row]], sets: Sequence[ScoreSet]
 ) -> None:
-    """Add the texts of rows whose prompt is that of the score rows; rows of other data would mislead."""
+    """Add the texts of rows that have the same prompt as the score rows; texts of other data would mislead."""
     prompts = {row.preference_id: row.prompt_key for row in sets[0].rows}
     for key, row in rows:
         if (own := texts_of(row, label=_label_of_data(row))) and key_of_text(row) in (None, prompts.get(key[1])):
@@ -189,7 +194,7 @@ def _add_texts(
 
 
 def _label_of_data(row: Row) -> float:
-    """Return the label of a row of the data; 1 where it has none that is a number."""
+    """Return the label of a row of the data; 1 if it has no label that is a number."""
     label = to_float(row.get("label"))
     return label if math.isfinite(label) else 1.0
 
@@ -198,10 +203,10 @@ def _label_of_data(row: Row) -> float:
 
 
 def claim_comparison(folder: Path, inputs: Iterable[Path], *, overwrite: bool) -> None:
-    """Raise ConfigError unless `rewardlab compare` may write to `folder`; `inputs` is what it reads.
+    """Raise ConfigError unless `rewardlab compare` may write to `folder`; `inputs` are the files that it reads.
 
-    That is a folder without a run or an evaluation, in which nothing has its names, or with `overwrite` an earlier
-    comparison. Files of these names that it did not write are never replaced.
+    The folder must not hold a run or an evaluation, nor files with the names of its output; with `overwrite` it may
+    hold an earlier comparison. Files of these names that it did not write are never replaced.
     """
     if holds_run(folder) or manifest_keys(folder) >= EVALUATED:
         raise ConfigError(f"--output-dir {folder}: holds a run or an evaluation. Choose another folder.")
@@ -222,7 +227,7 @@ def claim_comparison(folder: Path, inputs: Iterable[Path], *, overwrite: bool) -
 
 
 def _is_comparison(path: Path) -> bool:
-    """Whether a file is one that `as_json` made."""
+    """Return whether a file is the output of `as_json`."""
     try:
         value = read_json(path) if path.is_file() else None
     except (OSError, DataError):
@@ -242,7 +247,7 @@ def write_comparison(folder: Path, compared: Compared, *, settings: Mapping[str,
 
 
 def as_json(compared: Compared, *, settings: Mapping[str, object]) -> dict[str, object]:
-    """Return everything that was found as JSON; NaN is null. Disagreements are in a file of their own."""
+    """Return all results as JSON, with NaN as null. Disagreements are written to their own file."""
     result = plain(compared.result)
     for other in result["others"]:
         other["num_disagreements"] = len(other.pop("disagreements"))
@@ -256,7 +261,7 @@ def as_json(compared: Compared, *, settings: Mapping[str, object]) -> dict[str, 
 
 
 def _disagreements(compared: Compared) -> Iterator[dict[str, Any]]:
-    """Yield the rows on which a model and the first disagree, with texts where there are any."""
+    """Yield the rows on which some model and the first one disagree, with texts if there are any."""
     for other in compared.result.others:
         names = other.paired.first, other.paired.second
         for one in other.disagreements:

@@ -41,23 +41,23 @@ HEADS: Final = "heads.npz"
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedEnsemble:
-    """What an ensemble came to."""
+    """The results of an ensemble."""
 
     members: Sequence[str]
-    """Names of the models, or one that says how many heads there are."""
+    """Names of the models, or a single name with the number of heads."""
     results: Mapping[str, EvalResult]
     """Combination -> evaluation."""
     disagreement: Disagreement
     scaled_by: str
-    """On what the members were put on one scale, as a sentence."""
+    """What put the members on one scale, in words."""
     penalty: float
     left_out: int
-    """Preferences that some member has not scored as the others have."""
+    """Number of preferences whose rows differ between members, and which are left out."""
 
 
 def stored_scale(spec: RewardSpec, *, calibrated: bool) -> Scale | None:
-    """Return the scale that a calibration stored in a model, None if it holds none. Its β is divided by the stored
-    temperature if `calibrated`."""
+    """Return the scale that a calibration stored in a model; None without a calibration. With `calibrated`, its β is
+    divided by the stored temperature."""
     if spec.calibration is None or spec.calibration.reward_std <= 0:
         return None
     return Scale(
@@ -79,10 +79,10 @@ def judge_ensemble(config: EvalConfig, rows: Mapping[str, Sequence[ScoreRow]]) -
     """Judge the models of `--ensemble` as one, from their score rows (name -> rows), and write the results.
 
     Members are put on one scale by the mean and standard deviation that `rewardlab calibrate` stored in each, or, if
-    one of them holds none, all by those of the data at hand. Their temperatures count with --calibrated alone. A single
-    model must be a probe with bootstrap heads.
+    one of them has no calibration, all by those of the data at hand. Their temperatures are used only with
+    --calibrated. A single model must be a probe with bootstrap heads.
 
-    Raises ConfigError for a single model that is none, and as `combine` does.
+    Raises ConfigError for a single model that is not a probe, and as `combine` does.
     """
     folders = config.run.ensemble
     if len(folders) == 1:
@@ -110,17 +110,17 @@ def heads_file(folder: Path) -> Path | None:
 
 
 def require_heads(folder: str) -> Path:
-    """Return the file with the bootstrap heads of a probe. Raises ConfigError for a model that is none."""
+    """Return the file with the bootstrap heads of a probe. Raises ConfigError for a model that is not a probe."""
     path = heads_file(Path(folder))
     if path is None:
         raise ConfigError(
-            f"--ensemble {folder}: one model is no ensemble. Name two or more, or a probe whose folder has {HEADS}."
+            f"--ensemble {folder}: one model is not an ensemble. Name two or more, or a probe whose folder has {HEADS}."
         )
     return path
 
 
 def _judge_heads(config: EvalConfig, folder: str) -> JudgedEnsemble:
-    """Judge the bootstrap heads of a probe: one pass through the backbone, whatever their number."""
+    """Judge the bootstrap heads of a probe, with one pass through the backbone for all of them."""
     path = require_heads(folder)
     model = SavedModel(config.replace(model=folder, models=(), ensemble=()))
     groups, _, _ = read_groups(config, model)
@@ -135,8 +135,8 @@ def _judge_heads(config: EvalConfig, folder: str) -> JudgedEnsemble:
     )
     states_RW = np.concatenate(states).astype(np.float64)
     scores_BR = heads_BW @ states_RW.T
-    # Heads differ by a constant that no comparison sees; each is centred, and all keep the one scale they were fitted
-    # on.
+    # Heads may differ by a constant, which comparisons do not depend on: centre each. All keep the common scale on
+    # which they were fitted.
     scores_BR -= scores_BR.mean(axis=1, keepdims=True)
     rows = score_rows(groups, [own[:, 0] for own in states])  # the scores are replaced
     ensemble = ensemble_of(rows, scores_BR, beta=model.beta, penalty=config.run.ensemble_penalty)
@@ -163,8 +163,8 @@ class ScaledHeads:
 
     heads_BW: np.ndarray
     centre_W: np.ndarray
-    """Mean of the states of those replies. Heads differ by a constant that no comparison sees, so that each of them
-    gives 0 there."""
+    """Mean of the states of those replies. Heads may differ by a constant, which comparisons do not depend on; so each
+    is shifted to give 0 there."""
     std: float
     """Standard deviation of the probe's own scores of those replies."""
 
@@ -187,7 +187,7 @@ def read_scaled_heads(path: Path, *, width: int) -> ScaledHeads:
 
 
 def _read(path: Path, name: str) -> np.ndarray:
-    """Return an array of the file of heads in float64. Raises ArtifactError if it cannot be read or has none."""
+    """Return an array from the file of heads, in float64. Raises ArtifactError if it is missing or cannot be read."""
     try:
         with np.load(path, allow_pickle=False) as held:
             return np.asarray(held[name], dtype=np.float64)
@@ -237,5 +237,5 @@ def _judged(config: EvalConfig, ensemble: Ensemble, members: Sequence[str], scal
 
 
 def name_of(how: How) -> str:
-    """Return how tables name a combination."""
+    """Return the name of a combination in tables."""
     return f"{ENSEMBLE} {how}"

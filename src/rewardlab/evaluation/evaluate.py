@@ -1,4 +1,4 @@
-"""Evaluates a model on held-out preferences, by the same code during training and afterwards."""
+"""Evaluates a model on held-out preferences, with the same code during and after training."""
 
 from __future__ import annotations
 
@@ -66,18 +66,18 @@ class EvalResult:
     overall: Evaluation
     by_source: Mapping[str, Evaluation]
     beta: float
-    """By which they were judged: σ(beta · difference) is the probability of a preference."""
+    """The β by which it was judged: σ(beta · difference) is the probability of a preference."""
     calibrated: bool = False
-    """Whether `beta` is that of the model divided by the temperature that it holds."""
+    """Whether `beta` is that of the model divided by the temperature that is stored in it."""
     judgement: Judgement | None = None
-    """Everything else that the rows say, of the evaluation of a folder."""
+    """All further results from the score rows; None except for the evaluation of a folder."""
     robustness: Robustness | None = None
-    """What changes of the texts do to its scores, where that was asked for."""
+    """The effects of changed texts on the scores; None if not asked for."""
     card: PrecisionCard | None = None
-    """The same model in other precisions; None where that was not wanted or not possible."""
+    """The comparison with other precisions; None if not wanted or not possible."""
     make_card: Callable[[], PrecisionCard | None] | None = None
-    """Makes the card, of a member of an ensemble that shares a backbone: once that is released, so that no two models
-    are in memory. None for all others."""
+    """Makes the card later, for a member of an ensemble with a shared backbone: once the backbone is released, so that
+    two models are never in memory together. None for all others."""
 
 
 def evaluate_groups(
@@ -120,7 +120,7 @@ def distributions(rows: Sequence[ScoreRow]) -> dict[str, list[float]]:
 
 
 def score_spread(rows: Sequence[ScoreRow]) -> dict[str, float]:
-    """Return columns of metrics.csv: mean and standard deviation of all finite scores, NaN if there are none."""
+    """Return mean and standard deviation of all finite scores, as columns of metrics.csv; NaN without finite scores."""
     scores = np.array([row.score for row in rows if math.isfinite(row.score)], dtype=np.float64)
     if not scores.size:
         return {"eval_score_mean": math.nan, "eval_score_std": math.nan}
@@ -133,10 +133,10 @@ def write_evaluation(folder: Path, name: str, result: EvalResult) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     scores = folder / f"{name}.scores.jsonl"
     write_jsonl(scores, (row.as_dict() for row in result.rows))
-    # The checksum is written after the scores: a process killed in between leaves scores that do not match, and are not
-    # used.
+    # The checksum is written after the scores: a process that is killed in between leaves scores that do not match it
+    # and are therefore not used.
     values = summary(result) | {SCORES_SUM: sha256_file(scores)}
-    # A source may be called `beta`: what was measured there stays.
+    # A source of the data may be called `beta`: its results must not be overwritten.
     judged_by = {"beta": result.beta, "calibrated": result.calibrated}
     write_json(
         folder / f"{name}.metrics.json",
@@ -145,9 +145,9 @@ def write_evaluation(folder: Path, name: str, result: EvalResult) -> None:
 
 
 def read_evaluation(folder: Path, name: str, *, beta: float, ranks: Ranks) -> EvalResult | None:
-    """Return what `write_evaluation` wrote, judged again; None if it is missing or damaged.
+    """Return the evaluation that `write_evaluation` wrote, judged again; None if it is missing or damaged.
 
-    Every rank calls it, and the first one reads for all.
+    Every rank has to call this; the first one reads for all.
     """
     rows = ranks.by_first(lambda: read_scores(folder, name))
     return None if rows is None else judge(rows, beta=beta)
@@ -180,7 +180,7 @@ def summary(result: EvalResult) -> dict[str, object]:
 
 
 def resolve(config: EvalConfig, model: SavedModel) -> EvalConfig:
-    """Return the configuration with every default decided, which is what is written down."""
+    """Return the configuration with every default decided, in the form in which it is written."""
     return config.replace(**model.decided, overwrite=False)
 
 
@@ -189,14 +189,14 @@ def evaluate_folder(
 ) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
     """Run `rewardlab eval` for one model: score a dataset with a saved reward model and write scores and metrics.
 
-    `members` are those of an ensemble if the model is one of them: they may share a backbone.
+    `members` are those of an ensemble to which the model belongs; they may share a backbone.
 
     Raises DataError for unusable data, ArtifactError for a damaged model, and ConfigError for a folder that holds a
     run, for an earlier evaluation without --overwrite, and for more than one model (see `models.judge_folders`).
     """
     config.require_complete()
     require(len(config.run.folders) == 1, "evaluate_folder judges one model. Give several to judge_folders.")
-    # A model that is named first on the command line is written down as one that is named by --model.
+    # However the model was named on the command line, the settings are written with --model.
     config = config.replace(model=config.run.folders[0], models=(), ensemble=())
     with only_writer(config.run.output_dir):
         claim_evaluation(config.run.output_dir, config.data.dataset, overwrite=config.run.overwrite)
@@ -204,7 +204,7 @@ def evaluate_folder(
 
 
 def read_groups(config: EvalConfig, model: SavedModel) -> tuple[Groups, Sequence[SourceReport], TokenReport]:
-    """Return the held-out data as a model reads them, and what became of their rows. Raises DataError for unusable
+    """Return the held-out data as tokens for a model, and the reports on their rows. Raises DataError for unusable
     data."""
     spec = model.spec
     read = read_named(
@@ -239,7 +239,7 @@ def _evaluate_folder(
 ) -> tuple[EvalResult, Sequence[SourceReport], TokenReport]:
     run = config.run
     model = SavedModel(config, members)
-    # The data come first: what is wrong with them is told before weights are loaded and canaries scored.
+    # Read the data first, so that faults in them are reported before weights are loaded and canaries scored.
     groups, sources, report = read_groups(config, model)
     judged = {(group.source, group.preference_id) for group in groups}
     slices = slices_of(originals_of(config, model, judged), run.slice, judged=judged)
@@ -265,7 +265,7 @@ def _evaluate_folder(
         write_json(run.output_dir / JUDGEMENT_FILE, judgement.as_dict())
     robustness = _robustness(config, model, groups, result) if run.perturb else None
     result = replace(result, judgement=judgement, robustness=robustness)
-    # The card comes last, since it changes the model.
+    # The card comes last, since making it changes the weights of the model.
     if run.precision_card:
         sample, exact = draw(groups, result.rows if run.precision == "fp32" else None, seed=run.seed)
         make_card = partial(_card, config, model, sample, exact, num_available=len(groups))
@@ -278,7 +278,7 @@ def _evaluate_folder(
 
 
 def _robustness(config: EvalConfig, model: SavedModel, groups: Sequence[TokenGroup], result: EvalResult) -> Robustness:
-    """Write and return what changes of the texts do to the scores."""
+    """Write and return the effects of changed texts on the scores."""
     originals = originals_of(config, model, drawn(groups, seed=config.run.seed))
     robustness = judge_perturbations(model, result.rows, originals, num_available=len(groups), seed=config.run.seed)
     write_robustness(config.run.output_dir, robustness)
@@ -288,7 +288,7 @@ def _robustness(config: EvalConfig, model: SavedModel, groups: Sequence[TokenGro
 def _judgement(
     config: EvalConfig, rows: Sequence[ScoreRow], *, beta: float, slices: Mapping[str, SliceColumn]
 ) -> Judgement | None:
-    """Return everything that the rows say of the model; None, with a warning, if they say nothing."""
+    """Return all further results from the score rows; None, with a warning, if there cannot be any."""
     try:
         return judge_rows(rows, beta=beta, thresholds=config.run.thresholds, slices=slices, seed=config.run.seed)
     except DataError as error:
@@ -321,7 +321,7 @@ def _card(
 def _in_precisions(
     config: EvalConfig, model: SavedModel, sample: Sequence[TokenGroup], exact: Sequence[FloatArray] | None
 ) -> Mapping[str, Sequence[FloatArray]]:
-    """Return the scores that a card compares, kept ones where all that are needed were kept."""
+    """Return the scores that a card compares, from the cache if all of them are in it."""
     run = config.run
     names = precisions("fp16" if run.precision == "fp16" else "bf16", model.spec.save_dtype)
     known = {} if exact is None else {CANONICAL: exact}
@@ -332,7 +332,7 @@ def _in_precisions(
     if exact is not None:
         scorer = model.scorer_to_change()
     else:
-        # The card needs a model in float32, which this one is not. Loading the latter checks the canaries.
+        # The card needs a model in float32, unlike this one. This one is loaded too, since that checks its canaries.
         model.scorer()
         model.release()
         scorer = load(model.path, attention=run.attention, check=False)

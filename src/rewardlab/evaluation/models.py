@@ -1,4 +1,4 @@
-"""Several reward models judged on the same data, one after the other, each in a folder of its own."""
+"""Judges several reward models on the same data, one after the other, each in its own folder."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class JudgedModel:
 
 
 def names_of(folders: Sequence[str]) -> dict[str, str]:
-    """Return name -> folder: the last part of each path, and as many parts before it as tell all of them apart.
+    """Return name -> folder. A name is the last part of a path, with as many parts before it as make all names differ.
 
-    Two that still have one name, since not every sign is kept, are numbered; none has the name of a file that an
+    Names that are still equal, because some characters are replaced, are numbered. No name is that of a file that an
     evaluation writes.
     """
     parts = [[part for part in Path(folder).absolute().parts if part != "/"] for folder in folders]
@@ -56,7 +56,7 @@ def names_of(folders: Sequence[str]) -> dict[str, str]:
         depth += 1
     names: dict[str, str] = {}
     for folder, own in zip(folders, parts, strict=True):
-        # A model of a run is called best or step_N, which says less than the name of the run.
+        # The model of a run is called best or step_N: the name of the run says more.
         name = re.sub(r"[^\w.+-]+", "_", "-".join(own[-depth:])).lstrip(".") or "model"
         free = name
         for number in count(2):
@@ -69,7 +69,7 @@ def names_of(folders: Sequence[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What `rewardlab eval` came to."""
+    """The results of `rewardlab eval`."""
 
     models: Mapping[str, JudgedModel]
     """Name -> one of the models, in the order in which they were named."""
@@ -84,10 +84,10 @@ class Judged:
 
 
 def judge_folders(config: EvalConfig) -> Judged:
-    """Run `rewardlab eval`: judge every model that is named, and those of `--ensemble` as one.
+    """Run `rewardlab eval`: judge every named model, and those of `--ensemble` as one.
 
-    One model is judged in `--output-dir` itself, several in folders inside it that have their names; `models.json`
-    there holds the metrics of all. Raises as `evaluate_folder` does.
+    The results of one model are written to `--output-dir` itself, those of several to folders in it with their names;
+    `models.json` there holds the metrics of all. Raises as `evaluate_folder` does.
     """
     config.require_complete()
     folders = config.run.folders
@@ -135,7 +135,7 @@ def judge_folders(config: EvalConfig) -> Judged:
 
 
 def judge_suites(config: EvalConfig) -> dict[str, list[SuiteEvaluation]]:
-    """Run `rewardlab eval --suite`: judge every model that is named on the suites; return name -> its suites.
+    """Run `rewardlab eval --suite`: judge every named model on the suites; return name -> its suites.
 
     Folders are those of `judge_folders`. Raises as `evaluate_suites` does.
     """
@@ -165,7 +165,7 @@ def _judged(config: EvalConfig, folder: str, place: Path, members: Members | Non
 
 
 def _with_card(one: JudgedModel) -> JudgedModel:
-    """Return a model with the precision card that waited until the backbone of the ensemble was released."""
+    """Return a model with its precision card, which had to wait until the ensemble's backbone was released."""
     if one.result.make_card is None:
         return one
     with only_writer(one.output_dir):
@@ -179,7 +179,7 @@ def _write(
     data: Mapping[str, object],
     tokens: Mapping[str, object],
 ) -> None:
-    """Write `manifest.json` and `models.json` of an evaluation of several models: name -> what is known of each."""
+    """Write `manifest.json` and `models.json` of an evaluation of several models; `models` has the facts about each."""
     out = config.run.output_dir
     write_json(
         out / MANIFEST,

@@ -1,4 +1,4 @@
-"""Scores the same preferences with texts changed in ways that should not matter, and compares."""
+"""Scores the same preferences with texts changed in ways that should not matter, and compares the scores."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from rewardlab.evaluation.saved import SavedModel
 logger = logging.getLogger("rewardlab")
 PERTURBED_FILE: Final = "eval.perturbed.json"
 MOST: Final = 500
-"""Preferences that are perturbed, drawn with the seed: with so many, a flip rate is known to within 4 points."""
+"""Most preferences that are perturbed, drawn with the seed. With this many, a flip rate is known to within 4 points."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Robustness:
-    """What every perturbation does to a model."""
+    """The effects of all perturbations on a model."""
 
     effects: Mapping[str, Effect]
     p_shift: Mapping[str, float]
     p_accuracy: Mapping[str, float]
-    """Perturbation -> p value, corrected (Holm) for all of both, since either makes a row one that moves something."""
+    """Perturbation -> p value. Both kinds of p values are corrected (Holm) as one family, since a perturbation counts
+    as having an effect if either is small."""
     num_preferences: int
     num_available: int
     seed: int
@@ -77,7 +78,7 @@ def judge_perturbations(
     num_rows: dict[Key, int] = {}
     for row in rows:
         num_rows[row.source, row.preference_id] = num_rows.get((row.source, row.preference_id), 0) + 1
-    # Rows of replies above the length limit are missing, and those of the others are renumbered.
+    # Replies above the length limit have no rows, and the others are renumbered: such preferences cannot be compared.
     whole = [one for one in preferences if num_rows.get((one.source, one.id)) == len(one.replies)]
     effects = {
         name: _effect(name, perturbation, model, rows, whole, cut=len(preferences) - len(whole), seed=seed)
@@ -95,7 +96,7 @@ def judge_perturbations(
 
 
 def corrected(effects: Mapping[str, Effect]) -> tuple[dict[str, float], dict[str, float]]:
-    """Return the p values of shifts and of accuracies, corrected by Holm as one family; NaN where there is none."""
+    """Return the p values of shifts and of accuracies, corrected by Holm as one family; NaN where missing."""
     found = holm([p for effect in effects.values() for p in (effect.p_shift, effect.p_accuracy)])
     return dict(zip(effects, found[::2], strict=True)), dict(zip(effects, found[1::2], strict=True))
 
@@ -112,7 +113,8 @@ def _effect(
 ) -> Effect:
     found = [one for preference in preferences if (one := perturb(preference, perturbation, seed=seed)) is not None]
     groups: list[TokenGroup] = []
-    # What a perturbation makes too long is none of the user's rows, so it is lost and ends nothing.
+    # A text that a perturbation makes too long is not a row of the user's data: leave it out even if the model's rule
+    # is to stop at rows that are too long.
     renderer = model.renderer.by(truncation=LEAVE_OUT) if model.renderer.spec.truncation == STOP else model.renderer
     if found:
         try:

@@ -1,6 +1,6 @@
 """Compares a saved model in float32, in rewardlab's half precision, and with weights rounded to the nearest.
 
-The last is what an inference engine does with a float32 folder that it is told to compute in half precision.
+The last is what inference engines do if they are told to compute a float32 folder in half precision.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rewardlab.model.reward import RewardModel
 from rewardlab.score import ALONE, FloatArray, Scorer, Together, score_groups, score_rows
 
 MOST: Final = 200
-"""Preferences of a card: enough to know the error of a margin to within a tenth of itself (1.96 / √(2 · 200)), at the
-cost of two or three short evaluations.
+"""Most preferences of a card: enough to know the error of a margin to within a tenth of itself (1.96 / √(2 · 200)), at
+the cost of two or three short evaluations.
 """
 CARD_FILE: Final = "precision.json"
 LIVE_FILE: Final = "live.json"
@@ -47,7 +47,7 @@ def judge_precisions(
 ) -> PrecisionCard:
     """Score a sample of the groups in float32 and twice in `precision` (`bf16` or `fp16`), and return the differences.
 
-    `scorer` is a saved model in float32, whole or sharded. Its weights are rounded in the end, so it cannot be used
+    `scorer` is a saved model in float32, whole or sharded. Its weights are rounded at the end, so it cannot be used
     afterwards. `exact` are its score rows for all groups, if they are known.
     """
     sample, known = draw(groups, exact, seed=seed)
@@ -70,8 +70,10 @@ def draw(
 
 
 def precisions(half: str, save_dtype: str) -> tuple[str, ...]:
-    """Return the precisions that are compared with float32: `bf16` or `fp16`, and weights rounded to the nearest
-    unless the folder is saved in this dtype, so that any engine would compute with the same weights."""
+    """Return the precisions that are compared with float32: `bf16` or `fp16`, and weights rounded to the nearest.
+
+    The latter is left out if the folder is saved in this dtype, since every engine then has the same weights.
+    """
     saved_so = save_dtype == str(PRECISION[half]).removeprefix("torch.")
     return (half,) if saved_so else (half, NEAREST + half)
 
@@ -87,7 +89,7 @@ def score_precisions(
 ) -> dict[str, Sequence[FloatArray]]:
     """Return precision -> [K] scores of each group, float32 first: `exact`, or computed.
 
-    The weights of the model are rounded in the end, so it cannot be used afterwards.
+    The weights of the model are rounded at the end, so it cannot be used afterwards.
     """
     model, half = scorer.model, names[0]
     score = partial(score_groups, model, sample, budget=budget, ranks=ranks)
@@ -116,7 +118,7 @@ def card_of(
 
 
 def require_range(model: RewardModel, renderer: Renderer) -> None:
-    """Raise ModelError if a model that is to train in float16 gives a canary no finite score in it."""
+    """Raise ModelError if a model that should train in float16 gives some canary a score that is not finite in it."""
     if model.compute_dtype is torch.float16 and not all(map(math.isfinite, live_scores(model, renderer))):
         raise ModelError(
             f"{type(model.backbone).__name__} has no finite scores in float16, whose range ends at 65,504. "
@@ -127,7 +129,7 @@ def require_range(model: RewardModel, renderer: Renderer) -> None:
 def judge_live(
     live: Sequence[ScoreRow], saved: Sequence[ScoreRow], *, name: str, beta: float, seed: int
 ) -> PrecisionCard:
-    """Return the differences of the chosen model, as evaluated while it trained, from its folder in float32.
+    """Return the differences between the chosen model as it was evaluated during training and its folder in float32.
 
     `name` is its name in the card.
     """
@@ -136,7 +138,7 @@ def judge_live(
 
 
 def write_card(folder: Path, card: PrecisionCard, name: str = CARD_FILE) -> None:
-    """Write every estimate of the card, what it was drawn from and, of a saved model, what it may be served in."""
+    """Write every estimate of the card, its sample and, for a saved model, the precisions in which it may be served."""
     values = {
         name: {measure: jsonable(asdict(estimate)) for measure, estimate in part.items()}
         for name, part in card.measures.items()
@@ -150,7 +152,7 @@ def write_card(folder: Path, card: PrecisionCard, name: str = CARD_FILE) -> None
             "measures": values,
             "off": card.off(),
             "not_finite": dict(card.not_finite),
-            # An evaluation on the way is nothing that could be served.
+            # The card of an evaluation during training has no verdicts: that model cannot be served.
             **({"verdicts": [asdict(verdict) for verdict in card.verdicts()]} if name == CARD_FILE else {}),
         },
     )

@@ -1,4 +1,4 @@
-"""What an evaluation writes beside its scores: columns to divide it by, and its worst mistakes with their texts."""
+"""Files that an evaluation writes beside its scores: columns for slices, and its worst mistakes with their texts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rewardlab.data.chat import Renderer, ReplyTooLong
 from rewardlab.data.originals import Key, Original
 
 NUM_MISTAKES: Final = 50
-"""Comparisons with the most negative margins that are written with their texts."""
+"""How many comparisons, those with the most negative margins, are written with their texts."""
 MAX_SHOWN: Final = 80
-"""Characters of a text that names a slice."""
+"""Most characters of a text that names a slice."""
 
 
 def kept_replies(preference: Preference, renderer: Renderer) -> list[int]:
@@ -82,7 +82,7 @@ def _mistake(joined: ScoredComparison, texts: Mapping[Key, Preference], renderer
 
 
 def write_slices(folder: Path, name: str, slices: Mapping[str, Mapping[Key, object]]) -> None:
-    """Write `<name>.slices.jsonl`: one line a preference, with its value in each column."""
+    """Write `<name>.slices.jsonl`: one line for each preference, with its value in each column."""
     keys = dict.fromkeys(key for values in slices.values() for key in values)
     write_jsonl(
         folder / f"{name}.{SLICES}",
@@ -100,7 +100,7 @@ def write_slices(folder: Path, name: str, slices: Mapping[str, Mapping[Key, obje
 def slices_of(
     originals: Iterable[Original], columns: Sequence[str], *, judged: Collection[Key]
 ) -> dict[str, dict[Key, object]]:
-    """Return column -> (source, id) -> value, None where a row has none, for the `judged` preferences.
+    """Return column -> (source, id) -> value for the `judged` preferences; None for a row without a value.
 
     The number of turns of a conversation, reply included, comes first. Slicings that need no column are left out.
 
@@ -126,7 +126,7 @@ def slices_of(
 
 
 def _shown(value: object) -> object:
-    """Return a value as a slice can be named by it: texts on one line and not too long."""
+    """Return a value as the name of a slice: texts in one line and shortened."""
     if value is None or isinstance(value, (bool, int)):
         return value
     if isinstance(value, float):

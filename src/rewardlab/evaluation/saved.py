@@ -1,8 +1,8 @@
-"""A saved reward model that is loaded only when there is something to compute, and its scores, kept to be used again.
+"""A saved reward model that is loaded only when there is something to compute, and a cache of its scores.
 
 Scores are kept in the user's cache under a hash of everything that they depend on: the files of the model, the tokens
 and their comparisons, the precision and the kernels asked for, the device, the code and the packages. An entry is used
-only if it passes its checksum, belongs to these very groups, and the files of the model are as they were saved.
+only if it passes its checksum, belongs to exactly these groups, and the files of the model are as they were saved.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger("rewardlab")
 FORMAT: Final = 1
 """Version of the entries, raised when their content changes."""
 PACKAGES: Final = ("torch", "transformers", "numpy")
-"""Packages whose versions are part of a key: their kernels give other last digits."""
+"""Packages whose versions are part of a key: another version's kernels may give other last digits."""
 CODE: Final = (
     "score.py",
     "batch.py",
@@ -45,22 +45,22 @@ CODE: Final = (
 
 
 class SavedModel:
-    """A reward-model folder, as an evaluation uses it."""
+    """A reward-model folder, loaded on demand."""
 
     def __init__(self, config: EvalConfig, members: Members | None = None) -> None:
-        """Read what the folder `config.run.model` says of itself, without its weights.
+        """Read the spec and the renderer of the folder `config.run.model`, without its weights.
 
-        `members` are those of an ensemble if it is one of them; its weights come from there.
+        `members` are those of an ensemble to which the model belongs; its weights come from there.
 
-        Raises ArtifactError if it is no reward-model folder, or if its template was changed; ConfigError for a
-        calibrated judgement of a model without calibration.
+        Raises ArtifactError if it is not a reward-model folder, or if its template was changed; ConfigError if
+        --calibrated is asked of a model without calibration.
         """
         self.config = config
         self._members = members
         self.path = Path(config.run.model)
         self.spec = read_spec(self.path)
         self.spec_sum: Final = sha256_file(self.path / SPEC_FILE)
-        """By which a report knows that a model is still the one that was judged."""
+        """The hash by which a report recognises that a model is still the one that was judged."""
         require(
             not config.run.calibrated or self.spec.calibration is not None,
             f"--calibrated: {self.path} holds no calibration. Fit and store one with `rewardlab calibrate {self.path} "
@@ -68,18 +68,18 @@ class SavedModel:
         )
         self.renderer = open_renderer(self.path, self.spec)
         self.decided: dict[str, Any] = {}
-        """How its scores were computed, every `auto` decided, by the names of settings; empty before there are any."""
+        """Setting -> value with which its scores were computed, every `auto` decided; empty before there are scores."""
         self._scorer: Scorer | None = None
 
     @property
     def beta(self) -> float:
-        """σ(β · score difference) is the probability that the first reply is preferred; with --calibrated, divided by
-        the temperature that the model holds.
+        """The β with which σ(β · score difference) is the probability that the first reply is preferred; with
+        --calibrated, divided by the temperature that is stored in the model.
         """
         return self.spec.beta / (self.spec.temperature if self.config.run.calibrated else 1.0)
 
     def scorer(self) -> Scorer:
-        """Return the model, loaded and checked at the first call. Raises as `artifact.load.load` does."""
+        """Return the model, which the first call loads and checks. Raises as `artifact.load.load` does."""
         if self._scorer is None:
             self._scorer = self._load(self.path) if self._members is None else self._members.open(self.path, self._load)
             assert self._scorer.compute is not None, "it was loaded from a folder"
@@ -88,9 +88,10 @@ class SavedModel:
         return self._scorer
 
     def scorer_to_change(self) -> Scorer:
-        """Return the model for a caller that changes its weights, and releases it afterwards.
+        """Return the model for a caller that changes its weights and releases it afterwards.
 
-        It is that of `scorer` if that is loaded, or else one of its own, whatever it shares with other members.
+        It is the model of `scorer` if that is loaded. Otherwise it is loaded separately, even if the model could share
+        a backbone with other members, since these must not get the changed weights.
         """
         assert self._scorer is None or not self.is_on_shared_backbone, "others compute with these weights"
         if self._scorer is None:
@@ -105,7 +106,7 @@ class SavedModel:
 
     @property
     def is_on_shared_backbone(self) -> bool:
-        """Whether a backbone is loaded that it shares with other members of an ensemble."""
+        """Return whether it is loaded on a backbone that it shares with other members of an ensemble."""
         return self._members is not None and self._members.is_shared
 
     def release(self) -> None:
@@ -117,7 +118,7 @@ class SavedModel:
         return score_rows(groups, self.scores(groups, progress=progress))
 
     def scores(self, groups: Sequence[TokenGroup], *, progress: str) -> list[np.ndarray]:
-        """Return [K] scores of each group, kept ones where this model has scored the same tokens in the same way.
+        """Return [K] scores of each group, from the cache if this model has scored the same tokens in the same way.
 
         `progress` is the title of the progress bar. Raises as `scorer` does, and ArtifactError if kept scores would be
         used and a file of the model was changed.
@@ -137,7 +138,7 @@ class SavedModel:
     # --- kept scores -------------------------------------------------------------------------------------------
 
     def kept(self, groups: Sequence[TokenGroup], precision: str) -> list[np.ndarray] | None:
-        """Return the scores that `keep` kept of these groups in a precision of the card; None if there are none."""
+        """Return the scores of these groups in a precision of the card that `keep` has kept; None if there are none."""
         entry = self._entries(groups, card=precision).get(False)
         if entry is None or (kept := self._read(entry, groups)) is None:
             return None
@@ -146,15 +147,15 @@ class SavedModel:
         return scores
 
     def keep(self, groups: Sequence[TokenGroup], precision: str, scores: Sequence[np.ndarray]) -> None:
-        """Keep the scores of groups in a precision of the card, where scores are kept at all."""
+        """Keep the scores of groups in a precision of the card, if scores are kept at all."""
         if (entry := self._entries(groups, card=precision).get(False)) is not None:
             self._write(entry, scores)
 
     def _entries(self, groups: Sequence[TokenGroup], *, card: str | None = None) -> dict[bool, Path]:
-        """Return the files of these scores, which may not exist, by whether they are computed on a shared backbone:
-        that changes the last digits. Empty if scores are not kept.
+        """Return the files of these scores, which may not exist; empty if scores are not kept.
 
-        `card` is the precision in which the precision card has them computed, by a model of its own.
+        The keys say whether the scores were computed on a shared backbone, which changes the last digits. `card` is the
+        precision if the scores are for the precision card, which uses a separate model.
         """
         setting = self.config.data.reading.cache_dir
         if not self.config.run.reuse or setting == "none":
@@ -165,7 +166,7 @@ class SavedModel:
             "format": FORMAT,
             "code": _hash_of_code(),
             "packages": {name: metadata.version(name) for name in PACKAGES},
-            # Digest of every file that decides a score, as the spec records them; they are checked before use.
+            # The hash of every file that decides a score, as the spec records it; the files are checked before use.
             "model": sha256_json({"files": dict(self.spec.files), "renderer": asdict(self.spec.renderer)}),
             "groups": digest_of_groups(groups),
             "precision": run.precision if card is None else f"card {card}",
@@ -205,7 +206,7 @@ class SavedModel:
         )
 
     def _write(self, entry: Path, scores: Sequence[np.ndarray]) -> None:
-        """Keep scores. A disk that takes none is a warning: the evaluation goes on."""
+        """Keep scores. If the disk cannot be written, log a warning: the evaluation goes on."""
         try:
             entry.parent.mkdir(parents=True, exist_ok=True)
             write_summed_json(entry, {"scores": _packed(scores), "decided": self.decided, "model": str(self.path)})
@@ -214,7 +215,7 @@ class SavedModel:
 
 
 def digest_of_groups(groups: Iterable[TokenGroup]) -> str:
-    """Return the SHA-256 of groups: ids, tokens, comparisons, everything from which score rows are made."""
+    """Return the SHA-256 of groups: of ids, tokens, comparisons and everything else that score rows depend on."""
     digest = hashlib.sha256()
     for group in groups:
         facts = [
@@ -239,7 +240,7 @@ def _packed(scores: Sequence[np.ndarray]) -> str:
 
 
 def _unpacked(text: object, sizes: Sequence[int]) -> list[np.ndarray]:
-    """Return the scores of `_packed`, one array for each group. Raises ValueError if they are not so many."""
+    """Return the scores of `_packed`, one array for each group. Raises ValueError if their number is another."""
     if not isinstance(text, str):
         raise ValueError("no scores")
     flat = np.frombuffer(bytes.fromhex(text), dtype="<f4").astype(np.float32)

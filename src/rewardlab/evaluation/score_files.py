@@ -1,4 +1,4 @@
-"""Scores that were computed before: in folders of `rewardlab eval`, runs and probes, and in files. No torch."""
+"""Reading of existing scores: in folders of `rewardlab eval`, runs and probes, and in files. Imports no torch."""
 
 from __future__ import annotations
 
@@ -74,10 +74,10 @@ def _own(file: Path, name: str) -> ScoreFile:
 
 
 def _beta_of(file: Path, rows: Sequence[ScoreRow], recorded: Mapping[str, Any]) -> float | None:
-    """Return the β under which the rows have the NLL that was recorded beside them; None if it is not found.
+    """Return the β with which the rows have the NLL that was recorded beside them; None if none is found.
 
-    Candidates are the β recorded with the scores, that of the model that was evaluated, that of the run, and 1, which
-    probes and baselines have.
+    Candidates are the β recorded with the scores, those of the evaluated model and of the run, and 1, which probes and
+    baselines have.
     """
     candidates = [recorded.get("beta"), *_nearby_betas(file), 1.0]
     nll = _number_in(recorded, "all", "sums", "nll")

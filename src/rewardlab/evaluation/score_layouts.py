@@ -1,4 +1,4 @@
-"""Score files of others: which replies a row scores, and which of them should win.
+"""Score files of other programs: which replies a row scores, and which of them should win.
 
 A file is recognised by its columns, as a dataset is. What each layout needs is listed in docs/compare.md.
 """
@@ -26,11 +26,11 @@ BOTH_SCORES: Final = (
     ("chosen_reward", "rejected_reward"),
     ("chosen", "rejected"),
 )
-"""Names of the columns with the scores of the two replies of a pair; those of reward-bench first."""
+"""Pairs of columns that hold the scores of the two replies of a pair; those of reward-bench come first."""
 IDS: Final = ("preference_id", "id", "pair_id", "doc_id")
 SOURCES: Final = ("source", "subset", "dataset")
 VERDICTS: Final = ("correct", "outcome", "results", "result")
-"""Names of a column that says whether a row was ranked right."""
+"""Names of columns that say whether a row was ranked correctly."""
 WORDS: Final = {"C": 1.0, "P": 0.5, "I": 0.0, "N": 0.0, "true": 1.0, "false": 0.0, "yes": 1.0, "no": 0.0}
 """Verdict in words -> number; the letters are those of inspect."""
 RowKey = tuple[str, str]
@@ -44,11 +44,11 @@ class ScoreFile:
     path: Path
     scores: ScoreSet
     columns: Mapping[RowKey, Mapping[str, str]] = field(default_factory=dict)
-    """Other columns with short values, to slice by."""
+    """Other columns with short values, which can be used for slices."""
     texts: Mapping[RowKey, Mapping[str, str]] = field(default_factory=dict)
-    """Texts of `prompt`, `preferred` and `other`, where the file has them."""
+    """Texts of `prompt`, `preferred` and `other`, if the file has them."""
     chose: bool = False
-    """Whether these are evaluation data of a run, which chose its checkpoint."""
+    """Whether these are scores on the evaluation data that chose the checkpoint of a run."""
 
 
 def score_rows(file: Path, rows: Iterable[Row]) -> list[ScoreRow]:
@@ -75,7 +75,7 @@ def score_rows(file: Path, rows: Iterable[Row]) -> list[ScoreRow]:
 
 
 def _require_sound(row: ScoreRow) -> None:
-    """Raise TypeError or ValueError for a score row whose values are not what their names say."""
+    """Raise TypeError or ValueError for a score row with values of a wrong type or range."""
     if not all(isinstance(value, str) for value in (row.preference_id, row.source, row.prompt_key)):
         raise TypeError("preference_id, source and prompt_key are texts")
     numbers = (row.reply, row.num_tokens, row.prompt_tokens, row.truncated_tokens, row.truncated_reply_tokens)
@@ -103,7 +103,7 @@ def read_file(file: Path, *, name: str, outcome: str | None = None) -> ScoreFile
         if read.fits(columns, rows[0][1], outcome):
             return _collect(file, name, layout, read.read, rows, outcome)
     raise DataError(
-        f"{file}: its columns ({', '.join(map(short, sorted(columns)))}) are no layout of scores that is known. Wanted "
+        f"{file}: its columns ({', '.join(map(short, sorted(columns)))}) are not a known layout of scores. Wanted "
         f"`scores_chosen` and `scores_rejected`; or `id`, `reply` and `score`; or `id` and `correct`; or a log of "
         f"reward-bench, inspect or lm-eval (docs/compare.md). Name a column of verdicts with --outcome."
     )
@@ -111,12 +111,12 @@ def read_file(file: Path, *, name: str, outcome: str | None = None) -> ScoreFile
 
 @dataclass(frozen=True, kw_only=True)
 class _Parsed:
-    """One row of a file: scores of its replies, and who should win."""
+    """One row of a file: scores of its replies, and which of them should win."""
 
     scores: Sequence[float]
     first_reply: int = 0
     correct: int | None = None
-    """The first so many replies are right, the others wrong; None for scores alone."""
+    """How many replies, counted from the first, are right; the others are wrong. None for scores without labels."""
     label: float = 1.0
     """Probability that a right reply is preferred to a wrong one; 0.5 is a tie."""
     verdict: bool = False
@@ -132,7 +132,7 @@ class _Layout:
 
 def _pair_columns(columns: set[str], row: Row) -> tuple[str, str] | None:
     for chosen, rejected in BOTH_SCORES:
-        # Texts may have these names too.
+        # In other files these columns may hold texts.
         if {chosen, rejected} <= columns and _maybe_number(row[chosen]) and _maybe_number(row[rejected]):
             return chosen, rejected
     return None
@@ -147,7 +147,7 @@ def _maybe_number(value: object) -> bool:
 
 
 def _number(value: object, where: str) -> float:
-    """Return a score; NaN for none. Raises DataError if it is no number."""
+    """Return a score; NaN for a missing one. Raises DataError if it is not a number."""
     if isinstance(value, list) and len(value) == 1:
         return _number(value[0], where)
     if value is None or value == "":
@@ -161,7 +161,7 @@ def _number(value: object, where: str) -> float:
 
 
 def _verdict(value: object, where: str) -> float:
-    """Return a verdict as 1, ½ or 0; NaN for none. Raises DataError if it is anything else."""
+    """Return a verdict as 1, ½ or 0; NaN for a missing one. Raises DataError for anything else."""
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, str) and (found := WORDS.get(value, WORDS.get(value.lower()))) is not None:
@@ -181,7 +181,7 @@ def _read_pair(row: Row, where: str, outcome: str | None) -> _Parsed:
 
 
 def _label(row: Row, where: str) -> float:
-    """Return the label of a row, 1 without one. Raises DataError for anything but a number from 0 to 1."""
+    """Return the label of a row; 1 without one. Raises DataError for anything but a number from 0 to 1."""
     if not is_absent(row.get("labels")):
         raise DataError(
             f"{where}: 'labels' holds {brief(row['labels'])}, the labels of several annotators, which no layout of "
@@ -219,7 +219,7 @@ def _read_reply(row: Row, where: str, outcome: str | None) -> _Parsed:
 
 
 def _of_verdict(verdict: float, **more: Any) -> _Parsed:
-    """Return a verdict as two scores whose order says it: right 1 to 0, a tie 0 to 0, wrong 0 to 1."""
+    """Return a verdict as two scores with this order: 1 and 0 for right, 0 and 0 for a tie, 0 and 1 for wrong."""
     scores = [math.nan] * 2 if math.isnan(verdict) else [max(2 * verdict - 1, 0.0), max(1 - 2 * verdict, 0.0)]
     return _Parsed(scores=scores, correct=1, verdict=True, **more)
 
@@ -232,7 +232,7 @@ def _read_verdict(row: Row, where: str, outcome: str | None) -> _Parsed:
 
 
 def _read_lm_eval(row: Row, where: str, outcome: str | None) -> _Parsed:
-    """Read a sample of lm-eval. Its `doc_hash` tells whether two files are of one data set."""
+    """Read a sample of lm-eval. Its `doc_hash` shows whether two files are about the same data."""
     metrics = row.get("metrics") or ()
     if not isinstance(metrics, (list, tuple)):
         raise DataError(f"{where}, metrics: got {brief(metrics)}, wanted a list of names of metrics.")
@@ -249,7 +249,7 @@ def _read_lm_eval(row: Row, where: str, outcome: str | None) -> _Parsed:
 
 
 def _read_inspect(row: Row, where: str, outcome: str | None) -> _Parsed:
-    """Read a sample of inspect. Epochs of one sample are clustered."""
+    """Read a sample of inspect. The epochs of one sample form one cluster."""
     scores = row["scores"]
     if not isinstance(scores, dict) or not scores:
         raise DataError(f"{where}: this sample has no scores (was the log of a run that failed?).")
@@ -314,7 +314,7 @@ def _collect(
             raise DataError(f"{file}:{number}: no {error} in this row, which the first one has.") from error
         verdicts |= parsed.verdict
         given = parsed.preference_id if parsed.preference_id is not None else first_of(row, IDS)
-        # Without ids rows belong together by their place in the file.
+        # Without ids, rows of several files are matched by their place.
         by_place |= given is None
         preference_id = str(given) if given is not None else f"row {number}"
         source = str(first_of(row, SOURCES) or "")
@@ -351,7 +351,7 @@ def first_of(row: Row, names: Sequence[str]) -> object:
 
 
 def key_of_prompt(row: Row) -> str | None:
-    """Return the key of the prompt in a row: as given, or of its text or messages; None if there is none."""
+    """Return the key of a row's prompt: a given one, or that of its text or messages; None if there is none."""
     given = first_of(row, ("prompt_key", "prompt_id"))
     return key_of_text(row) if given is None else str(given)
 
@@ -367,7 +367,7 @@ def key_of_text(row: Row) -> str | None:
 
 
 def _short_values(row: Row) -> dict[str, str]:
-    """Return the cells that one can slice by: short texts, numbers and truth values."""
+    """Return the cells that can be used for slices: short texts, numbers and truth values."""
     return {
         name: str(value)
         for name, value in row.items()
@@ -376,9 +376,9 @@ def _short_values(row: Row) -> dict[str, str]:
 
 
 def texts_of(row: Row, *, label: float) -> dict[str, str]:
-    """Return prompt and replies as text, under our names, where the row has them.
+    """Return prompt and replies as text, under our names, if the row has them.
 
-    With a label below 0.5 the reply that its file calls rejected is the preferred one.
+    With a label below 0.5 the reply in the column for rejected replies is the preferred one.
     """
     sides = ("preferred", "other") if label >= 0.5 else ("other", "preferred")
     theirs = {

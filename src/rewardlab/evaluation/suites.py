@@ -34,7 +34,7 @@ from rewardlab.score import score_rows
 
 logger = logging.getLogger("rewardlab")
 CHUNK: Final = 64
-"""Items rendered together."""
+"""Number of items that are rendered together."""
 CAUSES: Final[Mapping[str, type[RenderError] | tuple[type[RenderError], ...]]] = {
     "longer than the model's limit": (ReplyTooLong, Overlong),
     "ends in the padding token": EndsInPadding,
@@ -45,17 +45,17 @@ REFUSED, NOT_FINITE = "refused by the chat template", "score not finite"
 
 @dataclass(frozen=True, kw_only=True)
 class SuiteEvaluation:
-    """A suite judged, with what became of its rows."""
+    """The results of a suite, with counts of its rows."""
 
     result: SuiteResult
     left_out: Mapping[str, int]
-    """Why the rule of the suite does not judge a row -> rows."""
+    """Cause for which the suite's rule does not judge a row -> number of rows."""
     causes: Mapping[str, int]
-    """Why a reply has no score -> replies; their comparisons count as lost."""
+    """Cause for which a reply has no score -> number of replies; their comparisons count as lost."""
     truncated: int
-    """Replies whose prompt was cut to fit the model's limit."""
+    """Number of replies whose prompt was cut to fit the model's limit."""
     shortened: int
-    """Replies of which the middle was cut to fit it."""
+    """Number of replies whose middle was cut to fit it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Tokenised:
 
     groups: tuple[TokenGroup, ...]
     items: tuple[int, ...]
-    """Index of the item of each group; items of which no reply could be rendered have none."""
+    """Index of the item of each group; an item has no group if none of its replies could be rendered."""
     replies: tuple[tuple[int, ...], ...]
     """Index, in its item, of each reply of each group."""
     causes: Mapping[str, int]
@@ -78,7 +78,7 @@ def evaluate_suites(config: EvalConfig) -> list[SuiteEvaluation]:
     """
     config.require_complete()
     require(len(config.run.folders) == 1, "evaluate_suites judges one model. Give several to judge_suites.")
-    # A suite has no precision card, and its manifest is not to say so.
+    # Suites have no precision card, so the manifest should not claim one.
     config = config.replace(model=config.run.folders[0], models=(), precision_card=False)
     require_suites(config.run.suite, config.run.suite_data)
     with only_writer(config.run.output_dir):
@@ -113,7 +113,10 @@ def _evaluate(config: EvalConfig) -> list[SuiteEvaluation]:
 
 
 def tokenise(data: SuiteData, renderer: Renderer) -> Tokenised:
-    """Render every reply of a suite, and count by cause those that cannot be. Replies of a prompt share its tokens."""
+    """Render every reply of a suite, and count by cause those that cannot be rendered.
+
+    Replies of a prompt share its tokens.
+    """
     groups, numbers, replies = [], [], []
     causes: Counter[str] = Counter()
     for start in bar(range(0, len(data.items), CHUNK), title=f"tokenising {data.suite}"):
@@ -133,7 +136,7 @@ def tokenise(data: SuiteData, renderer: Renderer) -> Tokenised:
 
 
 def _preference(suite: str, item: SuiteItem) -> Preference:
-    """Return an item as a preference: each pair once, since score rows cannot hold one twice."""
+    """Return an item as a preference, with each pair once, since score rows cannot hold a pair twice."""
     return Preference(
         id=item.id,
         source=f"{suite}/{item.subset}",
@@ -179,7 +182,7 @@ def _judge(
 
 
 def _renumbered(row: ScoreRow, replies: Sequence[int]) -> tuple[Comparison, ...]:
-    """Return the comparisons of a row with the numbers that the replies have in the suite."""
+    """Return the comparisons of a row with the reply numbers of the suite."""
     return tuple(replace(c, first=replies[c.first], second=replies[c.second]) for c in row.comparisons)
 
 

@@ -1,4 +1,4 @@
-"""The rows of a table of scores, however its file holds them: lines, CSV, Parquet, columns, samples, an archive."""
+"""Reads the rows of a table of scores from a file of any type: lines, CSV, Parquet, columns, samples, an archive."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _objects(file: Path, samples: Sequence[object]) -> Iterator[Row]:
 
 
 def _of_columns(file: Path, value: Mapping[str, Any]) -> Iterator[Row]:
-    """Yield the rows of columns, as reward-bench writes them: lists of one length, beside facts about the model."""
+    """Yield rows from columns, as reward-bench writes them: lists of equal length, beside facts about the model."""
     lists = {name: cells for name, cells in value.items() if isinstance(cells, list)}
     lengths = {len(cells) for cells in lists.values()}
     if len(lengths) != 1:
@@ -62,9 +62,9 @@ DAMAGED_ARCHIVE: Final = (
     OSError,
     EOFError,  # these two: a cut file, whose directory points outside it
     RuntimeError,  # an encrypted entry, or a compression that Python lacks
-    ValueError,  # an entry that is no JSON
+    ValueError,  # an entry that is not JSON
 )
-"""What `zipfile` and `json` raise for an archive that cannot be read."""
+"""Errors that `zipfile` and `json` raise for an archive that cannot be read."""
 
 
 def _inspect_archive(file: Path) -> Iterator[Row]:

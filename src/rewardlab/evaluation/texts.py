@@ -1,7 +1,7 @@
-"""Find the texts of judged preferences again, in the data that a run read; no torch, no network.
+"""Finds the texts of judged preferences again, in the data that a run read. Uses neither torch nor the network.
 
-Score rows hold no texts. A preference's id says in which file and line it stood, and its prompt key proves that the
-line still holds the same prompt: a file that changed since gives no texts, and never those of another row.
+Score rows hold no texts. A preference's id names its file and line, and its prompt key proves that the line still holds
+the same prompt: a file that has changed since gives no texts, and never those of another row.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Texts:
 
     preferences: Mapping[Key, Preference]
     ceiling: Estimate | None
-    """Mean of max(p, 1 − p) over all judged preferences, where the data hold the true p of each: the accuracy of a
-    judge who knew them. None where they do not."""
+    """Mean of max(p, 1 − p) over all judged preferences: the accuracy of a judge who knew the true p of each. None if
+    the data do not hold them."""
     turns: Mapping[Key, int]
-    """Turns of every judged preference that was found, reply included."""
+    """Number of turns of every judged preference that was found, reply included."""
     problems: Sequence[str]
-    """Why texts are missing, in words."""
+    """The reasons why texts are missing, in words."""
 
 
 def find_texts(config: Mapping[str, Any], name: str, wanted: Iterable[Key], rows: Sequence[ScoreRow]) -> Texts:
@@ -56,7 +56,7 @@ def find_texts(config: Mapping[str, Any], name: str, wanted: Iterable[Key], rows
                 bare=config.get("chat_template") == "concat",
             )
             search.read(source, rules)
-    # Data that were looked through in vain are no problem once everything was found elsewhere.
+    # If everything was found, data that were searched in vain do not matter.
     problems = dict.fromkeys(search.problems) if search.missing else {}
     return Texts(
         preferences=search.found,
@@ -67,7 +67,7 @@ def find_texts(config: Mapping[str, Any], name: str, wanted: Iterable[Key], rows
 
 
 class _Search:
-    """What is wanted, and what was found so far."""
+    """A search: what is wanted, and what was found so far."""
 
     def __init__(self, rows: Sequence[ScoreRow], wanted: Iterable[Key]) -> None:
         self.prompts: dict[Key, str] = {(row.source, row.preference_id): row.prompt_key for row in rows}
@@ -79,7 +79,7 @@ class _Search:
         self.problems: list[str] = []
 
     def sources(self, names: Sequence[str], split: str) -> Iterator[Source]:
-        """Yield the files that data of these names lie in; what cannot be read here is a problem."""
+        """Yield the files of the data with these names. Data that cannot be read here become `problems`."""
         try:
             found = find_sources(names, split)
         except (RewardlabError, OSError) as error:
@@ -92,7 +92,7 @@ class _Search:
                 yield source
 
     def read(self, source: Source, rules: Rules) -> None:
-        """Look for what is missing in a file, and for true probabilities and turns of all that was judged."""
+        """Look in a file for missing texts, and for the true probability and number of turns of each judged row."""
         try:
             for original in originals_in(source, rules, self.prompts.keys()):
                 key, truth = original.key, original.columns.get(TRUTH)
@@ -106,7 +106,7 @@ class _Search:
                 if len(original.preference.replies) == self.num_replies[key]:
                     self.found[key] = original.preference
                 else:
-                    # Score rows number the replies that were scored, so a lost one shifts all after it.
+                    # Score rows number only the replies that were scored, so a lost one shifts all later numbers.
                     self.problems.append(f"{key[1]}: some of its replies were not scored, so it is unknown which were.")
         except (RewardlabError, OSError) as error:
             self.problems.append(str(error))
@@ -114,7 +114,7 @@ class _Search:
 
 
 def _named(config: Mapping[str, Any], name: str) -> Iterator[tuple[Sequence[str], str]]:
-    """Yield (names, split) of the data that an evaluation may be of, the likeliest first."""
+    """Yield (names, split) of the data that an evaluation may have used, the most likely first."""
     training = _words(config.get("dataset"))
     if name.startswith("test"):
         yield _words(config.get("test_dataset")) or training, str(config.get("test_split") or "test")
@@ -135,7 +135,7 @@ def _whole(value: object) -> int:
 
 
 def _reading(config: Mapping[str, Any]) -> ReadingConfig:
-    """Return how rows were read; the defaults where the settings cannot be used."""
+    """Return the settings by which rows were read; the defaults if these settings cannot be used."""
     try:
         return ReadingConfig(
             **{field.name: config[field.name] for field in fields(ReadingConfig) if field.name in config}

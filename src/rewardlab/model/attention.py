@@ -119,7 +119,7 @@ def refusal(config: PretrainedConfig, model_class: Any, max_length: int) -> str 
 
 
 def _uses_window(config: PretrainedConfig, kinds: set[str]) -> bool:
-    """Whether any layer applies the configuration's sliding window."""
+    """Return whether any layer applies the configuration's sliding window."""
     if getattr(config, "layer_types", None):
         return "sliding_attention" in kinds
     # Qwen2 and its relatives state a window in the configuration and switch it off with this second field.

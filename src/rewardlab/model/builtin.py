@@ -68,7 +68,7 @@ def resolve_model_name(name: str, log: Log) -> str:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether `folder` holds every file of a finished conversion, each with its size in bytes."""
+    """Return whether `folder` holds every file of a finished conversion, each with its size in bytes."""
     manifest = folder / MANIFEST
     if not manifest.is_file():
         return False

@@ -424,6 +424,7 @@ def _use_liger(model: RewardModel) -> None:
 
 
 def _is_plain(mlp: nn.Module) -> bool:
-    """Whether a feed-forward part treats every token by itself: linear layers alone, without experts or routing."""
+    """Return whether a feed-forward part treats every token by itself: linear layers alone, without experts or
+    routing."""
     owners = [module for module in mlp.modules() if next(module.parameters(recurse=False), None) is not None]
     return all(isinstance(module, nn.Linear) for module in owners) and "Moe" not in type(mlp).__name__

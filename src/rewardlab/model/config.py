@@ -66,7 +66,7 @@ whole process, which belongs to the caller, and cannot be undone."""
 
 
 def looks_local(name: str) -> bool:
-    """Whether a name can only be that of a folder; names on a hub have the form `owner/name` or `name`."""
+    """Return whether a name can only be that of a folder; names on a hub have the form `owner/name` or `name`."""
     return name.startswith((".", "~")) or Path(name).is_absolute() or len(Path(name).parts) > 2 or name.endswith("/")
 
 

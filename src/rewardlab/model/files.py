@@ -81,7 +81,7 @@ def _in_short(error: BaseException) -> str:
 
 
 def _cause(name: str) -> str:
-    """Return a sentence on what in a folder's files may be the cause and what to do; "" if `name` is no folder."""
+    """Return a sentence on a likely cause in a folder's files and what to do; "" if `name` is not a folder."""
     if not Path(name).is_dir():
         return ""
     try:
@@ -121,7 +121,7 @@ def files_in(index: Path) -> list[Path]:
     """Return the weight files beside an index that it lists, sorted, each once.
 
     Raises ModelError if the index is damaged, or names a file that is missing or lies outside its folder. A link from
-    a snapshot in the cache of the hub to that cache's `blobs` is no way out.
+    a snapshot in the cache of the hub to that cache's `blobs` counts as inside.
     """
     folder = index.parent
     files = [folder / name for name in shards_in(index)]

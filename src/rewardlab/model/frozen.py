@@ -27,7 +27,7 @@ class WideEmbedding(nn.Embedding):
 
 
 def is_held_half(module: nn.Module, parameter: Tensor) -> bool:
-    """Whether a frozen parameter of this module is held in half precision where the model computes in it.
+    """Return whether a frozen parameter of this module is held in half precision where the model computes in it.
 
     Vectors are not: norms and biases. Nor are embeddings of a class of their own, such as Gemma's, whose forward method
     multiplies rows in the dtype in which they are held.

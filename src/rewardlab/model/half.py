@@ -152,7 +152,7 @@ class HalfConv1D(_Copying, Conv1D):  # type: ignore[misc]  # transformers has no
     def by_copy(
         self, input: Float[Tensor, "... in"], update: Float[Tensor, "... out"] | None = None
     ) -> Float[Tensor, "... out"]:
-        """As `HalfLinear.by_copy`."""
+        """Compute as `HalfLinear.by_copy` does."""
         assert self.half_weight is not None
         product: Any = _Product
         output: Tensor = product.apply(input, self.weight.t(), self.half_weight.t(), self.bias, update, _CAST)

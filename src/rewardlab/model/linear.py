@@ -84,6 +84,6 @@ def use_onednn(module: nn.Module) -> int:
 
 
 def onednn_available() -> bool:
-    """Whether this build of PyTorch has oneDNN and its linear operator."""
+    """Return whether this build of PyTorch has oneDNN and its linear operator."""
     available: Any = torch.backends.mkldnn.is_available
     return bool(available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")

@@ -116,7 +116,7 @@ def modules_to_save(backbone: nn.Module, names: Sequence[str]) -> list[str]:
 
 
 def _is_called(path: str, name: str) -> bool:
-    """Whether a path ends in `name`, by whole words."""
+    """Return whether a path ends in `name`, by whole words."""
     return path == name or path.endswith(f".{name}")
 
 
@@ -140,7 +140,7 @@ def _lora_config(config: ModelConfig, targets: str | Sequence[str] | None, **mor
 
 
 def has_adapters(model: nn.Module) -> bool:
-    """Whether any layer of the model carries adapters."""
+    """Return whether any layer of the model carries adapters."""
     return any(isinstance(module, BaseTunerLayer) for module in model.modules())
 
 
@@ -160,7 +160,7 @@ def whole_modules(model: nn.Module) -> list[str]:
 
 
 def is_adapter(name: str) -> bool:
-    """Whether the parameter of this name is part of an adapter."""
+    """Return whether the parameter of this name is part of an adapter."""
     return ".lora_" in name
 
 

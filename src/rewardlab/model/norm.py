@@ -118,13 +118,14 @@ def use_blockwise_norms(module: nn.Module) -> int:
 
 
 def _is_plain_rms_norm(layer: nn.Module) -> bool:
-    """Whether a layer has the name and the parts of an RMSNorm as LLaMA's and Qwen's are."""
+    """Return whether a layer has the name and the parts of an RMSNorm as LLaMA's and Qwen's are."""
     named = type(layer).__name__.endswith("RMSNorm") and not isinstance(layer, _Blockwise)
     return named and hasattr(layer, "variance_epsilon") and [name for name, _ in layer.named_parameters()] == ["weight"]
 
 
 def _agrees(layer: nn.Module) -> bool:
-    """Whether a layer of random weights gives the outputs of BlockwiseNorm bit for bit, and its gradients nearly."""
+    """Return whether a layer of random weights gives the outputs of BlockwiseNorm bit for bit, and its gradients
+    nearly."""
     draw = torch.Generator().manual_seed(0)
     own: Any = copy.deepcopy(layer)
     # A new weight, because one of ones would hide what the layer does with it, and one not read yet holds no numbers.

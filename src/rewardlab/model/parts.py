@@ -33,7 +33,7 @@ class Writers(Protocol):
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the one that writes."""
+        """Return whether this rank is the one that writes."""
 
     def by_first(self, do: Callable[[], Any]) -> Any:
         """Call `do` on the first rank alone; return its result, or raise its error, on all ranks."""
@@ -148,7 +148,7 @@ def fill_head(model: RewardModel, places: Mapping[str, Place], device: torch.dev
 
 @contextmanager
 def standing_in(model: nn.Module) -> Iterator[None]:
-    """Inside, replace weights on the meta device by zeros on the CPU that take no memory; put them back afterwards.
+    """Within the block, replace weights on the meta device by zeros on the CPU that take no memory.
 
     PEFT creates adapters on the device of their layer's weight. On the meta device their initial values would be lost.
     Every stand-in is one zero expanded to the shape of its weight.

@@ -55,7 +55,7 @@ class Past:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no group has anything in front of it."""
+        """Return whether no group has anything in front of it."""
         return all(states is None for states in self._known)
 
     def before(self, group: int, layer: int) -> tuple[Tensor, Tensor] | None:

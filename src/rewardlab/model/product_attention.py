@@ -1,7 +1,7 @@
 """Shared-prompt attention for half precision on the CPU, as plain matrix products.
 
 In bf16 the backward pass of PyTorch's flash kernel for the CPU is several times as slow as the matrix products that it
-replaces. Its forward pass is no faster than they are on rows of ordinary length, and it is no more exact. Here the
+replaces. Its forward pass is no faster than they are on rows of ordinary length, nor more exact. Here the
 logits are products in float32; the attention weights are their softmax, rounded to half precision. All other products
 are in half precision, and their gradients are added up in float32. The attention weights are kept for the backward
 pass where there are few keys, and computed again otherwise.

@@ -89,7 +89,7 @@ def prepare_quantized(backbone: nn.Module, kind: str, dtype: torch.dtype) -> Non
 
 
 def is_quantized(parameter: Tensor) -> bool:
-    """Whether bitsandbytes holds this weight in fewer bits."""
+    """Return whether bitsandbytes holds this weight in fewer bits."""
     return type(parameter).__name__ in (FOUR_BIT, EIGHT_BIT)
 
 
@@ -105,7 +105,7 @@ def num_weights(parameter: Tensor) -> int:
 
 
 def far_from(module: nn.Module, original: Tensor) -> bool:
-    """Whether a layer's quantised weight is too far from `original` to have been made from it."""
+    """Return whether a layer's quantised weight is too far from `original` to have been made from it."""
     held = dequantize_bnb_weight(module.weight, state=getattr(module, "state", None)).detach().float().cpu()
     wanted = original.float().cpu()
     return not float((held - wanted).norm()) <= FARTHEST * float(wanted.norm())

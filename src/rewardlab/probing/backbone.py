@@ -1,4 +1,4 @@
-"""Opens a model whose weights stay as they are, to read its states: for probes, controls and searches of labels."""
+"""Opens a frozen model to read its states: for probes, for controls and for searches for wrong labels."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ class Decided:
 
 
 def decide_frozen(base: Base, model: BackboneConfig, compute: ComputeConfig, *, max_length: int) -> Decided:
-    """Return how a model is computed on this machine when nothing of it trains. Raises ConfigError as
-    `decide_computing` does."""
+    """Return how a frozen model is computed on this machine. Raises ConfigError as `decide_computing` does."""
     layout = choose_layout(base.config, base.disk_class, model, max_length=max_length, share=True, log=logger.info)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     settings = decide_computing(base, model, compute, layout=layout, device=device, train=False)
@@ -40,7 +39,7 @@ def decide_frozen(base: Base, model: BackboneConfig, compute: ComputeConfig, *, 
 def load_frozen(
     base: Base, model: BackboneConfig, compute: ComputeConfig, layers: Sequence[int], *, decided: Decided, seed: int
 ) -> RewardModel:
-    """Return the model with a new head, its settings being those that were `decided`.
+    """Return the model with a new head, computed as was `decided`.
 
     Raises ModelError if it cannot be loaded, or if the states of `layers` cannot be read.
     """
@@ -65,6 +64,6 @@ def load_frozen(
 
 
 def _log_but_head(line: str) -> None:
-    """Log a line of loading. Lines about the head would be about one that is not used."""
+    """Log a line about loading, unless it is about the head, which is not used here."""
     if not line.startswith(("head:", "parameters:")):
         logger.info(line)

@@ -1,8 +1,8 @@
-"""Looks up the last states of conversations in place of computing them, for a head that trains on a frozen model.
+"""Looks up the last states of conversations instead of computing them, for a head that trains on a frozen model.
 
-A conversation is found by its tokens, so it does not matter which data it belongs to, what it is computed beside and
-how a batch is laid out: another seed that holds out other rows, a limit, or a mix of the same rows finds what is there,
-and only conversations that no run has computed yet are computed.
+A conversation is found by its tokens, so it does not matter to which data and batch it belongs. A run with another
+seed, a limit or a mix of the same rows uses the states that are there, and computes only conversations that no run has
+computed yet.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ class CachedStates:
     def __init__(self) -> None:
         self._rows: dict[str, tuple[FloatArray, int]] = {}
         self.num_computed = 0
-        """Replies whose states were computed for this run."""
+        """Number of replies whose states were computed for this run."""
         self.num_read = 0
-        """Replies whose states had been kept by another run, or by a probe."""
+        """Number of replies whose states another run, or a probe, had kept."""
 
     def add(self, keys: Sequence[str], states_RW: FloatArray) -> None:
-        """Add conversations by their `conversation_keys`; those that are known already stay as they are."""
+        """Add states by their `conversation_keys`; states that are known already stay as they are."""
         for number, key in enumerate(keys):
             self._rows.setdefault(key, (states_RW, number))
 
     def holds(self, group: TokenGroup) -> bool:
-        """Whether the states of all replies of a group are known."""
+        """Return whether the states of all replies of a group are known."""
         return all(key in self._rows for key in conversation_keys(group.shared, group.suffixes))
 
     def __call__(self, batch: PackedBatch) -> Tensor:
@@ -70,8 +70,8 @@ def cached_states(
 ) -> CachedStates:
     """Return the last states of every reply of the `parts` (by their names in the log); compute those that are missing.
 
-    They are kept in `cache`, a part of the data at a time, so that a computation that was interrupted goes on where it
-    ended. Raises DataError for a state that is not finite.
+    They are kept in `cache` part by part, so that an interrupted computation resumes where it ended. Raises DataError
+    for a state that is not finite.
     """
     of_model = hash_of(model)
     states = _read(cache, of_model, model)
@@ -93,7 +93,7 @@ def cached_states(
 
 
 def _read(cache: Path, of_model: str, model: RewardModel) -> CachedStates:
-    """Return all states of a model that are kept and whole; a warning names a list or a file that is damaged."""
+    """Return all kept and undamaged states of a model; a warning names each damaged list or file."""
     states = CachedStates()
     layer, width = model.config.num_hidden_layers, model.head.in_features
     for path in sorted(lists_of(cache, of_model).glob("*.json")):
@@ -102,7 +102,7 @@ def _read(cache: Path, of_model: str, model: RewardModel) -> CachedStates:
         if keys and is_whole(file, (len(keys), width)):
             states.add(keys, np.load(file, mmap_mode="r"))
         else:
-            # Whoever computes the states again lists them again.
+            # The next computation of these states writes the list again.
             remove(path)
     return states
 

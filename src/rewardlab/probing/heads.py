@@ -1,6 +1,7 @@
 """Fits heads on frozen states, cross-validates and bootstraps them, and computes their learning curve.
 
-Whole roots are held out and drawn: all training prompts that belong together (see `rewardlab.data.roots`).
+Roots, which are all training prompts that belong together (see `rewardlab.data.roots`), are held out and drawn as a
+whole.
 
 Legend: R replies, C comparisons, W hidden width, F fitted features, B heads.
 """
@@ -64,18 +65,18 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class CurvePoint:
-    """What a head fitted on a share of the training data reaches on held-out prompts."""
+    """The accuracy and loss of heads fitted on a share of the training data, on held-out prompts."""
 
     share: float
     comparisons: float
-    """Comparisons that a head was fitted on, averaged over folds and draws."""
+    """Number of comparisons that a head was fitted on, averaged over folds and draws."""
     accuracy: Estimate
     loss: Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
 class Uncertainty:
-    """What the bootstrap heads say about the judged comparisons."""
+    """The uncertainty of the judged comparisons by the bootstrap heads."""
 
     over_heads: Estimate
     """Accuracy of the head, and how far another sample of training data would move it.
@@ -88,7 +89,7 @@ class Uncertainty:
     sure: Estimate
     """Accuracy where at least `SURE` of the heads agree with the head."""
     num_sure: int
-    """Comparisons behind `sure`."""
+    """Number of comparisons behind `sure`."""
     unsure: Estimate
     """Accuracy on the other comparisons."""
     num_unsure: int
@@ -131,7 +132,7 @@ class Features:
         )
 
     def heads(self, theta_FB: FloatArray) -> FloatArray:
-        """Return [W, B] the same heads, for the states themselves."""
+        """Return [W, B] the heads for the states themselves, from those for the features."""
         heads: FloatArray = (self.axes_WF @ theta_FB) / self.scale_W[:, None]
         return heads
 
@@ -145,7 +146,7 @@ def fit_layer(features: Features, *, layer: int, num_folds: int, seed: int) -> L
     validated = cross_validate(features.data, num_folds=num_folds, seed=seed)
     number = {key: index for index, key in enumerate(features.data.prompt_keys)}
     fold_R = np.array(
-        # A group without comparisons is not judged, so any fold will do for it.
+        # A group without comparisons is not judged, so it may get any fold.
         [validated.fold_P[number.get(group.prompt_key, 0)] for group in groups for _ in range(group.num_replies)],
         dtype=np.intp,
     )
@@ -172,7 +173,7 @@ def fit_heads(features: Features, chosen: LayerFit, *, num_draws: int, seed: int
     theta_FB = np.zeros((len(theta_F1), 0))
     if num_draws:
         weights_CB = bootstrap_weights(data, num_draws=num_draws, seed=seed)
-        # Started from the head on all data, to which each of these is close, so that a fit takes few steps.
+        # Start from the head on all data: each of these is close to it, so a fit takes few steps.
         theta_FB = fit(data, weights_CB, np.full(num_draws, penalty), start_FB=np.repeat(theta_F1, num_draws, axis=1))
     return Heads(head_W=features.heads(theta_F1)[:, 0], bootstrap_WB=features.heads(theta_FB))
 
@@ -192,7 +193,7 @@ def learning_curve(features: Features, chosen: LayerFit, *, seed: int) -> list[C
     points = []
     subsets = [list(nested_subsets(data.num_roots, CURVE, seed=seed + draw)) for draw in range(DRAWS)]
     for number, share in enumerate(CURVE):
-        # All draws hold the same data at the full share, so one of them is enough there.
+        # At the full share all draws contain the same data, so one of them is enough.
         kept = [draw[number][data.roots_C] for draw in (subsets if share < 1 else subsets[:1])]
         weights_CB = np.stack([data.weights * part * (fold_C != fold) for part in kept for fold in folds], axis=1)
         totals_B = weights_CB.sum(0)
@@ -224,7 +225,7 @@ def _curve_point(
 
 
 def uncertainty(groups: Sequence[TokenGroup], states_RW: Any, heads: Heads) -> Uncertainty | None:
-    """Return how sure the head is of each judged comparison, and how often it is right when it is sure.
+    """Return how certain the head is of each judged comparison, and how often it is right when it is certain.
 
     Label ties are left out; None if there are no other comparisons.
     """

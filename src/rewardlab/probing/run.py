@@ -1,7 +1,8 @@
 """Runs `rewardlab probe`: fits a reward model without fine-tuning, in the time of one forward pass.
 
-The backbone stays as it is, and the head is the unique solution of a convex problem on its final-token states. What it
-reaches is what fine-tuning has to beat. Fitting it a thousand times shows how much of that is luck of the data.
+The backbone stays as it is, and the head is the unique solution of a convex problem on its final-token states. Its
+accuracy is what fine-tuning has to beat. Fitting it a thousand times shows how much of that is due to chance in the
+data.
 """
 
 from __future__ import annotations
@@ -51,15 +52,15 @@ from rewardlab.score import score_groups
 
 logger = logging.getLogger("rewardlab")
 CHECKED = 32
-"""Training preferences whose scores by the saved folder are compared with those computed from the states."""
+"""Number of training preferences whose scores by the saved folder are compared with those from the states."""
 CLOSE = 1e-3
-"""How far the two may differ, in standard deviations of the scores: both are float32, but computed in other batches."""
+"""How far the two may differ, in standard deviations of the scores: both are float32, but from different batches."""
 TINY = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """What a probe leaves behind."""
+    """The result of a probe."""
 
     output_dir: Path
     model: Path
@@ -106,7 +107,8 @@ def _probe(config: ProbeConfig) -> ProbeResult:
         for name, part in groups.items()
     }
     fitted = _fit(config, groups, states)
-    # Cleared only now: from here on only disk and memory can fail, so an earlier probe is not lost to a wrong flag.
+    # Clear the folder only now, so that an earlier probe is not lost to a wrong flag: from here on only a lack of disk
+    # or memory can stop this one.
     clear_folder(config.run.output_dir)
     _write_start(config, prepared, tokens)
     folder = _save(config, model, base, fitted)
@@ -133,7 +135,7 @@ class _Fitted:
     chosen: LayerFit
     heads: Heads
     centre_W: Any
-    """Mean state of the training replies, at which all heads are to score 0."""
+    """Mean state of the training replies, for which all heads give 0."""
     curve: Sequence[CurvePoint]
     scores: Mapping[str, Any]
     """Scores of every reply by the head, for each kind of data."""
@@ -151,7 +153,7 @@ def _fit(
     for layer, of in states["training"].items():
         features = Features.of(train, of)
         fits.append(fit_layer(features, layer=layer, num_folds=config.run.folds, seed=config.run.seed))
-        # Chosen by the loss, which tells layers apart where their accuracies are equal.
+        # Choose by the loss, which distinguishes layers with equal accuracies.
         if best is None or fits[-1].result.overall.sums.mean_nll < best[0].result.overall.sums.mean_nll:
             best = fits[-1], features
     assert best is not None, "at least one layer was asked for"
@@ -173,7 +175,7 @@ def _fit(
 
 
 def _log_folds(rule: str) -> None:
-    """Log what a held-out fold shares with the others."""
+    """Log what a held-out fold shares with the other folds."""
     shared = {
         "reply": "no first turn and no reply but for phrases",
         "first_turn": "no first turn, but replies, which join more than half of the prompts",
@@ -200,7 +202,7 @@ def _tokenize(config: ProbeConfig, prepared: Prepared, base: Base) -> tuple[dict
 def _resolve(config: ProbeConfig, decided: Decided) -> ProbeConfig:
     """Return the configuration with every default decided: what is hashed and saved, and can be repeated."""
     settings: dict[str, Any] = decided.settings | {
-        # A permission for this start, which is no property of the probe.
+        # This is a permission for one start, not a property of the probe.
         "overwrite": False,
         "save_dtype": str(saved_dtype(config.run.save_dtype)).removeprefix("torch."),
     }
@@ -262,10 +264,11 @@ def _judge_folder(
     some = groups["training"][:CHECKED]
     saved = np.concatenate(score_groups(scorer.model, some, budget=config.run.micro_token_budget)).astype(np.float64)
     wanted = fitted.scores["training"][: len(saved)]
-    # Centred, since only differences of scores mean anything and all of them may lie far from zero.
+    # Centre both, since only differences of scores mean anything, and the scores may all be far from zero.
     distance = float(np.abs((saved - saved.mean()) - (wanted - wanted.mean())).max() / max(wanted.std(), TINY))
     logger.info("one score: the saved folder is %.0e of a standard deviation away from the fitted scores", distance)
-    # A folder is scored in float32, so its scores differ if its weights were rounded or the states were not float32.
+    # A folder is scored in float32. So its scores differ if its weights were rounded, or the states were in half
+    # precision.
     rounded = config.run.save_dtype != "float32" or config.model.precision != "fp32"
     if distance > CLOSE and not rounded:
         raise ArtifactError(

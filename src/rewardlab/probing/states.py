@@ -1,8 +1,8 @@
-"""Computes the hidden states that the head reads, once, and keeps them on disk.
+"""Computes the hidden states that the head reads once, and keeps them on disk.
 
-The states of a reply depend on its tokens, on the weights of the backbone and on the arithmetic, so the name of the
-folder is a hash of these: another model, template or limit gets another folder, and states cannot be mistaken for those
-of another model. Each file has its checksum beside it; one that does not match is computed again.
+The states of a reply depend on its tokens, on the weights of the backbone and on the arithmetic. The name of the folder
+is a hash of these. So another model, template or limit gets another folder, and states of different models cannot be
+confused. Each file has its checksum beside it; if a file does not match, its states are computed again.
 
 For each model there are also lists of the conversations whose last states each folder holds, so that other data with
 some of the same conversations can find them (probing/cached.py).
@@ -38,14 +38,14 @@ FloatArray = npt.NDArray[np.float32]
 CHUNK = 2048
 """Preferences computed between two writes to disk."""
 DIGITS = 16
-"""Hex digits of the hash of a model, and of one of a model and data."""
+"""Hex digits of the hashes of a model, and of a model with data."""
 FORMAT = 1
 """Increased whenever what is stored changes."""
 SAYS_NOTHING = frozenset(
     {
         "transformers_version",
         "_name_or_path",
-        # What a reward-model folder says otherwise than the model that it was trained from; the backbone is the same.
+        # Differs between a reward-model folder and the model that it was trained from, though the backbone is the same.
         "architectures",
         "dtype",
         "id2label",
@@ -70,7 +70,7 @@ def states_of(
     name: str,
     of_model: str | None = None,
 ) -> dict[int, FloatArray]:
-    """Return layer -> [R, W] float32 states of every reply, in order, read from `cache` where they are there.
+    """Return layer -> [R, W] float32 states of every reply, in order, read from `cache` if they are in it.
 
     Arrays are memory-mapped if a cache is given. `name` names the data in the progress bar and in messages. `of_model`
     is the model's `hash_of`, if it is known already. Raises DataError for a state that is not finite.
@@ -136,8 +136,8 @@ def lists_of(cache: Path, of_model: str) -> Path:
 
 
 def conversation_keys(shared: IntArray, suffixes: Sequence[IntArray]) -> list[str]:
-    """Return 32 hex digits for each conversation `shared` + suffix that change with any of its tokens, wherever it is
-    divided."""
+    """Return 32 hex digits for each conversation `shared` + suffix, which depend on all of its tokens but not on where
+    it is divided."""
     of_shared = hashlib.blake2b(shared.astype("<i4").tobytes(), digest_size=16)
     keys = []
     for suffix in suffixes:
@@ -148,7 +148,7 @@ def conversation_keys(shared: IntArray, suffixes: Sequence[IntArray]) -> list[st
 
 
 def _list_conversations(path: Path, groups: Sequence[TokenGroup]) -> None:
-    """Write the list of a folder's conversations, unless it is there."""
+    """Write the list of a folder's conversations, unless it exists."""
     if not path.exists():
         keys = [key for group in groups for key in conversation_keys(group.shared, group.suffixes)]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -195,7 +195,8 @@ def _compute(
             for path in (target, _sum_of(target)):
                 if path.is_dir():
                     remove(path)  # a file cannot replace a folder
-            # The checksum first: a process killed between the two leaves a mismatch, and the states are computed again.
+            # Write the checksum first: if the process is killed between the two, they do not match, and the states are
+            # computed again.
             write_summed_json(_sum_of(target), {"states": sha256_file(unfinished[layer])})
             unfinished[layer].replace(target)
     finally:
@@ -204,9 +205,9 @@ def _compute(
 
 
 def _new_array(path: Path, shape: tuple[int, int]) -> np.memmap:
-    """Create an array on disk and reserve its whole space now.
+    """Create an array on disk, and reserve its whole space now.
 
-    If the disk were full later, a write to a mapped file would end the process with a signal instead of an error.
+    If the disk became full later, a write to the mapped file would end the process by a signal, not by an error.
     """
     array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
     if hasattr(os, "posix_fallocate"):
@@ -216,7 +217,7 @@ def _new_array(path: Path, shape: tuple[int, int]) -> np.memmap:
 
 
 def is_whole(path: Path, shape: tuple[int, int]) -> bool:
-    """Whether the file holds the states that were written, in this shape; if it is damaged, a warning says so."""
+    """Return whether the file holds the states that were written, in this shape. A damaged file gets a warning."""
     if not os.path.lexists(path):
         return False
     damage = "it is not a file"
@@ -240,7 +241,7 @@ def _remove_left_over(folder: Path) -> None:
     """Delete the unfinished files of processes that have ended."""
     for path in folder.glob(".layer_*.*.npy"):
         process = path.name.split(".")[2]
-        # Without /proc nothing says whether the process still runs, so its file stays.
+        # Without /proc it is not known whether the process still runs, so its file stays.
         if process.isdecimal() and not Path(f"/proc/{process}").exists() and Path("/proc/self").exists():
             path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""From folders to a report: what is read, in which order it is told, and the files that come of it."""
+"""Builds a report from folders: reads them, puts the sections in order, and writes the files."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ NUM_MISTAKES: Final = 5
 REPORT_HTML: Final = "report.html"
 REPORT_MD: Final = "report.md"
 MARKS: Final = {REPORT_HTML: '<meta name="generator" content="rewardlab">', REPORT_MD: "<!-- rewardlab report -->"}
-"""Name of a report -> a line by which it is known as one that may be replaced."""
+"""Name of a report -> the line that marks it as one that a report wrote and may replace."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """A folder with what its score rows say."""
+    """A folder, and what follows from its score rows."""
 
     record: Record
     rows: Sequence[ScoreRow]
@@ -73,8 +73,8 @@ class Told:
 
     @property
     def ceiling(self) -> Estimate | Ceiling | None:
-        """Accuracy of a judge who knew the true probabilities, where the data hold them; else what repeated judgements
-        and soft labels tell of it; None where they tell nothing."""
+        """Accuracy of a judge who knew the true probabilities, if the data hold them; else a noise ceiling from
+        repeated judgements or soft labels; None if the data allow neither."""
         known = None if self.texts is None else self.texts.ceiling
         return of_score_rows(self.rows) if known is None else known
 
@@ -87,10 +87,10 @@ def tell(
     draws: int = NUM_DRAWS,
     earlier: Told | None = None,
 ) -> Told:
-    """Judge the score rows of a folder and find the texts of the worst mistakes. What cannot be done is a problem.
+    """Judge the score rows of a folder and find the texts of the worst mistakes. Failures become `problems`.
 
-    `draws` is the number of resamples behind the reliability curve. Of `earlier`, what was told of the same folder
-    before, everything is kept if it is still judged by the same evaluation.
+    `draws` is the number of resamples behind the reliability curve. `earlier` is an earlier result for the same folder;
+    it is used again if the folder is still judged by the same evaluation.
     """
     if earlier is not None and record.judged is not None and record.judged == earlier.record.judged:
         return replace(earlier, record=record)
@@ -107,14 +107,18 @@ def tell(
             if rows:
                 slices = _columns(record.judged, rows, {} if texts is None else texts.turns)
                 judgement = judge_rows(rows, beta=record.beta, thresholds=record.thresholds, slices=slices, draws=draws)
+        # Damaged rows may fail anywhere in the analysis; the report still shows the rest of the folder.
         except (RewardlabError, OSError, KeyError, AssertionError) as error:
             problems.append(f"The rows of {record.judged.name} cannot be judged: {error}")
     return Told(record=record, rows=rows, judgement=judgement, mistakes=mistakes, texts=texts, problems=tuple(problems))
 
 
 def _columns(judged: Judged, rows: Sequence[ScoreRow], turns: Mapping[Key, int]) -> dict[str, dict[Key, object]]:
-    """Return the columns by which an evaluation is divided: those written beside its scores and, where these lack it,
-    the number of turns, if that of every preference was found in the data and not all have as many."""
+    """Return the columns by which an evaluation is divided.
+
+    These are the columns that were written beside its scores. The number of turns is added if it is not among them, was
+    found in the data for every preference, and differs between preferences.
+    """
     columns = read_columns(judged)
     wanted = {(row.source, row.preference_id) for row in rows}
     if TURNS not in columns and turns.keys() >= wanted and len(set(turns.values())) > 1:
@@ -125,7 +129,7 @@ def _columns(judged: Judged, rows: Sequence[ScoreRow], turns: Mapping[Key, int])
 def _texts(
     config: Mapping[str, Any], judged: Judged, mistakes: WorstMistakes, rows: Sequence[ScoreRow], find_texts: FindTexts
 ) -> KnownTexts:
-    """Return the texts that were written with the scores, and those of the rest and the ceiling from the data."""
+    """Return the texts that were written with the scores; other texts and the ceiling come from the data."""
     path = None if judged.scores is None else judged.scores.with_name(f"{judged.name}.{MISTAKES}")
     written = {} if path is None else written_texts(path, mistakes.comparisons)
     wanted = [key for key in keys_of(mistakes.comparisons) if key not in written]
@@ -203,8 +207,8 @@ def write_report(
     The folder of an evaluation of several models stands for those of the models. `controls` is a folder of `rewardlab
     diagnose`, in place of what lies in the folders.
 
-    Raises ConfigError for a folder that holds no run, or no controls, for files of these names that no report wrote,
-    unless `overwrite`, and as `write_card` does.
+    Raises ConfigError for a folder that holds no run, or no controls; for files of these names that a report did not
+    write, unless `overwrite`; and as `write_card` does.
     """
     records = [read_folder(place) for folder in folders for place in judged_together(folder) or [folder]]
     require_writable_folder(output_dir, "--output-dir")
@@ -251,7 +255,7 @@ def write_card_of(folder: Path, *, find_texts: FindTexts | None = None, overwrit
 
 
 def claim_report(folder: Path, *, overwrite: bool) -> None:
-    """Raise ConfigError if a folder holds files of the names of a report that no report wrote, unless `overwrite`."""
+    """Raise ConfigError if a folder holds files of these names that a report did not write, unless `overwrite`."""
     foreign = [name for name in MARKS if (folder / name).exists() and not is_own_report(folder / name)]
     if foreign and not overwrite:
         raise ConfigError(
@@ -261,7 +265,7 @@ def claim_report(folder: Path, *, overwrite: bool) -> None:
 
 
 def is_own_report(path: Path) -> bool:
-    """Whether a file is a report, by the mark that it bears on a line of its own."""
+    """Return whether a file is a report: one of its lines is the mark."""
     try:
         text = path.read_text(encoding=UTF8, errors="replace") if path.is_file() else ""
     except OSError:
@@ -270,7 +274,7 @@ def is_own_report(path: Path) -> bool:
 
 
 def unique_names(records: Sequence[Record]) -> list[str]:
-    """Return a name for every run: that of its folder, with those above it where two would be the same."""
+    """Return a name for every run: that of its folder, with its parent folders where two names would be equal."""
     for depth in range(1, 8):
         names = ["/".join(record.folder.resolve().parts[-depth:]) for record in records]
         if len(set(names)) == len(names):

@@ -1,4 +1,4 @@
-"""What `rewardlab calibrate` prints."""
+"""The text that `rewardlab calibrate` prints."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ SHARES = {
     "first_turn": "no first turn, but some replies",
     "prompt": "no prompt, but some first turns and replies",
 }
-"""Rule by which prompts were divided -> what the two parts have in common."""
+"""Rule by which prompts were divided -> what the judging data then share with the fitted data."""
 
 
 def calibration_report(scaling: Scaling, judgement: ScalingJudgement, *, rule: str | None, shared_roots: int) -> str:
-    """Return the maps, what they were fitted on, and tables of before and after on the data that judge."""
+    """Return the text: the fitted maps, the data behind them, and tables of before and after on the judging data."""
     scale, shift = scaling.affine
     fitted = (
         f"Fitted on {scaling.num_comparisons:,} comparisons: temperature {scaling.temperature:.4g}; affine "

@@ -1,7 +1,7 @@
 """The model card: `README.md` in a reward-model folder, with the numbers of the report and metadata for the hub.
 
-The folder's seal lists its files and not the card, so `rewardlab verify` passes with it. A card begins with the
-checksum of its text: one that somebody edited is theirs, and is not replaced without being told to.
+The folder's seal does not list the card, so `rewardlab verify` passes with it. A card begins with the checksum of its
+text: a card that somebody has edited is not replaced without `overwrite`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SETTINGS: Final = (
     "label_smoothing", "regularization_lambda", "regularization_type", "score_regularization_lambda", "center_lambda",
     "kwise_loss", "kwise_weight", "seed",
 )  # fmt: skip
-"""Settings that a reader of the card wants, all of the loss among them; paths and machines are nobody's business."""
+"""Settings that the card shows, among them all of the loss. Paths and machines are left out: cards are published."""
 
 
 def write_card(
@@ -51,8 +51,8 @@ def write_card(
 ) -> Path:
     """Write `README.md` into the folder of the model, and return its path.
 
-    Raises ConfigError if there is no model, if its run is not finished or was not judged, if another model was there
-    when it was, and for a README.md that is not an unchanged card of rewardlab's, unless `overwrite`.
+    Raises ConfigError if there is no model, if its run is not finished or was not judged, or if another model was
+    judged; and, unless `overwrite`, for a README.md that rewardlab did not write or that was edited since.
     """
     if record.model_folder is None or record.model is None:
         why = "".join(f" {problem}" for problem in record.problems if SPEC_FILE in problem)
@@ -135,7 +135,7 @@ def _document(record: Record, judgement: Judgement | None, ceiling: Estimate | C
 
 
 def _calibrated(record: Record) -> tuple[tuple[str, str], ...]:
-    """Return the fact that the numbers of the card are of calibrated probabilities, if they are."""
+    """Return the fact that the numbers of the card are those of calibrated probabilities; nothing if they are not."""
     if record.judged is None or not record.judged.calibrated:
         return ()
     return (("judged as calibrated", f"σ({record.beta:.4g} · score difference), β divided by the stored temperature"),)
@@ -157,7 +157,7 @@ def _metadata(record: Record, judgement: Judgement | None) -> dict[str, Any]:
         for source in sources
     ]
     base = str(record.config.get("model") or "")  # of an evaluation the model itself
-    # The hub refuses a base model that is no name of a repository, such as a folder.
+    # The hub refuses a base model that is not the name of a repository, such as a folder.
     known = {"base_model": base} if record.kind != "eval" and re.fullmatch(r"[\w.-]+/[\w.-]+", base) else {}
     return {
         "library_name": "transformers",
@@ -169,7 +169,7 @@ def _metadata(record: Record, judgement: Judgement | None) -> dict[str, Any]:
 
 
 def _name(record: Record) -> str:
-    """Return the name of the model: that of its run, which of an evaluation is the folder around `best` or `step_N`."""
+    """Return the name of the model: that of its run; for an evaluation, of the folder around `best` or `step_N`."""
     if record.kind != "eval" or record.model_folder is None:
         return record.name
     folder = record.model_folder.resolve()
@@ -196,7 +196,7 @@ def _metrics(estimates: Mapping[str, Estimate]) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return the same with every text made visible, so that no name carries control characters into the card."""
+    """Return the value with control characters in its texts made visible, so that none gets into the card."""
     if isinstance(value, dict):
         return {name: _plain(entry) for name, entry in value.items()}
     if isinstance(value, list):

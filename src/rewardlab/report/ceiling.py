@@ -11,7 +11,7 @@ from rewardlab.report.tables import format_count, format_estimate
 
 
 def ceiling_line(found: Ceiling) -> str:
-    """Return a ceiling in a sentence: what it is, where it is from, and what it takes for granted."""
+    """Return a ceiling in a sentence: its value, its source, and its assumption."""
     what = "agreement with a single judge" if found.of_agreement else "accuracy against single labels"
     agree = "" if found.agreement is None else f", two of which agree in {format_estimate(found.agreement)}"
     return (
@@ -22,20 +22,20 @@ def ceiling_line(found: Ceiling) -> str:
 
 
 def ceiling_note(found: Ceiling) -> str:
-    """Return a ceiling in a sentence to stand beside accuracies, which some ceilings do not bound."""
+    """Return a ceiling in a sentence for use beside accuracies, with a note if it does not bound these."""
     beside = ""
     if found.of_agreement:
-        beside = " It is no bound on accuracy, which counts as right the reply that most judges prefer."
+        beside = " It is not a bound on accuracy, which counts as right the reply that most judges prefer."
     if found.of_agreement and not found.of_strengths:
         beside += " Compare it with the agreement with these labels."
     return f"{ceiling_line(found)}{beside}"
 
 
 def ceiling_lines(evaluations: Mapping[str, Evaluation]) -> list[str]:
-    """Return a line for each different ceiling of a table of evaluations; none where their data tell of none.
+    """Return a line for each different ceiling of a table of evaluations; none if their data do not allow one.
 
-    Accuracy is against the side that a soft label or a strength favours, so beside a ceiling of agreement stands the
-    agreement of each model.
+    Accuracy is measured against the side that a soft label or a strength favours. A ceiling of agreement does not bound
+    it, so such a line also has the agreement of each model.
     """
     named: dict[Ceiling, list[str]] = {}
     for name, evaluation in evaluations.items():

@@ -16,11 +16,12 @@ HEIGHT: Final = 250
 LEFT, RIGHT, TOP, BOTTOM = 64, 12, 10, 46
 """Margins around the plot, which hold the ticks and the names of the axes."""
 CHARACTER: Final = 6.6
-"""Width of a digit of a tick's text, as wide as common fonts have it; other signs of numbers are narrower."""
+"""Width of a digit in a tick's text in common fonts; other characters of numbers are narrower."""
 MOST_POINTS: Final = 300
-"""Points of a line; of more, the lowest and the highest of each stretch are kept, so that no spike is lost."""
+"""Most points of a line. Of longer lines the lowest and the highest point of each stretch are kept, so that no spike is
+lost."""
 NUM_SERIES: Final = 4
-"""Colours that differ also for colour-blind readers; a fifth line takes the first colour again, dashed."""
+"""Number of colours, which differ also for colour-blind readers; a fifth line has the first colour again, dashed."""
 
 Point = tuple[float, float]
 
@@ -30,14 +31,14 @@ class Axis:
     """One axis: what it measures, in which unit, and from where to where."""
 
     label: str
-    """With its unit, if it has one."""
+    """The label, with the unit if there is one."""
     low: float
     high: float
     ticks: tuple[float, ...]
     names: tuple[str, ...] = ()
-    """What stands at the ticks in place of numbers, such as the names of slices."""
+    """Texts at the ticks in place of numbers, such as the names of slices."""
     staggered: bool = False
-    """Whether every second name stands in a second row, where one row is too narrow; the label then gives way."""
+    """Whether every second name is in a second row, because one row is too narrow; the label then makes room."""
 
     def text(self, tick: float) -> str:
         """Return a tick as it is printed, with as many decimals as the ticks of the axis need."""
@@ -71,7 +72,7 @@ class Band:
     series: int
     outline: tuple[Point, ...]
     null: bool = False
-    """Whether it shows where values would lie by chance, and not how sure a line is."""
+    """Whether it shows where values would lie by chance, rather than the uncertainty of a line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,7 @@ class Chart:
 
     title: str
     words: str
-    """What the chart shows, for readers who do not see it."""
+    """The content of the chart in words, for readers who do not see it."""
     x: Axis
     y: Axis
     lines: tuple[Line, ...] = ()
@@ -163,9 +164,9 @@ class Chart:
         return " ".join(f"{self.px(x):g},{self.py(y):g}" for x, y in points)
 
     def tick_texts(self) -> list[TickText]:
-        """Return what is written below the x axis: every name, or as many numbers as stand beside each other.
+        """Return the texts below the x axis: every name, or as many numbers as fit side by side.
 
-        Numbers that would stick out to the right end at the edge.
+        A number that would extend beyond the right edge is aligned to that edge.
         """
         names = [(self.px(tick), self.x.text(tick)) for tick in self.x.ticks]
         if self.x.names:
@@ -190,10 +191,12 @@ def axis(
 ) -> Axis:
     """Return an axis over all finite values and those to `include`, that begins and ends at ticks.
 
-    Ticks are 1, 2 or 5 times a power of ten apart; of counts (`whole`) at least 1.
+    Ticks are 1, 2 or 5 times a power of ten apart; for counts (`whole`) at least 1.
     """
+    # Differences of values near the largest float would be infinite, so such values are left out.
     finite = [value for value in (*values, *include) if math.isfinite(value) and abs(value) < 1e300]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    # Values that are equal but for rounding would give ticks that do not differ: widen the axis around them.
     if not high - low > 1e-12 * max(abs(low), abs(high)):
         reach = max(abs(low) / 2, 0.5)
         low, high = low - reach, high + reach
@@ -235,7 +238,7 @@ def band(series: int, limits: Iterable[tuple[float, float, float]], *, null: boo
 
 
 def _thinned(points: Sequence[Point]) -> list[Point]:
-    """Return at most about MOST_POINTS points: of every stretch its lowest and its highest, in order."""
+    """Return at most about MOST_POINTS points: the lowest and the highest of each stretch, in order."""
     if len(points) <= MOST_POINTS:
         return list(points)
     size = math.ceil(2 * len(points) / MOST_POINTS)
@@ -248,5 +251,5 @@ def _thinned(points: Sequence[Point]) -> list[Point]:
 
 
 def _share(value: float, axis: Axis) -> float:
-    """Return how far along an axis a value lies, from 0 to 1; what lies beyond is drawn at the edge."""
+    """Return how far along an axis a value lies, from 0 to 1; values beyond the axis are drawn at its end."""
     return min(max((value - axis.low) / (axis.high - axis.low), 0.0), 1.0)

@@ -1,9 +1,9 @@
 """The checklist after a run, answered with numbers.
 
-The questions are those of the guidelines for reward models on human preferences: is there a model and a record, is it
-better than what it must beat, did it overfit, can its probabilities be believed, does it lean on length, were prompts
-cut, are sides swapped, and were the controls run. An answer is `yes` or `no` only where intervals decide it; otherwise
-it is `look`, or `not known` where the folder does not say.
+The questions are those of the guidelines for reward models on human preferences: are there a model and a record, is the
+model better than the baselines, did it overfit, can its probabilities be trusted, does it depend on length, were
+prompts cut, are sides swapped, and were the controls run. An answer is `yes` or `no` only if intervals decide it.
+Otherwise it is `look`, or `not known` if the folder does not say.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rewardlab.report.sections import compared, what
 Answer = Literal["yes", "no", "look", "not known"]
 NOTHING = "The folder does not say."
 NEAR_PEAK: Final = 0.03
-"""Below the highest accuracy on the way, what still counts as the same."""
+"""An accuracy at most this far below the highest one of the run still counts as equal to it."""
 WANTED: Final = frozenset({"label_shuffle", "prompt_only", "random_negatives", "length_matched"})
-"""Controls that every model is to have."""
+"""Controls that should be run for every model."""
 SLOPES: Final = (0.8, 1.25)
-"""Calibration slopes with which probabilities can be believed: log odds wrong by a quarter at most. An interval inside
-is a yes, one outside a no; one that only holds 1 may be wide enough for anything."""
+"""Calibration slopes with which probabilities can be trusted: log odds are wrong by at most a quarter. An interval
+inside is a yes, one outside a no. That an interval contains 1 is not enough, since it may be very wide."""
 
 
 def checklist_section(record: Record, judgement: Judgement | None) -> Section:
@@ -240,7 +240,7 @@ def _cut(record: Record, judgement: Judgement | None) -> Check:
     if not counts:
         return Check(question=question, answer="not known", numbers=NOTHING)
     said = [f"Replies whose prompt was cut: {_shares(counts)}."]
-    # Only where the model was trained by the rule that cuts replies.
+    # There are numbers only if the model was trained by the rule that cuts replies.
     shortened = {
         str(name): (part["shortened_replies"], part["replies"])
         for name, part in named.items()
@@ -311,7 +311,7 @@ def _metric(record: Record, metric: str) -> Estimate | None:
 
 
 def _decided(estimate: Estimate, *, above: float) -> Answer:
-    """Return whether an estimate is above a value: `look` where its interval holds it, or where it has none."""
+    """Return whether an estimate is above a value; `look` if its interval contains the value or is missing."""
     if not math.isfinite(estimate.low):
         return "look"
     return "yes" if estimate.low > above else "no" if estimate.high <= above else "look"

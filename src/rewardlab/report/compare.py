@@ -1,4 +1,4 @@
-"""Paired comparisons as text: what `rewardlab compare` prints, and the lines below the closing tables of a run."""
+"""Paired comparisons as text, for `rewardlab compare` and for the lines below the closing tables of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rewardlab.report.tables import column_notes, format_count, format_estimate,
 TITLES: Final[Mapping[Metric, str]] = {"accuracy": "accuracy", "nll": "NLL", "margin": "margin, sd"}
 DIGITS: Final[Mapping[Metric, int]] = {"accuracy": 3, "nll": 3, "margin": 3}
 _TEXT: Final = 240
-"""Characters of a text that are shown of a disagreement."""
+"""Most characters that are shown of each text of a disagreement."""
 
 
 def format_p(p: float) -> str:
@@ -39,7 +39,7 @@ def compare_report(
     chose: Sequence[str] = (),
     num_examples: int = 3,
 ) -> str:
-    """Return what `rewardlab compare` prints: each model alone, each against the first, and all together."""
+    """Return the text of `rewardlab compare`: each model alone, each against the first, and all together."""
     blocks = [_head(result, chose), _alone(result)]
     for other in result.others:
         blocks += _against_first(other, result, texts, num_examples=num_examples)
@@ -69,7 +69,7 @@ def paired_table(compared: Sequence[PairComparison], *, metrics: Sequence[Metric
 
 
 def minus(paired: PairComparison) -> str:
-    """Return which difference is meant: `after − before`."""
+    """Return the name of the difference, such as `after − before`."""
     return f"{paired.second} − {paired.first}"
 
 
@@ -83,9 +83,9 @@ class WithRows(Protocol):
 
 
 def paired_lines(judged: Mapping[str, object]) -> list[str]:
-    """Return lines for below a table of models on the same data: the last against each of the others, by accuracy.
+    """Return lines to put below a table of models on the same data: the last against each other one, by accuracy.
 
-    Empty without a second model, or without score rows. Where nothing can be compared, one line says why.
+    They are empty without a second model or without score rows. If nothing can be compared, one line says why.
     """
     with_rows = {name: own.rows for name, own in judged.items() if isinstance(own, WithRows)}
     if len(with_rows) < 2 or len(with_rows) < len(judged):
@@ -262,7 +262,7 @@ def _slices(other: AgainstFirst, metric: Metric) -> str:
 
 
 def _examples(other: AgainstFirst, texts: Mapping[tuple[str, str], Mapping[str, str]], count: int) -> str:
-    """Return the comparisons on which the two models are furthest apart, of either kind."""
+    """Return the comparisons that only one of the two models gets right, those with the furthest margins first."""
     paired = other.paired
     blocks = []
     for name, better in ((paired.second, 1), (paired.first, 0)):

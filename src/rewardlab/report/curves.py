@@ -1,7 +1,7 @@
-"""Charts of a run's record (metrics.csv): loss, accuracy, margin and calibration with their intervals, and the course.
+"""Charts of a run's record (metrics.csv): loss, accuracy, margin and calibration with intervals, learning rate, speed.
 
-A value is drawn where it was measured. Training values are means since the row before; evaluation values have the band
-of their 95 % interval.
+A value is drawn at the step where it was measured. Training values are means since the row before; evaluation values
+have a band for their 95 % interval.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SINGLE: Final = {
 
 
 def training_curves(record: Record) -> Charts:
-    """Return the charts of one run; none of columns that were never measured."""
+    """Return the charts of one run; columns that were never measured have none."""
     steps = _steps([record])
     found = [_evaluated(record, column, steps) for column in EVALUATED]
     found += [_score_spread(record, steps)]
@@ -46,7 +46,7 @@ def training_curves(record: Record) -> Charts:
 
 
 def curves_side_by_side(records: Sequence[Record], names: Sequence[str]) -> Charts:
-    """Return accuracy, loss and margin on evaluation data, every run as a line of its own."""
+    """Return charts of accuracy, loss and margin on evaluation data, with one line for each run."""
     steps = _steps(records)
     found = []
     for column, (title, label) in EVALUATED.items():
@@ -156,7 +156,7 @@ def _limits(record: Record, column: str) -> list[tuple[float, float, float]]:
 
 
 def _heights(points: Sequence[Sequence[Point]], limits: Sequence[Sequence[tuple[float, float, float]]]) -> list[float]:
-    """Return every height that a chart has to hold."""
+    """Return every value that the y axis of a chart has to include."""
     ends = [end for own in limits for _, low, high in own for end in (low, high)]
     return [height for own in points for _, height in own] + ends
 

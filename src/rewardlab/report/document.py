@@ -1,6 +1,6 @@
-"""What a report says, before it is HTML or Markdown: sections of texts, tables, charts and conversations.
+"""The content of a report, before it is HTML or Markdown: sections of texts, tables, charts and conversations.
 
-Every text here is plain: the templates escape it, so nobody's prompt can become markup.
+Every text here is plain. The templates escape it, so that text of the data cannot become markup.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     notes_folded: bool = False
-    """Whether the notes are shown only on request, since there are many."""
+    """Whether the notes are folded away, because there are many."""
     intervals: tuple[Estimate | None, ...] = ()
     """The interval of each row, drawn beside it; empty if the table has none."""
     scale: Axis | None = None
@@ -63,7 +63,7 @@ class Charts:
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """A chart, and beside it where there is room the numbers that belong to it."""
+    """A chart with a table of its numbers, which stands beside it where there is room."""
 
     chart: Chart
     table: Table
@@ -87,12 +87,12 @@ class Turn:
     role: str
     text: str
     left_out: int = 0
-    """Characters at the end that are not shown."""
+    """Number of characters at the end that are not shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """A comparison that the model got wrong, as a conversation; without texts where they were not found."""
+    """A comparison that the model got wrong, as a conversation; without texts if they were not found."""
 
     title: str
     facts: tuple[str, ...]
@@ -100,7 +100,7 @@ class Mistake:
     preferred: tuple[Turn, ...]
     other: tuple[Turn, ...]
     missing: str = ""
-    """Why there are no texts; empty if there are."""
+    """The reason why there are no texts; empty if there are."""
     kind: str = "mistake"
 
 
@@ -118,7 +118,7 @@ class Shown:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """A text whose lines stay as they are, such as a file; folded away where it is long."""
+    """A text whose lines stay as they are, such as a file; folded away if it is long."""
 
     caption: str
     text: str
@@ -170,11 +170,11 @@ class Document:
     made_by: str
     parts: tuple[Part, ...]
     generator: str = "rewardlab"
-    """What wrote it, by which a page is known as one that may be replaced."""
+    """The name of what wrote it, which marks a page as one that may be replaced."""
 
 
 def number_columns(table: Table) -> frozenset[int]:
-    """Return the columns whose body holds numbers alone, which are aligned to the right."""
+    """Return the columns whose body holds only numbers, which are aligned to the right."""
     return frozenset(
         column
         for column in range(1, len(table.header))

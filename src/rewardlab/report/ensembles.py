@@ -1,4 +1,4 @@
-"""What `rewardlab eval --ensemble` prints."""
+"""The text that `rewardlab eval --ensemble` prints."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rewardlab.report.tables import column_notes, format_estimate, report_width,
 def ensemble_block(
     found: Disagreement, *, members: Sequence[str], scaled_by: str, penalty: float, left_out: int
 ) -> str:
-    """Return what the ensemble is, and whether the members' disagreement predicts the errors of their mean."""
+    """Return the text: the ensemble, and whether disagreement of its members predicts errors of their mean."""
     title = f"Ensemble of {', '.join(members)} (λ = {penalty:g}), each put on one scale by {scaled_by}."
     rows = [
         ["standard deviation of the margin over members", format_estimate(found.by_spread)],

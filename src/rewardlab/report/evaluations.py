@@ -1,4 +1,4 @@
-"""Read one evaluation as it was written down: its estimates, its score rows, and the columns that divide it."""
+"""Reads one evaluation as it was written: its estimates, its score rows, and the columns that divide it."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rewardlab.core.terminal import short
 from rewardlab.core.types import Estimate, ScoreRow
 
 JUDGED: Final = ("test", "eval", "selection", "cross_validated")
-"""Names of evaluations by which a run is judged, the most telling first: `test` data chose nothing."""
+"""Names of evaluations by which a run is judged, the most informative first: `test` data chose nothing."""
 MOST_ROWS: Final = 2_000_000
-"""Rows read of one file; a file with more is no record of a run."""
+"""Most rows that are read from a file; a file with more is not the record of a run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """One evaluation as it was written down."""
+    """One evaluation as it was written."""
 
     name: str
-    """Such as `test`, `step_100`, `test_length_only`."""
+    """Its name, such as `test`, `step_100`, `test_length_only`."""
     estimates: Mapping[str, Mapping[str, Estimate]]
     """`all` or a source -> metric -> estimate."""
     counts: Mapping[str, Mapping[str, float]]
@@ -34,9 +34,9 @@ class Judged:
     scores: Path | None
     """The file with its score rows; None if it is missing or does not match its checksum."""
     beta: float | None = None
-    """By which it was judged; None if that was not written down."""
+    """The β by which it was judged; None if that was not written."""
     calibrated: bool = False
-    """Whether that is the model's β divided by the temperature that the model holds."""
+    """Whether this β is the model's β divided by the temperature that is stored in the model."""
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -48,9 +48,9 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_judged(path: Path, problems: list[str]) -> Judged:
-    """Return an evaluation from its metrics.json; scores that cannot be trusted are a problem.
+    """Return an evaluation from its metrics.json. Scores that cannot be trusted are left out and become `problems`.
 
-    Raises DataError, or what a value of another kind raises, where it is not one.
+    Raises DataError, KeyError, TypeError or ValueError if the file does not hold an evaluation.
     """
     values = read_object(path)
     parts = {name: part for name, part in values.items() if isinstance(part, dict) and "estimates" in part}
@@ -88,7 +88,7 @@ def read_judged(path: Path, problems: list[str]) -> Judged:
 
 
 def read_scores(judged: Judged) -> list[ScoreRow]:
-    """Return the score rows of an evaluation; none if they are missing. Raises DataError for rows that are damaged."""
+    """Return the score rows of an evaluation; none if they are missing. Raises DataError if rows are damaged."""
     if judged.scores is None:
         return []
     try:
@@ -98,7 +98,7 @@ def read_scores(judged: Judged) -> list[ScoreRow]:
 
 
 def _checked(row: ScoreRow) -> ScoreRow:
-    """Return a row. Raises TypeError unless every value is of its type and can be meant."""
+    """Return a row. Raises TypeError unless every value has its type and a possible value."""
     words = (row.preference_id, row.source, row.prompt_key)
     numbers = [row.reply, row.num_tokens, row.prompt_tokens, row.truncated_tokens, row.truncated_reply_tokens]
     numbers += [index for one in row.comparisons for index in (one.first, one.second)]
@@ -112,7 +112,7 @@ def _checked(row: ScoreRow) -> ScoreRow:
 
 
 def read_columns(judged: Judged) -> dict[str, dict[tuple[str, str], object]]:
-    """Return the columns by which an evaluation was divided: name -> source and id -> value. None that are damaged."""
+    """Return the columns by which an evaluation was divided: name -> source and id -> value; none that are damaged."""
     columns: dict[str, dict[tuple[str, str], object]] = {}
     path = None if judged.scores is None else judged.scores.with_name(f"{judged.name}.{SLICES}")
     if path is None or not path.is_file():
@@ -125,7 +125,7 @@ def read_columns(judged: Judged) -> dict[str, dict[tuple[str, str], object]]:
 
 
 def estimate_of(entry: object) -> Estimate | None:
-    """Return an estimate from its JSON, null being NaN; None if it is not one."""
+    """Return an estimate from its JSON, with null as NaN; None if it is not an estimate."""
     if not isinstance(entry, dict):
         return None
     try:

@@ -23,7 +23,7 @@ TIES_MEAN = "ties at random: the score where ties are broken at random (½ for a
 
 
 def suites_section(record: Record) -> Section:
-    """Return the results of public suites, each by its own rule, beside the better of the two length rules."""
+    """Return the results of public suites, each by its own rule, compared with the best rule by length."""
     blocks: list[Block] = []
     for suite in record.suites:
         rows: list[tuple[str, ...]] = []
@@ -72,7 +72,7 @@ def suites_section(record: Record) -> Section:
 
 
 def robustness_section(record: Record) -> Section:
-    """Return what changes of the texts did to scores and verdicts."""
+    """Return the effects of changed texts on scores and verdicts."""
     found = record.robustness
     named = found.get("perturbations")
     effects = (
@@ -82,7 +82,7 @@ def robustness_section(record: Record) -> Section:
     if not any(parts.values()):
         return Section(title="Robustness", blocks=())
     notes = {measure: [own[measure] for own in parts.values() if measure in own] for measure in MOVED}
-    # Its columns alone fill the page, so nothing is drawn beside them.
+    # The columns fill the width of a page, so intervals are not drawn beside them.
     table = Table(
         caption=f"The same pairs with their texts changed in ways that should not matter, {found.get('preferences')} "
         f"preferences",
@@ -141,7 +141,7 @@ def ensemble_section(ensemble: EnsembleRecord) -> Section:
 
 
 def controls_section(record: Record) -> Section:
-    """Return what the controls of `rewardlab diagnose` showed, and of a run that is a control what it should show."""
+    """Return the findings of `rewardlab diagnose`; for a run that is itself a control, what it is expected to show."""
     blocks: list[Block] = []
     if (notice := notice_of(record.control)) is not None:
         blocks.append(Paragraph(text=f"{notice}.", tone="warning"))
@@ -183,7 +183,7 @@ def controls_of(record: Record) -> list[dict[str, Any]]:
 
 
 def control_name(control: Mapping[str, Any]) -> str:
-    """Return how a control is called."""
+    """Return the name of a control in reports."""
     return str(control.get("control")).replace("_", " ")
 
 
@@ -192,7 +192,7 @@ def _over(part: Mapping[str, Any], *names: str) -> tuple[str, ...]:
 
 
 def precision_section(record: Record) -> Section:
-    """Return how far other precisions are from float32, as the cards of the run say."""
+    """Return how far scores in other precisions are from those in float32, by the run's precision cards."""
     titles = {
         "precision": "The saved model in other precisions",
         "live": "The model as it was judged on the way, beside its folder in float32",
@@ -225,12 +225,12 @@ def precision_section(record: Record) -> Section:
 
 
 def served_section(record: Record) -> Section:
-    """Return in which precisions the model may be served, a sentence for each; no blocks without a precision card."""
+    """Return the precisions in which the model may be served, a sentence for each; no blocks without a card."""
     return Section(title="Precision", blocks=tuple(verdicts_of(record.cards.get("precision", {}))))
 
 
 def verdicts_of(card: Mapping[str, Any]) -> list[Paragraph]:
-    """Return the verdicts that a card was written with."""
+    """Return the verdicts that were written into a card."""
     tones: dict[str, Tone] = {"may be served": "good", "may not be served": "warning"}
     return [
         Paragraph(
@@ -281,7 +281,7 @@ def probe_section(record: Record) -> Section:
 
 
 def _curve(found: Mapping[str, Any]) -> Beside | None:
-    """Return accuracy over the number of comparisons that a head was fitted on."""
+    """Return the accuracy by the number of comparisons that a head was fitted on."""
     points = [
         (float(point["comparisons"]), accuracy, estimate_of(point.get("eval_loss")))
         for point in _list(found.get("learning_curve"))
@@ -306,7 +306,7 @@ def _curve(found: Mapping[str, Any]) -> Beside | None:
 
 
 def _estimates(part: Mapping[str, Any]) -> dict[str, Estimate]:
-    """Return the estimates of a mapping; what is none is left out."""
+    """Return the estimates of a mapping; entries that are not estimates are left out."""
     made = {name: estimate_of(entry) for name, entry in part.items()}
     return {name: estimate for name, estimate in made.items() if estimate is not None}
 
@@ -321,5 +321,5 @@ def _mapping(value: object) -> Mapping[str, Any]:
 
 
 def _list(value: object) -> list[dict[str, Any]]:
-    """Return the objects of a list; none if it is no list."""
+    """Return the JSON objects in a list; an empty list if the value is not a list."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []

@@ -1,7 +1,8 @@
-"""Read what lies in the folder of a run, of `rewardlab probe` or of `rewardlab eval`, for the report.
+"""Reads the folder of a run, of `rewardlab probe` or of `rewardlab eval`, for the report.
 
-A report is also wanted of a run that goes on, was killed or was damaged, so every file may be missing, torn or wrong:
-what cannot be used is named in `problems`, and the rest is read. Only a folder that holds nothing of a run is refused.
+Reports are also made of runs that go on, were killed or were damaged, so every file may be missing, incomplete or
+wrong. What cannot be used is named in `problems`, and the rest is read. Only a folder without any file of a run is
+refused.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Kind = Literal["train", "probe", "eval"]
 CONTROLS: Final = ("diagnose.json", "diagnose/diagnose.json")
 """Where the results of `rewardlab diagnose` may lie in a folder."""
 MOST_SAID: Final = 300
-"""Characters of an error in the report."""
+"""Most characters of an error in the report."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,21 +41,21 @@ class Record:
     config: Mapping[str, Any]
     manifest: Mapping[str, Any]
     rows: Sequence[Mapping[str, float]]
-    """Of metrics.csv, by step; cells that are empty or not finite are left out."""
+    """The rows of metrics.csv by step; cells that are empty or not finite are left out."""
     signs: Sequence[WarningSign]
     evaluations: Mapping[str, Judged]
     distributions: Mapping[int, Mapping[str, Sequence[float]]]
     """Step -> `chosen` and `rejected` -> scores of the decided comparisons, in the same order; NaN if not finite."""
     cards: Mapping[str, Mapping[str, Any]]
-    """`precision` and `live`, as they were written."""
+    """The precision cards `precision` and `live`, as they were written."""
     probe: Mapping[str, Any]
-    """probe.json."""
+    """The content of probe.json."""
     suites: Sequence[Mapping[str, Any]]
     """Results of public suites, as they were written."""
     robustness: Mapping[str, Any]
-    """eval.perturbed.json."""
+    """The content of eval.perturbed.json."""
     controls: Mapping[str, Any]
-    """diagnose.json, of the folder or of a folder `diagnose` in it, or as it was named."""
+    """The content of diagnose.json: of the folder, of a folder `diagnose` in it, or of the folder of `--controls`."""
     model: RewardSpec | None
     """The spec of the chosen model."""
     model_folder: Path | None
@@ -69,7 +70,7 @@ class Record:
 
     @property
     def beta(self) -> float:
-        """β by which it was judged, or else that of the model; 1 where nothing says otherwise."""
+        """The β by which it was judged, else that of the model, else 1."""
         judged, model = self.judged, self.model
         for found in (judged.beta if judged else None, self.config.get("beta"), model.beta if model else None):
             if is_number(found) and found > 0:
@@ -85,13 +86,13 @@ class Record:
 
     @property
     def control(self) -> object:
-        """What was changed in the data on purpose, as it was written; None if nothing was."""
+        """The control experiment by which the data were changed, as it was written; None if they were not."""
         data = self.manifest.get("data")
         return data.get("control") if isinstance(data, dict) else None
 
     @property
     def num_steps(self) -> int | None:
-        """Steps that the run is to have; None if that is unknown."""
+        """The number of steps that the run should have; None if that is unknown."""
         steps = self.config.get("steps")
         return steps if isinstance(steps, int) else None
 
@@ -102,12 +103,12 @@ class Record:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end, or was ended early by its own rule; its model is saved and judged then."""
+        """Return whether the run ended, possibly early by its own rule, so that its model is saved and judged."""
         if self.kind == "eval":
             return "eval" in self.evaluations or bool(self.suites)
         if self.kind == "probe":
             return bool(self.probe)
-        # A run ends by judging its chosen model, on test data last.
+        # The last thing that a run does is to judge its chosen model, on test data if there are any.
         if self.config.get("test_dataset") or self.config.get("test_split"):
             return "test" in self.evaluations
         if self.config.get("eval_dataset") or self.config.get("eval_split") or self.config.get("eval_fraction"):
@@ -118,8 +119,8 @@ class Record:
 
     @property
     def judged(self) -> Judged | None:
-        """The evaluation by which the run is judged: test data before those that chose; of an unfinished run the last
-        one on the way. None without any."""
+        """The evaluation by which the run is judged, on test data if possible, else on the data that chose the model.
+        For an unfinished run it is the last evaluation so far; None without any."""
         for name in JUDGED:
             if name in self.evaluations:
                 return self.evaluations[name]
@@ -130,12 +131,14 @@ class Record:
 
 
 def read_folder(folder: Path) -> Record:
-    """Return what was found in a folder.
+    """Return everything that was found in a folder.
 
-    Raises ConfigError if it is no folder, or holds nothing that a run, a probe or an evaluation writes.
+    Raises ConfigError if it is not a folder, or holds nothing that a run, a probe or an evaluation writes.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder}: {'is no folder' if folder.exists() else 'not found'}. Name the folder of a run.")
+        raise ConfigError(
+            f"{folder}: {'is not a folder' if folder.exists() else 'not found'}. Name the folder of a run."
+        )
     problems: list[str] = []
 
     def tried(name: str, read: Callable[[Path], Value], otherwise: Value, *, wanted: bool = False) -> Value:
@@ -208,9 +211,9 @@ def read_folder(folder: Path) -> Record:
 
 
 def read_controls(folder: Path) -> Mapping[str, Any]:
-    """Return what `rewardlab diagnose` wrote into a folder.
+    """Return the results that `rewardlab diagnose` wrote into a folder.
 
-    Raises ConfigError if there is nothing of it, DataError for a file that cannot be read.
+    Raises ConfigError if there are none, DataError if the file cannot be read.
     """
     path = next((folder / name for name in CONTROLS if (folder / name).is_file()), None)
     if path is None:
@@ -223,17 +226,17 @@ def read_controls(folder: Path) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class EnsembleRecord:
-    """What `rewardlab eval --ensemble` wrote."""
+    """The results of `rewardlab eval --ensemble`."""
 
     facts: Mapping[str, Any]
-    """ensemble.json."""
+    """The content of ensemble.json."""
     evaluations: Mapping[str, Judged]
     """Combination, such as `ensemble mean` -> its evaluation."""
     problems: Sequence[str]
 
 
 def read_ensemble(folder: Path) -> EnsembleRecord | None:
-    """Return the ensemble that was judged in a folder; None if there was none. What is damaged is a problem."""
+    """Return the ensemble that was judged in a folder; None if there is none. A damaged one is named in `problems`."""
     path = folder / "ensemble.json"
     if not path.is_file():
         return None
@@ -251,13 +254,13 @@ def read_ensemble(folder: Path) -> EnsembleRecord | None:
 
 
 def _said(error: Exception, folder: Path) -> str:
-    """Return what an error says, without the path that stands before it, and not longer than a reader wants it."""
+    """Return the message of an error, without the path of the folder, and with at most MOST_SAID characters."""
     text = str(error).replace(f"{folder}/", "") or type(error).__name__
     return text if len(text) <= MOST_SAID else f"{text[: MOST_SAID - 1]}…"
 
 
 def _rows(path: Path, problems: list[str]) -> list[Mapping[str, float]]:
-    """Return the rows by step. Lines that are torn or have no step are counted and left out."""
+    """Return the rows by step. Lines that are incomplete or have no step are counted and left out."""
     by_step: dict[int, dict[str, float]] = {}
     lost = 0
     for cells in _cells(path):
@@ -276,7 +279,7 @@ def _rows(path: Path, problems: list[str]) -> list[Mapping[str, float]]:
 
 
 def _cells(path: Path) -> Iterator[Mapping[str, object]]:
-    """Yield the rows of metrics.csv or metrics.jsonl; one that cannot be read is yielded as no cells at all."""
+    """Yield the rows of metrics.csv or metrics.jsonl; a row that cannot be read is yielded without cells."""
     with path.open(encoding=UTF8, errors="replace", newline="") as file:
         if path.suffix == ".csv":
             reader = csv.DictReader(file)
@@ -317,7 +320,7 @@ def _distributions(path: Path) -> dict[int, dict[str, list[float]]]:
 
 
 def _model_folder(folder: Path, config: Mapping[str, Any], *, evaluated: bool) -> Path | None:
-    """Return the folder of the model that is judged: best/, or else the last step; of an evaluation the one named."""
+    """Return the folder of the judged model: best/, else the last step; for an evaluation, the one that it names."""
     if evaluated:
         named = Path(str(config.get("model") or ""))
         return named if (named / SPEC_FILE).is_file() else None

@@ -96,7 +96,7 @@ def rewards_section(judgement: Judgement, record: Record) -> Section:
 
 
 def _percentiles(distributions: Mapping[str, Distribution]) -> Table:
-    """Return lowest value, percentiles and highest value of rewards and margins, a column each."""
+    """Return a table of the lowest value, the percentiles and the highest value of rewards and margins."""
     titles = {
         "chosen": "reward of preferred replies",
         "rejected": "reward of other replies",
@@ -162,7 +162,7 @@ def ranking_section(judgement: Judgement) -> Section:
 
 
 def _rates(judgement: Judgement) -> tuple[Table, ...]:
-    """Return the rates of wrong and right acceptance at the thresholds that were asked for; nothing without any."""
+    """Return the rates of wrong and right acceptance at the requested thresholds; nothing without thresholds."""
     thresholds = dict.fromkeys(at for stem, _, at in (name.partition("@") for name in judgement.estimates) if at)
     found = {at: {stem: judgement.estimates.get(f"{stem}@{at}") for stem in RATES} for at in thresholds}
     rows = [(at, *map(shown, own.values())) for at, own in found.items() if any(own.values())]
@@ -180,7 +180,7 @@ def _rates(judgement: Judgement) -> tuple[Table, ...]:
 
 
 def length_section(judgement: Judgement) -> Section:
-    """Return what the model owes to length: accuracy by length difference, and with length taken away."""
+    """Return how the model depends on length: accuracy by length difference, and with length controlled for."""
     names = {
         "accuracy": "eval_accuracy",
         "accuracy with length taken away": "eval_accuracy_length_controlled",
@@ -199,6 +199,7 @@ def length_section(judgement: Judgement) -> Section:
 
 def slices_section(judgement: Judgement) -> Section:
     """Return accuracy by source, truncation, size of the margin, and every other column that was asked for."""
+    # The slices by length have their own section.
     left = [name for name in judgement.slices if name not in ("length_difference", "reply_tokens")]
     return Section(
         title="Slices",
@@ -211,7 +212,7 @@ def slices_section(judgement: Judgement) -> Section:
 
 
 def _numbers(judgement: Judgement, names: Mapping[str, str], *, caption: str) -> Table:
-    """Return estimates as a table; those that were not made are left out."""
+    """Return estimates as a table; missing ones are left out."""
     there = {name: judgement.estimates[metric] for name, metric in names.items() if metric in judgement.estimates}
     notes = column_notes({name: [estimate] for name, estimate in there.items()})
     return Table(
@@ -224,7 +225,7 @@ def _numbers(judgement: Judgement, names: Mapping[str, str], *, caption: str) ->
 
 
 def _slice_table(name: str, found: Sequence[Slice]) -> Table:
-    """Return accuracy, NLL and margin of every slice, accuracy drawn."""
+    """Return a table of accuracy, NLL and margin by slice, with the accuracy also drawn."""
     what = BUILT_IN.get(name, "column of the data")
     columns = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_margin"}
     return with_intervals(
@@ -252,7 +253,7 @@ def _slice_table(name: str, found: Sequence[Slice]) -> Table:
 
 
 def _accuracy_by_length(found: Sequence[Slice]) -> Chart | None:
-    """Return accuracy by length difference as points with intervals, one a slice, in order."""
+    """Return a chart of accuracy by length difference: a point with an interval for each slice, in order."""
     drawn = [(number, own) for number, own in enumerate(found) if "eval_accuracy" in own.estimates]
     if len(drawn) < 2:
         return None
@@ -287,7 +288,7 @@ def _accuracy_by_length(found: Sequence[Slice]) -> Chart | None:
 
 
 def _histogram(title: str, named: Mapping[str, Distribution], label: str) -> Chart | None:
-    """Return histograms over one axis: the first as filled bars, another as an outline over them."""
+    """Return a chart of histograms over one axis: the first as filled bars, the others as outlines over them."""
     if not any(own.counts for own in named.values()):
         return None
     first, *others = named.values()
@@ -327,11 +328,13 @@ def _margins_over_time(record: Record) -> Chart | None:
     shares = (0.1, 0.25, 0.5, 0.75, 0.9)
     course: list[tuple[float, list[float]]] = []
     for step, scores in sorted(record.distributions.items()):
+        # A damaged file may have lost scores; without pairs there are no margins.
         if len(scores["chosen"]) != len(scores["rejected"]):
             continue
         margins = np.subtract(scores["chosen"], scores["rejected"])
         margins = margins[np.isfinite(margins)]
         if margins.size:
+            # Only the value of the quantile is used, so every margin counts as a cluster by itself.
             each = np.arange(margins.size)
             course.append((float(step), [quantile(margins, each, share=share).value for share in shares]))
     if len(course) < 2:

@@ -1,4 +1,4 @@
-"""What an inspection of a dataset found, for the terminal."""
+"""The report of an inspection of a dataset, as text for the terminal."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rewardlab.report.ceiling import ceiling_line
 from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
 
 MOST_KINDS: Final = 8
-"""Values of K, turns, scripts and languages that are listed; the rest is added up."""
+"""Most values of K, turns, scripts and languages that are listed; the others are added up."""
 MOST_CHARACTERS: Final = 600
-"""Of a turn of a sample on the terminal."""
+"""Most characters that are shown of a turn of a sample."""
 FEW_SPACES: Final = ("Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan")
-"""Scripts that put no spaces between words."""
+"""Scripts that are written without spaces between words."""
 ROOTS: Final[Mapping[str, str]] = {
     "reply": "rows with the same first user turn or a distinctive reply in common",
     "first_turn": "rows with the same first user turn; their replies join nearly all rows",
@@ -28,7 +28,7 @@ ROOTS: Final[Mapping[str, str]] = {
 
 
 def inspection_report(found: Inspection, causes: Mapping[str, str]) -> str:
-    """Return what was found in a dataset as text. `causes` says what each cause of dropping a row means."""
+    """Return the report on a dataset as text. `causes` maps each cause of dropping a row to its meaning."""
     blocks = [
         _head(found, causes),
         _block("Rows", _rows(found)),
@@ -43,7 +43,7 @@ def inspection_report(found: Inspection, causes: Mapping[str, str]) -> str:
 
 
 def inspected_by() -> str:
-    """Return the line that says what wrote a page."""
+    """Return the line that names the program and version that wrote a page."""
     try:
         return f"Written by rewardlab {version('rewardlab')}: rewardlab data inspect."
     except PackageNotFoundError:
@@ -77,7 +77,7 @@ def _wrapped(text: str, indent: str = "  ") -> str:
 
 
 def counted(counts: Mapping[int, int] | Mapping[str, int]) -> str:
-    """Return values with the number of their rows, the most frequent alone where there are many."""
+    """Return values with their numbers of rows; if there are many, only the most frequent ones."""
     named = {str(name): count for name, count in counts.items()}
     if len(named) > MOST_KINDS:
         kept = sorted(sorted(named, key=lambda name: -named[name])[:MOST_KINDS], key=list(named).index)
@@ -108,7 +108,7 @@ def _rows(found: Inspection) -> str:
 
 
 def spread_rows(named: Mapping[str, Spread]) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of a table of quantiles, which are exact: they are of all rows."""
+    """Return the head and the rows of a table of quantiles. These are exact, since they are of all rows."""
     first = next((own for own in named.values() if own.quantiles), None)
     head = ["", "mean", "least", *(first.quantiles if first is not None else ()), "most"]
     rows = [
@@ -125,14 +125,15 @@ def _spread_table(named: Mapping[str, Spread]) -> str:
 
 
 def _plain(value: float) -> str:
-    """Return an exact number of the data: whole where it is, else with three digits."""
+    """Return an exact number of the data as text: whole numbers and those from 100 without decimals, others with three
+    digits."""
     if math.isnan(value):
         return "—"
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 100 else f"{value:.3g}"
 
 
 def length_spreads(lengths: Lengths) -> dict[str, Spread]:
-    """Return what lengths are told of -> their spread."""
+    """Return name -> spread, for each kind of length that is reported."""
     return {
         f"prompt ({lengths.unit})": lengths.prompts,
         f"reply ({lengths.unit})": lengths.replies,
@@ -149,7 +150,7 @@ def _length_notes(found: Inspection) -> str:
 
 
 def length_notes(found: Inspection) -> Iterator[str]:
-    """Yield what is to be said of lengths: how they were counted, what is too long, what sharing saves."""
+    """Yield the notes about lengths: how they were counted, how many are too long, what sharing saves."""
     lengths = found.lengths
     if lengths.unit == "words":
         yield (
@@ -179,7 +180,7 @@ def length_notes(found: Inspection) -> Iterator[str]:
 
 
 def label_counts(labels: LabelBalance) -> str:
-    """Return in words what labels look like."""
+    """Return the counts of labels in words: decided, ties, soft, below one half."""
     parts = [f"{format_count(labels.comparisons)} comparisons: {format_count(labels.decided)} decided"]
     counts = {
         "labelled as ties": labels.label_ties,
@@ -191,7 +192,7 @@ def label_counts(labels: LabelBalance) -> str:
 
 
 def label_estimates(found: Inspection) -> dict[str, Estimate]:
-    """Return what is estimated of labels and baselines."""
+    """Return name -> estimate for labels and baselines."""
     labels = found.labels
     named: dict[str, Estimate] = {}
     if labels.first_is_better is not None:
@@ -202,7 +203,7 @@ def label_estimates(found: Inspection) -> dict[str, Estimate]:
 
 
 def label_notes(found: Inspection) -> Iterator[str]:
-    """Yield what is to be said below the estimates."""
+    """Yield the notes below the estimates of labels and baselines."""
     if found.labels.first_is_better is None:
         yield "The format names the better reply, so that its place says nothing."
     if found.baselines.accuracy:
@@ -231,7 +232,7 @@ def _estimates(named: Mapping[str, Estimate], column: str, counted_in: str) -> s
 
 
 def judge_notes(judges: Judges) -> Iterator[str]:
-    """Yield what is known of repeated judgements."""
+    """Yield the notes about repeated judgements and the noise ceilings."""
     yield (
         f"{format_count(judges.annotators)} named annotators; {format_count(judges.repeated)} pairs judged several "
         f"times in one row, {format_count(judges.repeated_elsewhere)} pairs of texts in several rows."

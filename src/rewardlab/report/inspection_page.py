@@ -1,4 +1,4 @@
-"""What an inspection of datasets found, as one HTML page with histograms, in the look of the report."""
+"""The report of an inspection of datasets, as one HTML page with histograms, in the style of the other reports."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from rewardlab.report.tables import format_count, interval_note
 
 GENERATOR: Final = "rewardlab data inspect"
 MARK: Final = f'<meta name="generator" content="{GENERATOR}">'
-"""A line by which a page is known as one that may be replaced."""
+"""The line that marks a page as one that an inspection wrote and may replace."""
 MOST_CHARACTERS: Final = 4000
-"""Of a turn; the rest is counted."""
+"""Most characters that are shown of a turn; the rest is counted."""
 MOST_BARS: Final = 16
-"""Bars of a chart of K or of turns; all larger values are one bar."""
+"""Most bars of a chart of K or of turns; all larger values share one bar."""
 
 
 def inspection_page(found: Sequence[Inspection], causes: Mapping[str, str]) -> str:
-    """Return the page on datasets. `causes` says what each cause of dropping a row means."""
+    """Return the page about datasets. `causes` maps each cause of dropping a row to its meaning."""
     title = f"Preference data: {found[0].name}" if len(found) == 1 else f"{len(found)} sets of preference data"
     return html_page(
         Document(
@@ -97,7 +97,7 @@ def _rows(found: Inspection, causes: Mapping[str, str]) -> Iterable[Block]:
         "Replies a row": (found.num_replies, "replies (K)"),
         "Turns of the prompt": (found.turns, "turns, system turns not counted"),
     }
-    # A single bar says no more than the facts above it.
+    # A chart with a single bar would only repeat the facts above it.
     drawn = tuple(_counts(title, *what) for title, what in charts.items() if len(what[0]) > 1)
     if drawn:
         yield Charts(charts=drawn)
@@ -226,7 +226,7 @@ def _histogram(title: str, found: Spread, unit: str, things: str, rules: tuple[R
 
 
 def _counts(title: str, counts: Mapping[int, int], label: str) -> Chart:
-    """Return a bar for each value, those above the first few together."""
+    """Return a chart with a bar for each value, and one for all values above the first few."""
     listed = dict(list(counts.items())[:MOST_BARS])
     rest = sum(counts.values()) - sum(listed.values())
     names = [f"{value}" for value in listed]
@@ -249,7 +249,7 @@ def _counts(title: str, counts: Mapping[int, int], label: str) -> Chart:
 
 
 def _by_difference(found: Sequence[tuple[str, Estimate]]) -> Chart | None:
-    """Return how often the longer reply is the better one, by the size of the difference."""
+    """Return a chart of how often the longer reply is the better one, by the size of the difference."""
     there = [(size, own) for size, own in found if math.isfinite(own.value)]
     if len(there) < 2:
         return None

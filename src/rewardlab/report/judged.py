@@ -1,4 +1,4 @@
-"""What `rewardlab eval` prints: one model by source, or several beside each other."""
+"""The text that `rewardlab eval` prints: one model by source, or several side by side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SEVERAL = ("accuracy", "NLL", "ECE")
 
 @runtime_checkable
 class Result(Protocol):
-    """What is known of a judged model, such as evaluation.evaluate.EvalResult."""
+    """The results of a judged model, such as evaluation.evaluate.EvalResult."""
 
     @property
     def overall(self) -> Evaluation:
@@ -35,15 +35,15 @@ class Result(Protocol):
 
     @property
     def judgement(self) -> Judgement | None:
-        """Everything else that the rows say."""
+        """All further results from its score rows."""
 
     @property
     def robustness(self) -> Moved | None:
-        """What changes of the texts do to its scores, where that was asked for."""
+        """The effects of changed texts on its scores; None if not asked for."""
 
     @property
     def card(self) -> PrecisionCard | None:
-        """The same model in other precisions; None where that was not wanted."""
+        """The comparison with other precisions; None if not asked for."""
 
 
 def judged_blocks(
@@ -51,7 +51,7 @@ def judged_blocks(
 ) -> list[str]:
     """Return the blocks of a report on models by name. `computed_in` says how their scores were computed.
 
-    `slices` and `thresholds` are those that were asked for; each has a table of its own, for every model.
+    `slices` and `thresholds` are those that were asked for; each gets its own table for all models.
     """
     several = len(results) > 1
     if several:
@@ -73,7 +73,7 @@ def judged_blocks(
 
 
 def slice_table(judgements: Mapping[str, Judgement], column: str) -> str:
-    """Return a table of one slicing, with a row for each of its values and models."""
+    """Return a table of slices by one column, with a row for each value and model."""
     metrics = {name: metric for name, metric in COLUMNS.items() if name != "ECE"}
     rows: list[list[str]] = []
     estimates: dict[str, list[Estimate]] = {name: [] for name in metrics}

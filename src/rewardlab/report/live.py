@@ -1,7 +1,7 @@
-"""The report of a run as a page that loads itself again while the run goes on, for a browser on this machine.
+"""Serves the report of a running run as a page that reloads itself, for a browser on this machine.
 
-Only this machine is served (127.0.0.1), only two paths are answered, and only to requests that name this machine: a
-page from elsewhere that points its own name here gets nothing. The page is made again when the folder has changed.
+The server listens only on 127.0.0.1, answers only two paths, and only requests whose Host is this machine: a website
+that lets its own name point here gets nothing. The page is rendered again when the folder has changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PATHS: Final = ("/", f"/{REPORT_HTML}")
 POLICY: Final = (
     "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The page itself allows its own style sheet alone, by its hash; a browser obeys both."""
+"""The page itself allows only its own style sheet, by its hash; a browser obeys both policies."""
 HEADERS: Final = {
     "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": POLICY,
@@ -38,14 +38,14 @@ HEADERS: Final = {
 }
 LEAST_REFRESH_S: Final = 5
 TIMEOUT_S: Final = 10.0
-"""A client that sends nothing for so long is let go."""
+"""Seconds after which a client that sends nothing is disconnected."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 
 
 @dataclass(kw_only=True)
 class LivePage:
-    """The page of one folder, made again when the folder has changed."""
+    """The page of one folder, rendered again when the folder has changed."""
 
     folder: Path
     every_s: float
@@ -70,15 +70,16 @@ class LivePage:
             record = read_folder(self.folder)
         except (RewardlabError, OSError) as error:
             return html_page(_nothing(str(error)), refresh_s=refresh)
-        # A run writes rows more often than it evaluates, and judging takes time that the run could use.
+        # A run writes rows more often than it evaluates. Pass the earlier result on, so that an evaluation is judged
+        # only once: judging takes processor time that the run could use.
         self._told = tell(record, find_texts=self.find_texts, earlier=self._told)
         return html_page(report_of([self._told]), refresh_s=None if record.finished else refresh)
 
 
 def serve(folder: Path, *, port: int, every_s: float, find_texts: FindTexts | None, say: Callable[[str], None]) -> None:
-    """Serve the report of a folder until Ctrl-C; `say` gets the address.
+    """Serve the report of a folder until Ctrl-C; `say` is called with the address.
 
-    Raises ConfigError if there is no such folder or the port cannot be had.
+    Raises ConfigError if there is no such folder or the port cannot be used.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: not found. Name the folder of a run that goes on, or start one first.")
@@ -88,18 +89,18 @@ def serve(folder: Path, *, port: int, every_s: float, find_texts: FindTexts | No
 
 
 class Server(ThreadingHTTPServer):
-    """A server that does not wait for its browsers."""
+    """A server that, when it ends, does not wait for open connections of browsers."""
 
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a browser that hung up or reads no more; tell anything else as the standard library does."""
+        """Ignore a browser that disconnected or stopped reading; report other errors as the standard library does."""
         if not isinstance(sys.exception(), (ConnectionError, TimeoutError)):
             super().handle_error(request, client_address)
 
 
 def server_of(page: LivePage, *, port: int) -> ThreadingHTTPServer:
-    """Return a server of a page, bound and not yet serving. Raises ConfigError if the port cannot be had."""
+    """Return a server of a page, bound but not yet serving. Raises ConfigError if the port cannot be used."""
 
     class Handler(BaseHTTPRequestHandler):
         timeout = TIMEOUT_S
@@ -128,7 +129,7 @@ def server_of(page: LivePage, *, port: int) -> ThreadingHTTPServer:
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Log nothing: what a request says is nobody's business."""
+            """Log nothing: who reads which page is nobody's business."""
 
     try:
         server = Server((HOST, port), Handler)
@@ -140,12 +141,13 @@ def server_of(page: LivePage, *, port: int) -> ThreadingHTTPServer:
 
 
 def _names_this_machine(host: str) -> bool:
-    """Whether the Host of a request is this machine: a name of somebody's own that leads here is refused."""
+    """Return whether the Host of a request names this machine. Other names that lead here are refused, since they
+    belong to websites (DNS rebinding)."""
     return host.rsplit(":", 1)[0] in (HOST, "localhost")
 
 
 def _stamp_of(folder: Path) -> Stamp:
-    """Return name, size and time of the files that a report reads, by which a change is noticed."""
+    """Return name, size and time of the files that a report reads, which show a change."""
     found = []
     for path in sorted([*folder.glob("*"), *folder.glob("evals/*"), *folder.glob("best/reward_spec.json")]):
         try:

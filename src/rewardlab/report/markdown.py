@@ -1,4 +1,4 @@
-"""Render a report as Markdown: all but the charts, whose words stand in their place.
+"""Renders a report as Markdown: everything but the charts, which are replaced by their descriptions.
 
 Every text is escaped, so that nothing in it can become a heading, a link, an image, HTML or the end of a table; texts
 of several lines become blocks of code.
@@ -28,11 +28,11 @@ from rewardlab.report.document import (
 )
 
 SIGNS: Final = re.compile(r"[\\`*_\[\]|~$]|^[-+=](?=[\s=-]|$)|(?<=\bwww)\.", re.IGNORECASE)
-"""What can mean something in a line of Markdown; a backslash before it takes the meaning away."""
+"""Characters that have a meaning in a line of Markdown; a backslash before them removes it."""
 ITEM: Final = re.compile(r"^(\d+)([.)])(?=\s|$)")
-"""A number that would begin a list."""
+"""A number at the beginning of a line that would begin a list."""
 ENTITIES: Final = re.compile(r"[&<>@#]|:(?=//)|(?<=mailto):", re.IGNORECASE)
-"""Signs of HTML, and those that begin a heading, a link or a mention on their own: written as numbers."""
+"""Characters of HTML, and those that begin a heading, a link or a mention: written as numeric entities."""
 
 
 def markdown_page(document: Document) -> str:
@@ -50,7 +50,7 @@ def markdown_page(document: Document) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text on one line that Markdown, and HTML inside it, shows as it is."""
+    """Return a text in one line, escaped so that Markdown, and HTML within it, shows it unchanged."""
     line = " ".join(visible(text).split())
     line = ITEM.sub(r"\1\\\2", SIGNS.sub(lambda sign: f"\\{sign[0]}", line))
     return ENTITIES.sub(lambda sign: f"&#{ord(sign[0])};", line)

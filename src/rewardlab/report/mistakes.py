@@ -1,8 +1,7 @@
 """The worst mistakes of a model, as conversations.
 
-Which comparisons they are follows from the score rows. Their texts come from the file that an evaluation writes beside
-its scores, or else from whoever can find them (`FindTexts`); where they are not found the place is named where they
-stood.
+The score rows decide which comparisons these are. Their texts come from the file that an evaluation writes beside its
+scores, or else from the data (`FindTexts`). If a text is not found, its place in the data is named instead.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from rewardlab.report.document import Block, Mistake, Paragraph, Section, Turn
 from rewardlab.report.tables import format_count
 
 MOST_CHARACTERS: Final = 4000
-"""Of a message in the report; the rest is counted."""
+"""Most characters of a message in the report; the rest is counted."""
 MOST_TURNS: Final = 20
 MOST_LINES: Final = 10_000
-"""Read of a file of mistakes; an evaluation writes fifty."""
+"""Most lines that are read from a file of mistakes; an evaluation writes fifty."""
 Key = tuple[str, str]
 
 
@@ -39,15 +38,15 @@ class FoundTexts(Protocol):
 
     @property
     def ceiling(self) -> Estimate | None:
-        """Accuracy of a judge who knew the true probabilities, where the data hold them."""
+        """Accuracy of a judge who knew the true probabilities; None if the data do not hold these."""
 
     @property
     def turns(self) -> Mapping[Key, int]:
-        """Turns of every judged preference that was found, reply included."""
+        """Number of turns of every judged preference that was found, reply included."""
 
     @property
     def problems(self) -> Sequence[str]:
-        """Why texts are missing."""
+        """The reasons why texts are missing."""
 
 
 FindTexts = Callable[[Mapping[str, Any], str, Collection[Key], Sequence[ScoreRow]], FoundTexts]
@@ -67,9 +66,9 @@ class KnownTexts:
 def written_texts(path: Path, comparisons: Iterable[ScoredComparison]) -> dict[Key, Preference]:
     """Return the texts of `comparisons` that an evaluation wrote beside its scores, in `eval.mistakes.jsonl`.
 
-    A text is taken only from a line whose prompt has the key, and whose replies have the scores, of what was judged;
-    of a preference, only if those of all its comparisons are there. Replies that none of them needs are empty. A file
-    that is missing or torn gives none.
+    A line is used only if its prompt has the key and its replies have the scores of the judged rows. A preference is
+    returned only if the texts of all its wanted comparisons are there; its other replies are empty. A file that is
+    missing or incomplete gives none.
     """
     wanted: dict[Key, list[ScoredComparison]] = {}
     for joined in comparisons:
@@ -106,14 +105,14 @@ def written_texts(path: Path, comparisons: Iterable[ScoredComparison]) -> dict[K
 
 
 def _written(entry: object, row: ScoreRow) -> Conversation | None:
-    """Return the reply in a side of a written mistake; None if it is not that of a score row, or has no text."""
+    """Return the reply on one side of a written mistake; None if it does not belong to the score row or has no text."""
     if not isinstance(entry, dict) or (entry.get("reply"), entry.get("score")) != (row.reply, row.score):
         return None
     return _conversation(entry.get("messages"))
 
 
 def _conversation(entry: object) -> Conversation | None:
-    """Return a conversation from its JSON, None if it is not one."""
+    """Return a conversation from its JSON; None if it is not one."""
     if not isinstance(entry, list) or not entry:
         return None
     turns = [turn for turn in entry if isinstance(turn, dict)]
@@ -124,7 +123,7 @@ def _conversation(entry: object) -> Conversation | None:
 
 
 def mistakes_section(mistakes: WorstMistakes, texts: FoundTexts | None, *, beta: float) -> Section:
-    """Return the worst mistakes as conversations; where a text was not found, the place where it stood and why."""
+    """Return the worst mistakes as conversations; for a missing text, its place in the data and the reason."""
     if not mistakes.comparisons:
         return Section(
             title="Worst mistakes", blocks=(Paragraph(text="No comparison is ranked against its label.", tone="good"),)
@@ -183,5 +182,5 @@ def _turns(conversation: Conversation) -> tuple[Turn, ...]:
 
 
 def keys_of(comparisons: Iterable[ScoredComparison]) -> list[Key]:
-    """Return source and id of comparisons, each once."""
+    """Return the distinct pairs (source, id) of comparisons."""
     return list(dict.fromkeys((joined.source, joined.preference_id) for joined in comparisons))

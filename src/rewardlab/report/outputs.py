@@ -1,4 +1,4 @@
-"""Where a command that judges writes: NAME.json, NAME.md and NAME.html. Only files of its own are replaced."""
+"""The output files of a command that judges: NAME.json, NAME.md and NAME.html. It replaces only files of its own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def claim(folder: Path, name: str, made_by: str, *, overwrite: bool, also: Seque
     require_writable_folder(folder, "--output-dir")
     files = files_of(name)
     for file in (*files, *also):
-        # Of a run that was killed while it wrote: these are there for milliseconds only.
+        # Temporary files exist for milliseconds only, so this one is from a run that was killed while writing.
         for left_over in folder.glob(f".{file}.tmp-*"):
             left_over.unlink(missing_ok=True)
     there = [file for file in (*files, *also) if (folder / file).exists()]
@@ -41,7 +41,8 @@ def claim(folder: Path, name: str, made_by: str, *, overwrite: bool, also: Seque
 def write(folder: Path, name: str, document: Document, values: Mapping[str, Any]) -> list[Path]:
     """Write the JSON, the Markdown and the page; return their paths.
 
-    The JSON says whose files they are, so it comes first: a run that was killed behind it finds its own files.
+    The JSON names the command that wrote the files, so it is written first: if the run is killed after that, the next
+    one recognises the files as its own.
     """
     paths = [folder / file for file in files_of(name)]
     write_json(paths[0], dict(values))

@@ -1,7 +1,7 @@
-"""Render a report as one self-contained HTML page.
+"""Renders a report as one self-contained HTML page.
 
 The page needs no network and no script: its content-security policy allows one style sheet, by its hash, and nothing
-else. All texts are escaped by the templates, and control characters are shown and not obeyed (core.terminal).
+else. The templates escape all texts, and control characters are made visible (core.terminal).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rewardlab.report.document import Document, number_columns
 
 
 def html_page(document: Document, *, refresh_s: int | None = None) -> str:
-    """Return the report as one HTML page. With `refresh_s` it loads itself again after so many seconds."""
+    """Return the report as one HTML page. With `refresh_s` it reloads itself after that many seconds."""
     style = _environment().get_template("page.css").render()
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return (

@@ -1,4 +1,4 @@
-"""Format a precision card as text."""
+"""Formats a precision card as text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ WRITTEN: Final = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def card_block(card: PrecisionCard) -> str:
-    """Return the card of a saved model: what is compared, on which rows, a table of measures, and how intervals were
-    made."""
+    """Return the card of a saved model: what is compared, on which rows, a table of measures, and the methods of the
+    intervals."""
     drawn = (
         f"{card.num_preferences} of {card.num_available} preferences, drawn with seed {card.seed}"
         if card.num_preferences < card.num_available
@@ -52,7 +52,7 @@ def live_block(card: PrecisionCard) -> str:
 
 
 def _block(title: str, card: PrecisionCard, said: Sequence[str]) -> str:
-    """Return title, table of measures by precision, what is said of it, and notes."""
+    """Return the title, a table of measures by precision, the lines of `said`, and notes."""
     rows = [
         [measure, *(format_estimate(own[measure]) if measure in own else "" for own in card.measures.values())]
         for measure in MEASURES

@@ -27,7 +27,7 @@ class Layer(Protocol):
 
     @property
     def at_edge(self) -> bool:
-        """Whether the penalty is the smallest or the largest that was tried."""
+        """Return whether the penalty is the smallest or the largest that was tried."""
 
     @property
     def result(self) -> Judged:

@@ -1,4 +1,4 @@
-"""The table of what changes of the texts do to a model's scores."""
+"""The table of the effects of changed texts on a model's scores."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ class Moved(Protocol):
 
     @property
     def effects(self) -> Mapping[str, Effect]:
-        """Perturbation -> what it does."""
+        """Perturbation -> its effect."""
 
     @property
     def p_shift(self) -> Mapping[str, float]:
-        """Perturbation -> corrected p value of no mean change of the score."""
+        """Perturbation -> corrected p value for no mean change of the score."""
 
     @property
     def p_accuracy(self) -> Mapping[str, float]:
-        """Perturbation -> corrected p value of no change of the accuracy."""
+        """Perturbation -> corrected p value for no change of the accuracy."""
 
     @property
     def num_preferences(self) -> int:
-        """Preferences that were perturbed."""
+        """Number of preferences that were perturbed."""
 
     @property
     def num_available(self) -> int:
-        """Preferences from which they were drawn."""
+        """Number of preferences from which they were drawn."""
 
     @property
     def seed(self) -> int:
@@ -78,7 +78,7 @@ def robustness_block(robustness: Moved) -> str:
 
 
 def moves(p_shift: float, p_accuracy: float) -> str:
-    """Return what changes beyond chance, with its corrected p value; NaN is one that was not computed."""
+    """Return what changes beyond chance, with its corrected p value. A p value that was not computed is NaN."""
     if math.isnan(p_shift) and math.isnan(p_accuracy):
         return "too few"
     moved = {"score": p_shift, "accuracy": p_accuracy}

@@ -24,11 +24,11 @@ COLUMNS = {"accuracy": "eval_accuracy", "NLL": "eval_loss", "margin": "eval_marg
 DIGITS = {"eval_accuracy": 3, "eval_loss": 2, "eval_margin": 2, "eval_ece": 2}
 """Metric -> its digits in the terminal."""
 BEFORE_AFTER = ("accuracy", "NLL", "margin")
-"""Columns of tables whose first column also holds the name of a source, where fewer fit."""
+"""Columns of tables whose first column also holds the name of a source, which leaves room for fewer."""
 
 
 def evaluation_report(overall: Evaluation, by_source: Mapping[str, Evaluation]) -> str:
-    """Return a table with one row for each source, and one for all if there are several."""
+    """Return a table with one row for each source and, if there are several, one for all together."""
     named = dict(by_source)
     if len(named) != 1:
         named["all"] = overall
@@ -38,7 +38,7 @@ def evaluation_report(overall: Evaluation, by_source: Mapping[str, Evaluation]) 
 def comparison_table(
     evaluations: Mapping[str, Evaluation], *, first: str, columns: Sequence[str] = tuple(COLUMNS)
 ) -> str:
-    """Return a table of named evaluations, with notes that say how intervals were made and what was left out."""
+    """Return a table of named evaluations, with notes on the methods of the intervals and on what was left out."""
     rows = [
         [
             name,
@@ -79,7 +79,7 @@ class Judged(Protocol):
 
 
 def command(*arguments: str) -> str:
-    """Return `rewardlab ARGUMENTS` as it can be typed here, quoted, with its path if the name alone would not be found.
+    """Return `rewardlab ARGUMENTS` as it can be typed here: quoted, and with its path if the name would not be found.
 
     After `make quickstart` the environment is not active, so the name alone would not work.
     """
@@ -93,7 +93,7 @@ def command(*arguments: str) -> str:
 
 
 def next_steps(model: str, step: int | None = None) -> str:
-    """Return the last lines of a report: where the model is, of which step, and what to do with it."""
+    """Return the last lines of a report: where the model is, from which step, and what to do with it."""
     of_step = "" if step is None else f"Its step: {step}\n"
     # A value that begins with a dash would be read as a flag.
     named = ("--model", model) if not model.startswith("-") else (f"--model={model}",)
@@ -154,7 +154,7 @@ def precision_blocks(live: PrecisionCard | None, card: PrecisionCard | None) -> 
 
 
 def precision_line(computed_in: Mapping[str, str], judged: Mapping[str, Judged]) -> list[str]:
-    """Return the last line below a table: in which precision its numbers were computed. Empty if that is unknown."""
+    """Return the last line below a table, which names the precision of its numbers; nothing if that is unknown."""
     others = [name for name in judged if name not in computed_in]
     named = {name: computed_in[name] for name in computed_in if name in judged}
     if others and "baselines" in computed_in:

@@ -1,6 +1,6 @@
-"""The sections of a report that say what was written down: headline, warning signs, data, speed, settings, provenance.
+"""The sections of a report that show what a run wrote: headline, warning signs, data, speed, settings, provenance.
 
-Nothing is computed here; every measured value is an estimate that was read, with its interval.
+Nothing is computed here: every measured value is an estimate that was read, with its interval.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ WHAT: Final = {
     "selection": "the data that chose the checkpoint, which flatters it",
     "cross_validated": "held-out training prompts, which chose the layer, which flatters it a little",
 }
-"""Name of an evaluation -> what its data are."""
+"""Name of an evaluation -> description of its data."""
 BESIDE: Final = {"before_training": "before training", "length_only": "length only", "bag_of_words": "bag of words"}
 """End of the name of an evaluation -> its row in a table, in this order."""
 
 
 def status(record: Record) -> str:
-    """Return a sentence on whether the run is over."""
+    """Return a sentence that says whether the run is finished."""
     if record.kind != "train":
         done = {"probe": "A probe", "eval": "An evaluation"}[record.kind]
         return f"{done} that is finished." if record.finished else f"{done} that has not come to its end."
@@ -46,15 +46,15 @@ def status(record: Record) -> str:
 
 
 def what(judged: Judged) -> str:
-    """Return in words on which data an evaluation was made."""
+    """Return a description of the data of an evaluation."""
     if judged.name.startswith("step_"):
         return f"evaluation data at step {judged.name[5:]}, on the way"
     return WHAT.get(judged.name, judged.name)
 
 
 def compared(record: Record, name: str) -> dict[str, Judged]:
-    """Return an evaluation between those of the same data: the untrained model and baselines before it."""
-    # An evaluation on the way is of the same data as the one that closes a run, so it has the same rivals.
+    """Return an evaluation together with others on the same data: before it, the untrained model and baselines."""
+    # An evaluation during the run has the same data as the one at its end, so it is compared with the same baselines.
     on = "selection" if name.startswith("step_") else name
     ends = {other.removeprefix(f"{on}_"): other for other in record.evaluations if other.startswith(f"{on}_")}
     if on == "selection" and "step_0" in record.evaluations and name != "step_0":
@@ -65,10 +65,10 @@ def compared(record: Record, name: str) -> dict[str, Judged]:
 
 
 def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Section:
-    """Return the numbers of the model beside those of what it has to beat, with intervals.
+    """Return the numbers of the model beside those of the baselines, with intervals.
 
-    The ceiling is that of judges who knew the true probabilities, or what repeated judgements, soft labels and
-    strengths tell.
+    `ceiling` is the accuracy of a judge who knew the true probabilities, or a noise ceiling from repeated judgements,
+    soft labels or strengths.
     """
     control = notice_of(record.control)
     first: tuple[Block, ...] = () if control is None else (Paragraph(text=f"{control}.", tone="warning"),)
@@ -125,7 +125,7 @@ def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Se
 
 
 def comparison(evaluations: Mapping[str, Judged], *, caption: str, first: str) -> Table:
-    """Return a table of evaluations, their accuracy drawn."""
+    """Return a table of evaluations, with the accuracy also drawn."""
     parts = {name: (judged.estimates["all"], judged.counts["all"]) for name, judged in evaluations.items()}
     return estimates_table(parts, caption=caption, first=first)
 
@@ -133,7 +133,7 @@ def comparison(evaluations: Mapping[str, Judged], *, caption: str, first: str) -
 def estimates_table(
     parts: Mapping[str, tuple[Mapping[str, Estimate], Mapping[str, float]]], *, caption: str, first: str
 ) -> Table:
-    """Return a table of named (estimates, counts): accuracy, NLL, margin, ECE and comparisons, accuracy drawn too."""
+    """Return a table of named (estimates, counts): accuracy, also drawn, NLL, margin, ECE and comparisons."""
     columns = [name for name, metric in COLUMNS.items() if any(metric in own for own, _ in parts.values())]
     digits = {column: 2 if column == "margin" else 3 for column in columns}
     notes = column_notes(
@@ -157,7 +157,7 @@ def estimates_table(
 
 
 def side_by_side(records: Sequence[Record], names: Sequence[str]) -> Section:
-    """Return one row a run, each by the evaluation by which it is judged."""
+    """Return a table with one row for each run, from the evaluation by which it is judged."""
     parts, notes = {}, []
     for name, record in zip(names, records, strict=True):
         if record.judged is None:
@@ -202,7 +202,7 @@ def signs_section(record: Record) -> Section:
 
 
 def data_section(record: Record) -> Section:
-    """Return what became of every row, by source and by purpose."""
+    """Return how many rows were read, kept and dropped, by source and by purpose."""
     data = record.manifest.get("data")
     parts = data if isinstance(data, dict) else {"evaluation": data}
     rows, notes = [], []
@@ -295,7 +295,7 @@ def speed_section(record: Record) -> Section:
 
 
 def settings_section(record: Record) -> Section:
-    """Return the resolved settings and where everything came from."""
+    """Return the resolved settings and the provenance: model, hashes, commit, packages."""
     provenance = record.manifest.get("provenance")
     known = provenance if isinstance(provenance, dict) else {}
     installed = known.get("packages")
@@ -348,7 +348,7 @@ def _count(counts: Mapping[str, float]) -> str:
 
 
 def _prompts(estimate: Estimate, counts: Mapping[str, float]) -> str:
-    """Return of how many prompts comparisons are; an estimate counts prompts where these repeat."""
+    """Return the number of prompts of the comparisons in words; an estimate counts prompts if prompts repeat."""
     return "as many prompts" if estimate.n == counts.get("comparisons") else f"{estimate.n:,} prompts"
 
 
@@ -357,7 +357,7 @@ def _whole(value: object) -> str:
 
 
 def _typed(word: str) -> str:
-    """Return a word of a command as it can be typed; one that no shell could have passed on is shown as it is."""
+    """Return a word of a command quoted for a shell; a word that a shell cannot have passed on is shown as it is."""
     try:
         return quoted(word)
     except UnicodeEncodeError:

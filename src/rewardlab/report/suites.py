@@ -1,4 +1,4 @@
-"""The tables of a suite: by its rule, what length alone reaches, and what ties and missing scores did."""
+"""The tables of a suite: scores by its rule, scores of length alone, and the effect of ties and missing scores."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rewardlab.core.terminal import visible
 from rewardlab.report.tables import format_count, format_estimate, interval_note, report_width, text_table
 
 MOST_SHOWN = 6
-"""Subsets named in a note."""
+"""Most subsets that a note names."""
 MARK = {"subset": "", "section": "– ", "total": "= "}
-"""Kind of a row -> what stands before its name."""
+"""Kind of a row -> the mark before its name."""
 P_MEANS = (
     "p: sign-flip test by prompt of the difference to the better of three length rules, two-sided; after Holm's "
     "correction over the subsets, plain for – and =."
@@ -29,10 +29,11 @@ def suite_report(
     truncated: int = 0,
     shortened: int = 0,
 ) -> str:
-    """Return the tables of a suite with notes on the rule, the intervals, and what has no score or is not there.
+    """Return the tables of a suite with notes on the rule, the intervals, and missing rows and scores.
 
-    `left_out` and `causes` say why rows are not judged and why replies have no score, with their numbers; `truncated`
-    is the number of replies whose prompt was cut to fit the model's limit, `shortened` of those that lost their middle.
+    `left_out` and `causes` map the reasons why rows are not judged, and why replies have no score, to their numbers.
+    `truncated` is the number of replies whose prompt was cut to fit the model's limit, `shortened` the number of those
+    that lost their middle.
     """
     rows = result.rows
     gains = [
@@ -62,7 +63,7 @@ def suite_report(
 
 
 def _p_value(row: SuiteRow) -> str:
-    """Return the p-value after Holm's correction for subsets, and the plain one for others."""
+    """Return the p-value of a row: after Holm's correction for a subset, uncorrected for other rows."""
     return p_text(row.p_holm if row.kind == "subset" else row.p_value)
 
 
@@ -74,7 +75,7 @@ def p_text(value: float) -> str:
 
 
 def _fair(rows: Sequence[SuiteRow]) -> str:
-    """Return the table of the rows for which breaking ties at random gives another number."""
+    """Return a table of the rows whose score changes if ties are broken at random."""
     differing = [row for row in rows if abs(row.fair.value - row.score.value) > 1e-12]
     cells = [[row.name, *(format_estimate(one, percent=True) for one in (row.score, row.fair))] for row in differing]
     return text_table(["", "rule of the suite", "ties at random"], cells)

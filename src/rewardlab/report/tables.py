@@ -98,13 +98,13 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, max_widt
 
 
 def report_width() -> int:
-    """Return the width of a report: that of the terminal, if there is one, within limits."""
+    """Return the width of a report: that of the terminal, within limits, or a default without a terminal."""
     return min(max(shutil.get_terminal_size((_WIDEST, 24)).columns, _NARROWEST), _WIDEST)
 
 
 def _num_fitting(widths: list[int], max_width: int) -> int:
-    """Return how many of the first columns fit beside each other; at least two, so that every table below is
-    shorter."""
+    """Return how many of the first columns fit side by side; at least two, so that the table below has fewer
+    columns."""
     for number in range(3, len(widths) + 1):
         if sum(widths[:number]) + len(_GAP) * (number - 1) > max_width:
             return number - 1
@@ -112,7 +112,7 @@ def _num_fitting(widths: list[int], max_width: int) -> int:
 
 
 def _clean(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the cells, each on one line and with control characters escaped: names come from data files."""
+    """Return the cells, each on one line and with control characters escaped, since names come from data files."""
     assert rows[0], "a table has at least one column"
     assert all(len(row) == len(rows[0]) for row in rows), "every row has one cell a column"
     return [[" ".join(visible(cell).split()) for cell in row] for row in rows]
@@ -125,8 +125,8 @@ def _numeric_columns(cells: list[list[str]]) -> list[bool]:
 
 
 def _fit(widths: list[int], numeric: list[bool], max_width: int) -> list[int]:
-    """Return widths with the widest text column narrowed, one step at a time, until the table fits or no text is
-    left."""
+    """Return widths that fit: the widest text column is narrowed step by step until the table fits or no text column
+    can be narrowed."""
     widths = list(widths)
     while sum(widths) + len(_GAP) * (len(widths) - 1) > max_width:
         text = [column for column, width in enumerate(widths) if not numeric[column] and width > _MIN_TEXT_WIDTH]

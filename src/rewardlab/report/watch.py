@@ -1,7 +1,6 @@
 """A live view of a run in the terminal: progress, the last training row, every evaluation, and warning signs.
 
-It reads the folder that the run writes, and nothing else: the run does not know that it is watched, and neither slows
-down nor ends with it.
+It only reads the folder that the run writes. So watching neither slows the run down nor ends it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from rewardlab.report.sections import duration, status
 
 BARS: Final = "▁▂▃▄▅▆▇█"
 WIDE: Final = 92
-"""Columns of a terminal that has room for every column of the evaluations."""
+"""Width from which a terminal has room for every column of the evaluations."""
 MOST_EVALUATIONS: Final = 8
 MOST_SIGNS: Final = 5
 TRAINED: Final = {
@@ -36,7 +35,7 @@ TRAINED: Final = {
     "comparisons/s": ("pairs_per_second", "{:.1f}"),
     "memory (GiB)": ("peak_memory_gib", "{:.2f}"),
 }
-"""What is shown of the last training row: name -> (column, form)."""
+"""The values shown from the last training row: name -> (column, form)."""
 
 
 def watch(folder: Path, *, every_s: float, once: bool = False, console: Console | None = None) -> None:
@@ -61,7 +60,7 @@ def watch(folder: Path, *, every_s: float, once: bool = False, console: Console 
 
 
 def frame(record: Record, *, age_s: float | None = None, width: int = WIDE) -> RenderableType:
-    """Return one frame for a terminal of `width` columns. `age_s` is how long ago the record was last written, in
+    """Return one frame for a terminal of `width` columns. `age_s` is the time since the record was last written, in
     seconds."""
     parts: list[RenderableType] = [
         Text(visible(record.name), style="bold"),
@@ -101,11 +100,12 @@ def _progress(record: Record, age_s: float | None) -> list[RenderableType]:
 
 
 def _seconds_left(record: Record) -> float | None:
-    """Return the seconds that the steps to come take at the rate of the last ones; None before there is a rate."""
+    """Return the seconds that the remaining steps take at the rate of the last ones; None before a rate is known."""
     rows = [row for row in record.rows if row.get("seconds", 0.0) > 0]
     if not rows or record.num_steps is None:
         return None
     before = max((row["step"] for row in record.rows if row["step"] < rows[-1]["step"]), default=0.0)
+    # A single row with seconds counts them from step 0.
     steps = rows[-1]["step"] - (rows[-2]["step"] if len(rows) > 1 else min(before, 0.0))
     return (record.num_steps - record.step) * rows[-1]["seconds"] / steps if steps > 0 else None
 
@@ -131,7 +131,7 @@ def _course(record: Record) -> list[RenderableType]:
 
 
 def _bars(values: Sequence[float], width: int = 40) -> str:
-    """Return values as bars, at most `width` of them: of more, evenly chosen ones, the last included."""
+    """Return values as bars, at most `width` of them; of more values evenly spaced ones are drawn, with the last."""
     if len(values) > width:
         values = [values[round(place * (len(values) - 1) / (width - 1))] for place in range(width)]
     low, high = min(values), max(values)

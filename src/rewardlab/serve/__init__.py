@@ -1,1 +1,1 @@
-"""A saved reward model at work: served over HTTP, scoring files, proven, imported, exported."""
+"""Use of a saved reward model: serving it over HTTP, scoring files, verifying, importing and exporting it."""

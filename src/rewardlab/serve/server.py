@@ -106,7 +106,7 @@ def models_of(words: Sequence[str]) -> dict[str, Path]:
 
 
 def http_config(settings: ServeConfig, limits: LimitsConfig) -> HttpConfig:
-    """Return the settings of the app. Raises ConfigError for tokens that are missing, and for folders that are none."""
+    """Return the settings of the app. Raises ConfigError for missing tokens, and for folders that do not exist."""
     from rewardlab.serve.http.tokens import read_token, require_token_for
 
     token = read_token(settings.token_env, settings.token_file, flag="--token")
@@ -121,14 +121,14 @@ def http_config(settings: ServeConfig, limits: LimitsConfig) -> HttpConfig:
         admin_token=admin,
         allow_swap_from=tuple(folder.resolve() for folder in settings.allow_swap_from),
         accept_rendered=settings.accept_rendered,
-        # Behind a token, a page of the web that leads here by a name of its own gets no further than 401.
+        # With a token, a web page whose own name leads to this machine gets 401, so names need no check.
         hosts=LOOPBACK if token is None else (),
         log_requests=settings.log_requests,
     )
 
 
 def engine_settings(settings: ServeConfig, compute: ComputeConfig) -> dict[str, Any]:
-    """Return what `LocalEngine.load` takes beside the models."""
+    """Return the arguments of `LocalEngine.load` beside the models."""
     return {
         "precision": settings.precision,
         "device": settings.device,

@@ -1,4 +1,5 @@
-"""The precision card with which a run ends. That it cannot be made is no failure of the run, whose model is saved."""
+"""The precision card with which a run ends. The run does not fail if it cannot be made, since the model is saved by
+then."""
 
 from __future__ import annotations
 
@@ -71,7 +72,7 @@ class _ElsewhereError(Exception):
 
 
 class _Guarded:
-    """Ranks that score together, of which one that fails tells the others where they wait for its scores."""
+    """Ranks that score together. A rank that fails sends that to the others in place of its scores, so none waits."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks

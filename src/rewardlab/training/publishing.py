@@ -1,4 +1,4 @@
-"""Whom a run tells of its models, by its settings. Needs no torch, so that a wrong setting is told at once."""
+"""Makes the publisher of a run from its settings. Needs no torch, so that a wrong setting is reported at once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ if TYPE_CHECKING:
 
 
 def publisher_of(settings: PublishConfig) -> Publisher | None:
-    """Return who asks a server to swap to the models of a run, None if nobody does, or not in this process.
+    """Return the publisher that asks a server to swap to the models of a run; None without --publish-to, and in all
+    processes but the first.
 
-    Raises ConfigError for an address that is none, or a token or a package that is missing.
+    Raises ConfigError for an invalid address, or a token or a package that is missing.
     """
     if settings.publish_to is None or os.environ.get("RANK", "0") != "0":
         return None

@@ -56,23 +56,24 @@ logger = logging.getLogger("rewardlab")
 Rows = Iterable[Mapping[str, Any] | Preference]
 AS_TRAINED: Final = ", as it trains"
 CARD_WORTH: Final = 50 * MOST
-"""Preferences, those seen again counted again, from which on a run in float32 ends with a precision card by itself."""
+"""A run in float32 ends with a precision card by itself if it trains on at least this many preferences, counted each
+time that they are seen."""
 
 
 @runtime_checkable
 class Publish(Protocol):
-    """Whoever is told of the models that a run saves, such as a server that is to have the newest one."""
+    """Receives the models that a run saves; for example, it makes a server load the newest one."""
 
     def saved(self, folder: Path, step: int) -> None:
-        """A model was saved. Must not raise."""
+        """Take note that a model was saved. Must not raise."""
 
     def finish(self, folder: Path, step: int) -> None:
-        """The run is over, and this is the model that it has chosen. Must not raise."""
+        """Take note that the run is over and has chosen this model. Must not raise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainResult:
-    """What a run leaves behind."""
+    """The result of a run."""
 
     output_dir: Path
     best: Path | None
@@ -138,8 +139,8 @@ def train(
     checkpoint, and `test_preferences` are judged once, at the end. They are read, checked and counted like rows of
     files.
 
-    `publish` is told of every model that the first rank has saved, and of the one chosen in the end; by default that is
-    the server of `publish_to`, if there is one.
+    `publish` is called for every model that the first rank has saved, and for the one chosen at the end; by default it
+    is the server of `publish_to`, if there is one.
 
     Raises a subclass of RewardlabError for anything the user can fix, and RunInterrupted if a signal or `max_hours`
     ended the run early. Nothing of an earlier run is overwritten unless asked for.
@@ -377,7 +378,7 @@ def _judge_chosen(
 
 
 def _wants_card(config: RewardTrainerConfig, steps: int) -> bool:
-    """Whether a run of so many steps ends with a precision card."""
+    """Return whether a run of this many steps ends with a precision card."""
     wanted = config.monitor.precision_card
     if wanted == "auto":
         return config.model.precision != "fp32" or steps * config.run.batch_size >= CARD_WORTH

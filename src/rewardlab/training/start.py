@@ -276,7 +276,7 @@ def _resolve(
         steps = max(1, round(config.run.epochs * steps_per_epoch(num_groups, config.run.batch_size)))
     computed = decide_computing(base, config.model, config.compute, layout=layout, device=device, train=True)
     decided: dict[str, Any] = computed | {
-        # These three are permissions for this start; they are no property of the run, so its hash must not depend on
+        # These three are permissions for this start; they are not properties of the run, so its hash must not depend on
         # them.
         "overwrite": False,
         "resume": None,

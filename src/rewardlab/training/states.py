@@ -1,4 +1,4 @@
-"""What a run with `--cache-states` does besides: states before the first step, two checks of the scores they give.
+"""The additional work of a run with `--cache-states`: states before the first step, and two checks of their scores.
 
 Before training, some conversations are computed as a step computes them, and compared with what is looked up: noise
 that a model draws while it trains, or states that are not its own, would show there. After training, the saved folder
@@ -36,7 +36,7 @@ FIRST: Final = 4
 LAST: Final = 8
 """Preferences that the saved folder computes in the end, drawn by the run's seed."""
 FILE: Final = "states.json"
-"""What was looked up and how it was checked, beside the evaluations."""
+"""The file beside the evaluations that says what was looked up and how it was checked."""
 
 
 @dataclass(frozen=True, kw_only=True)

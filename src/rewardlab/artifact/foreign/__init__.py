@@ -1,1 +1,1 @@
-"""Reward models of other projects: which layout a folder has, its head, its rendering, and its own score."""
+"""Reward models of other projects: the layout of their folders, their heads, rendering and own scores."""

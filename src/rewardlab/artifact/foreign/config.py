@@ -1,4 +1,4 @@
-"""What an import has to be told. Imports no third-party package."""
+"""The settings of an import. Imports no third-party package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A foreign reward model as one of rewardlab's: the same backbone, and a head without bias that gives the raw score."""
+"""Converts a foreign reward model to rewardlab's form: the same backbone, and a head without bias for the raw score."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rewardlab.model.load import read_classifier, wrap
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel
 
 OF_THE_SOURCE: Final = ("mean", "std", "normalize_reward", "value_head_prefix", "auto_map", "summary_dropout_prob")
-"""Fields of a configuration that tell a project how to read its own head. Our head needs none of them, and a project
-that finds them would apply them once more."""
+"""Fields of a configuration by which a project knows how to read its own head. Our head does not need them, and a
+project that finds them would apply them a second time."""
 
 
 def as_reward_model(source: ForeignModel) -> RewardModel:
@@ -40,7 +40,7 @@ def as_reward_model(source: ForeignModel) -> RewardModel:
         )
     model = wrap(classifier, layout="padded", compute_dtype=torch.float32).eval()
     with torch.no_grad():
-        # Divided in float64, so that the quotient is rounded once.
+        # Divide in float64, so that the quotient is rounded only once.
         model.head.weight.copy_((source.weight.double() / source.std).float())
     config: Any = model.backbone.config
     for name in OF_THE_SOURCE:

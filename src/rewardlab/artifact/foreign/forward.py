@@ -1,6 +1,6 @@
 """The score that a foreign model gives by itself: plain transformers, its own head, and its own arithmetic.
 
-Nothing here goes through the scoring path of rewardlab, so that the two can be compared.
+Nothing here uses the scoring path of rewardlab, so that the two are independent and can be compared.
 """
 
 from __future__ import annotations

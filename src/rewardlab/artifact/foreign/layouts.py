@@ -1,14 +1,14 @@
 """The layouts in which other projects save reward models, and which of them a folder has.
 
 All of them are a decoder with one linear layer over its last hidden states, read at the last token. They differ in
-where that layer lies, what it is called, and what is done to its output:
+where that layer is stored, what its name is, and what is done to its output:
 
     seq-cls        score.weight in a …ForSequenceClassification     TRL RewardTrainer, ms-swift (seq_cls), Skywork
     v_head         v_head.summary.* among the weights, with a bias  TRL AutoModelForCausalLMWithValueHead
     value-head     value_head.safetensors or .bin beside them       LLaMA-Factory, ms-swift (older)
     linear-head    one layer of another name, mean and std          OpenRLHF (value_head_prefix), UltraRM
 
-What is found decides. Where more than one thing is found, or none, nothing is guessed.
+The files decide. If they hold no head, or more than one, nothing is guessed.
 """
 
 from __future__ import annotations
@@ -38,24 +38,25 @@ KINDS_OF: Final[Mapping[str, tuple[Kind, ...]]] = {
     "seq-cls": ("seq-cls",),
     "linear-head": ("linear-head",),
 }
-"""What `--layout` says -> the kinds of heads that it stands for."""
+"""Value of `--layout` -> the kinds of heads that it stands for."""
 HEAD_FILES: Final = ("value_head.safetensors", "value_head.bin")
 V_HEAD: Final = "v_head.summary"
 SCORE: Final = "score"
 KNOWN_HEADS: Final = ("value_head", SCORE, "regression_head", "regression_layer", "reward_head")
-"""Names of a linear head that are taken for one without being told; others need `--head`."""
+"""Names by which a linear head is recognised; others need `--head`."""
 PREFIX: Final = "pretrained_model."
-"""What TRL's wrapper puts before the names of the model inside it, under DeepSpeed ZeRO-3."""
+"""The prefix that TRL's wrapper puts before the names of the model inside it under DeepSpeed ZeRO-3."""
 IGNORED: Final = re.compile(
     r"(^|\.)(lm_head|embed_out|output_layer)\.(weight|bias)$|rotary_emb\.inv_freq$|\.(attn|attention)\.(bias|masked_bias)$"
 )
-"""Weights beside the backbone that take no part in a score: the output over words, and buffers of older versions."""
+"""Weights beside the backbone that do not affect a score: the output over the vocabulary, and buffers of older
+versions."""
 STATISTICS: Final = ("mean", "std")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ForeignModel:
-    """A foreign reward model as its files describe it; its weights are not read yet, but for those of the head.
+    """A foreign reward model as its files describe it. Of its weights, only those of the head have been read.
 
     Its score of a conversation is (w · h + bias − mean) / std, with h the last hidden state of the last token.
     """
@@ -63,9 +64,9 @@ class ForeignModel:
     folder: Path
     kind: Kind
     head: str
-    """The module that is the head, as its files call it."""
+    """The name of the head's module in the files."""
     weight: torch.Tensor
-    """[1, W] in float32."""
+    """[1, W] the weight of the head in float32."""
     bias: float
     mean: float = 0.0
     std: float = 1.0
@@ -78,12 +79,12 @@ class ForeignModel:
 
     @property
     def constant(self) -> float:
-        """What the source adds to every score: (bias − mean) / std."""
+        """The constant that the source adds to every score: (bias − mean) / std."""
         return (self.bias - self.mean) / self.std
 
     @property
     def key_mapping(self) -> dict[str, str] | None:
-        """How transformers has to rename the weights, if it has to."""
+        """The mapping by which transformers renames the weights; None if it need not."""
         return {f"^{re.escape(PREFIX)}": ""} if self.renamed else None
 
 
@@ -104,8 +105,8 @@ class _Found:
 def recognise(folder: Path, settings: ImportConfig) -> ForeignModel:
     """Return the reward model in a folder of another project, read as `settings` say.
 
-    Raises ModelError for files that are missing or damaged; ArtifactError for a head that is missing, ambiguous, has
-    several outputs or the wrong width, and for weights that no layout knows.
+    Raises ModelError for files that are missing or damaged; ArtifactError for a head that is missing, ambiguous, or has
+    several outputs or the wrong width, and for weights that belong to no known layout.
     """
     if not folder.is_dir():
         raise ModelError(
@@ -149,7 +150,8 @@ def recognise(folder: Path, settings: ImportConfig) -> ForeignModel:
 def _beside_backbone(
     folder: Path, config: Any, disk_class: Any, entries: Mapping[str, Entry]
 ) -> tuple[dict[str, float], dict[str, tuple[str, Entry]]]:
-    """Return (mean and std if the weights hold them, the weights that are not the backbone's by their bare names)."""
+    """Return (mean and std if they are among the weights, the weights that are not the backbone's by their bare
+    names)."""
     with told(str(folder), "no model can be built from config.json"), torch.device("meta"):
         classifier = disk_class._from_config(config)
     wanted = classifier.state_dict()
@@ -173,7 +175,7 @@ def _beside_backbone(
 
 
 def _heads(folder: Path, config: Any, rest: Mapping[str, tuple[str, Entry]]) -> list[_Found]:
-    """Return every head in the files. Raises ArtifactError for weights that belong to none."""
+    """Return every head in the files. Raises ArtifactError for weights that belong to no head."""
     modules: dict[str, dict[str, tuple[str, Entry]]] = {}
     for bare, (key, entry) in rest.items():
         module, _, part = bare.rpartition(".")
@@ -203,7 +205,7 @@ def _heads(folder: Path, config: Any, rest: Mapping[str, tuple[str, Entry]]) -> 
 
 
 def _kind_of(module: str, config: Any) -> Kind:
-    """Return the kind of a head among the weights, by its name and by what the configuration says."""
+    """Return the kind of a head among the weights, by its name and by the configuration."""
     if module == V_HEAD:
         return "v_head"
     classifier = any(SEQUENCE_CLASSIFIER in name for name in config.architectures or [])
@@ -213,7 +215,7 @@ def _kind_of(module: str, config: Any) -> Kind:
 
 
 def _in_own_file(file: Path) -> _Found:
-    """Return the head in a file of its own. Raises ArtifactError if it holds anything else."""
+    """Return the head in a separate file. Raises ArtifactError if the file holds anything else."""
     parts: dict[str, tuple[str, Entry]] = {}
     entries = entries_in(file)
     for key, entry in entries.items():
@@ -226,10 +228,10 @@ def _in_own_file(file: Path) -> _Found:
 
 
 def _choose(heads: list[_Found], folder: Path, config: Any, settings: ImportConfig) -> _Found:
-    """Return the one head. Raises ArtifactError, with a list of what was found, if it is not clear which it is."""
+    """Return the one head. Raises ArtifactError, with a list of all heads, if it is not clear which one is meant."""
     layout, name = settings.layout, settings.head
     found = f"Found: {'; '.join(map(str, heads)) or 'no linear layer beside the backbone'}."
-    # A layer called `score` means the same to OpenRLHF and to a classifier, whichever way it was recognised.
+    # A layer called `score` may be OpenRLHF's or a classifier's, whichever kind was recognised.
     fitting = [
         replace(one, kind=_as_asked(one, layout))
         for one in heads
@@ -237,7 +239,7 @@ def _choose(heads: list[_Found], folder: Path, config: Any, settings: ImportConf
     ]
     asked = (f" of --layout {layout}" if layout != "auto" else "") + (f" called {name!r}" if name else "")
     if not fitting:
-        lost = " so every reward is lost: a base model is no reward model." if not heads else ""
+        lost = " so every reward is lost: a base model is not a reward model." if not heads else ""
         raise ArtifactError(f"{folder}: no head{asked},{lost or ' though there is another.'} {found}")
     if len(fitting) > 1:
         raise ArtifactError(
@@ -255,7 +257,7 @@ def _choose(heads: list[_Found], folder: Path, config: Any, settings: ImportConf
 
 
 def _as_asked(one: _Found, layout: Layout) -> Kind:
-    """Return the kind of a head, where a layer called `score` may be of two."""
+    """Return the kind of a head; `layout` decides between the two kinds that a layer called `score` may have."""
     if one.name == SCORE and layout in ("openrlhf", "linear-head"):
         return "linear-head"
     return "seq-cls" if one.name == SCORE and layout == "seq-cls" else one.kind

@@ -1,4 +1,4 @@
-"""The renderer of a foreign model: chosen by whoever imports it, never guessed."""
+"""The renderer of a foreign model, which the user chooses; it is never guessed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
 
 WORDS: Final = ("auto", "template", "plain", "concat")
-"""What `--chat-template` may say besides the name of a file."""
+"""The values of `--chat-template` besides the name of a file."""
 MAX_TEMPLATE: Final = 1 << 20
 """Largest template in bytes, as in a reward-model folder."""
 STRIPPED: Final = (
     "{% if not add_generation_prompt %}{% set rendered = rendered.rstrip('\\n') %}"
     "{% if not rendered.endswith(EOS) %}{% set rendered = rendered + ' ' + EOS %}{% endif %}{% endif %}{{ rendered }}"
 )
-"""What `--eos strip` makes of the text `rendered`: the end that OpenRLHF gives it, by which its own EOS is at the end
-of what it reads. A blank stands before an EOS that is added."""
+"""The template code of `--eos strip`, which ends the text `rendered` as OpenRLHF does, so that its EOS is the last
+token that it reads. A blank is put before an EOS that is added."""
 EXPLAINED: Final = (
     "Say with --chat-template how its training data were rendered: the name of a FILE with the Jinja text of the "
     "template; plain, a transcript of turns (Human: … Assistant: …) that ends in EOS; or concat, the texts one after "
@@ -64,7 +64,7 @@ def _template(tokenizer: Any, wanted: str, folder: Path) -> Literal["template", 
     """Give the tokenizer the template of a file, if one is named; return how it is rendered."""
     own = tokenizer.chat_template
     if isinstance(own, dict):
-        # Named templates: the one called default is what engines take that are told no name.
+        # Of several named templates, engines use the one called `default` unless a request names another.
         own = tokenizer.chat_template = own.get("default")
     if wanted in ("plain", "concat"):
         return "plain" if wanted == "plain" else "concat"
@@ -76,7 +76,7 @@ def _template(tokenizer: Any, wanted: str, folder: Path) -> Literal["template", 
 
 
 def _read(file: Path) -> str:
-    """Return the text of a template. Raises ConfigError if there is no such file, or if it is no template."""
+    """Return the text of a template. Raises ConfigError if there is no such file, or if it is not a template."""
     if not file.is_file():
         raise ConfigError(f"--chat-template {file}: neither one of {', '.join(WORDS)} nor a file. {EXPLAINED}")
     if file.stat().st_size > MAX_TEMPLATE:
@@ -86,15 +86,15 @@ def _read(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise ConfigError(f"--chat-template {file}: it is not a text in UTF-8 ({error.reason}).") from error
     if "messages" not in text:
-        raise ConfigError(f"--chat-template {file}: it does not mention `messages`, so it is no chat template.")
+        raise ConfigError(f"--chat-template {file}: it does not mention `messages`, so it is not a chat template.")
     return text
 
 
 def _with_bos(draft: Renderer, settings: ImportConfig, template: str, folder: Path) -> str:
-    """Return the template with a BOS in front, if that is the settings.
+    """Return the template, with a BOS in front if the settings want one.
 
-    Raises ConfigError if it is open whether there is to be one: the tokenizer puts it in front of every text, and the
-    template, whose rendering is tokenised without additions, writes none.
+    Raises ConfigError if it is unclear whether there should be one: the tokenizer puts one in front of every text, but
+    the template, whose rendering is tokenised without additions, writes none.
     """
     tokenizer, written = draft.tokenizer, draft.spec.num_bos
     bos = tokenizer.bos_token
@@ -134,7 +134,7 @@ def _with_eos(draft: Renderer, settings: ImportConfig, template: str) -> str:
         return template
     eos = draft.tokenizer.eos_token
     require(eos is not None, f"--eos {settings.eos}: this tokenizer has no EOS token. Leave it out.")
-    # Jinja drops one line break at the end of a template; with something behind it, that would stay.
+    # Jinja drops one line break at the end of a template, but not if something follows it: remove it here.
     template = template.removesuffix("\n")
     if settings.eos == "strip":
         # The line break is that of the tag, which takes one away. The + keeps the blanks before the last tag.

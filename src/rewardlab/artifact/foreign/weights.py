@@ -1,6 +1,6 @@
 """The weight files of a foreign model: names and shapes, and single weights, from safetensors or pickles.
 
-Pickles are read by `torch.load(weights_only=True)` alone, which runs none of their code.
+Pickles are read only by `torch.load(weights_only=True)`, which runs none of their code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Entry:
     file: Path
     shape: tuple[int, ...]
     dtype: str
-    """As the file says it: `F32`, or `torch.float32` of a pickle."""
+    """The dtype as the file names it: `F32`, or `torch.float32` in a pickle."""
 
 
 def entries_of(folder: Path) -> dict[str, Entry]:
@@ -76,7 +76,7 @@ def _pickles(folder: Path) -> list[Path]:
 
 
 def _read_pickle(file: Path) -> Mapping[str, Tensor]:
-    """Return the weights in a pickle, mapped from the disk where its format allows it."""
+    """Return the weights in a pickle, memory-mapped if its format allows that."""
     try:
         content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except pickle.UnpicklingError as error:
@@ -87,5 +87,5 @@ def _read_pickle(file: Path) -> Mapping[str, Tensor]:
     except Exception as error:  # torch raises errors of many types for a damaged file
         raise DAMAGED_BASE.of(f"{file}: damaged, or cut off ({type(error).__name__}).") from error
     if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise DAMAGED_BASE.of(f"{file}: it is no table of weights by name.")
+        raise DAMAGED_BASE.of(f"{file}: it is not a table of weights by name.")
     return content

@@ -1,7 +1,7 @@
 """Checks that look at rows together: duplicates, contradictions, cycles, leaks between splits.
 
-Rows are compared within their split, as hashes. Each function returns scores of all rows; legend as in `facts`, and N
-distinct things of a kind.
+Rows are compared within their split, by hashes. Each function returns scores of all rows. The legend is that of
+`facts`; N counts distinct things of a kind.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def numbers_of(*columns_N: Integers) -> Numbers:
 
 
 def duplicates(facts: Facts, near: float) -> Scored:
-    """Rows that are there before, and pairs that were judged alike before."""
+    """Score rows that an earlier row equals, and pairs that an earlier row has judged alike."""
     del near
     rows_P = numbers_of(facts.parts_P, facts.rows_P)
     earlier_P = _earlier(rows_P)
@@ -57,7 +57,7 @@ def duplicates(facts: Facts, near: float) -> Scored:
     winner_J = np.where(first_wins_J, facts.first_J, facts.second_J)
     loser_J = np.where(first_wins_J, facts.second_J, facts.first_J)
     pairs_J = numbers_of(parts_J, prompts_J, winner_J, loser_J, is_tie_J.astype(np.int8))
-    # What a row says twice itself, as annotators do, is not said before.
+    # Annotators of one row may judge a pair alike; only a judgement of an earlier row makes a duplicate.
     first_owner_N = np.full(int(pairs_J.max(initial=-1)) + 1, len(rows_P), dtype=np.int64)
     np.minimum.at(first_owner_N, pairs_J, facts.owners_J)
     again_P = np.bincount(facts.owners_J[first_owner_N[pairs_J] < facts.owners_J], minlength=len(rows_P))
@@ -73,7 +73,7 @@ def duplicates(facts: Facts, near: float) -> Scored:
 
 
 def near_duplicates(facts: Facts, near: float) -> Scored:
-    """Rows, and prompts, that are alike to others but not the same."""
+    """Score rows and prompts that are similar to others but not equal."""
     sizes_P, is_first_P, rows = _alike(facts.parts_P, facts.whole_P, facts.whole_signatures_PH, near)
     prompt_sizes_P, _, prompts = _alike(facts.parts_P, facts.texts.prompts_P, facts.prompt_signatures_PH, near)
     return Scored(
@@ -86,9 +86,9 @@ def near_duplicates(facts: Facts, near: float) -> Scored:
 
 
 def _alike(parts_P: Integers, texts_P: Hashes, signatures_PH: Signatures, near: float) -> tuple[Numbers, Mask, int]:
-    """Return ([P] different texts of the group of each text, [P] whether a row need not go, number of groups).
+    """Return ([P] different texts of the group of each text, [P] whether a row may stay, number of groups).
 
-    The first text of a group need not go, nor do rows with the same text as an earlier row, which other checks find.
+    The first text of a group may stay, and so may rows with the same text as an earlier row, which other checks find.
     """
     sizes_P = np.zeros(len(parts_P), dtype=np.int64)
     stays_P = np.ones(len(parts_P), dtype=bool)
@@ -100,7 +100,7 @@ def _alike(parts_P: Integers, texts_P: Hashes, signatures_PH: Signatures, near: 
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
         first_N, of_own = first_N[order], rank[of_own.reshape(-1)]
-        # Texts in the order of their first rows: groups are numbered by their first text.
+        # Put the texts in the order of their first rows, since groups are numbered by their first text.
         groups_N = near_groups(signatures_PH[own[first_N]], threshold=near)
         sizes_G = np.bincount(groups_N, minlength=1)
         _, first_text_G = np.unique(groups_N, return_index=True)
@@ -114,7 +114,7 @@ def _alike(parts_P: Integers, texts_P: Hashes, signatures_PH: Signatures, near: 
 
 
 def contradictions(facts: Facts, near: float) -> Scored:
-    """Pairs that are judged both ways, and judgements that go round."""
+    """Score pairs that are judged both ways, and judgements that form a cycle (A beats B beats C beats A)."""
     del near
     votes = _votes(facts)
     up_N = np.bincount(votes.pairs_V, votes.signs_V > 0, minlength=votes.num_pairs) > 0
@@ -166,7 +166,7 @@ def _votes(facts: Facts) -> _Votes:
     lean_J = np.where(first_J < second_J, 1.0, -1.0) * (facts.label_J[different_J].astype(np.float64) - 0.5)
     pairs_J = numbers_of(low_J, high_J)
     _, first_N = np.unique(pairs_J, return_index=True)
-    # Judgements without an annotator are votes of their own.
+    # Each judgement without an annotator is a separate vote.
     single_J = np.where(facts.has_annotator_J[different_J], -1, np.arange(len(pairs_J)))
     of_J = numbers_of(pairs_J, owners_J, single_J)
     _, first_V = np.unique(of_J, return_index=True)
@@ -182,9 +182,9 @@ def _votes(facts: Facts) -> _Votes:
 
 
 def _cycles(votes: _Votes) -> tuple[Numbers, int]:
-    """Return ([pairs] replies of the cycle that a pair is part of, 0 if it is part of none; number of cycles).
+    """Return ([pairs] number of replies in the cycle that a pair belongs to, 0 without one; number of cycles).
 
-    A pair counts as most of its votes say, so that two replies alone make no cycle.
+    Each pair counts once, by the majority of its votes, so that two replies alone cannot form a cycle.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -199,7 +199,7 @@ def _cycles(votes: _Votes) -> tuple[Numbers, int]:
     graph = coo_array((np.ones(len(edges), dtype=np.float32), (better, worse)), shape=(size, size))
     _, component = connected_components(graph, directed=True, connection="strong")
     sizes = np.bincount(component)
-    # Majorities of the annotators of one row may go round though each of them is consistent (Condorcet 1785).
+    # The majorities of one row's annotators may form a cycle though each annotator is consistent (Condorcet 1785).
     sizes[_of_one_row(votes, component)] = 0
     cycle_N = np.zeros(votes.num_pairs, dtype=np.int64)
     inside = component[better] == component[worse]
@@ -208,7 +208,7 @@ def _cycles(votes: _Votes) -> tuple[Numbers, int]:
 
 
 def _of_one_row(votes: _Votes, component: Integers) -> Mask:
-    """Return [components] whether all votes within it are of annotators of one row."""
+    """Return [components] whether all votes within a component come from annotators of one row."""
     low_V, high_V = component[votes.low_N[votes.pairs_V]], component[votes.high_N[votes.pairs_V]]
     inside_V = (low_V == high_V) & (votes.signs_V != 0)
     of_V, owners_V = low_V[inside_V], votes.owners_V[inside_V]
@@ -227,7 +227,7 @@ def _replies_in(votes: _Votes, cycle_N: Numbers) -> int:
 
 
 def longer_wins(facts: Facts, near: float) -> Scored:
-    """Prompts in whose judgements the longer reply always wins."""
+    """Score prompts in whose judgements the longer reply always wins."""
     del near
     prompts_P = numbers_of(facts.parts_P, facts.texts.prompts_P)
     decided_J = (facts.label_J != 0.5) & (facts.longer_J != 0)
@@ -251,7 +251,7 @@ def longer_wins(facts: Facts, near: float) -> Scored:
 
 
 def leaks(facts: Facts, near: float) -> Scored:
-    """Rows of which a later split has the prompt, the conversation, or a prompt that is alike."""
+    """Score rows whose prompt or conversation, or a similar prompt, is also in a later split."""
     if len(np.unique(facts.parts_U)) < 2:
         return Scored(scores={}, counts={})
     prompts_P = numbers_of(facts.texts.prompts_P)

@@ -1,7 +1,7 @@
-"""What an audit keeps of each row: its scores by the checks that need no other row, and its texts as hashes.
+"""The facts that an audit keeps about each row: its scores by checks that need no other row, and hashes of its texts.
 
-Computed chunk by chunk, in worker processes. A row takes about 1.3 kB, most of it two MinHash signatures, however
-long its texts are. Legend: U rows (in long-form data, pairs of rows), P those of them that are preferences, R the
+They are computed chunk by chunk, in worker processes. A row takes about 1.3 kB, most of it two MinHash signatures,
+however long its texts are. Legend: U rows (in long-form data, pairs of rows), P the rows that are preferences, R the
 replies of all preferences, J their judgements, H permutations.
 """
 
@@ -23,9 +23,9 @@ Scores = npt.NDArray[np.float32]
 ROW_CHECKS = tuple(check.name for check in (*OF_ROWS, *AGAINST))
 """The checks whose scores need no other row: the columns of `scores_UC`."""
 CUTS = ("prompt tokens cut", "replies shortened", "reply tokens cut", "replies left out", "rows left out")
-"""What truncation does: the columns of `cuts_UX`. Each conversation of a row is cut by itself, and counts."""
+"""The effects of truncation: the columns of `cuts_UX`. Each conversation of a row is cut, and counted, by itself."""
 MAX_DETAILS = 1_000
-"""Rows of each check about which is kept what was found."""
+"""For each check, details of what was found are kept for at most this many rows."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -79,7 +79,7 @@ class Facts:
         return self.parts_U[self.kept_U]
 
     def spread(self, scores_P: npt.NDArray) -> Scores:
-        """Return [U] the scores of preferences as scores of rows, 0 for those that are none."""
+        """Return [U] the scores of preferences as scores of rows, 0 for rows that are not preferences."""
         scores_U = np.zeros(len(self.kept_U), dtype=np.float32)
         scores_U[self.kept_U] = scores_P
         return scores_U

@@ -1,4 +1,4 @@
-"""The cleaned files of an audit: the rows that stay as they stood, and a trace of every row that went.
+"""The cleaned files of an audit: the rows that stay, unchanged, and a trace of every row that was removed.
 
 Rows are only ever removed: no text and no label is changed.
 """
@@ -52,7 +52,7 @@ class Outputs:
     """The cleaned file of each dataset; empty without `--fix`."""
     trace: Path | None
     stamps: Sequence[Stamp]
-    """What each dataset's files were like when they were first looked at."""
+    """Size and time of each dataset's files before they were read, to notice later changes."""
 
     def write(self, audit: Audit) -> list[str]:
         """Write what `--json` and `--scores` ask for, and return what was written, in words."""
@@ -70,7 +70,7 @@ class Outputs:
 
 @dataclass(frozen=True, kw_only=True)
 class Removed:
-    """A row that goes, and one reason why. A row can have several."""
+    """A row that is removed, and one reason. A row can have several."""
 
     row: int
     check: str
@@ -125,10 +125,10 @@ def _file_names(sources: Sequence[Source]) -> list[str]:
 
 
 def removals(audited: Audited, remove: Sequence[str]) -> tuple[list[Removed], Mask]:
-    """Return (every row that goes with why, [U] whether a row stays).
+    """Return (every row to remove with its reason, [U] whether a row stays).
 
-    Rows that are flagged by themselves go first. Then those of each check across rows, judged among the rows that are
-    still there, until no check flags any: a duplicate of a row that has gone stays.
+    Rows that are flagged by themselves go first. Then each check across rows is computed among the rows that are still
+    there, until none flags any row. So a duplicate stays if the row that it copies was removed.
     """
     facts, checks = audited.facts, audited.checks
     found: list[Removed] = []

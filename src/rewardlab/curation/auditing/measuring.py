@@ -1,4 +1,4 @@
-"""From a chunk of rows to what the audit keeps of them; runs in worker processes."""
+"""Measures a chunk of rows: what an audit keeps of each. Runs in worker processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rewardlab.data.roots import Texts
 from rewardlab.data.rows import FILTERS
 
 RUN_WORDS: Final = 4
-"""Words of a run that is looked for twice in a reply."""
+"""Length in words of the runs whose repetition in a reply is counted."""
 REPEATING_WORDS: Final = 40
 """Shortest reply that is looked at for repetition."""
 PROMPT_WORDS: Final = 8
@@ -39,15 +39,15 @@ BY_CAUSE: Final = {
     "no_comparison": "ties",
     "tied_ranking": "ties",
 }
-"""Why reading drops a row -> the check that it fails besides `unusable-rows`."""
+"""Cause for which reading drops a row -> the check that it fails besides `unusable-rows`."""
 _KNOWN: Final = WordHashes()
-"""Hashes of words that earlier chunks had, since most words come again."""
+"""Hashes of the words of earlier chunks, kept because most words occur again."""
 COLUMN: Final = {name: number for number, name in enumerate(ROW_CHECKS)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is measured of a row, the same for all rows of a dataset."""
+    """How rows are measured, the same for all rows of a dataset."""
 
     source: int
     part: int
@@ -55,11 +55,11 @@ class Plan:
     limit: int | None
     """Longest conversation that fits."""
     renderer: Renderer | None
-    """To count in its tokens, without a limit of its own; None counts words."""
+    """Counts tokens, without a length limit; None to count words."""
     cutting: Renderer | None
-    """The same with the limit and the rule by which training cuts; None without a limit in tokens."""
+    """The same renderer with the limit and the truncation rule of training; None without a limit in tokens."""
     others: Others | None
-    """What the prompts are compared with."""
+    """The other data with which the prompts are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def measure(plan: Plan, rows: Sequence[ReadRow]) -> Facts:
 
 
 class _Found:
-    """Scores and what was found, as they are collected."""
+    """Collects scores, and details of what was found."""
 
     def __init__(self, num_rows: int) -> None:
         self.scores_UC = np.zeros((num_rows, len(ROW_CHECKS)), dtype=np.float32)
@@ -112,7 +112,7 @@ class _Found:
         self.details: dict[str, dict[int, str]] = {}
 
     def note(self, check: str, row: int, score: float, detail: str = "") -> None:
-        """Keep the score of a row, unless it has a higher one, and what was found."""
+        """Keep the score of a row and what was found in it, unless the row has a higher score already."""
         if score > self.scores_UC[row, COLUMN[check]]:
             self.scores_UC[row, COLUMN[check]] = score
             if detail:
@@ -139,7 +139,7 @@ def _words(preference: Preference, known: WordHashes) -> _Words:
 
 def _score_dropped(rows: Sequence[ReadRow], found: _Found) -> None:
     for number, row in enumerate(rows):
-        # A filter that a flag asks for is no defect.
+        # A row that a filter of the settings drops has no defect.
         if row.cause is not None and row.cause not in FILTERS:
             detail = f"{row.cause}: {row.detail}"
             found.note("unusable-rows", number, 1, detail)
@@ -148,7 +148,7 @@ def _score_dropped(rows: Sequence[ReadRow], found: _Found) -> None:
 
 
 def _score_prompt(number: int, preference: Preference, own: _Words, markers: Markers | None, found: _Found) -> None:
-    """Score control tokens that are typed, and prompts that come again in a reply."""
+    """Score typed control tokens, and prompts that are repeated in a reply."""
     typed = [token for turn in preference.prompt for token in of_text.control_tokens(turn.content)]
     num_typed = len(typed)
     if markers is not None:
@@ -160,7 +160,7 @@ def _score_prompt(number: int, preference: Preference, own: _Words, markers: Mar
 
 
 def _score_replies(number: int, preference: Preference, own: _Words, found: _Found) -> None:
-    """Score what stands in the replies: marks of templates, refusals, endings in the middle."""
+    """Score the texts of replies: marks of templates, refusals, replies that stop in the middle."""
     marks: list[str] = []
     refusals: list[str] = []
     endings: list[str] = []
@@ -182,7 +182,7 @@ def _score_damage(number: int, preference: Preference, find_damage: Callable[[st
 
 
 def _score_judgements(number: int, row: ReadRow, own: _Words, keys: Sequence[int], found: _Found) -> None:
-    """Score what is judged: ties, replies that are the same, replies of very different length."""
+    """Score the judgements: ties, equal replies, replies of very different length."""
     assert row.preference is not None
     judged = row.preference.comparisons
     found.note("ties", number, (row.parsed.skipped_ties if row.parsed else 0) + sum(one.label == 0.5 for one in judged))
@@ -194,12 +194,12 @@ def _score_judgements(number: int, row: ReadRow, own: _Words, keys: Sequence[int
 
 
 def _score_repetition(of_P: Sequence[int], words: Sequence[_Words], found: _Found) -> None:
-    """Score each row by the largest share of runs of words that a reply has said before."""
+    """Score each row by the largest share of a reply's runs of words that occur earlier in that reply."""
     replies = [reply for own in words for reply in own.replies]
     owners = np.repeat(np.array(of_P, dtype=np.int64), [len(own.replies) for own in words])
     hashes, offsets = shingles_of(replies, RUN_WORDS)
     counts = np.diff(offsets)
-    # The reply in the upper bits and the run in the lower ones: sorted, equal runs of a reply stand side by side.
+    # The upper bits hold the reply, the lower ones the run: after sorting, equal runs of a reply are neighbours.
     keys = np.repeat(np.arange(len(replies), dtype=np.uint64) << np.uint64(40), counts) | (hashes >> np.uint64(24))
     keys.sort()
     again = np.bincount((keys[1:][keys[1:] == keys[:-1]] >> np.uint64(40)).astype(np.int64), minlength=len(replies))
@@ -208,7 +208,7 @@ def _score_repetition(of_P: Sequence[int], words: Sequence[_Words], found: _Foun
 
 
 def _score_words(of_P: Sequence[int], words: Sequence[_Words], limit: int, found: _Found) -> None:
-    """Score what of the longest conversation, and of the longest reply, is above a limit in words."""
+    """Score how many words the longest conversation, and the longest reply, have above a limit."""
     for number, own in zip(of_P, words, strict=True):
         for reply in own.replies:
             length = own.system + len(own.prompt) + len(reply)
@@ -224,7 +224,7 @@ def _score_tokens(
     cutting: Renderer | None,
     found: _Found,
 ) -> None:
-    """Score what does not fit a limit in tokens, and replies that cannot be rendered."""
+    """Score how many tokens do not fit a limit, and how many replies cannot be rendered."""
     for number, preference, rendered in zip(of_P, kept, rendered_P, strict=True):
         whole = {place: one for place, one in enumerate(rendered) if isinstance(one, Rendered)}
         refused = [one for one in rendered if isinstance(one, RenderError)]
@@ -232,14 +232,15 @@ def _score_tokens(
             found.note("template-refuses", number, len(refused), str(refused[0]))
         if cutting is not None and any(len(one.token_ids) > cutting.spec.max_length for one in whole.values()):
             cuts = _score_cuts(number, preference, whole, cutting, found)
-            # A row that the template refuses is left out whatever its length.
+            # Training leaves out a row that the template refuses, whatever its length, so it cuts nothing of it.
             found.cuts_UX[number] = 0 if refused else cuts
 
 
 def _score_cuts(
     number: int, preference: Preference, whole: Mapping[int, Rendered], cutting: Renderer, found: _Found
 ) -> list[int]:
-    """Score conversations above the limit; return what the rule of truncation does to the row, as `CUTS` lists it."""
+    """Score conversations above the limit; return the effects of the truncation rule on the row, in the order of
+    `CUTS`."""
     limit = cutting.spec.max_length
     fitting: dict[int, Rendered] = {}
     too_long = 0
@@ -322,7 +323,10 @@ def _reply_keys(texts: Texts, num_preferences: int) -> list[list[int]]:
 
 
 def _canonical(preference: Preference, keys: Sequence[int], known: WordHashes) -> tuple[object, ...]:
-    """Return replies and judgements in an order of their own, so that a pair told the other way round is the same."""
+    """Return replies and judgements sorted by the replies' hashes.
+
+    So two rows with the same pair are equal even if they list its replies in a different order.
+    """
     judgements = []
     for one in preference.comparisons:
         first, second, label = keys[one.first], keys[one.second], one.label
@@ -333,9 +337,10 @@ def _canonical(preference: Preference, keys: Sequence[int], known: WordHashes) -
 
 
 def _hashed(values: Sequence[tuple[object, ...]], texts: Texts) -> Hashes:
-    """Return [P] a hash of each preference's prompt and of what is given of it: numbers, and tuples of them.
+    """Return [P] a hash of each preference's prompt together with its entry of `values`: numbers and tuples of them.
 
-    Unlike those of texts, Python's hashes of numbers and of tuples of numbers are the same in every process.
+    Python's `hash` can be used, since its hashes of numbers and of tuples of numbers, unlike those of texts, are the
+    same in every process.
     """
     prompts = texts.prompts_P.tolist()
     hashes = [hash((prompt, *value)) & (2**64 - 1) for prompt, value in zip(prompts, values, strict=True)]

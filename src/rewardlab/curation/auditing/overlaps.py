@@ -1,4 +1,4 @@
-"""The prompts of other data, of which none should be among the rows that are audited: suites, or any dataset."""
+"""The prompts of other data (suites, or any dataset), none of which should be among the audited rows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,14 @@ from rewardlab.data.sources import first_rows_in
 from rewardlab.data.suites.reading import folder_of, read_suite, require_suites
 
 LENGTHS: Final = (13, 8)
-"""Words of the runs that are compared: GPT-3 removed what shared 13 (Brown et al. 2020), PaLM counted runs of 8."""
+"""Lengths in words of the runs that are compared: GPT-3 removed texts that shared a run of 13 (Brown et al. 2020), PaLM
+counted shared runs of 8."""
 SUITES: Final = get_args(SuiteName)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Places:
-    """Hashes, sorted, and where each is from."""
+    """Sorted hashes, and the item from which each comes."""
 
     hashes_G: Hashes
     of_G: Numbers
@@ -36,7 +37,7 @@ class Places:
 
     @classmethod
     def of(cls, hashes: Sequence[Hashes], items: Sequence[Numbers]) -> Places:
-        """Return all hashes once, each with the first of its items."""
+        """Return all distinct hashes, each with the first item that has it."""
         found, first = np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]), return_index=True)
         return cls(hashes_G=found, of_G=np.concatenate([np.zeros(0, np.int64), *items])[first])
 
@@ -58,7 +59,7 @@ class Others:
     runs: tuple[Places, ...]
     """The runs of words of each of `LENGTHS`."""
     unread: int
-    """Rows of datasets that have no prompt that could be read."""
+    """Number of rows of datasets whose prompt could not be read."""
 
     def score(
         self,
@@ -67,7 +68,10 @@ class Others:
         words: Sequence[list[int]],
         note: Callable[[str, int, float, str], None],
     ) -> None:
-        """Score rows by what their prompts, as hashes and as hashes of their words, have in common with these."""
+        """Score rows by what their prompts have in common with these.
+
+        `prompts_P` are hashes of whole prompts, `words` the hashes of the words of each prompt.
+        """
         for row, item in zip(rows, self.prompts.find(prompts_P).tolist(), strict=True):
             if item >= 0:
                 note("overlap-prompts", row, 1, self.names[item])
@@ -82,7 +86,7 @@ class Others:
 
 
 def read_others(names: Sequence[str], *, split: str, suite_data: Path | None, rules: Rules) -> Others:
-    """Return the prompts of suites and of datasets, by their names.
+    """Return the prompts of the suites and datasets with these names.
 
     Raises DataError and ConfigError as the readers of both do.
     """
@@ -114,14 +118,14 @@ def read_others(names: Sequence[str], *, split: str, suite_data: Path | None, ru
 
 
 def text_of_prompt(prompt: Conversation) -> str:
-    """Return the text of a prompt by which it is compared: without its system turn, which says nothing of it."""
+    """Return the text by which a prompt is compared: without its system turn, which many prompts share."""
     return "\n".join(turn.content for turn in prompt if turn.role != "system")
 
 
 def _prompts(
     names: Sequence[str], suites: Sequence[str], split: str, suite_data: Path | None, rules: Rules
 ) -> Iterator[tuple[str, Conversation | None]]:
-    """Yield (item, its prompt; None if it cannot be read)."""
+    """Yield (item, its prompt), with None for a prompt that cannot be read."""
     for suite in suites:
         for item in read_suite(suite, folder_of(suite, suites, suite_data)).items:
             yield f"{suite}/{item.id}", item.prompt
@@ -132,7 +136,7 @@ def _prompts(
 
 
 def _has_prompts_alone(source: Source) -> bool:
-    """Whether the rows of a dataset have a prompt, and are no preferences."""
+    """Return whether the rows of a dataset have prompts but are not preferences."""
     return any(
         "prompt" in row and not any(schema.fits(row) for schema in SCHEMAS) for _, row in first_rows_in([source])
     )
@@ -153,5 +157,5 @@ def _bare_prompts(source: Source) -> Iterator[tuple[str, Conversation | None]]:
 
 
 def _long_enough(texts: Sequence[list[int]], length: int) -> list[list[int]]:
-    """Return texts with those of fewer words than a run left empty: they have no run."""
+    """Return the texts, those with fewer words than a run replaced by empty ones, since they have no run."""
     return [words if len(words) >= length else [] for words in texts]

@@ -1,4 +1,7 @@
-"""Every check of an audit by name: what it means, what its score is, when a row is flagged, how many rows may be."""
+"""Every check of an audit: its name, its meaning, its score, its threshold, and how many rows it may flag.
+
+Reports, the defaults of `--remove` and the docs follow this table; the functions that score are found by these names.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from rewardlab.core.terminal import short
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """Rows that may be flagged before the audit fails."""
+    """How many rows may be flagged before the audit fails."""
 
     number: float
     is_share: bool = False
@@ -23,7 +26,7 @@ class Limit:
         return f"{100 * self.number:g}%" if self.is_share else f"{self.number:g}"
 
     def allows(self, flagged: int, rows: int) -> bool:
-        """Whether so many flagged rows of all are within the limit."""
+        """Return whether `flagged` of `rows` rows are within the limit."""
         return flagged <= (self.number * rows if self.is_share else self.number)
 
 
@@ -33,12 +36,12 @@ class Check:
 
     name: str
     meaning: str
-    """In one line."""
+    """The defect in one line."""
     score: str
-    """What the number of a row is."""
+    """What the score of a row counts."""
     threshold: float
     limit: Limit | None = None
-    """None: no number of flagged rows fails the audit."""
+    """The number of rows that may be flagged; None if the check never fails the audit."""
     is_removed: bool = False
     """Whether `--fix` removes its rows unless `--remove` says otherwise."""
 
@@ -191,7 +194,7 @@ ACROSS: Final = (
     ),
     Check(
         name="leaked-conversations",
-        meaning="a later split has rows of the same conversation: first turn, or a reply that is no phrase",
+        meaning="a later split has rows of the same conversation: first turn, or a reply that is not a phrase",
         score="rows of later splits with this root",
         threshold=1,
     ),

@@ -1,4 +1,4 @@
-"""The nouns of an audit: what a check found, and all that was found."""
+"""The results of an audit: the finding of each check, and all of them together."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rewardlab.curation.shingles import Numbers
 
 @dataclass(frozen=True, kw_only=True)
 class ReadSource:
-    """What became of the rows of one dataset; kept + dropped = read."""
+    """How many rows of a dataset were kept and dropped; kept + dropped = read."""
 
     label: str
-    """Beginning of the places of its rows."""
+    """The beginning of the places (`file:line`) of its rows."""
     split: str
     read: int
     kept: int
@@ -34,7 +34,7 @@ class ReadSource:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Finding:
-    """What one check found. Rows are indices into the rows of the audit."""
+    """The rows that one check flagged. Rows are indices into the rows of the audit."""
 
     check: Check
     rows_F: Numbers
@@ -42,13 +42,13 @@ class Finding:
     scores_F: Scores
     """[F] their scores."""
     share: Estimate
-    """Share of the rows looked at that are flagged."""
+    """Share of the checked rows that are flagged."""
     counts: Mapping[str, int]
-    """Exact counts of other things than rows: pairs, groups, prompts."""
+    """Exact counts of things that are not rows: pairs, groups, prompts."""
     details: Mapping[int, str]
     """Row -> what was found in it, for the first rows."""
     num_rows: int
-    """Rows looked at."""
+    """Number of rows checked."""
 
     @property
     def flagged(self) -> int:
@@ -57,20 +57,20 @@ class Finding:
 
     @property
     def is_above_limit(self) -> bool:
-        """Whether more rows are flagged than the limit allows."""
+        """Return whether more rows are flagged than the limit allows."""
         return self.check.limit is not None and not self.check.limit.allows(self.flagged, self.num_rows)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audit:
-    """What is wrong with datasets, check by check."""
+    """The results of all checks of an audit."""
 
     sources: Sequence[ReadSource]
     findings: Sequence[Finding]
     not_run: Mapping[str, str]
     """Checks that were not run -> what they need."""
     notes: Sequence[str]
-    """How it was done, where that depends on what is installed or asked for."""
+    """How the audit was done, where that depends on installed packages or on settings."""
     labels_U: Sequence[str]
     """Dataset -> beginning of places, by the index in `sources_U`."""
     sources_U: Numbers

@@ -1,4 +1,8 @@
-"""Read datasets once, row by row in all workers, and score every row by every check."""
+"""Read datasets once, row by row in all workers, and score every row by every check.
+
+Checks of single rows run in the workers, which return only scores and hashes (`facts`); checks across rows then run in
+this process on those. So no text has to stay in memory.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +36,13 @@ from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")
 EVALUATING: Final = ("validation", "valid", "val", "dev", "eval", "test")
-"""Splits that come after all others, in this order, where `--splits` does not say."""
+"""Splits that come after all others, in this order, unless `--splits` gives the order."""
 SEED: Final = 0
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audited:
-    """An audit, and what it takes to clean the datasets."""
+    """An audit, and all that is needed to clean the datasets."""
 
     audit: Audit
     facts: Facts
@@ -50,7 +54,7 @@ class Audited:
 
 
 def audit_rows(config: AuditConfig) -> Audited:
-    """Return what is wrong with the datasets that the configuration names.
+    """Audit the datasets that the configuration names.
 
     Raises DataError if one cannot be read, ConfigError if a split is asked of a single file, RenderError if there is no
     tokenizer for `--model`.
@@ -95,9 +99,10 @@ def judge(
     sources: Sequence[ReadSource],
     notes: Sequence[str],
 ) -> Audit:
-    """Return what the checks say about rows."""
+    """Return the audit of rows by their facts: every check that was asked for, its flagged rows and its counts."""
     across = across_scores(facts, config.near)
     unasked = config.unasked
+    # Checks for leaks give no scores if all rows belong to one split.
     if not across.scores.keys() >= set(LEAKS):
         unasked |= dict.fromkeys(LEAKS, "--splits, or files of several splits")
     scores = {name: facts.scores_UC[:, column] for column, name in enumerate(ROW_CHECKS)} | dict(across.scores)
@@ -143,6 +148,7 @@ def across_scores(facts: Facts, near: float) -> Scored:
     """Return the scores of all checks that look at rows together."""
     scores: dict[str, Scores] = {}
     counts: dict[str, Mapping[str, int]] = {}
+    # One function may compute several checks: call each only once.
     for compute in dict.fromkeys(FAMILIES.values()):
         scored = compute(facts, near)
         scores |= scored.scores
@@ -178,7 +184,7 @@ def _parts(sources: Sequence[Source], splits: Sequence[str]) -> list[int]:
 
 
 def _renderers(config: AuditConfig) -> tuple[Renderer | None, Renderer | None]:
-    """Return (what counts whole conversations in tokens, what cuts them as training does)."""
+    """Return (a renderer that counts the tokens of whole conversations, one that cuts them as training does)."""
     if config.model is None:
         return None, None
     renderer = counting_renderer(config.model, RenderingConfig())
@@ -196,14 +202,14 @@ def _others(config: AuditConfig, rules: Rules) -> Others | None:
 
 
 def _used(facts: Facts, rules: Rules, limit: int | None) -> np.ndarray:
-    """Return [U] whether a row is used: dropped ones, and those that the limit leaves."""
+    """Return [U] whether a row is used under a limit: all dropped rows, and the preferences that the limit draws."""
     used_U = ~facts.kept_U
     used_U[facts.of_P[chosen_by_limit(rules, len(facts.of_P), limit)]] = True
     return used_U
 
 
 def _clusters(facts: Facts) -> np.ndarray:
-    """Return [U] a number for each row's prompt; a row that was dropped is a prompt of its own."""
+    """Return [U] a number for each row's prompt; a row that was dropped counts as a prompt by itself."""
     prompts_P = numbers_of(facts.texts.prompts_P)
     clusters_U = np.zeros(len(facts.kept_U), dtype=np.int64)
     clusters_U[facts.kept_U] = prompts_P

@@ -1,7 +1,7 @@
-"""What is wrong with one text: left-over marks of templates, refusals, endings, damage. Each function is pure.
+"""Defects of one text: left-over marks of templates, refusals, cut-off endings, damage. Each function is pure.
 
-All of these are patterns, and patterns err: a reply that explains chat templates has their marks, and a list may end
-without a full stop. They find rows to look at.
+All of these are found by patterns, which can be wrong: a reply that explains chat templates has their marks, and a list
+may end without a full stop. A match is a reason to look at the row, not a proof.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ _CONTROL: Final = re.compile(
     r"|</?(?:start|end)_of_(?:turn|image)>"  # Gemma
     r"|\A\s*<s>|</s>(?=\s*\Z|\s*<s>)|<(?:unk|pad|bos|eos)>|\[(?:CLS|SEP|MASK|PAD)\]"
 )
-"""Control tokens of well-known tokenizers. `<s>` also strikes text out in HTML, so it counts at the beginning alone."""
+"""Control tokens of well-known tokenizers. `<s>` also strikes text out in HTML, so it counts only at the beginning."""
 _SECTION: Final = re.compile(
     r"^[ \t]*#{2,3} ?(?:Instruction|Input|Response|Human|Assistant|User|System):", re.MULTILINE
 )
-"""Headers of Alpaca and Vicuna. Patterns of lines begin at a line and never span two, so that they take linear time."""
+"""Headers of Alpaca and Vicuna. Each match begins at the start of a line and stays in it, so searching takes linear
+time."""
 _SPEAKER: Final = re.compile(r"^[ \t]*(Human|Assistant|User|AI|Bot) ?:", re.MULTILINE | re.IGNORECASE)
 _REFUSAL: Final = re.compile(
     r"i(?:'m| am) (?:really |very |so )?sorry,? (?:but|i |that i )"
@@ -33,14 +34,15 @@ _REFUSAL: Final = re.compile(
     r"|(?:it(?:'s| is) )?against my (?:programming|guidelines|policy|policies)"
 )
 _REFUSAL_HEAD: Final = 250
-"""Characters at the beginning of a reply in which a refusal is looked for."""
+"""A refusal is looked for in this many characters at the beginning of a reply."""
 _LANGUAGE_MODEL: Final = re.compile(
     r"as an? (?:ai|artificial intelligence|large language|language)(?: language)? model"
 )
 _SENTENCE_END: Final = ".!?…:;。!?。”’\"'»」』)]}>*`|~_-–—=/\\^&%$#+0123456789"
 """Last characters after which a text may be complete: ends of sentences, quotes, code, mark-up, numbers."""
 _LINE_WORDS: Final = 8
-"""Words of the last line from which on it is a sentence, and not a heading, a list item or a signature."""
+"""A last line of at least this many words counts as a sentence; a shorter one may be a heading, a list item or a
+signature."""
 _HALF_WORDS: Final = frozenset(
     re.findall(r"\w+", "a an the and or but of to in on at for with by from as is are was were that which")
 )
@@ -49,7 +51,8 @@ _MOJIBAKE: Final = re.compile(
     "[\u00c3\u00c2][\u0080-\u00bf\u0152\u0153\u0160\u0161\u0178\u017d\u017e\u0192\u02c6\u02dc\u2013-\u203a\u20ac\u2122]"
     "|\u00e2\u20ac[\u0080-\u00bf\u0152\u0153\u0161\u201c\u201d\u2122\u02dc\u00a6]|\u00ef\u00bb\u00bf|\u00f0\u0178"
 )
-"""UTF-8 read as Latin-1 or Windows-1252: the commonest damage, where ftfy is not there to know all."""
+"""UTF-8 read as Latin-1 or Windows-1252: the most common damage, searched for if ftfy, which knows more, is not
+installed."""
 
 
 def control_tokens(text: str) -> list[str]:
@@ -66,7 +69,7 @@ def residue(text: str) -> list[str]:
 
 
 def _speakers(text: str) -> list[str]:
-    """Return the names of speakers that stand like headers: before a reply, after a blank line, or at its end."""
+    """Return the names of speakers that look like headers: at either end of a reply, or after a blank line."""
     if ":" not in text:
         return []
     begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
@@ -92,8 +95,8 @@ def refusal(text: str) -> str | None:
 
 
 def is_cut_off(text: str) -> bool:
-    """Whether a reply stops in the middle: in a block of code, after a comma, a word that needs another, or a letter of
-    a last line that is a sentence."""
+    """Return whether a reply stops in the middle: within a block of code, after a comma, after a word that needs
+    another, or, if its last line is a sentence, after a letter."""
     text = text.rstrip()
     if text.count("```") % 2:
         return True
@@ -106,7 +109,7 @@ def is_cut_off(text: str) -> bool:
 
 
 def damage_finder() -> tuple[Callable[[str], str | None], str]:
-    """Return (a function that returns what is damaged in a text or None, what it goes by)."""
+    """Return (a function that returns the damaged part of a text or None, the name of its method)."""
     try:
         from ftfy.badness import is_bad
     except ImportError:

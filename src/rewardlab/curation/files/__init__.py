@@ -1,1 +1,1 @@
-"""Datasets as new files: converted, divided by conversation, mixed."""
+"""Writing datasets as new files: converted, split by conversation, or mixed."""

@@ -41,19 +41,19 @@ logger = logging.getLogger("rewardlab")
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """What was written."""
+    """The result of a conversion."""
 
     output: Path
     rows: int
     preferences: int
-    """Preferences in it; K-wise ones become several pairs."""
+    """Number of preferences written; a K-wise one becomes several pairs."""
     pairs: PairCounts | None
-    """None in the project's own form, which holds everything."""
+    """Counts of the pairs; None in the project's own form, which holds everything."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """The lines of each preference of a chunk, and the counts of its pairs if it became some."""
+    """The lines of each preference of a chunk, and the counts of its pairs in TRL's forms."""
 
     lines: list[tuple[str, ...]]
     counts: list[PairCounts]
@@ -103,8 +103,10 @@ def _pairs_of(config: ConvertConfig) -> Pairs | None:
 
 
 def lines_of(reading: Reading, pairs: Pairs | None, crew: Crew) -> Iterator[tuple[tuple[str, ...], PairCounts]]:
-    """Yield (the lines of a preference, the counts of its pairs) for each that the limit leaves, in the order of the
-    rows; count the rows in `reading.tally` on the way. Raises DataError as `count_rows` does."""
+    """Yield (lines, counts of pairs) for each preference that the limit leaves, in the order of the rows.
+
+    It also counts the rows in `reading.tally`. Raises DataError as `count_rows` does.
+    """
     wanted = None
     if reading.limit is not None and reading.stream is None:
         count_rows(reading, nothing, crew)
@@ -122,7 +124,7 @@ def lines_of(reading: Reading, pairs: Pairs | None, crew: Crew) -> Iterator[tupl
 
 
 def lines_again(reading: Reading, crew: Crew, wanted: Mask) -> Iterator[str]:
-    """Yield the lines of the preferences of a dataset that was counted, those that are wanted, in the project's form.
+    """Read a dataset again, and yield the wanted preferences as lines in the project's form.
 
     Raises DataError if the dataset has changed since.
     """
@@ -161,7 +163,7 @@ def _render(pairs: Pairs | None, rows: Sequence[ReadRow]) -> Chunk[Lines]:
 
 
 def _require_expressed(counts: PairCounts, pairs: Pairs, output: Path) -> None:
-    """Raise DataError if judgements were left out that nobody said to leave out, or if all were."""
+    """Raise DataError if judgements were left out without `--inexpressible`, or if all were."""
     causes = "\n".join(
         f"  {LOST[cause]}: {count}, for example in {counts.examples[cause]}"
         for cause, count in counts.left_out.most_common()

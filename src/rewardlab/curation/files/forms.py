@@ -17,13 +17,13 @@ LOST: Final[Mapping[str, str]] = {
     "weight": "a weight other than 1",
     "margin": "a margin of its own (--margin-column writes margins)",
 }
-"""What TRL's pairs cannot hold of a judgement: cause -> meaning."""
+"""Cause for which TRL's pairs cannot hold a judgement -> its meaning."""
 NOT_KEPT: Final = ("strengths", "annotators")
-"""Counts of what pairs do not hold and no loss of TRL uses."""
+"""Fields that pairs do not hold and that no loss of TRL uses; they are counted."""
 
 
 def provenance_of(row: ReadRow) -> tuple[str, str]:
-    """Return (id, source) of a row: those that it brings along in the project's own form, else its place."""
+    """Return (id, source) of a row: its own if it is in the project's form and has them, else by its place."""
     assert row.preference is not None
     if len(row.rows) == 1 and "replies" in row.rows[0] and "comparisons" in row.rows[0]:
         own, source = row.rows[0].get("id"), row.rows[0].get("source")
@@ -67,18 +67,21 @@ def _messages(turns: Conversation) -> list[dict[str, str]]:
 
 
 def _reply(prompt: Conversation, reply: Conversation) -> list[dict[str, str]]:
-    """Return a reply as messages. One that begins like the prompt would lose that beginning when it is read, so the
-    prompt is put before it."""
+    """Return a reply as messages.
+
+    Reading removes the prompt from the beginning of a reply. So a reply that itself begins like the prompt gets the
+    prompt put in front, and loses only that.
+    """
     whole: tuple[Message, ...] = (*prompt, *reply) if reply[: len(prompt)] == prompt else reply
     return _messages(whole)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """How judgements become TRL's pairs."""
+    """The form of TRL's pairs."""
 
     implicit: bool
-    """Whether both sides are whole conversations, and there is no column for the prompt."""
+    """Whether both sides are whole conversations, without a column for the prompt."""
     with_margin: bool
     """Whether there is a column for margins."""
     inexpressible: str
@@ -87,7 +90,7 @@ class Pairs:
 
 @dataclass(kw_only=True)
 class PairCounts:
-    """What became of the judgements that were to be pairs. Judgements = pairs + left out."""
+    """Counts of the judgements that should become pairs. Judgements = pairs + left out."""
 
     judgements: int = 0
     pairs: int = 0
@@ -98,9 +101,9 @@ class PairCounts:
     left_out: Counter[str] = field(default_factory=Counter)
     """Cause -> judgements. A judgement with several causes counts for the first."""
     not_kept: Counter[str] = field(default_factory=Counter)
-    """What of the pairs has no column, see `NOT_KEPT`."""
+    """Field of `NOT_KEPT` -> pairs that had it."""
     examples: dict[str, str] = field(default_factory=dict)
-    """Cause of what was left out -> id of the first."""
+    """Cause -> id of the first judgement that was left out for it."""
 
     def add(self, later: PairCounts) -> None:
         """Add the counts of the judgements that follow these."""
@@ -150,7 +153,7 @@ def as_pairs(
 
 
 def _causes(one: Comparison, how: Pairs) -> list[str]:
-    """Return what of a judgement a pair cannot hold."""
+    """Return the causes for which a pair cannot hold a judgement."""
     held = {
         "tie": one.label != 0.5,
         "soft_label": one.label in (0.0, 0.5, 1.0),

@@ -1,8 +1,8 @@
 """Decide which rows must stay together, and to which split each group goes.
 
-A group is what must stay together: rows of one root (see `data.roots`), and rows whose prompts are near duplicates. The
-group's first turn with the smallest hash, together with the seed, decides its split, so that neither the order of the
-rows nor the other groups matter: rows that are added later move only the groups that they join.
+A group consists of rows that must stay together: rows of one root (see `data.roots`), and rows whose prompts are near
+duplicates. The smallest hash of the group's first turns, together with the seed, decides its split. So neither the
+order of the rows nor other groups matter, and rows that are added later move only the groups that they join.
 """
 
 from __future__ import annotations
@@ -23,35 +23,36 @@ from rewardlab.data.roots import Keys, Texts, find_roots
 
 logger = logging.getLogger("rewardlab")
 FAR: Final = 0.25
-"""Relative difference between the rows wanted and those of a split above which a warning is logged."""
+"""A warning is logged if a split's number of rows differs from the wanted one by more than this fraction."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Seen:
-    """What a chunk of P preferences tells about groups."""
+    """What finding groups needs of a chunk of P preferences."""
 
     texts: Texts
     prompts_U: Keys
     """[U] hashes of its different prompts, sorted."""
     signatures_UH: Signatures | None
-    """[U, hashes] what near duplicates are found by; None if nobody looks for them."""
+    """[U, hashes] MinHash signatures of the prompts; None if near duplicates are not looked for."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Groups:
-    """Which of P rows belong together."""
+    """The groups of P rows."""
 
     groups_P: Numbers
     """[P] the number of each row's group, from 0."""
     texts: Texts
     near_P: Numbers
-    """[P] the number of the group of near-duplicate prompts of each row; without these, of equal prompts."""
+    """[P] the number of each row's group of near-duplicate prompts; of equal prompts if near duplicates are not
+    looked for."""
     rule: str
     """The rule by which rows of one root were found, see `roots.RULES`."""
 
 
 def look(with_near: bool, preferences: Sequence[Preference]) -> Seen:
-    """Return what some preferences tell about groups."""
+    """Return what finding groups needs of some preferences."""
     texts = Texts.of(preferences)
     prompts_U, first_U = np.unique(texts.prompts_P, return_index=True)
     sketches = signatures([_prompt_text(preferences[k]) for k in first_U.tolist()]) if with_near else None
@@ -59,12 +60,12 @@ def look(with_near: bool, preferences: Sequence[Preference]) -> Seen:
 
 
 def _prompt_text(preference: Preference) -> str:
-    """Return the text of a prompt, without system turns: many prompts share those."""
+    """Return the text of a prompt without its system turns, which many prompts share."""
     return "\n".join(turn.content for turn in preference.prompt if turn.role != "system")
 
 
 def joined(seen: Sequence[Seen]) -> Seen:
-    """Return what several chunks tell together."""
+    """Return the contents of several chunks as one."""
     sizes = np.cumsum([0, *(len(one.texts.prompts_P) for one in seen)])
     owners = [one.texts.owners_R + start for one, start in zip(seen, sizes[:-1], strict=True)]
     texts = Texts(
@@ -81,7 +82,7 @@ def joined(seen: Sequence[Seen]) -> Seen:
 
 
 def taken(seen: Seen, mask_P: Mask) -> Seen:
-    """Return what is known of the rows that are used. All signatures stay; those of other prompts are not looked up."""
+    """Return the entries of the rows in the mask. All signatures stay; those of other prompts are never looked up."""
     return Seen(texts=take(seen.texts, mask_P), prompts_U=seen.prompts_U, signatures_UH=seen.signatures_UH)
 
 
@@ -99,7 +100,7 @@ def take(texts: Texts, mask_P: Mask) -> Texts:
 
 
 def find_groups(seen: Sequence[Seen], near: float | str) -> Groups:
-    """Return which rows belong together: those of one root, and those whose prompts are near duplicates.
+    """Return the groups: rows of one root, and rows whose prompts are near duplicates.
 
     Which rows share a group does not depend on their order.
     """
@@ -119,11 +120,11 @@ def find_groups(seen: Sequence[Seen], near: float | str) -> Groups:
 
 
 def _near_rows(seen: Seen, near: float | str) -> Numbers:
-    """Return [P] the number of the group of alike prompts of each row."""
+    """Return [P] the number of each row's group of similar prompts."""
     prompts, of_P = np.unique(seen.texts.prompts_P, return_inverse=True)
     if seen.signatures_UH is None or isinstance(near, str):
         return of_P
-    # Without the prompts that no row uses, which a limit has left out.
+    # Leave out the prompts that no row uses any more because of a limit.
     used_UH = seen.signatures_UH[np.searchsorted(seen.prompts_U, prompts)]
     return near_groups(used_UH, threshold=near)[of_P]
 
@@ -134,8 +135,8 @@ def _near_rows(seen: Seen, near: float | str) -> Numbers:
 def assign(found: Groups, shares: Mapping[str, float], seed: int) -> Numbers:
     """Return [P] the index of each row's split.
 
-    A group goes where a hash of the seed and of its smallest first turn points. A group of more rows than a split is to
-    have goes to one of the others. Raises DataError for a group that fits nowhere, and if a split gets no row.
+    A hash of the seed and of the group's smallest first turn chooses its split among those that are large enough for
+    it. Raises DataError for a group that fits into no split, and if a split gets no row.
     """
     num_rows = len(found.groups_P)
     wanted_S = np.array(list(shares.values())) * num_rows
@@ -148,7 +149,7 @@ def assign(found: Groups, shares: Mapping[str, float], seed: int) -> Numbers:
             f"{largest} of {num_rows} rows belong together, which is more than any split may have. Choose fractions of "
             f"which one has room for them{_looser(found)}."
         )
-    # The splits with the room for a group of a size, and where their shares end on a line from 0 to 1.
+    # Size of a group -> the splits that have room for it; their shares are then laid out on a line from 0 to 1.
     room = {size: np.flatnonzero(wanted_S >= size) for size in np.unique(sizes_G).tolist()}
     splits_G = np.empty(len(sizes_G), dtype=np.int64)
     for group, (size, first) in enumerate(zip(sizes_G.tolist(), firsts_G.tolist(), strict=True)):
@@ -171,13 +172,13 @@ def assign(found: Groups, shares: Mapping[str, float], seed: int) -> Numbers:
 
 
 def _point(seed: int, first_turn: int) -> float:
-    """Return a number from 0 to 1 that depends on both arguments alone."""
+    """Return a number from 0 to 1 that depends only on the two arguments."""
     digest = hashlib.sha256(f"{seed}\x1f{first_turn}".encode()).digest()
     return int.from_bytes(digest[:7], "big") / 2**56
 
 
 def _require_filled(splits_P: Numbers, shares: Mapping[str, float], found: Groups, seed: int) -> None:
-    """Raise DataError if a split has no rows, and log a warning where it has far more or fewer than wanted."""
+    """Raise DataError if a split has no rows; log a warning if it has far more or fewer than wanted."""
     counts_S = np.bincount(splits_P, minlength=len(shares))
     for (name, share), count in zip(shares.items(), counts_S.tolist(), strict=True):
         wanted = share * len(splits_P)
@@ -193,6 +194,6 @@ def _require_filled(splits_P: Numbers, shares: Mapping[str, float], found: Group
 
 
 def _looser(found: Groups) -> str:
-    """Return what else helps if prompts that are only alike are together."""
+    """Return a further remedy if groups contain prompts that are similar but not equal; else an empty text."""
     alike = int(found.near_P.max()) + 1 < len(np.unique(found.texts.prompts_P))
     return ", or join fewer prompts with a higher --near or none" if alike else ""

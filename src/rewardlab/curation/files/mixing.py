@@ -22,12 +22,12 @@ from rewardlab.data.workers import Crew
 
 logger = logging.getLogger("rewardlab")
 ORDER = "order of a mix"
-"""Names the draw of the order, so that it does not depend on those of the datasets."""
+"""The name of the random draw of the order, which makes it independent of the draws of rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mixed:
-    """What was written."""
+    """The result of a mix."""
 
     output: Path
     rows: int
@@ -68,7 +68,7 @@ def _choose(
     drawn = []
     for reading in readings:
         chosen = reading.chosen()
-        # As training draws them: what a limit left is in the order of its draw already.
+        # Draw as training does: rows that a limit left are in the random order of its draw already.
         in_order = reading.limit is not None and reading.stream is None
         order = chosen if in_order else seeded_generator(config.seed, reading.source.name).permutation(len(chosen))
         drawn.append(order)

@@ -1,4 +1,4 @@
-"""Datasets that are rewritten: each is opened, its rows are counted, and those that were chosen become lines."""
+"""Reading of datasets that are rewritten: each is opened, its rows are counted, and the chosen ones become lines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PACKAGES: Final = ("rewardlab", "numpy", "scipy", "pyarrow", "datasets", "datask
 
 @dataclass(kw_only=True)
 class Reading:
-    """One dataset, and what became of its rows."""
+    """One opened dataset, and the counts of its rows."""
 
     source: Source
     rules: Rules
@@ -46,7 +46,7 @@ class Reading:
     content: str | None
     """Its fingerprint before it was read."""
     stream: Stream | None = None
-    """Of a stream with a limit: its schema, the units that were drawn, and the counts of all that were read."""
+    """For a stream with a limit: its schema, the units that were drawn, and the counts of all units that were read."""
     tally: Tally = field(default_factory=Tally)
 
     @property
@@ -56,7 +56,7 @@ class Reading:
 
     def chosen(self) -> Numbers:
         """Return the indices of the preferences that the limit leaves, in the order of the draw."""
-        # What was drawn from a stream is the limit already.
+        # The rows drawn from a stream are already limited.
         return chosen_by_limit(self.rules, self.tally.kept, None if self.stream else self.limit)
 
     def map(self, summarise: Callable[[Sequence[ReadRow]], Extract], crew: Crew, title: str) -> Iterator[Extract]:
@@ -73,7 +73,7 @@ class Reading:
             raise DataError(f"{self.source.label} changed while it was read. Start again when it is complete.")
 
     def report(self, used: int) -> SourceReport:
-        """Return what became of the rows."""
+        """Return the report on the rows: read, kept, dropped, and used."""
         return self.tally.report(self.source, used=used, sha256=None if self.source.is_on_hub else self.content)
 
     def require_usable(self) -> None:
@@ -107,11 +107,11 @@ def crew_of(config: RowsConfig) -> Iterator[Crew]:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk(Generic[Extract]):
-    """What is known of some rows."""
+    """The counts of some rows, and an extract of those that are preferences."""
 
     tally: Tally
     extract: Extract
-    """What was wanted of those that are preferences."""
+    """The extract of the rows that are preferences."""
 
 
 def tally_of(rows: Iterable[ReadRow]) -> Tally:
@@ -170,7 +170,7 @@ def manifest(
     outputs: Sequence[Mapping[str, object]],
     **entries: object,
 ) -> dict[str, object]:
-    """Return what is written beside the output: command, settings, sources, counts, hashes, versions."""
+    """Return the manifest that is written beside the output: command, settings, sources, counts, hashes, versions."""
     reports = [reading.report(count) for reading, count in zip(readings, used, strict=True)]
     return {
         "tool": f"rewardlab data {tool}",

@@ -1,4 +1,4 @@
-"""Divide datasets so that nothing of a conversation is on two sides: neither its prompts, nor near copies of them."""
+"""Split datasets so that no conversation is in two splits: neither its prompts nor near duplicates of them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TOOL: Final = "rewardlab data split"
 
 @dataclass(frozen=True, kw_only=True)
 class Divided:
-    """What was written."""
+    """The result of a split."""
 
     folder: Path
     splits: Mapping[str, Mapping[str, object]]
@@ -79,7 +79,7 @@ def split(config: SplitConfig) -> Divided:
 
 
 def _require_folder(config: SplitConfig, inputs: Sequence[Path]) -> None:
-    """Raise ConfigError for a folder that holds what this tool did not write, or what it reads."""
+    """Raise ConfigError for a folder that holds files that this tool did not write, or that it reads."""
     require_output(config.output_dir / f"train.{config.ending}", (), overwrite=True)
     require_output_folder(config.output_dir, inputs, tool=TOOL, what="splits", overwrite=config.overwrite)
 

@@ -19,9 +19,9 @@ ENDINGS: Final = (*LINES, ".parquet")
 BATCH_ROWS: Final = 1024
 """Rows of a Parquet file that are held in memory."""
 MANIFEST: Final = "manifest.json"
-"""File that says of a folder what wrote it, and of what."""
+"""The file that says which tool wrote a folder, and from which data."""
 Columns = Callable[[], Any]
-"""Gives the `pyarrow.Schema` of the rows of a file, in case that it is Parquet."""
+"""Returns the `pyarrow.Schema` of the rows; called only for Parquet, since pyarrow may be missing otherwise."""
 
 
 def own_columns() -> Any:
@@ -58,7 +58,9 @@ def _messages(arrow: Any) -> Any:
 
 
 def require_output(path: Path, inputs: Iterable[Path], *, overwrite: bool) -> None:
-    """Raise ConfigError unless `path` may be written: a known ending, no dataset that is read, no file without leave.
+    """Raise ConfigError unless `path` may be written.
+
+    It must have a known ending, must not be one of the datasets that are read, and must not exist without `overwrite`.
 
     Raises DataError if the package that the ending needs is missing.
     """
@@ -77,8 +79,11 @@ def require_output(path: Path, inputs: Iterable[Path], *, overwrite: bool) -> No
 
 
 def require_output_folder(folder: Path, inputs: Iterable[Path], *, tool: str, what: str, overwrite: bool) -> None:
-    """Raise ConfigError for an `--output-dir` that is a file, holds what is read or what `tool` did not write, or holds
-    what it wrote (`what`) and may not be replaced."""
+    """Raise ConfigError unless the folder of `--output-dir` may be written.
+
+    It must not be a file, nor hold a dataset that is read or files that `tool` did not write. Without `overwrite` it
+    must not hold an earlier output of the tool either, which `what` names in the message.
+    """
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -97,7 +102,7 @@ def require_output_folder(folder: Path, inputs: Iterable[Path], *, tool: str, wh
 
 
 def _own_files(folder: Path, tool: str) -> set[str]:
-    """Return the names of what an earlier call of a tool wrote into a folder, by its manifest."""
+    """Return the names of the files that an earlier call of a tool wrote into a folder, by its manifest."""
     path = folder / MANIFEST
     try:
         told = read_json(path) if path.is_file() else None
@@ -116,7 +121,7 @@ class RowFile:
     def __init__(self, sink: Any, rows: Any) -> None:
         self._sink = sink
         self._rows = rows
-        """What writes Parquet; None for lines."""
+        """The writer of Parquet; None for lines."""
         self._waiting: list[dict[str, Any]] = []
         self.num_rows = 0
 
@@ -131,7 +136,7 @@ class RowFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write the rows of Parquet that wait for others."""
+        """Write the rows of Parquet that are still held in memory."""
         if self._waiting:
             import pyarrow
 
@@ -141,7 +146,7 @@ class RowFile:
 
 @contextmanager
 def writing(path: Path, columns: Columns) -> Iterator[RowFile]:
-    """Yield what takes the rows of a file, which replaces `path` when the block ends without an error.
+    """Yield a `RowFile` for a file that replaces `path` when the block ends without an error.
 
     The same rows give the same bytes. Raises OSError if the disk is full.
     """
@@ -158,10 +163,10 @@ def writing(path: Path, columns: Columns) -> Iterator[RowFile]:
 
 
 def facts_of(path: Path, num_rows: int) -> dict[str, object]:
-    """Return what a manifest says about a file that was written."""
+    """Return the entry of a manifest about a file that was written."""
     return {"file": path.name, "rows": num_rows, "bytes": path.stat().st_size, "sha256": sha256_file(path)}
 
 
 def manifest_beside(path: Path) -> Path:
-    """Return where the manifest of a file is written."""
+    """Return the path of the manifest of a file."""
     return path.with_name(f"{path.name}.manifest.json")

@@ -1,1 +1,1 @@
-"""What a dataset holds, in numbers with intervals and in rendered rows."""
+"""Inspection of a dataset: numbers with intervals, and rendered rows."""

@@ -1,4 +1,4 @@
-"""Rows as columns of numbers: what an inspection needs of each row, so that no text has to stay in memory.
+"""Rows as columns of numbers: all that an inspection needs of each row, so that no text has to stay in memory.
 
 Legend: P preferences, R the replies of all of them, C their comparisons.
 """
@@ -39,7 +39,7 @@ KINDS: Final[Mapping[str, str]] = {
 
 @dataclass(kw_only=True, eq=False)
 class Columns:
-    """The columns of a chunk of rows, and what is counted of all of them."""
+    """The columns of a chunk of rows, and counts over all of them."""
 
     tally: Tally = field(default_factory=Tally)
     scripts: Counter[str] = field(default_factory=Counter)
@@ -67,7 +67,7 @@ class Columns:
         )
 
     def take(self, chosen_P: npt.NDArray[np.int64]) -> Columns:
-        """Return the preferences with these sorted indices; what is counted of all rows stays."""
+        """Return the preferences with these sorted indices; counts over all rows stay as they are."""
         wanted_P = np.zeros(len(self["replies_P"]), dtype=bool)
         wanted_P[chosen_P] = True
         number_P = np.cumsum(wanted_P) - 1
@@ -120,7 +120,10 @@ def summarise(rows: Sequence[ReadRow], *, renderer: Renderer | None) -> Columns:
 def _add(
     lists: dict[str, list[Any]], owner: int, row: ReadRow, preference: Preference, order: Sequence[int] | None
 ) -> None:
-    """Add what a row says besides lengths. `order` is the place of each reply in it, where that says anything."""
+    """Add everything about a row but its lengths.
+
+    `order` is the place of each reply in the row; None if the places say nothing about how the row was judged.
+    """
     prompt = preference.prompt
     system = [turn.content.strip() for turn in prompt if turn.role == "system"]
     lists["number_P"].append(row.number)
@@ -145,15 +148,15 @@ def _add(
 
 
 def _earlier(one: Comparison, order: Sequence[int] | None) -> int:
-    """Return 1 if the better reply stands before the other in the row, 0 if behind it, and −1 for a tie, or where its
-    place says nothing."""
+    """Return 1 if the better reply stands before the other in the row, 0 if behind it, and −1 for a tie or without
+    `order`."""
     if one.label == 0.5 or order is None:
         return -1
     return int((order[one.first] < order[one.second]) == (one.label > 0.5))
 
 
 def annotator_key(name: str | None) -> int:
-    """Return a hash of a name, 0 for none."""
+    """Return a hash of a name; 0 for None."""
     if name is None:
         return 0
     return int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[:8], "big") or 1
@@ -162,7 +165,7 @@ def annotator_key(name: str | None) -> int:
 def _add_lengths(
     lists: dict[str, list[Any]], refused: Counter[str], kept: Sequence[Preference], renderer: Renderer | None
 ) -> None:
-    """Add lengths, in tokens or in words, and what sharing saves of them."""
+    """Add lengths, in tokens or in words, and how many tokens replies share."""
     if renderer is None:
         for preference in kept:
             prompt = num_words(preference.prompt)
@@ -177,7 +180,7 @@ def _add_lengths(
             continue
         whole = [len(one.token_ids) for one in rendered]
         own = [len(one.token_ids) - one.prompt_tokens for one in rendered]
-        # As the trainer lays them out: each reply keeps a token of its own, at which its score is read.
+        # Each reply keeps at least one token of its own, at which its score is read, as the trainer lays replies out.
         shared = min(common_prefix_length([one.token_ids for one in rendered]), min(whole) - 1)
         _add_measured(lists, rendered[0].prompt_tokens, own, whole, shared=shared)
 
@@ -204,7 +207,7 @@ def _cause(error: Rendered | RenderError) -> str:
 
 
 def num_words(turns: Conversation) -> int:
-    """Return the runs of characters between white space in the contents of turns."""
+    """Return the number of words in the contents of turns, separated by white space."""
     return sum(len(turn.content.split()) for turn in turns)
 
 

@@ -1,4 +1,4 @@
-"""Writes what an inspection found: JSON for programs, a page for people. Only files of its own are replaced."""
+"""Writes an inspection: JSON for programs, a page for people. It replaces only files that an inspection wrote."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rewardlab.report.inspection_page import MARK, inspection_page
 JSON_NAME: Final = "inspection.json"
 HTML_NAME: Final = "inspection.html"
 KIND: Final = "rewardlab data inspect"
-"""By which a JSON file is known as one that may be replaced."""
+"""The mark of a JSON file that an inspection wrote and may replace."""
 
 
 def places(config: InspectionConfig) -> dict[str, list[Path]]:
-    """Return `json` and `html` -> where that is written."""
+    """Return the paths of the output for `json` and for `html`."""
     found = {"json": [config.json], "html": [config.html]}
     if config.output_dir is not None:
         found["json"].append(config.output_dir / JSON_NAME)
@@ -48,7 +48,7 @@ def claim_files(config: InspectionConfig) -> None:
 
 
 def is_own(path: Path, kind: str) -> bool:
-    """Whether an inspection wrote a file."""
+    """Return whether an inspection wrote a file."""
     try:
         if kind == "html":
             return MARK in path.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -69,7 +69,7 @@ def write_files(found: Sequence[Inspection], config: InspectConfig) -> list[Path
 
 
 def as_json(found: Sequence[Inspection], config: InspectConfig) -> dict[str, object]:
-    """Return everything as JSON values; numbers that are not there are null."""
+    """Return everything as JSON values; missing numbers are null."""
     return {
         "made_by": KIND,
         "settings": to_mapping(config),

@@ -1,6 +1,6 @@
-"""What the columns of a dataset say: counts, lengths, labels, and how far judges agree.
+"""Measures the columns of a dataset: counts, lengths, labels, and how far judges agree.
 
-Legend: P preferences, R replies, C comparisons, D the decided ones among these, whose label is no tie.
+Legend: P preferences, R replies, C comparisons, D the comparisons whose label is not a tie.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rewardlab.core.types import Estimate
 from rewardlab.curation.inspecting.columns import SYSTEM, Column, Columns
 
 NUM_BINS: Final = 5
-"""Bins of length differences, of about equal counts."""
+"""Number of bins of length differences, with about equal counts."""
 
 
 def by_conversation(estimate: Estimate) -> Estimate:
-    """Return an estimate whose clusters are conversations with a method that says so."""
+    """Return an estimate with a method that names its clusters conversations instead of prompts."""
     method = estimate.method.replace("by prompt", "by conversation").replace("few prompts", "few conversations")
     return replace(estimate, method=method)
 
@@ -52,7 +52,7 @@ def system_of(columns: Columns) -> dict[str, int]:
 
 
 def lengths_of(columns: Columns, *, unit: str, counted_by: str, limit: int | None) -> Lengths:
-    """Return the lengths of what could be rendered."""
+    """Return the lengths of the conversations that could be rendered."""
     rendered_P = columns["rendered_P"]
     rendered_R = np.repeat(rendered_P, columns["replies_P"])
     whole_R = columns["whole_R"][rendered_R]
@@ -74,7 +74,10 @@ def lengths_of(columns: Columns, *, unit: str, counted_by: str, limit: int | Non
 
 
 def preferred_lengths(columns: Columns) -> tuple[FloatArray, FloatArray, Column]:
-    """Return ([D] lengths of the better replies, [D] of the others, [D] the comparisons, of replies with a length)."""
+    """Return ([D] lengths of the better replies, [D] lengths of the others, [D] the comparisons).
+
+    Comparisons of a reply without a length, because it could not be rendered, are left out.
+    """
     starts_C = columns.starts_P[columns["owner_C"]]
     label_C = columns["label_C"]
     decided = np.flatnonzero((label_C != 0.5) & columns["rendered_P"][columns["owner_C"]])
@@ -85,7 +88,7 @@ def preferred_lengths(columns: Columns) -> tuple[FloatArray, FloatArray, Column]
 
 
 def labels_of(columns: Columns, roots_P: npt.NDArray[np.int64], *, unit: str) -> LabelBalance:
-    """Return what labels look like, and what lengths have to do with them."""
+    """Return the distribution of labels, and how they depend on lengths."""
     label_C, earlier_C = columns["label_C"], columns["earlier_C"]
     decided_C = label_C != 0.5
     roots_C = roots_P[columns["owner_C"]]
@@ -133,7 +136,7 @@ def strengths_of(columns: Columns) -> FloatArray:
 
 
 def judges_of(columns: Columns) -> Judges:
-    """Return how far judgements of the same pair agree, and the ceilings that follow."""
+    """Return how far judgements of the same pair agree, and the noise ceilings that follow."""
     judged = Judgements.of(columns)
     _, sizes = np.unique(judged.pair_C, return_counts=True)
     inside, elsewhere = judged, judged.in_other_rows()
@@ -160,7 +163,7 @@ def _unknown(one: ceiling.Ceiling) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgements:
-    """Comparisons as judgements of pairs of texts, turned alike for every pair."""
+    """Comparisons as judgements of pairs of texts. All judgements of a pair name its two texts in the same order."""
 
     owner_C: Column
     """[C] the row."""
@@ -173,7 +176,7 @@ class Judgements:
     strength_C: FloatArray
     """[C] strength, below 0 where the other text is preferred; NaN for none."""
     keys: list[str]
-    """C prompts."""
+    """The prompts of the C comparisons."""
 
     @classmethod
     def of(cls, columns: Columns) -> Judgements:
@@ -182,7 +185,7 @@ class Judgements:
         starts_C = columns.starts_P[owner_C]
         key_C, other_C = (columns["reply_R"][starts_C + reply_C] for reply_C in (first_C, second_C))
         prompt_C = columns["prompt_P"][owner_C]
-        # Of two replies of the same text, the one that stands first.
+        # Two replies with the same text have equal keys: the one that stands first counts as the lower.
         is_low = (key_C < other_C) | ((key_C == other_C) & (first_C < second_C))
         label_C = columns["label_C"]
         return cls(
@@ -206,9 +209,9 @@ class Judgements:
         )
 
     def in_other_rows(self) -> Judgements:
-        """Return of each pair of texts that several rows judge the first judgement of each of these rows.
+        """Return, for each pair of texts that several rows judge, the first judgement of each of these rows.
 
-        A K-wise row may hold the same text twice; its scores are then no two judgements.
+        A K-wise row may hold the same text twice; its scores then do not count as two judgements.
         """
         _, first = np.unique(_numbered(self.owner_C, self.text_C), return_index=True)
         is_first = np.zeros(len(self.text_C), dtype=bool)
@@ -233,7 +236,7 @@ def _numbered(*keys: Column) -> npt.NDArray[np.int64]:
 
 
 def _alphas(judged: Judgements, place: str, unit_C: Column) -> dict[str, Estimate]:
-    """Return Krippendorff's α of which reply is better, of soft labels and of strengths, where there are repeats."""
+    """Return Krippendorff's α of preferred sides, of soft labels and of strengths, where pairs repeat."""
     if len(np.unique(unit_C)) == len(unit_C):
         return {}
     label_C, there = judged.label_C, np.isfinite(judged.strength_C)

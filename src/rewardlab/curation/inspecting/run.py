@@ -1,4 +1,4 @@
-"""`rewardlab data inspect`: what each dataset holds."""
+"""Runs `rewardlab data inspect`: reads each dataset and measures what it holds."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from rewardlab.data.workers import Crew, available_cores
 logger = logging.getLogger("rewardlab")
 WORDS: Final = "white space"
 MOST_COLUMNS: Final = 12
-"""Columns of the first row that are listed."""
+"""Most columns of the first row that are listed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ruler:
-    """By what lengths are counted."""
+    """How lengths are counted: in tokens of a renderer, or in words."""
 
     renderer: Renderer | None
-    """Without a limit; None counts words."""
+    """A renderer without a length limit; None counts words."""
     name: str
     limit: int | None
 
@@ -54,7 +54,7 @@ class Ruler:
 
 
 def inspect_datasets(config: InspectConfig) -> list[Inspection]:
-    """Return what each dataset holds.
+    """Inspect each dataset.
 
     Raises ConfigError if none is named or for settings that a reward model has itself, DataError if one cannot be found
     or read, and RenderError or ModelError for a model whose tokenizer cannot be used.
@@ -68,7 +68,7 @@ def inspect_datasets(config: InspectConfig) -> list[Inspection]:
 
 
 def ruler_of(config: InspectConfig) -> Ruler:
-    """Return by what lengths are counted: the model's own template and limit where it is a reward model."""
+    """Return how lengths are counted: for a reward model by its own template and limit."""
     name = config.inspection.model or config.inspection.tokenizer
     if not name:
         return Ruler(renderer=None, name=WORDS, limit=None)
@@ -118,7 +118,7 @@ def _inspect(source: Source, config: InspectConfig, ruler: Ruler, crew: Crew) ->
 
 
 def _examples(examples: Mapping[str, tuple[str, ...]], texts: bool) -> dict[str, tuple[str, ...]]:
-    """Return places of dropped rows with what was found there, or without `texts` the places alone."""
+    """Return the places of dropped rows with what was found there; without `texts`, only the places."""
     return {
         cause: tuple(place if texts else place.partition(": ")[0] for place in places)
         for cause, places in examples.items()
@@ -126,7 +126,7 @@ def _examples(examples: Mapping[str, tuple[str, ...]], texts: bool) -> dict[str,
 
 
 def _format_of(source: Source, rules: Rules) -> dict[str, str]:
-    """Return `format`, the format that was found, and `why`: by which columns of the first row."""
+    """Return `format`, the format that was recognised, and `why`: the columns of the first row that decided it."""
     schema, _ = open_units(source, rules, may_be_damaged=True)
     first = next((row.rows[0] for row in walk(source, rules, may_be_damaged=True) if row.rows[0]), {})
     names = [str(name) for name in first]
@@ -136,7 +136,7 @@ def _format_of(source: Source, rules: Rules) -> dict[str, str]:
 
 
 def _largest(roots_P: Numbers, prompts_P: np.ndarray) -> int:
-    """Return the most prompts of a root."""
+    """Return the number of prompts of the root that has most."""
     if not len(roots_P):
         return 0
     _, first = np.unique(prompts_P, return_index=True)
@@ -159,7 +159,7 @@ def _read_again(
     """
     wanted = config.inspection
     count = len(columns["replies_P"])
-    # The 4 separates this draw from the others that use the same seed, as for the baselines of a run.
+    # The 4 makes this draw independent of others with the same seed, as for the baselines of a run.
     order = np.random.default_rng((wanted.seed, 4)).permutation(count)
     chosen = np.sort(order[:MAX_ROWS])
     numbers = {int(columns["number_P"][place]): int(place) for place in chosen}

@@ -1,6 +1,6 @@
 """The script of letters (Latin, Han, Cyrillic …), by their Unicode names.
 
-The standard library knows no property of scripts, but the name of nearly every letter begins with its script.
+The standard library has no table of scripts, but the Unicode name of nearly every letter begins with its script.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _NO_SCRIPTS: Final = ("MODIFIER", "MATHEMATICAL", "FEMININE", "MASCULINE", "SCRI
 
 
 def count_scripts(texts: Iterable[str]) -> Counter[str]:
-    """Return script -> how many letters of it the texts have. What is no letter is not counted."""
+    """Return script -> how many letters of it the texts have. Characters that are not letters are not counted."""
     counts: Counter[str] = Counter()
     foreign: Counter[str] = Counter()
     for text in texts:
-        # Nearly all texts are ASCII for the most part, and bytes are counted much faster than letters.
+        # Most characters of most texts are ASCII, and bytes are counted much faster than characters.
         latin = len(text.encode("ascii", "ignore").translate(None, _NO_ASCII_LETTERS))
         if latin:
             counts["Latin"] += latin
@@ -39,7 +39,7 @@ def count_scripts(texts: Iterable[str]) -> Counter[str]:
 
 @cache
 def _script(letter: str) -> str | None:
-    """Return the script of a letter; None for what is no letter."""
+    """Return the script of a letter; None for a character that is not a letter."""
     if not unicodedata.category(letter).startswith("L"):
         return None
     words = unicodedata.name(letter, "").split()

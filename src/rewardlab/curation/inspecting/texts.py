@@ -1,4 +1,4 @@
-"""What an inspection learns from the texts of a sample of rows: baselines of words and lengths, languages, samples.
+"""Results that need the texts of a sample of rows: baselines of words and lengths, languages, samples.
 
 The rows are read a second time, so that the texts of the others are never in memory.
 """
@@ -28,16 +28,16 @@ from rewardlab.data.chat import Renderer
 
 logger = logging.getLogger("rewardlab")
 MAX_ROWS: Final = 10_000
-"""Most rows that baselines are fitted on; more would cost minutes and change little."""
+"""Baselines are fitted on at most this many rows; more would cost minutes and change little."""
 MAX_WORDS: Final = 20_000
-"""Most words that the bag of words knows, the most frequent ones: it bounds memory."""
+"""The bag of words knows at most this many words, the most frequent ones, which bounds memory."""
 MAX_CHARACTERS: Final = 20_000
-"""Of a reply that the bag of words and the guess of a language look at."""
+"""The bag of words and the guess of a language look only at this many characters at the beginning of a reply."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A row as baselines see it."""
+    """A row as the baselines use it."""
 
     prompt_key: str
     num_replies: int
@@ -45,7 +45,7 @@ class Judged:
 
 
 class Drawn:
-    """Rows of the sample, taken one after the other; only their words are kept."""
+    """The rows of the sample, added one after the other. Only their words are kept."""
 
     def __init__(self) -> None:
         self.judged: list[Judged] = []
@@ -54,7 +54,7 @@ class Drawn:
         self._words: dict[str, str] = {}
 
     def add(self, preference: Preference) -> None:
-        """Keep what baselines need of a row."""
+        """Keep the parts of a row that the baselines need."""
         comparisons = preference.comparisons
         self.judged.append(
             Judged(prompt_key=preference.key, num_replies=len(preference.replies), comparisons=comparisons)
@@ -66,9 +66,10 @@ class Drawn:
             self.bags.append([self._words.setdefault(word, word) for word in words])
 
     def baselines(self, roots_G: npt.NDArray[np.int64], *, seed: int) -> Baselines:
-        """Return how often length alone, and words alone, rank as labelled what they were not fitted on.
+        """Return how often length alone, and words alone, rank held-out pairs as labelled.
 
-        `roots_G` has the root of each row. Folds are whole roots. The penalty is chosen by the loss on the same folds.
+        `roots_G` has the root of each row. A fold consists of whole roots. The penalty is chosen by the loss on these
+        folds too.
         """
         if len(np.unique(roots_G)) < 2 or not any(one.comparisons for one in self.judged):
             return Baselines(accuracy={}, rows=len(self.judged), missing="they need at least two conversations")

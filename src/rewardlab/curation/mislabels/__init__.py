@@ -1,1 +1,1 @@
-"""Pairs that are probably labelled the wrong way round, and what removing them is worth."""
+"""Search for pairs that are probably labelled the wrong way round, and for what removing them is worth."""

@@ -1,4 +1,4 @@
-"""What it takes to write a dataset without the flagged rows, or with their labels turned round, and a trace of each."""
+"""Writing of a dataset without the flagged rows, or with their labels flipped, and a trace of each of these rows."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from rewardlab.data.rows import Row, UnreadRow
 from rewardlab.data.sources import open_units, rows_of_units
 
 Done = Literal["removed", "flipped"]
-"""What is done to a row; also the ending of the file, beside a cleaned one, that says of every such row why."""
+"""What is done to a row; also a part of the name of the trace, the file with the reason for each of these rows."""
 FLAGS: Final[Mapping[Done, str]] = {"removed": "--remove", "flipped": "--flip"}
 
 
 def require_cleanable(source: Source, rules: Rules, target: Path, done: Done, *, overwrite: bool) -> None:
-    """Raise ConfigError or DataError, before anything is computed, unless `target` can be written of this dataset."""
+    """Raise ConfigError or DataError, before anything is computed, unless this dataset can be written to `target`."""
     flag = FLAGS[done]
     if ending_of(target) is None:
         raise ConfigError(f"{flag} {target}: rows are written as JSON Lines. Name it …{' or …'.join(ENDINGS)}.")
@@ -68,9 +68,9 @@ def trace_of(target: Path, done: Done) -> Path:
 
 
 def turned_round(row: Row, place: str, reading: ReadingConfig) -> dict[str, object]:
-    """Return a row with its label turned round: `label` where it is a probability, else the two sides exchanged.
+    """Return a row with its label flipped: `label` if it is a probability, else the two sides exchanged.
 
-    With `chosen` and `rejected`, columns about them (`score_chosen`, `rejected_model`) change places too. Columns may
+    With `chosen` and `rejected`, columns about them (`score_chosen`, `rejected_model`) are exchanged too. Columns may
     have the names that `reading` gives them.
 
     Raises DataError for a row without both sides.
@@ -81,7 +81,7 @@ def turned_round(row: Row, place: str, reading: ReadingConfig) -> dict[str, obje
         raise _without_sides(place, reading)
     column = names.get("label", "label")
     label = row.get(column)
-    # The values of a label that is mapped may be any numbers.
+    # The values of a label with --map-label may be any numbers, not probabilities.
     if isinstance(label, (int, float)) and not isinstance(label, bool) and 0 <= label <= 1 and not reading.map_label:
         return {**row, column: 1 - label}
     other_of = dict(zip(sides, sides[::-1], strict=True))
@@ -112,11 +112,10 @@ def write_cleaned(
     done: Done,
     since: Stamp,
 ) -> int:
-    """Write a dataset without the preferences of these numbers, or with their labels turned round, and the trace of
-    each; return how many rows it has.
+    """Write a dataset without the preferences of these numbers, or with their labels flipped, and the trace of each.
 
-    `since` is the dataset's `stamp` from before it was searched. Raises DataError if the dataset cannot be read or has
-    changed, or if a row has no label that can be turned round.
+    Return how many rows it then has. `since` is the dataset's `stamp` from before it was searched. Raises DataError if
+    the dataset cannot be read or has changed, or if a row has no label that can be flipped.
     """
     require_unchanged(source, since)
     members = rows_of_units(source, rules, touched)

@@ -1,10 +1,10 @@
-"""What a witness says of each label, out of sample: held-out scores, and probabilities calibrated on other folds.
+"""A witness's testimony about each label, out of sample: held-out scores, and probabilities calibrated on other folds.
 
-A head is fitted without the fold that it then judges; so is the temperature that makes a probability of its margin (of
-margins by heads that have seen that fold: one number, which a single label hardly moves). The temperature makes the
-probabilities hold for the labels as they are. A probability of 0.2 therefore says: of pairs like this one, one in five
-is labelled this way. That may be a mistake, or an opinion that one annotator in five holds. Where a third of all labels
-is wrong, even a witness that knows the truth puts no label below a third.
+A head is fitted without the fold that it then judges. So is the temperature that turns its margins into probabilities,
+though the margins for that come from heads that have seen the fold; it is one number, which a single label hardly
+moves. The temperature calibrates the probabilities for the labels as they are. A probability of 0.2 therefore means: of
+pairs like this one, one in five is labelled this way. That may be a mistake, or an opinion that one annotator in five
+holds. If a third of all labels is wrong, even a witness that knows the truth gives no label less than a third.
 
 Legend: N pairs, F features, K folds.
 """
@@ -27,23 +27,22 @@ from rewardlab.curation.mislabels.pairs import FloatArray, Pairs
 from rewardlab.data.roots import Numbers
 
 LOUDEST: Final = 20.0
-"""Log odds beyond which a probability is cut off, so that one sure witness does not outweigh all others."""
+"""Log odds are limited to ± this, so that one very sure witness does not outweigh all others."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Witness:
-    """Something that has an opinion about pairs: a head, which learns from the other labels, or scores that are there
-    already."""
+    """Something that has an opinion about pairs: a head, which learns from the other labels, or given scores."""
 
     name: str
     differences_NF: FloatArray | None = None
-    """[N, F] features of `first` minus those of `second`, of a head that is to be fitted; NaN where there are none."""
+    """[N, F] for a head that is to be fitted, features of `first` minus those of `second`; NaN where missing."""
     margins_N: FloatArray | None = None
-    """[N] score of `first` minus that of `second`, of scores that are there; NaN where there are none."""
+    """[N] for given scores, score of `first` minus that of `second`; NaN where missing."""
 
     @property
     def learns(self) -> bool:
-        """Whether it is a head, fitted to the labels."""
+        """Return whether it is a head, fitted to the labels."""
         return self.differences_NF is not None
 
     @property
@@ -64,24 +63,24 @@ class Witness:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Testimony:
-    """What a witness says of every label, out of sample."""
+    """A witness's opinion of every label, out of sample."""
 
     name: str
     margin_N: FloatArray
-    """[N] held-out score of `first` minus that of `second`; NaN where it says nothing."""
+    """[N] held-out score of `first` minus that of `second`; NaN where the witness is silent."""
     log_odds_N: FloatArray
-    """[N] calibrated log odds that `first` is preferred; NaN where it says nothing."""
+    """[N] calibrated log odds that `first` is preferred; NaN where the witness is silent."""
     temperatures: tuple[float, ...]
-    """Temperature fitted without each fold."""
+    """For each fold, the temperature that was fitted without it."""
     accuracy: Estimate
     """How often it agrees with the labels, by root."""
     loss: Estimate
     """Mean negative log-likelihood of the labels, by root."""
     num_silent: int
-    """Pairs of which it says nothing."""
+    """Number of pairs about which the witness is silent."""
 
     def probability_N(self, pairs: Pairs) -> FloatArray:
-        """Return [N] its probability of each label as it stands; NaN where it says nothing."""
+        """Return [N] its probability of each label as it stands; NaN where the witness is silent."""
         found: FloatArray = np.exp(log_expit(self.log_odds_N * pairs.sign_N))
         return found
 
@@ -111,7 +110,7 @@ def comparisons_of(pairs: Pairs, differences_NF: FloatArray) -> Comparisons:
 
 
 def hear(witness: Witness, pairs: Pairs, *, num_folds: int, seed: int) -> Testimony:
-    """Return what a witness says of each label, by heads and temperatures that were fitted without its fold.
+    """Return a witness's testimony about each label, by heads and temperatures that were fitted without its fold.
 
     Raises DataError for fewer than two roots, or if a fit does not converge.
     """
@@ -133,7 +132,7 @@ def _calibrated(name: str, margin_N: FloatArray, pairs: Pairs, fold_N: Numbers) 
     """Return a testimony from held-out margins, with a temperature for each fold fitted on the others."""
     present_N = np.isfinite(margin_N)
     scale = float(np.sqrt(np.mean(np.square(margin_N[present_N])))) if present_N.any() else 0.0
-    # Temperatures are sought within a range, so margins of any unit are brought to a mean square of 1.
+    # The temperature is sought within a fixed range, so margins are first scaled to a mean square of 1.
     unit_N = margin_N / (scale or 1.0)
     log_odds_N, temperatures = np.full(len(pairs), np.nan), []
     for fold in range(int(fold_N.max()) + 1):
@@ -155,8 +154,10 @@ def _calibrated(name: str, margin_N: FloatArray, pairs: Pairs, fold_N: Numbers) 
 
 
 def together(testimonies: Sequence[Testimony], pairs: Pairs, *, num_folds: int, seed: int) -> Testimony:
-    """Return the witnesses as one: the mean of their log odds, calibrated once more. Those that say nothing of a pair
-    are left out there."""
+    """Return all witnesses as one: the mean of their log odds, calibrated once more.
+
+    A witness that is silent about a pair is left out of the mean there.
+    """
     said_WN = np.stack([one.log_odds_N for one in testimonies])
     count_N = np.isfinite(said_WN).sum(0)
     sum_N = np.nansum(said_WN, axis=0)

@@ -1,6 +1,6 @@
-"""Whether the flags are about length: heads lean on it, and so contradict labels that prefer the shorter reply.
+"""A check of whether the flags are about length: heads prefer longer replies, and so contradict labels that do not.
 
-Removing such rows would teach a model what it should not learn. Legend: N pairs.
+Removing such rows would teach a model to prefer longer replies. Legend: N pairs.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Lengths:
     flagged: Estimate
     """Among the flagged pairs."""
     others: Estimate
-    """Among those that are not."""
+    """Among the pairs that are not flagged."""
 
     @property
     def lean(self) -> bool:
-        """Whether the two are shown to differ: their difference has an interval without 0."""
+        """Return whether the two shares differ: the interval of their difference does not contain 0."""
         change = stats.difference(self.flagged, self.others)
         return bool(change.low > 0 or change.high < 0)
 
@@ -46,7 +46,7 @@ class Lengths:
 
     @property
     def both(self) -> tuple[Estimate, Estimate]:
-        """Flagged, others."""
+        """The shares among the flagged pairs and among the others."""
         return self.flagged, self.others
 
 

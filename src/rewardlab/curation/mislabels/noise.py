@@ -1,14 +1,15 @@
 """How many labels are wrong, by two estimates that assume different things.
 
 **Confident count** (Northcutt, Jiang & Chuang 2021, Journal of Artificial Intelligence Research 70, 1373-1411, for two
-classes that a random turn makes alike): a pair is confident if a label has at least the mean probability that labels
-have. Among confident pairs, the share whose label is the other one is the estimate. It assumes that out-of-sample
-probabilities err on few confident pairs, so whatever the witnesses get wrong, and whatever people disagree about, is
-counted as a wrong label: with weak witnesses it is far too high.
+classes that are made equal by turning pairs at random): a pair is confident if one of its two possible labels has at
+least the mean probability of labels as they stand. The estimate is the share of confident pairs whose own label is the
+other one. It assumes that the probabilities are wrong for few confident pairs. So every mistake of the witnesses, and
+every pair on which people disagree, counts as a wrong label: with weak witnesses the estimate is far too high.
 
-**At most**: among the tenth of the pairs of which the witnesses are surest, the share that they contradict. If labels
-are wrong by chance, whatever the pair, then at least that chance of them is contradicted wherever one looks; so the
-share, where it is lowest, is an upper bound. It says nothing of labels that are wrong for a reason, on hard pairs.
+**At most**: the share of labels that the witnesses contradict among the tenth of the pairs of which they are surest. If
+every label is wrong with the same chance, whatever its pair, then in every part of the data at least that share of
+labels is contradicted. So the share where it is lowest is an upper bound. It says nothing about labels that are wrong
+for a reason, such as those of hard pairs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from rewardlab.curation.mislabels.crossfit import Testimony
 from rewardlab.curation.mislabels.pairs import FloatArray, Pairs
 
 SUREST: Final = 0.1
-"""Share of the pairs, the surest ones, behind the upper bound."""
+"""The upper bound looks at this share of the pairs, the surest ones."""
 _ROUNDING: Final = 1e-6
 
 
@@ -42,7 +43,7 @@ class Noise:
     """Share contradicted among the surest tenth."""
     num_labels: int
     ceiling: Ceiling | None
-    """How often a perfect model would agree with single labels; None where the data tell of none."""
+    """How often a perfect model would agree with single labels; None if the data do not allow an estimate."""
 
     @property
     def wrong(self) -> Estimate:
@@ -77,7 +78,7 @@ def estimate_noise(testimony: Testimony, pairs: Pairs) -> Noise:
 
 
 def confident_count(probability_N: FloatArray) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return ([N] whether a pair is confident, [N] whether it is for the other label, the threshold)."""
+    """Return ([N] whether a pair is confident, [N] whether it speaks for the other label, the threshold)."""
     threshold = float(probability_N.mean())
     given_N, other_N = probability_N >= threshold - _ROUNDING, 1 - probability_N >= threshold - _ROUNDING
     wrong_N = other_N & (~given_N | (1 - probability_N > probability_N))

@@ -1,8 +1,8 @@
-"""Judged pairs as a problem of two classes, and which of them must be predicted together.
+"""Judged pairs as a problem of two classes, and which of them must be held out together.
 
-In preference data every label says "the first one": there is one class, and no method that compares classes works. So
-each pair is turned at random, with a seed, and enters once, as `first` against `second`. A head without a bias learns
-the same from a pair whichever way round it is, so entering both ways would tell it nothing new and count each pair
+In preference data every label says "the first one": there is only one class, and methods that compare classes do not
+work. So each pair is turned at random, with a seed, and is used once, as `first` against `second`. A head without a
+bias learns the same from a pair in either order. Using both orders would teach it nothing new, and count each pair
 twice.
 
 Legend: N pairs, P preferences (rows).
@@ -24,12 +24,12 @@ from rewardlab.data.roots import JOINING_BYTES, MOST_FIRST_TURNS, MOST_TOGETHER,
 
 FloatArray = npt.NDArray[np.float64]
 FEWEST: Final = 50
-"""Judged pairs below which nothing is searched: no probability could be calibrated on fewer."""
+"""The smallest number of judged pairs that is searched: probabilities cannot be calibrated on fewer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Near:
-    """What the texts of preferences are nearly equal to."""
+    """The groups of near-duplicate texts of preferences."""
 
     prompts_P: Numbers
     """[P] group of near-duplicate prompts."""
@@ -42,7 +42,7 @@ class Pairs:
     """Judged pairs, each turned one way or the other at random. Ties of labels are left out."""
 
     preferences: Sequence[Preference]
-    """P rows."""
+    """The P rows."""
     owners_N: Numbers
     """[N] index of the preference."""
     numbers_N: Numbers
@@ -59,7 +59,7 @@ class Pairs:
     prompts_N: Numbers
     """[N] number of the prompt."""
     roots_N: Numbers
-    """[N] number of what is held out together: conversations, joined by near duplicates."""
+    """[N] number of the root, which is held out as a whole: conversations, joined by near duplicates."""
     num_ties: int
     """Judgements left out because their label is a tie."""
 
@@ -73,7 +73,7 @@ class Pairs:
 
     @property
     def clusters(self) -> list[str]:
-        """N names of roots, the unit of every interval."""
+        """The root of each of the N pairs as a text; roots are the clusters of every interval."""
         return [str(root) for root in self.roots_N.tolist()]
 
     def comparison(self, number: int) -> Comparison:
@@ -87,7 +87,7 @@ class Pairs:
         return replace(self, **{name: getattr(self, name)[kept] for name in (*names, "roots_N")})
 
     def turned_round(self, wrong_N: npt.NDArray[np.bool_]) -> Pairs:
-        """Return the same pairs with the labels turned round where `wrong_N` is true."""
+        """Return the same pairs with the labels flipped where `wrong_N` is true."""
         return replace(self, label_N=np.where(wrong_N, 1 - self.label_N, self.label_N))
 
 
@@ -151,11 +151,11 @@ def _groups(texts: Sequence[str]) -> Numbers:
 
 
 def held_together(preferences: Sequence[Preference], near: Near | None) -> tuple[Numbers, str]:
-    """Return ([P] the number of what each row is held out with, the rule in words).
+    """Return ([P] the number of the root with which each row is held out, the rule in words).
 
-    Roots (`data.roots.find_roots`) that share a near-duplicate prompt, or a near-duplicate reply of at least
-    `JOINING_BYTES` that is no phrase, are joined. Where that would put more than half of the rows into one, texts of
-    one template look alike, and roots alone count.
+    Roots (`data.roots.find_roots`) are joined if they share a near-duplicate prompt, or a near-duplicate reply of at
+    least `JOINING_BYTES` that is not a phrase. If that would join more than half of the rows, the texts are similar
+    only because of a common template, and roots are not joined.
     """
     roots_P, rule = find_roots(Texts.of(preferences))
     roots_P = np.unique(roots_P, return_inverse=True)[1]
@@ -179,7 +179,7 @@ def _joined(roots_P: Numbers, preferences: Sequence[Preference], near: Near) -> 
         for reply, group in zip(preference.replies, groups, strict=True):
             if len(_text(reply).encode("utf-8", "surrogatepass")) >= JOINING_BYTES:
                 ends.setdefault(group, set()).add(root)
-    # A reply given in many conversations is a phrase, as it is for roots.
+    # A reply that occurs in many conversations counts as a phrase, as in `find_roots`.
     few = {group: of for group, of in ends.items() if 1 < len(of) <= MOST_FIRST_TURNS}
     edges |= {(root, ("reply", group)) for group, of in few.items() for root in of}
     nodes = {group: number for number, group in enumerate(dict.fromkeys(group for _, group in sorted(edges)))}

@@ -1,10 +1,10 @@
-"""How many of the labels that were turned round on purpose are found, and how many of those that are named were.
+"""Recall and precision of a search for labels that were flipped on purpose.
 
-A random share of the labels is turned round in memory, everything is fitted again, and the ranking is compared with
-what is known. The pairs are drawn evenly, the easy ones with the hard ones. Real mistakes sit on hard pairs, where
-witnesses are unsure too, or share the annotator's mistake: fewer of them are found. On the other hand labels that were
-wrong before count here as false alarms. So the figures tell rankings apart, and say what is possible at best; they are
-no estimate of the share of real mistakes among flagged labels.
+A random share of the labels is flipped in memory, everything is fitted again, and the ranking is compared with the
+known flips. They are drawn evenly over easy and hard pairs. Real mistakes are on hard pairs, where witnesses are unsure
+too or share the annotator's mistake, so fewer of them are found. On the other hand, labels that were wrong before count
+here as false alarms. So the figures compare rankings and show what is possible at best; they do not estimate the share
+of real mistakes among flagged labels.
 
 Legend: N pairs, S seeds.
 """
@@ -27,17 +27,17 @@ from rewardlab.curation.mislabels.ranking import BoolArray, Ranking, Rule, rank,
 from rewardlab.data.roots import Numbers
 
 DEPTHS: Final = (0.01, 0.02, 0.05, 0.1, 0.2)
-"""Shares of the pairs, from the top of the ranking, at which it is judged, beside the share that was planted."""
+"""Shares of the pairs, from the top of the ranking, at which it is judged, in addition to the planted share."""
 TOGETHER: Final = "together"
 """Name of the ranking by all witnesses."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the top of a ranking holds, over all seeds."""
+    """What the top of a ranking contains, over all seeds."""
 
     pairs: int
-    """Pairs of the top, of each seed on average."""
+    """Number of pairs in the top, on average over seeds."""
     precision: Estimate
     """Share of them that were planted."""
     recall: Estimate
@@ -52,10 +52,10 @@ class RankedBy:
     at_depth: Mapping[float, Found]
     """Share of the pairs -> what is found at this depth."""
     area: Estimate
-    """Chance that a planted label is ranked before one that is not, ties ½."""
+    """Probability that a planted label is ranked before one that is not, with ties as ½."""
     less: Estimate | None
     """Its precision minus that of all witnesses together, at the planted share, on the same planted labels; None for
-    these."""
+    the ranking by all witnesses itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,19 +63,19 @@ class Planted:
     """Planted labels, and how well each ranking finds them."""
 
     share: float
-    """Share of the labels that was turned round: the precision of chance at any depth."""
+    """Share of the labels that was flipped: the precision of a random ranking at any depth."""
     labels: int
-    """Labels turned round, for each seed."""
+    """Number of labels that each seed flips."""
     seeds: int
     rankings: Sequence[RankedBy]
-    """All witnesses together first."""
+    """The rankings, that by all witnesses together first."""
     flagged: Found
     """The labels that the rule flags."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Draw:
-    """One seed: which labels were turned round, and the rankings."""
+    """One seed: which labels were flipped, and the rankings."""
 
     wrong_N: BoolArray
     orders: Mapping[str, Numbers]
@@ -85,7 +85,7 @@ class _Draw:
 
 
 def plant(witnesses: Sequence[Witness], pairs: Pairs, rule: Rule, *, share: float, num_seeds: int) -> Planted:
-    """Turn round a share of the labels, `num_seeds` times others, and judge the rankings by what they find.
+    """Flip a share of the labels, `num_seeds` times with other draws, and judge the rankings by what they find.
 
     Raises DataError as `ranking.rank` does.
     """
@@ -144,7 +144,7 @@ def _top(order_N: Numbers, depth: float) -> BoolArray:
 
 
 def _found(draws: Sequence[_Draw], tops: Sequence[BoolArray], clusters_N: np.ndarray) -> Found:
-    """Return precision and recall over all draws, with intervals by root: a root has pairs in every draw."""
+    """Return precision and recall over all draws, with intervals by root, since each root has pairs in every draw."""
     named = [(draw.wrong_N[top_N], clusters_N[top_N]) for draw, top_N in zip(draws, tops, strict=True)]
     wrong = [(top_N[draw.wrong_N], clusters_N[draw.wrong_N]) for draw, top_N in zip(draws, tops, strict=True)]
     return Found(
@@ -166,7 +166,7 @@ def _area(draws: Sequence[_Draw], name: str, pairs: Pairs) -> Estimate:
 
 
 def _less(draws: Sequence[_Draw], name: str, depth: float, clusters_N: np.ndarray) -> Estimate:
-    """Return the precision of a ranking minus that of all witnesses, paired: both name equally many pairs."""
+    """Return the precision of a ranking minus that of all witnesses, paired, since both name equally many pairs."""
     values, clusters = [], []
     for draw in draws:
         own_N, all_N = (_top(draw.orders[which], depth) & draw.wrong_N for which in (name, TOGETHER))

@@ -1,4 +1,4 @@
-"""From testimonies to a ranked list of labels, the most suspicious first, and which of them are flagged.
+"""Ranks labels by the testimonies about them, the most suspicious first, and flags some of them.
 
 Legend: N pairs, P preferences, W witnesses.
 """
@@ -20,30 +20,30 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """When a label is flagged."""
+    """The rule by which a label is flagged."""
 
     below: float
     """A witness testifies against a label whose probability it puts below this."""
     agree: int
-    """So many witnesses must do so."""
+    """How many witnesses must testify against it."""
     num_folds: int
     seed: int
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ranking:
-    """Every label with what the witnesses say of it."""
+    """All labels, with the testimony of the witnesses about each."""
 
     testimonies: Sequence[Testimony]
     together: Testimony
     probability_WN: FloatArray
-    """[W, N] probability of each label as it stands, by each witness; NaN where it says nothing."""
+    """[W, N] probability of each label as it stands, by each witness; NaN where the witness is silent."""
     order_N: Numbers
     """[N] pairs, the most suspicious first; those without any testimony last."""
     against_N: Numbers
-    """[N] witnesses that testify against the label."""
+    """[N] how many witnesses testify against the label."""
     flagged_N: BoolArray
-    """[N] whether enough of them do."""
+    """[N] whether that is enough to flag it."""
 
 
 def rank(witnesses: Sequence[Witness], pairs: Pairs, rule: Rule) -> Ranking:
@@ -68,7 +68,7 @@ def suspicion_order(testimony: Testimony, pairs: Pairs) -> Numbers:
 
 
 def flagged_rows(pairs: Pairs, flagged_N: BoolArray) -> BoolArray:
-    """Return [P] whether at least half of a row's judgements are flagged: then the row counts as wrong."""
+    """Return [P] whether a row counts as wrong, which it does if at least half of its judgements are flagged."""
     judged_P = np.bincount(pairs.owners_N, minlength=len(pairs.preferences))
     flagged_P = np.bincount(pairs.owners_N, weights=flagged_N, minlength=len(pairs.preferences))
     rows: BoolArray = (judged_P > 0) & (2 * flagged_P >= judged_P) & (flagged_P > 0)

@@ -1,4 +1,4 @@
-"""The rows that are searched: read as training reads them, with every row accounted for and the limit applied.
+"""Reading of the rows that are searched, as training reads them, with a count of every row and the limit applied.
 
 Legend: P preferences.
 """
@@ -22,7 +22,7 @@ from rewardlab.data.rows import UnusableRowError
 from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, open_streamed, open_units
 
 JUDGING: Final = (*(word for word in SPLITS if word != "train"), "evaluation", "testing", "heldout", "holdout")
-"""Words that name a split which judges models. Model-based evidence never touches one."""
+"""Words that name a split for judging models. Labels there are never changed by what models say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class ReadData:
     sources: Sequence[Source]
     reports: Sequence[SourceReport]
     positions: Sequence[int]
-    """[P] which row of its dataset each was read from, counted from 0 over all rows: other files of scores may number
-    their rows so."""
+    """[P] the row of its dataset from which each was read, counted from 0 over all rows, as other programs' score files
+    may number them."""
 
 
 def sources_of(config: MislabelsConfig) -> tuple[Source, ...]:
@@ -69,7 +69,7 @@ def read_data(config: MislabelsConfig) -> ReadData:
         for position, row in enumerate(bar(read, title=f"reading {source.name}", unit=" rows")):
             if row.parsed is not None:
                 tally.keep(row.parsed)
-                # Of a stream the rows between those that were drawn are not there to be counted.
+                # The rows of a stream between the drawn ones are not here to be counted, so their own number is used.
                 kept.append((row.parsed.preference, position if stream is None else row.number - 1))
             else:
                 assert row.cause is not None, "a row is a preference or has a cause"
@@ -86,9 +86,9 @@ def read_data(config: MislabelsConfig) -> ReadData:
 
 
 def judging_split(source: Source) -> str | None:
-    """Return the word by which a dataset is named as one that judges models; None if it is not.
+    """Return the word that names a dataset as one for judging models; None if there is no such word.
 
-    The split in the name of the file decides, else any word of the name, or of the split that was asked for.
+    The split in the name of the file decides, else any word of the name or of the split that was asked for.
     """
     if source.path is not None and source.split != ALL_ROWS:
         named = {source.split.casefold()} if _own_split(source) else set(_words(source.path.name))
@@ -100,7 +100,7 @@ def judging_split(source: Source) -> str | None:
 
 
 def _own_split(source: Source) -> bool:
-    """Whether the split is a word of the file's name, and not only the one that was asked for."""
+    """Return whether the split is a word of the file's name, and not only the one that was asked for."""
     assert source.path is not None
     return source.split.casefold() in _words(source.path.name)
 

@@ -1,4 +1,4 @@
-"""Why a label is suspected: one entry for each pair, in the order of suspicion, with its reasons in words.
+"""The reasons for suspecting a label: one entry for each pair, in the order of suspicion, with reasons in words.
 
 Legend: N pairs.
 """
@@ -15,7 +15,7 @@ from rewardlab.curation.mislabels.ranking import Ranking
 
 
 def entries_of(pairs: Pairs, ranking: Ranking, opposite: Sequence[tuple[str, ...]]) -> list[dict[str, Any]]:
-    """Return one row for each pair, the most suspicious first: who says what, and what else speaks for a mistake.
+    """Return one entry for each pair, the most suspicious first: each witness's testimony and other evidence.
 
     `opposite` [N] are the ids of near duplicates with the opposite label.
     """
@@ -63,7 +63,7 @@ def _sides(pairs: Pairs, number: int) -> tuple[int, int]:
 
 
 def _split(pairs: Pairs, owner: int, preferred: int, other: int) -> dict[str, int] | None:
-    """Return how many judgements of the same two replies say the same and the opposite; None if there is only one."""
+    """Return how many judgements of the same two replies agree and disagree; None if there is only one judgement."""
     same = opposite = 0
     for one in pairs.preferences[owner].comparisons:
         if {one.first, one.second} != {preferred, other} or one.label == 0.5:
@@ -78,7 +78,7 @@ def _number(value: float) -> float | None:
 
 
 def _reasons(entry: Mapping[str, Any]) -> list[str]:
-    """Return in words what speaks for a mistake, and what may explain it."""
+    """Return in words the evidence for a mistake, and what may explain it otherwise."""
     said = [
         f"{name} puts the label at {one['probability']:.0%} (margin {one['margin']:+.2f})"
         if one["probability"] is not None

@@ -38,7 +38,7 @@ FIGURES: Final = "mislabels.json"
 FILES: Final = ("mislabels.jsonl", "mislabels.md", FIGURES, "report.txt")
 """Names that a search writes."""
 MARK: Final = "rewardlab data mislabels"
-"""Entry `written_by` of the figures, by which a folder is known as one of these."""
+"""The entry `written_by` of the figures, which marks a folder that a search wrote."""
 REMOVING_BEATS_FLIPPING: Final = (
     "In published comparisons removing suspicious rows does better than turning them round (PrefCleanBench, NeurIPS "
     "2025, arXiv 2509.23564): a wrong flag then costs one row, and not a wrong label more."
@@ -47,21 +47,21 @@ REMOVING_BEATS_FLIPPING: Final = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Search:
-    """What a search found."""
+    """The result of a search."""
 
     output_dir: Path
     pairs: Pairs
     ranking: Ranking
     rule: Rule
     held: str
-    """What a fold shares with no other, in words."""
+    """The rule by which rows are held out together, in words."""
     lengths: Lengths | None
-    """How often flagged pairs prefer the shorter reply; None where nothing is flagged."""
+    """How often flagged pairs prefer the shorter reply; None if nothing is flagged."""
     noise: Noise
     planted: Planted | None
     worth: Worth | None
     written: Sequence[str]
-    """What was written beside the output folder, a sentence for each file."""
+    """A sentence for each file that was written outside the output folder."""
 
     def text(self) -> str:
         """Return the report."""
@@ -169,7 +169,7 @@ def _cleaned(
     *,
     since: Stamp,
 ) -> list[str]:
-    """Write what `--remove` and `--flip` ask for; return a sentence for each."""
+    """Write the files of `--remove` and `--flip`; return a sentence for each."""
     run = config.run
     told: list[str] = []
     if run.remove is None and run.flip is None:

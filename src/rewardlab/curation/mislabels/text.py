@@ -20,7 +20,7 @@ from rewardlab.report.ceiling import ceiling_note
 from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
 MOST_CHARACTERS: Final = 4000
-"""Of a text in mislabels.md; what is longer is cut in the middle, and says so."""
+"""Most characters of a text in mislabels.md; a longer text is cut in the middle, with a note."""
 
 
 def report(
@@ -206,7 +206,7 @@ def _wrapped(words: str) -> str:
 def markdown(
     entries: Iterable[Mapping[str, Any]], texts: Mapping[int, tuple[Conversation, Conversation, Conversation]]
 ) -> str:
-    """Return suspicious pairs with their texts: of each rank, its prompt, the preferred reply and the other one."""
+    """Return suspicious pairs as Markdown. `texts` has the prompt, the preferred reply and the other of each rank."""
     lines = [
         "# Labels that are probably wrong",
         "",

@@ -1,4 +1,4 @@
-"""The margins that judge a label: from heads on layers of a model, reward models that score the data, and old scores.
+"""The witnesses: heads on layers of a model, reward models that score the data, and scores that exist already.
 
 Legend: N pairs, G groups, R replies, F features.
 """
@@ -31,8 +31,8 @@ from rewardlab.evaluation.score_files import read_scores
 
 logger = logging.getLogger("rewardlab")
 DEPTHS: Final = (1 / 2, 5 / 6)
-"""Depths of the two layers that testify by default. Middle layers often know more of a judgement than the last; two
-that lie a third of the model apart make different mistakes."""
+"""Relative depths of the two layers that testify by default. Middle layers often predict judgements better than the
+last one; two layers that are a third of the model apart make different mistakes."""
 
 
 def gather(config: MislabelsConfig, data: ReadData, pairs: Pairs) -> list[Witness]:
@@ -61,10 +61,12 @@ def gather(config: MislabelsConfig, data: ReadData, pairs: Pairs) -> list[Witnes
 
 
 def of_scores(scores: ScoreSet, pairs: Pairs, data: ReadData) -> Witness:
-    """Return the witness of score rows. They belong to pairs by source, id and reply; by id and reply; or, without
-    ids, by their place in the file, which then has as many rows as the dataset.
+    """Return the witness of score rows.
 
-    Raises DataError if no pair has scores, if a row scores another prompt, or if places cannot be compared.
+    Rows are matched to pairs by source, id and reply, or by id and reply. Without ids they are matched by their place
+    in the file, which must then have as many rows as the dataset.
+
+    Raises DataError if no pair has scores, if a row scores another prompt, or if places cannot be matched.
     """
     by_key: dict[tuple[str, str, int], ScoreRow] = {}
     for row in scores.rows:
@@ -84,7 +86,7 @@ def of_scores(scores: ScoreSet, pairs: Pairs, data: ReadData) -> Witness:
         first, second = (found(owner, int(side[number])) for side in (pairs.first_N, pairs.second_N))
         if first is None or second is None:
             continue
-        # Our own evaluations hash prompts as we do here, so keys can be compared. Other layouts may have hashed less.
+        # Keys can be compared only with our own evaluations, which hash prompts as is done here.
         if scores.layout == "rewardlab" and first.prompt_key != pairs.preferences[owner].key:
             raise DataError(
                 f"--witness {scores.name}: scores another prompt for {pairs.preferences[owner].id}. These are scores "
@@ -171,9 +173,9 @@ def _groups(config: MislabelsConfig, renderer: Renderer, *, own_limit: bool) -> 
 
 
 def replies_of(groups: Sequence[TokenGroup], pairs: Pairs) -> Numbers:
-    """Return [N, 2] the numbers of both replies of each pair among those of all groups, −1 where there is none.
+    """Return [N, 2] the numbers of both replies of each pair among the replies of all groups, −1 where missing.
 
-    A group that lost a reply, because it is too long, numbers the others anew, so it is left out.
+    A group that lost a reply because it was too long numbers its other replies anew, so it is left out.
     """
     start: dict[tuple[str, str], tuple[int, int]] = {}
     offset = 0
@@ -206,7 +208,7 @@ def _scored_by(config: MislabelsConfig, folder: Path, data: ReadData, pairs: Pai
     )
     groups = _groups(config, model.renderer, own_limit=True)
     scores = model.scores(groups, progress=f"scores by {folder}")
-    # A group that lost a reply numbers the others anew: without its scores, the witness says nothing of it.
+    # A group that lost a reply numbers its other replies anew: leave its scores out, so that the witness is silent.
     whole = replies_count(pairs)
     kept = [
         number
@@ -233,7 +235,7 @@ def _tell_trained_on(folder: Path, data: ReadData) -> None:
     if both := trained & searched:
         logger.warning(
             "witness %s: its record says that it was trained on %s. A model agrees with labels that it has learned, so "
-            "it is no witness about these",
+            "it is not a witness about these",
             folder,
             ", ".join(sorted(both)),
         )

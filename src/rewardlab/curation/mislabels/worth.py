@@ -1,11 +1,12 @@
-"""What it is worth to remove the flagged rows: heads fitted with and without them, judged on rows left as they are.
+"""The worth of removing the flagged rows: heads fitted with and without them, judged on rows that were not cleaned.
 
-The conversations are divided into folds. Each fold in turn is held out and never cleaned; wrong labels are searched for
-in the others alone, so that nothing of the held-out labels decides what is removed. Three heads are fitted there: on
-all rows, without the flagged ones, and without as many random ones. The third tells what is lost by having fewer rows.
-All three have one penalty, which keeps its weight against the sum of the losses as one prior does.
+The conversations are divided into folds. Each fold in turn is held out and never cleaned. Wrong labels are searched for
+only in the other folds, so that held-out labels have no influence on what is removed. Three heads are fitted there: on
+all rows, without the flagged ones, and without as many random ones. The third shows what is lost by having fewer rows.
+All three have the same penalty with the same weight against the sum of the losses, as under the same prior.
 
-Cleaned evaluation data would show a gain whatever the flags are worth: pairs that the model gets wrong were removed.
+If the evaluation data were cleaned too, there would be a gain whatever the flags are worth, since cleaning removes the
+pairs that a model gets wrong.
 
 Legend: N pairs, P rows, S seeds.
 """
@@ -42,15 +43,15 @@ class Effect:
     against: str
     """The other arm."""
     accuracy: Estimate
-    """Change of the share of held-out pairs ranked as labelled."""
+    """Change in the share of held-out pairs that are ranked as labelled."""
     loss: Estimate
-    """Change of the mean negative log-likelihood of the held-out labels; below 0 is better."""
+    """Change in the mean negative log-likelihood of the held-out labels; below 0 is better."""
     p: float
     """Sign-flip test of the change of accuracy by root, after Holm's correction for both comparisons."""
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse`, or `none` where no effect can be told."""
+        """`better`, `worse`, or `none` if no effect can be shown."""
         if math.isnan(self.p) or self.p > ALPHA or self.accuracy.low <= 0 <= self.accuracy.high:
             return "none"
         return "better" if self.accuracy.value > 0 else "worse"
@@ -58,10 +59,10 @@ class Effect:
 
 @dataclass(frozen=True, kw_only=True)
 class Worth:
-    """What removing the flagged rows does to a head."""
+    """The effect of removing the flagged rows on a head."""
 
     removed: float
-    """Rows removed of the training part, on average over folds and seeds."""
+    """Rows removed from the training part, on average over folds and seeds."""
     trained_on: float
     """Rows of the training part, on average."""
     accuracy: Mapping[str, Estimate]
@@ -115,7 +116,7 @@ def measure_worth(witnesses: Sequence[Witness], pairs: Pairs, rule: Rule, *, num
 def _arms(
     witnesses: Sequence[Witness], pairs: Pairs, out_N: np.ndarray, rule: Rule, *, draw: tuple[int, int]
 ) -> tuple[FloatArray, int, int]:
-    """Return ([A, held-out pairs] margins of the heads of each arm, rows removed, rows there were)."""
+    """Return ([A, held-out pairs] margins of the heads of each arm, rows removed, rows before removing)."""
     training = pairs.take(~out_N)
     inside = [witness.take(~out_N) for witness in witnesses]
     ranking = rank(inside, training, rule)

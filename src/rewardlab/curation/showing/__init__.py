@@ -1,1 +1,1 @@
-"""One row as the model sees it."""
+"""Shows single rows of a dataset as the model reads them."""

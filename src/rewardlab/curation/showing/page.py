@@ -1,4 +1,4 @@
-"""Rows as lines of a terminal: styled where there is one, and with the same marks in plain text elsewhere."""
+"""Rows as lines of text: with colours on a terminal, elsewhere plain, and with the same marks in both."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rewardlab.curation.showing.tokens import ShownReply, ShownToken
 STYLES: Final = {"prompt": "", "header": "dim", "reply": "bold", "ending": "dim"}
 CONTROL, TYPED, MARK, MISSING, LEFT_OUT = "cyan", "bold red", "reverse", "red", "bold red"
 BORDER: Final = "│"
-"""Between two tokens."""
+"""The border between two tokens."""
 REST: Final = "⋯"
-"""A token that belongs to the character before it."""
+"""Drawn for a token that belongs to the character before it."""
 BLANKS: Final = {" ": "·", "\t": "⇥", "\r": "␍"}
 """White space as it is drawn. A line break is drawn as ↵ and breaks the line as well."""
 UNSEEN: Final = re.compile(r"^ +| +$| {2,}")
@@ -84,7 +84,7 @@ def _turns(title: str, turns: Conversation) -> list[Text]:
 
 
 def _with_blanks(line: str) -> str:
-    """Return a line in which white space that one would not see is drawn: at its ends, doubled, and tabs."""
+    """Return a line in which invisible white space is drawn: at its ends, doubled spaces, and tabs."""
     return _drawn(UNSEEN.sub(lambda blanks: "·" * len(blanks.group()), line), lines=False, but=" ")
 
 
@@ -142,7 +142,7 @@ def _drawn_token(token: ShownToken) -> str:
 
 
 def _drawn(text: str, *, lines: bool, but: str = "") -> str:
-    """Return a text with its white space, `but` this, drawn and what is invisible escaped."""
+    """Return a text with its white space drawn, except `but`, and invisible characters escaped."""
     for blank, mark in BLANKS.items():
         text = text if blank == but else text.replace(blank, mark)
     return visible(text.replace("\n", "↵\n" if lines else "↵"), lines=lines)

@@ -1,4 +1,4 @@
-"""Finds rows of a dataset and says what became of each: read, rendered, cut, or left out and why."""
+"""Finds rows of a dataset and shows how each is used: read, rendered, cut, or left out with the cause."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ RENDERING_CAUSES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class ShownRow:
-    """A row, and what became of it."""
+    """A row, and how it is used."""
 
     place: str
     number: int
@@ -45,11 +45,11 @@ class ShownRow:
     preference: Preference | None
     """None if the row cannot be read."""
     cause: str | None
-    """Why the row is left out; None if it is used."""
+    """The cause for which the row is left out; None if it is used."""
     detail: str | None
     """The cause in words."""
     row: Mapping[str, object]
-    """As it stands in the file; in formats with several rows a preference, the first of them."""
+    """The row as it stands in the file; in formats with several rows per preference, the first of them."""
     replies: tuple[ShownReply | str, ...] = ()
     """Each reply as tokens, or why it has none; empty without a model."""
 
@@ -62,7 +62,7 @@ class ShownRow:
 
 
 def _plain(value: object) -> Any:
-    """Return a value as JSON can hold it; what it cannot, such as NaN or a date of a Parquet file, as text."""
+    """Return a value as JSON can hold it; others, such as NaN or a date of a Parquet file, as text."""
     if is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):
@@ -75,7 +75,7 @@ def _plain(value: object) -> Any:
 
 
 def show_rows(config: ShowConfig) -> list[ShownRow]:
-    """Return the rows that are asked for, in the order in which they are.
+    """Return the rows that were asked for, in that order.
 
     Raises DataError if the dataset cannot be read or has no such row, ConfigError and ArtifactError for the model.
     """
@@ -110,7 +110,7 @@ def _find(source: Source, rules: Rules, names: Sequence[str]) -> dict[str, ReadR
 
 
 def _names_of(row: ReadRow) -> list[str]:
-    """Return by what a row may be asked for: its number, its place, its ids."""
+    """Return the names by which a row can be asked for: its number, its place, its ids."""
     ids = [value for held in row.rows for column in IDS if isinstance(value := held.get(column), str | int)]
     return [str(row.number), row.place, *map(str, ids)]
 
@@ -135,7 +135,7 @@ def _shown(row: ReadRow, said: str, renderer: Renderer | None) -> ShownRow:
 
 
 def _group(preference: Preference, renderer: Renderer) -> tuple[str | None, TokenGroup | None, str | None]:
-    """Return (why the row is left out, its group, the cause in words), of which one or the other is None."""
+    """Return (the cause for which the row is left out or None, its group or None, the cause in words or None)."""
     try:
         (outcome,) = render_all([preference], renderer)
     except DataError as error:

@@ -1,4 +1,4 @@
-"""One conversation as tokens, with what each token is: header, prompt, reply or ending, shared, control, typed, cut."""
+"""A conversation as tokens, each with its kind: prompt, header, reply or ending; shared, control, typed or cut."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rewardlab.data.layout import Rendered, common_prefix_length
 
 Part = Literal["prompt", "header", "reply", "ending"]
 ENDS: Final = ("yes", "12 )", "No")
-"""Replies that end in other tokens, to see which the template writes behind them."""
+"""Replies that end in different tokens, which show which tokens the template writes after any reply."""
 PARTIAL: Final = "\N{REPLACEMENT CHARACTER}"
-"""What a tokenizer decodes some, but not all, bytes of a character to."""
+"""The character to which a tokenizer decodes an incomplete character of several bytes."""
 MOST_BYTES: Final = 4
 """Most tokens of one character in UTF-8."""
 
@@ -29,7 +29,7 @@ class ShownToken:
 
     id: int
     text: str
-    """What it says. Of tokens that are one character together the first has the character, the others nothing."""
+    """Its text. If several tokens together are one character, the first has the character and the others are empty."""
     part: Part
     """Where it stands: in the prompt, in what the template writes between the prompt and the reply, in the reply, or in
     what the template writes after it."""
@@ -42,14 +42,14 @@ class ShownToken:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """What is missing of the conversation."""
+    """The part of the conversation that was cut."""
 
     at: int
     """How many of the tokens shown come before it."""
     num_tokens: int
-    """By how many tokens the conversation is shorter."""
+    """How many tokens shorter the conversation has become."""
     text: str
-    """What the missing tokens say."""
+    """The text of the missing tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ class ShownReply:
 def shown_reply(
     renderer: Renderer, prompt: Conversation, reply: Conversation, rendered: Rendered, *, number: int, num_shared: int
 ) -> ShownReply:
-    """Return a rendered reply, with what each of its tokens is. `rendered` is what the renderer makes of it."""
+    """Return a reply with the kind of each of its tokens. `rendered` is its rendering by `renderer`."""
     ids = rendered.token_ids
     texts = texts_of(renderer.tokenizer, [int(token) for token in ids])
     whole = renderer.token_ids(prompt + reply)
@@ -109,7 +109,7 @@ def _part(place: int, header: int, reply: int, ending: int) -> Part:
 
 
 def texts_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token; of tokens that only together are characters, all of it with the first."""
+    """Return the text of each token. If several tokens together are one character, the first gets all of it."""
     texts = [text_of(tokenizer, token) for token in ids]
     place = 0
     while place < len(ids):
@@ -126,14 +126,14 @@ def texts_of(tokenizer: Any, ids: Sequence[int]) -> list[str]:
 
 
 def text_of(tokenizer: Any, token: int) -> str:
-    """Return the text of one token, with the space that a tokenizer of words before spaces would leave out."""
+    """Return the text of one token, with the leading space that some tokenizers drop when they decode it alone."""
     text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
     name = tokenizer.convert_ids_to_tokens(token)
     return f" {text}" if isinstance(name, str) and name.startswith("▁") and not text.startswith(" ") else text
 
 
 def _cut(renderer: Renderer, whole: IntArray, kept: IntArray) -> Cut:
-    """Return where two renderings of a conversation part, and what only the whole one has there."""
+    """Return where two renderings of a conversation differ, and what only the whole one has there."""
     start = common_prefix_length([whole, kept])
     behind = common_prefix_length([whole[start:][::-1], kept[start:][::-1]])
     missing = whole[start : len(whole) - behind]
@@ -145,7 +145,7 @@ def _cut(renderer: Renderer, whole: IntArray, kept: IntArray) -> Cut:
 
 
 def _header_tokens(renderer: Renderer, prompt: Conversation, reply: Conversation) -> int:
-    """Return how many tokens the template writes between prompt and reply; 0 where it refuses a prompt alone."""
+    """Return how many tokens the template writes between prompt and reply; 0 if it refuses a prompt alone."""
     try:
         (outcome,) = renderer.encode_all([prompt + reply], renderer.texts([prompt + reply]))
         if isinstance(outcome, RenderError):
@@ -164,7 +164,7 @@ def _num_shared(text: str, other: str) -> int:
 
 
 def _ending_tokens(renderer: Renderer, prompt: Conversation, reply: Conversation) -> int:
-    """Return how many tokens the template writes after a reply: those in which other replies end as well."""
+    """Return how many tokens the template writes after a reply: those with which renderings of `ENDS` end as well."""
     last = reply[-1]
     try:
         ends = [
@@ -184,7 +184,7 @@ def _typed(
     *,
     before_cut: int,
 ) -> set[int]:
-    """Return the places of tokens that spell, or are, a control token which the template did not write.
+    """Return the places of tokens that spell or are a control token that the template did not write.
 
     `texts` and `control` are of the tokens shown, of which the first `before_cut` stand before what was cut from the
     `whole` conversation.
@@ -196,7 +196,7 @@ def _typed(
     own = [place for place, is_control in enumerate(control) if is_control]
     typed: set[int] = set()
     if renderer.spec.special_tokens_in_text == "keep":
-        # They are tokens like the template's own, in the order in which they stand in the text.
+        # Typed ones became the same tokens as the template's own: tell them apart by their order in the text.
         told = renderer.markers.tell_apart(conversation, [int(token) for token in whole])
         if told is not None:
             starts = {start for start, _ in told.own or ()}
@@ -208,7 +208,7 @@ def _typed(
     begins = list(accumulate(map(len, texts), initial=0))
     for found in pattern.finditer("".join(texts)):
         first, last = bisect_right(begins, found.start()) - 1, bisect_left(begins, found.end())
-        # One control token is the template's own; several tokens that spell it were typed.
+        # A single control token is the template's own; several tokens that spell it were typed.
         if not all(control[first:last]):
             typed |= set(range(first, last))
     return typed

@@ -93,7 +93,7 @@ def recognise_rows(row: Row, place: str, reading: ReadingConfig) -> Schema:
     try:
         known = mapped(row, reading)
     except UnusableRowError:
-        # The first row may be one to drop. Its columns are those of the others.
+        # The first row may be one that is dropped, but it has the same columns as the others.
         known = mapped(row, replace(reading, map_label=()))
     schema = recognise(known, place, reading)
     own = reading.own_columns
@@ -120,11 +120,11 @@ def nearest(columns: Collection[str], likely: Collection[str] = ()) -> str:
     for schema in SCHEMAS:
         missing = schema.lacks(columns)
         misspelt = len(missing) - len(schema.lacks([*columns, *likely])) if likely else 0
-        # Of formats that lack as many, the one of which more is there is nearer.
+        # Of formats that lack equally many columns, the one of which more columns are present is nearer.
         lacking.append((len(missing) - misspelt / 2, len(missing) - len(schema.needed), schema.name, missing))
     lacking.sort(key=itemgetter(0, 1))
     if not likely and all(2 * len(schema.lacks(columns)) > len(schema.lacks(())) for schema in SCHEMAS):
-        # Of no format half is there: those that are the simplest to write are named.
+        # No format has even half of its columns: name those that are the simplest to write.
         lacking = [(0.0, 0, schema.name, schema.lacks(columns)) for schema in (PAIRS, KWISE, WHOLE)]
     return "; ".join(f"{name} lacks {' and '.join(missing)}" for _, _, name, missing in lacking[:MOST_NEAR])
 

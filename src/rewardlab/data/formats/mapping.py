@@ -63,7 +63,7 @@ def _with_numbers(row: dict[str, object], values: Mapping[str, float]) -> Row:
 
 
 def _number(value: object, values: Mapping[str, float]) -> float | None:
-    """Return the number that stands for a value; None for an annotator who said nothing.
+    """Return the number that stands for a value; None if the annotator gave no label.
 
     Texts are compared without the white space around them, numbers as numbers, so that 1.0 is `1`.
     """

@@ -127,7 +127,7 @@ def summary_prompt(info: Mapping[str, object]) -> str:
 def _read_arena(row: Row, place: str, rules: Rules) -> ParsedRow:
     """Read Chatbot Arena and MT-bench's judgements: two conversations, `winner`, and `judge` as the annotator.
 
-    `turn` says how many turns of the user were judged. What follows them is left out, as MT-bench needs it.
+    `turn` says how many turns of the user were judged. Later turns are left out, as MT-bench requires.
     """
     winner = row["winner"]
     if not isinstance(winner, str) or winner not in WINNERS:
@@ -168,7 +168,7 @@ def _read_arena_55k(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 
 def _list_of_texts(row: Row, column: str, cause: str) -> list[str]:
-    """Return a list of texts, which may be written as JSON. Raises UnusableRowError of the cause if it is none."""
+    """Return a list of texts, which may be written as JSON. Raises UnusableRowError with `cause` for another value."""
     value = row[column]
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:

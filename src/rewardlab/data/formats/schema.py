@@ -40,7 +40,7 @@ class Schema:
         return f"{self.name}, by the columns {self.found or self.columns}"
 
     def fits(self, columns: Iterable[str]) -> bool:
-        """Whether rows with these columns match this schema."""
+        """Return whether rows with these columns match this schema."""
         return not self.lacks(columns)
 
     def lacks(self, columns: Iterable[str]) -> list[str]:
@@ -60,7 +60,7 @@ class Schema:
             raise UnusableRowError("missing_field", f"none of {', '.join(map(repr, self.one_of))}")
 
     def group_of(self, row: Row) -> object:
-        """Return the value that rows of one group share; None for a row that has none and is a group of its own."""
+        """Return the value that the rows of one group share; None for a row without one, which is a group by itself."""
         return next((row[name] for name in self.group_by if not is_absent(row.get(name))), None)
 
 

@@ -47,7 +47,7 @@ def draw_of_post(rows: Sequence[Row], place: str, rules: Rules) -> set[int]:
 
 
 def passes_filter(row: Row, rules: Rules) -> bool:
-    """Whether a judgement can be used and `--min-score-ratio` keeps it."""
+    """Return whether a judgement can be used and `--min-score-ratio` keeps it."""
     try:
         _require_ratio(_ratio(row), rules)
     except UnusableRowError:

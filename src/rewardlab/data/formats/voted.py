@@ -1,4 +1,5 @@
-"""Two replies judged by several annotators, each kept as a comparison of its own: HelpSteer2, HelpSteer3, own rows."""
+"""Two replies judged by several annotators, with one comparison for each annotator: HelpSteer2, HelpSteer3, own
+rows."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ def _read_labelled(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 
 def _said(row: Row) -> list[tuple[str, object]]:
-    """Return (annotator, label) of those who said something. In a list without `annotators` they are numbered from 1.
+    """Return (annotator, label) for each annotator who gave a label. Without `annotators` they are numbered from 1.
 
     Raises UnusableRowError for labels that are neither a list nor a mapping, or do not fit the annotators.
     """
@@ -65,9 +66,10 @@ def _said(row: Row) -> list[tuple[str, object]]:
 
 
 def _holds_labels(row: Row) -> bool:
-    """Whether the labels of a row are those of annotators, and not something else that is called so, such as tags.
+    """Return whether `labels` holds the labels of annotators, and not something else under that name, such as tags.
 
-    Where nobody said anything they are, too: taken for tags, the labels of all later rows would go unread.
+    A row in which no annotator gave a label counts too: if it were taken for tags, and it is the first row, the labels
+    of all later rows would not be read.
     """
     labels = unpacked(row.get("labels"))
     if not isinstance(labels, (list, tuple)):
@@ -92,7 +94,7 @@ def _read_helpsteer3(row: Row, place: str, rules: Rules) -> ParsedRow:
 
 
 def _scores(value: object, name: str) -> list[object]:
-    """Return what annotators said; empty if the row does not hold it."""
+    """Return the annotators' scores; an empty list if the row does not hold them."""
     if not isinstance(value, (list, tuple)):
         return []
     return [entry[name] for entry in value if isinstance(entry, Mapping) and entry.get(name) is not None]

@@ -1,7 +1,7 @@
 """The public layouts of the suites: what one row of each looks like, and the item that it becomes.
 
-Each reader takes a row and where it stands, and returns its item, or why the rule of the suite leaves the row out. What
-makes a row unfit is told by `UnfitRowError`, which `reading` turns into a DataError with the place.
+Each reader takes a row and its place, and returns its item, or the cause for which the suite's rule leaves the row out.
+It raises `UnfitRowError` for a row that is not one of the suite, which `reading` turns into a DataError with the place.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rewardlab.data.rows import Row, UnusableRowError, read_conversation, read_p
 
 
 class UnfitRowError(Exception):
-    """A row that is not what its suite has; the message says why. It never reaches the user as such."""
+    """A row that does not belong to its suite; the message says why. It never reaches the user as such."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where a row stands."""
+    """The place of a row."""
 
     path: PurePath
     """The file, relative to the folder that was named; for the hub the name of the dataset."""
@@ -39,7 +39,7 @@ class Place:
 
 
 Read = SuiteItem | str
-"""An item, or why the rule of the suite leaves the row out."""
+"""An item, or the cause for which the rule of the suite leaves the row out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,9 +52,9 @@ class Layout:
     files: tuple[str, ...]
     """Patterns of file names, relative to the folder; the first that fits any file is taken, the others are not."""
     hub: tuple[tuple[str, str], ...]
-    """(dataset, split) on the hub; empty if there is none that is known to be whole."""
+    """(dataset, split) on the hub; empty if no dataset there is known to be complete."""
     home: str
-    """Where the files are to be had."""
+    """Where to get the files, for messages."""
 
 
 def _item(

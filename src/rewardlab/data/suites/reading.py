@@ -30,7 +30,7 @@ class SuiteData:
     suite: str
     items: tuple[SuiteItem, ...]
     left_out: Mapping[str, int]
-    """Why the rule of the suite does not judge a row -> number of rows."""
+    """Cause for which the rule of the suite does not judge a row -> number of rows."""
     repeated: int
     """Rows equal to an earlier one of their subset; they count like every other."""
     sources: Mapping[str, str | None]

@@ -37,7 +37,7 @@ class PreparedRequest:
 def answer_of(prepared: PreparedRequest, work: Work) -> Scored:
     """Return the answer of a request whose replies are all scored.
 
-    Raises UnscorableError if a score is not finite and the request is to fail then.
+    Raises UnscorableError if a score is not finite and the request does not say `on_error="null"`.
     """
     convert = _conversion(prepared)
     groups, first = [], 0

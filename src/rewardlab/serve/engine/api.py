@@ -1,7 +1,8 @@
-"""What the HTTP server needs of an engine, and what an engine may refuse. Imports no torch.
+"""The interface between the HTTP server and an engine, and the errors with which an engine refuses requests.
 
-The server knows requests, codes and limits; the engine knows models, batches and caches. Neither knows the other's
-inside: `local.py` is the engine of this package, tests hand the server a made-up one.
+The server knows requests, status codes and limits; the engine knows models, batches and caches. Neither depends on how
+the other is built: `local.py` is the engine of this package, and tests hand the server a made-up one. This file imports
+no torch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ class Refused(RewardlabError):
     kind: ClassVar[str] = "invalid_request"
 
     def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
-        """`param` is the place in the request; `retry_after_s` is when to try again, None if that would not help."""
+        """`param` is the place in the request; `retry_after_s` says after how many seconds to try again, None if that
+        would not help."""
         super().__init__(message)
         self.param = param
         self.retry_after_s = retry_after_s
@@ -152,7 +154,7 @@ class Engine(Protocol):
         """
 
     def submit(self, prepared: Any) -> Future[Scored]:
-        """Queue a prepared request and return its answer to come, which fails with a `Refused` or is cancelled.
+        """Queue a prepared request and return the future of its answer, which may fail with a `Refused`.
 
         A cancelled future takes its request out of the queue. Raises QueueFullError or DrainingError.
         """
@@ -168,7 +170,7 @@ class Engine(Protocol):
         """Return counts of what was done and what waits."""
 
     def healthy(self) -> bool:
-        """Whether the thread that computes is alive."""
+        """Return whether the thread that computes is alive."""
 
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for those that were taken; return whether none is left."""

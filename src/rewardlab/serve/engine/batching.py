@@ -1,10 +1,11 @@
-"""Requests that wait for one device, computed in batches by one thread.
+"""The queue of requests for one device, computed in batches by one thread.
 
-A batch begins with the oldest request; if some of that was computed before, with the oldest new one every other time,
-so that a small request does not wait for all batches of a large one, and the large one has every other batch at least.
-A batch is filled up with work for the same model as far as the token budget allows, oldest first. One request takes at
-most half of it as long as others have work that fits. Work of different requests with equal prompts becomes one group.
-If a batch fails, its requests are computed apart, so that only the one at fault fails.
+A batch begins with the oldest request. If a part of that one was computed before, every other batch begins with the
+oldest request of which nothing was computed yet: so a small request does not wait for all batches of a large one, and
+the large one still gets at least every other batch. A batch is filled up with work for the same model, oldest first,
+as far as the token budget allows. One request takes at most half of the budget as long as others have work that fits.
+Work of different requests with equal prompts becomes one group. If a batch fails, its requests are computed
+separately, so that only the one at fault fails.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rewardlab.training.cost.memory import is_out_of_memory
 
 logger = logging.getLogger("rewardlab")
 LOOKED_AT: Final = 512
-"""Most requests that are looked at to fill up a batch."""
+"""The largest number of requests that are looked at to fill up a batch."""
 RETRY_S: Final = (1.0, 60.0)
 """The shortest and the longest time after which a client is told to try again."""
 
@@ -65,12 +66,12 @@ class Batcher:
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """(requests, tokens) that wait."""
+        """The numbers (requests, tokens) that wait."""
         with self._changed:
             return len(self._waiting), self._waiting_tokens
 
     def alive(self) -> bool:
-        """Whether the thread computes what it is given."""
+        """Return whether the thread computes what it is given."""
         return self._thread.is_alive() and not self._closed
 
     def submit(self, work: Work) -> None:
@@ -158,12 +159,13 @@ class Batcher:
                     self._running = []
                     self._changed.notify_all()
         except BaseException:
-            # Nothing above may raise. If something does all the same, nobody may wait for an answer that never comes.
+            # Nothing above should raise. If something does all the same, nobody must wait for an answer that never
+            # comes.
             logger.exception("the engine's thread ended")
             raise
         finally:
             self._closed = True
-            # Those that got an answer are not touched.
+            # `_fail` leaves requests alone that have an answer already.
             for work, _ in self._running:
                 _fail(work.future, EngineFailedError("the engine's thread ended."))
             self._running = []
@@ -196,7 +198,7 @@ class Batcher:
         others = (work for work in islice(self._waiting.values(), LOOKED_AT) if work is not first)
         works = [first, *(work for work in others if work.model is first.model)]
         filling = Filling(self.token_budget)
-        # Room that nobody else has work for goes to those who had their share.
+        # The second pass gives the room that is left to requests that had their half in the first one.
         for share in (self.token_budget // 2, self.token_budget):
             works = [work for work in works if not filling.is_full and filling.take(work, share)]
         for work, unit in filling.batch:
@@ -221,7 +223,7 @@ class Batcher:
         """Compute a batch and finish the requests that are complete."""
         batch = [(work, unit) for work, unit in batch if not work.future.done()]
         if self._closed:
-            # They are in the queue no more, so nobody else would tell them.
+            # These requests have left the queue, so `_abandon` does not reach them.
             for work, _ in batch:
                 _fail(work.future, _ended())
             return
@@ -243,7 +245,7 @@ class Batcher:
             counts.cached_tokens += num_cached
             counts.computed_tokens += group.num_tokens - num_cached
             counts.prompt_tokens += min(group.prompt_tokens)
-            # What the group shares was computed for the first request that asked for it; the others pay their replies.
+            # The shared prompt is counted for the first request of the group; the others count only their replies.
             first = batch[own[0]][0]
             first.computed_tokens += len(group.shared) - num_cached
             first.cached_tokens += num_cached
@@ -266,7 +268,7 @@ class Batcher:
         if out_of_memory:
             model.free_memory()
         if len(batch) > 1:
-            # The error holds the frames of the failed pass, and with them its tensors.
+            # The traceback keeps the frames of the failed pass alive, and with them its tensors, when memory is short.
             error.__traceback__ = None
             middle = len(batch) // 2
             self._compute(batch[:middle])
@@ -275,12 +277,12 @@ class Batcher:
         ((work, unit),) = batch
         if out_of_memory and unit.group.num_replies > 1:
             error.__traceback__ = None
-            # Two parts are done before the unit is.
+            # One unit has become two, and each half counts as one done: correct the count beforehand.
             work.num_done -= 1
             for part in _halves(unit):
                 self._compute([(work, part)])
             return
-        # The text of the error may quote what was sent, so only its class is told.
+        # The text of the error may quote what was sent, so the client gets only its class.
         logger.error("a request could not be computed", exc_info=error)
         self._withdraw(work)
         why = "memory ran out" if out_of_memory else f"the model raised {type(error).__name__}"

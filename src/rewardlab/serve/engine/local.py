@@ -48,7 +48,7 @@ class LocalEngine:
         config: EngineConfig,
         family: AdapterFamily | None = None,
     ) -> None:
-        """Start to compute for these models, which share the cache; `family` is that of the adapters among them."""
+        """Start to compute for these models, which share the cache; `family` holds the adapters among them."""
         self._slots = dict(slots)
         self._cache = cache
         self._config = config
@@ -77,8 +77,8 @@ class LocalEngine:
         `adapters` are folders trained with LoRA from one base, which is in memory once; they come after the models.
         `settings` are the fields of EngineConfig.
 
-        Raises ArtifactError if a folder fails its checks or an adapter is one of another base, ConfigError for limits
-        or kernels that cannot be, or if a name is given twice.
+        Raises ArtifactError if a folder fails its checks or an adapter belongs to another base model; ConfigError for
+        impossible limits or kernels, or if a name is given twice.
         """
         adapters = adapters or {}
         require(bool(models or adapters), "no model is given. Name at least one folder that `rewardlab train` wrote.")
@@ -143,7 +143,7 @@ class LocalEngine:
         )
 
     def submit(self, prepared: PreparedRequest) -> Future[Scored]:
-        """Queue a prepared request and return its answer to come.
+        """Queue a prepared request and return the future of its answer.
 
         A cancelled future takes its request out of the queue. Raises QueueFullError or DrainingError.
         """
@@ -200,7 +200,7 @@ class LocalEngine:
         )
 
     def healthy(self) -> bool:
-        """Whether the thread that computes is alive."""
+        """Return whether the thread that computes is alive."""
         return self._batcher.alive()
 
     def clear_cache(self) -> None:
@@ -218,12 +218,13 @@ class LocalEngine:
         self._cache.clear()
 
     def _open(self, name: str, folder: Path) -> Slot:
-        """Load and check what takes the place of a name."""
+        """Load and check the model or adapter that takes over a name."""
         family = self._family
         if self._slots[name].adapted is None or family is None:
             return open_model(name, folder, self._cache, self._config)
         adapter, digest = family.check(folder)
-        # Only a moment: adapters are small, and the files were read and compared before.
+        # This holds up the thread that computes only for a moment: adapters are small, and the files were read and
+        # compared before.
         slot: Slot = self._batcher.call(lambda: family.install(name, adapter, digest)).result()
         return slot
 

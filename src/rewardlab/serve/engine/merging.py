@@ -11,7 +11,7 @@ from rewardlab.core.types import IntArray, TokenGroup
 from rewardlab.data.layout import common_prefix_length
 
 Name = tuple[bytes, int]
-"""Of a cluster: its prompt, and a number among those with the same prompt."""
+"""The name of a cluster: its prompt, and its number among the clusters with the same prompt."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -44,11 +44,11 @@ class Merging:
 
     def __init__(self) -> None:
         self._clusters: dict[Name, _Cluster] = {}
-        # Prompt -> how many clusters there are of it. A group joins the last one or none.
+        # Prompt -> how many clusters have it. A group joins the last one or none.
         self._count: dict[bytes, int] = {}
 
     def has(self, group: TokenGroup) -> bool:
-        """Whether there is a group with the same prompt."""
+        """Return whether there is a group with the same prompt."""
         return _prompt(group) in self._count
 
     def cost_of(self, group: TokenGroup) -> int:
@@ -59,7 +59,8 @@ class Merging:
     def add(self, group: TokenGroup) -> Name:
         """Add a group; return the name of the cluster that it is in."""
         prompt, cluster = _prompt(group), self._last(group)
-        # Replies that share more than the prompt lose by a sibling that does not.
+        # Replies may share more than the prompt. A group that does not share that much would cost them what they save,
+        # so it joins only where that is cheaper than computing it by itself.
         if cluster is not None and _added(cluster, group) < group.num_tokens:
             name = prompt, self._count[prompt]
             self._clusters[name] = cluster.with_group(group)
@@ -109,6 +110,7 @@ def _one_group(cluster: _Cluster) -> TokenGroup:
     groups, num_shared = cluster.members, len(cluster.shared)
     if len(groups) == 1:
         return groups[0]
+    # A group may share more than its cluster does: what it shares beyond that goes back in front of its suffixes.
     return replace(
         groups[0],
         shared=cluster.shared,

@@ -36,15 +36,17 @@ class _Block:
 
 
 class PrefixCache:
-    """Keys and values of at most `max_tokens` tokens. Only the thread that computes may use it; owners are drawn in
-    any."""
+    """Keys and values of at most `max_tokens` tokens. Only the thread that computes may use it, except for `new_owner`,
+    which any thread may call."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
-        # From the least recently used block to the latest. A block is touched whenever one behind it is, and after it,
-        # so no block is dropped before those behind it, which nobody could find without it.
+        # Ordered from the least to the most recently used block. Whenever a block is touched, the blocks before it in
+        # its prompt are touched after it. So no block is dropped before those behind it, which cannot be found without
+        # it.
         self._blocks: OrderedDict[tuple[int, bytes], _Block] = OrderedDict()
-        # Counters of their own, since models are loaded in other threads: a number given twice would join prompts.
+        # Each has its own atomic counter, since models are loaded in other threads: a number given twice would mix up
+        # prompts.
         self._owners = itertools.count(-1, -1)
         self._numbers = itertools.count(1)
         self._dropped: set[int] = set()
@@ -80,7 +82,7 @@ class PrefixCache:
         start = len(token_ids) - states.num_tokens
         parent = owner if not found else self._blocks[found[-1]].number
         for begin in range(len(found) * BLOCK, len(token_ids) - BLOCK + 1, BLOCK):
-            # Where an earlier block has gone meanwhile, or there is no room for the whole prompt, its rest is not kept.
+            # The rest of the prompt is not kept if an earlier block has been dropped meanwhile or the room ends.
             if begin < start or owner in self._dropped or begin + BLOCK > self.max_tokens:
                 break
             number = next(self._numbers)
@@ -151,7 +153,7 @@ class CachedForward:
 
 
 def prompt_of(group: TokenGroup) -> IntArray:
-    """Return the tokens of a group that may be kept: those before its replies, as far as they are laid out once."""
+    """Return the tokens of a group that may be kept: those before its replies that all replies share."""
     return group.shared[: min(group.prompt_tokens)]
 
 

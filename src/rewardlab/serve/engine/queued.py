@@ -21,7 +21,7 @@ class Model(Protocol):
     """What computes a batch. Equal objects are one model."""
 
     def score(self, groups: Sequence[TokenGroup], *, budget: int) -> tuple[list[Any], list[int]]:
-        """Return (float32 rewards [K] of each group, for each group the tokens that a cache had)."""
+        """Return (float32 rewards [K] of each group, how many tokens of each group came from a cache)."""
 
     def num_known(self, group: TokenGroup) -> int:
         """Return how many first tokens of the group a cache has now."""
@@ -30,7 +30,7 @@ class Model(Protocol):
         """Give up memory that is not needed, after it ran out."""
 
     def is_usable(self) -> bool:
-        """Whether the device still computes, after a batch failed."""
+        """Return whether the device still computes, after a batch failed."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -41,7 +41,7 @@ class Work:
     units: Sequence[Unit]
     num_replies: int
     finish: Callable[[Work], Scored]
-    """Makes the answer of scores and counts; may raise what the request is to fail with."""
+    """Makes the answer from scores and counts; may raise the error with which the request fails."""
     future: Future[Scored] = field(default_factory=Future)
     scores: list[float | None] = field(init=False)
     computed_tokens: int = 0
@@ -70,7 +70,7 @@ class Filling:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing more fits."""
+        """Return whether nothing more fits."""
         return self._computed >= self.budget
 
     def take(self, work: Work, share: int) -> bool:
@@ -85,7 +85,7 @@ class Filling:
             cost = merging.cost_of(group)
             new = cost if merging.has(group) else cost - work.model.num_known(group)
             fits = self._computed + new <= self.budget and self._total + cost <= MAX_TOTAL * self.budget
-            # What does not fit is not overtaken by later parts of its own request.
+            # Stop here, so that later parts of the same request do not overtake the one that does not fit.
             if self.batch and not fits:
                 break
             if held_back := bool(count) and own + new > share:

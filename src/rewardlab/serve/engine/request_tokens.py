@@ -25,11 +25,11 @@ from rewardlab.serve.engine.api import Refused, TooLongError, UnscorableError
 MOST_CHARACTERS: Final = 1 << 18
 """Characters after which other requests have their turn with the tokenizer, unless a conversation has more."""
 HEADER: Final = 32
-"""Characters for which the header of a message counts."""
+"""How many characters the header of a message counts as."""
 TRIALS: Final = 4
-"""How many times more a character counts where it may be cut: cuts are found by encoding on trial."""
+"""How many times more a character counts in a request that may be cut: cuts are found by trial encodings."""
 MOST_TOGETHER: Final = 64
-"""Most conversations of token ids that are laid out as one group."""
+"""The largest number of conversations of token ids that are laid out as one group."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +56,7 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RequestTokens:
-    """What is to be computed for a request, and what is known of every reply before."""
+    """What is to be computed for a request, and what is known about every reply before it is computed."""
 
     units: tuple[Unit, ...]
     replies: tuple[Reply, ...]
@@ -66,14 +66,15 @@ class RequestTokens:
 
 
 class Turns:
-    """A lock that is given to those who wait for it in the order in which they came.
+    """A lock that threads get in the order in which they asked for it.
 
-    With an ordinary one, who lets go of it and asks again at once nearly always gets it.
+    With an ordinary lock, a thread that releases it and asks again at once nearly always gets it back, and the others
+    starve.
     """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        # The first of them has it.
+        # The first of these has the lock.
         self._asked: deque[object] = deque()
 
     def __enter__(self) -> None:
@@ -83,7 +84,7 @@ class Turns:
             try:
                 self._changed.wait_for(lambda: self._asked[0] is mine)
             except BaseException:
-                # Interrupted: nobody may wait for one who has gone.
+                # Interrupted while waiting: leave the line, so that nobody waits for a thread that has gone.
                 self._asked.remove(mine)
                 self._changed.notify_all()
                 raise
@@ -204,10 +205,10 @@ def _rendered(
 def _results(
     preferences: Sequence[Preference], renderer: Renderer, *, truncate: bool, turns: Turns
 ) -> list[list[Rendered | RenderError]]:
-    """Return for every reply of each preference its tokens, or why it has none."""
+    """Return for every reply of each preference its tokens, or the error for which it has none."""
     results: list[list[Rendered | RenderError]] = [[] for _ in preferences]
     for part in _in_parts(preferences, MOST_CHARACTERS // TRIALS if truncate else MOST_CHARACTERS):
-        # Of a prompt that was found too long, nothing more is rendered.
+        # Once a prompt was found too long, its further replies are not rendered: they would fail in the same way.
         asked = {}
         for number, replies in part.items():
             known = results[number][-1] if results[number] else None
@@ -281,7 +282,7 @@ def _of_token_ids(
                     prompt_key="",
                     shared=sequences[0][:num_shared],
                     suffixes=tuple(ids[num_shared:] for ids in sequences),
-                    # Where the reply begins is not said, so all that is shared counts as the prompt.
+                    # Token ids do not say where the reply begins, so everything shared counts as the prompt.
                     prompt_tokens=(num_shared,) * len(sequences),
                     truncated_tokens=(0,) * len(sequences),
                     comparisons=(),

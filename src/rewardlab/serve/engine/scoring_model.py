@@ -1,4 +1,4 @@
-"""A model as the queue needs it: it scores groups by the one scoring path, with the cache where that is exact."""
+"""A model as the queue uses it: it scores groups by the one scoring path, with the cache where that is exact."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ScoringModel:
         self.cache_off = self._refusal()
 
     def score(self, groups: Sequence[TokenGroup], *, budget: int) -> tuple[list[Any], list[int]]:
-        """Return (float32 rewards [K] of each group, for each group the tokens that the cache had)."""
+        """Return (float32 rewards [K] of each group, how many tokens of each group came from the cache)."""
         self._activate()
         if self.cache_off:
             return list(score_groups(self._model, groups, budget=budget)), [0] * len(groups)
@@ -55,7 +55,7 @@ class ScoringModel:
         release_cached(self._model.device)
 
     def is_usable(self) -> bool:
-        """Whether the device still computes: after some errors a CUDA device needs another process."""
+        """Return whether the device still computes: after some errors a CUDA device needs another process."""
         if self._model.device.type != "cuda":
             return True
         try:
@@ -65,7 +65,7 @@ class ScoringModel:
         return True
 
     def forget(self) -> None:
-        """Drop what the cache has of this model, which is no longer served."""
+        """Drop everything that the cache holds of this model, which is no longer served."""
         self._cache.drop(self._owner)
 
     def _activate(self) -> None:
@@ -88,7 +88,7 @@ class ScoringModel:
         trial = PrefixCache(sum(len(group.shared) for group in groups))
         plain = score_groups(self._model, groups, budget=longest * len(groups))
         error = cached = 0.0
-        # The first time the prompts are kept, the second time they are read.
+        # The first pass fills the cache, the second one reads from it.
         for _ in range(2):
             found, taken = self._cached(groups, trial, budget=longest * len(groups))
             cached = sum(taken)

@@ -64,8 +64,8 @@ class Slot:
     scorer: Scorer
     served: ServedModel
     rendering: Turns
-    """Held while a part of a request is rendered: the copies of the tokenizer that `Markers` makes are for one
-    thread."""
+    """Held while a part of a request is rendered: the copies of the tokenizer that `Markers` makes may be used by one
+    thread at a time."""
     adapted: AdaptedModel | None = None
     """The adapter of a model that shares its backbone."""
 
@@ -124,7 +124,7 @@ def _slot(
         logger.info("model %s: no cache of prompts, because %s", name, model.cache_off)
     if (control := notice_of(spec.provenance.get("control"))) is not None:
         logger.warning("model %s: %s", name, control)
-    # What is found out about control tokens when it is first asked for is found out here.
+    # Computed on first use and kept: do it now, while loading, and not during the first request.
     _ = scorer.renderer.markers
     return Slot(
         model=model,

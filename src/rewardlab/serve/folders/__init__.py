@@ -1,1 +1,1 @@
-"""Reward-model folders made of others: imported, exported, uploaded."""
+"""Reward-model folders made from other folders: imported, exported, uploaded."""

@@ -18,9 +18,9 @@ logger = logging.getLogger("rewardlab")
 def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False, form: FileForm = ONE) -> RewardSpec:
     """Write the model in `source` to `target` with its weights in `dtype`, and canaries of their own.
 
-    Weights are rounded stochastically and seeded by their names, so the folder is the one that saving in this dtype
-    would have given. `form` divides them into files. Adapters are copied as trained. The new spec says which folder it
-    was made from.
+    Weights are rounded stochastically, seeded by their names, so the result equals what saving in this dtype would have
+    given. `form` divides them into files. Adapters are copied as trained. The new spec says which folder it was made
+    from.
 
     Raises ArtifactError if `source` fails verification, or if its weights do not fit the range of `dtype`; ConfigError
     if `target` exists and is not to be overwritten, or if one folder contains the other. `target` appears, or replaces
@@ -55,7 +55,7 @@ def export(source: Path, target: Path, *, dtype: str, overwrite: bool = False, f
             provenance=before.provenance | {"export": provenance()},
             source=Exported(folder=source, save_dtype=before.save_dtype, rounding=before.rounding, form=form),
         )
-        # Free this model first: the other process loads one as well, and memory may not be enough for both.
+        # Free this model first: the verifying process loads one as well, and memory may not be enough for both.
         del scorer
         verify_in_clean_process(place)
     return spec

@@ -31,7 +31,7 @@ BASE: Final = "base_model_name_or_path"
 
 @dataclass(frozen=True, kw_only=True)
 class ExportedAdapter:
-    """What an export of adapters made."""
+    """The result of an export of adapters."""
 
     base: str
     """The base model, as PEFT will look for it."""
@@ -88,7 +88,7 @@ def export_adapter(
 
 
 def _require_head(source: Path, settings: dict[str, Any]) -> None:
-    """Raise ArtifactError unless PEFT is told to take the head from the adapters."""
+    """Raise ArtifactError unless the configuration tells PEFT to take the head from the adapters."""
     if settings.get("task_type") != "SEQ_CLS" or HEAD_ON_DISK not in (settings.get("modules_to_save") or []):
         raise ArtifactError(
             f"{source / ADAPTER / ADAPTER_CONFIG}: task_type is {settings.get('task_type')!r} and modules_to_save "

@@ -35,7 +35,7 @@ PARITY: Final = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Imported:
-    """What an import made, and how it compares with its source."""
+    """The result of an import, and how it compares with its source."""
 
     spec: RewardSpec
     source: ForeignModel
@@ -81,7 +81,7 @@ def import_model(
             save_dtype=saved_dtype(settings.dtype),
             provenance={**provenance(), "import": _origin(found)},
         )
-        # Free this model first: the other process loads one as well, and memory may not be enough for both.
+        # Free this model first: the verifying process loads one as well, and memory may not be enough for both.
         del model
         distance = _require_parity(found, renderer, own, [canary.score for canary in spec.canaries], settings.dtype)
         spec = _with_parity(place, spec, distance, own)
@@ -169,7 +169,7 @@ def _length(source: Path, settings: ImportConfig) -> int:
 
 
 def _arithmetic(found: ForeignModel) -> str:
-    """Return in words what the source makes of w · h."""
+    """Return in words what the source does to w · h: its bias and its normalisation."""
     parts = [f"bias {found.bias:.6g}"] if found.bias else []
     parts += (
         [f"normalised by mean {found.mean:.6g} and std {found.std:.6g}"] if (found.mean, found.std) != (0, 1) else []

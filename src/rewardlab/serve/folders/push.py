@@ -22,8 +22,8 @@ REPLACED: Final = (
     *("tokenizer*", "*.tiktoken", "*.model", "vocab.*", "merges.txt", "added_tokens.json", "special_tokens_map.json"),
     *("chat_template.*", "additional_chat_templates/*", "generation_config.json"),
 )
-"""Files of an earlier push that go with it unless this one has them: engines would read weights in one file before
-newer ones in shards, and another tokenizer or template gives other tokens."""
+"""Files of an earlier push that are deleted unless this one has them. An engine would prefer old weights in one file to
+newer ones in shards, and an old tokenizer or template would give other tokens."""
 SHOWN: Final = 60
 """Most characters of a value that a dry run shows."""
 NAMES_A_PLACE: Final = re.compile(r"[/\\]|^~|:\d+$|\.jsonl?$")
@@ -34,13 +34,13 @@ CONNECTED: Final = "Check the name, the network, and the token of `hf auth login
 
 @runtime_checkable
 class Hub(Protocol):
-    """What of `huggingface_hub.HfApi` a push calls."""
+    """The part of `huggingface_hub.HfApi` that a push calls."""
 
     def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any:
-        """Create a repository of a model, unless it is there."""
+        """Create a repository for a model, unless it exists."""
 
     def repo_info(self, repo_id: str) -> Any:
-        """Return what is known of a repository, `private` among it."""
+        """Return what the hub knows about a repository, such as `private`."""
 
     def upload_folder(
         self,
@@ -51,12 +51,13 @@ class Hub(Protocol):
         delete_patterns: list[str],
         commit_message: str,
     ) -> Any:
-        """Commit the files of a folder whose names fit the patterns, in place of those that fit the others."""
+        """Commit the files whose names match `allow_patterns`, and delete those in the repository that match
+        `delete_patterns`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pushed:
-    """What was pushed, or would be."""
+    """What was pushed, or would be in a dry run."""
 
     repository: str
     files: Sequence[tuple[str, int]]
@@ -64,11 +65,12 @@ class Pushed:
     left_out: Sequence[str]
     """Files of the folder that are not part of the model and stay here."""
     address: str | None
-    """Where the commit is; None of a dry run."""
+    """Where the commit is; None for a dry run."""
     control: str | None
-    """The sentence that says that the model is a control; None of any other."""
+    """The sentence that says that the model is a control; None if it is not one."""
     insides: Mapping[str, str]
-    """Field -> its value, of those that name paths, addresses or commands of the run: every reader sees them."""
+    """Field -> value, for the fields that hold paths, addresses or commands of the run: every reader of the repository
+    sees them."""
 
 
 def push(
@@ -82,10 +84,10 @@ def push(
 ) -> Pushed:
     """Verify the reward-model folder and upload its files, and its card, to `repository` (OWNER/NAME).
 
-    Only what the spec lists, the spec and the card are uploaded. `hub` is by default `huggingface_hub.HfApi()`; a
-    `dry_run` calls nothing of it.
+    Only the files that the spec lists, the spec itself and the card are uploaded. `hub` is by default
+    `huggingface_hub.HfApi()`; a `dry_run` never calls it.
 
-    Raises ArtifactError if the folder does not pass verification; ConfigError if the name is none of a repository, if
+    Raises ArtifactError if the folder does not pass verification; ConfigError if `repository` is not a valid name, if
     there is no card (unless `card` is False), if the repository is public and `private` was asked for, or if the hub
     refuses.
     """
@@ -124,7 +126,7 @@ def push_report(made: Pushed, *, private: bool) -> list[str]:
         head = f"{made.repository}: {what}: {made.address}"
     lines = [*([made.control] if made.control else []), head, *(f"  {name}  {size:,}" for name, size in made.files)]
     if made.left_out:
-        lines.append(f"left here, since they are no part of the model: {', '.join(made.left_out)}")
+        lines.append(f"left here, since they are not part of the model: {', '.join(made.left_out)}")
     if made.address is None and made.insides:
         lines.append("every reader of the repository will see how and where the model was made:")
         lines += [f"  {name}: {_shortened(value)}" for name, value in made.insides.items()]
@@ -132,7 +134,8 @@ def push_report(made: Pushed, *, private: bool) -> list[str]:
 
 
 def _all_insides(folder: Path, spec: RewardSpec) -> Iterator[tuple[str, str]]:
-    """Yield (field, value) of what the spec and the configuration of adapters say about the place of training."""
+    """Yield (field, value) for everything that the spec and the configuration of adapters say about where the model was
+    trained."""
     yield from _insides(spec.provenance, "provenance")
     yield from _insides(spec.exported_from or {}, "exported_from")
     yield from _insides({} if spec.calibration is None else spec.calibration.data, "calibration.data")
@@ -142,7 +145,7 @@ def _all_insides(folder: Path, spec: RewardSpec) -> Iterator[tuple[str, str]]:
 
 
 def _insides(value: Any, name: str) -> Iterator[tuple[str, str]]:
-    """Yield (field, value) of every command in a provenance, and of every text that may be a path or an address."""
+    """Yield (field, value) for every command in a provenance, and every text that may be a path or an address."""
     if _field(name) == "command" and isinstance(value, list):
         yield name, " ".join(map(str, value))
     elif isinstance(value, Mapping):
@@ -178,7 +181,7 @@ def _upload(hub: Hub, folder: Path, made: Pushed, *, private: bool) -> str:
     """Create the repository if need be, and commit the files. Returns the address of the commit."""
     try:
         hub.create_repo(made.repository, private=private, exist_ok=True)
-        # A repository that is there keeps its visibility, whatever was asked for.
+        # `create_repo` leaves the visibility of a repository that exists as it is, whatever was asked for.
         if private and not getattr(hub.repo_info(made.repository), "private", False):
             raise ConfigError(
                 f"--repo {made.repository}: it is there and public. Nothing was sent. Make it private on the hub, or "

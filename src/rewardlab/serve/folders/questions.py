@@ -1,4 +1,4 @@
-"""The few questions by which a foreign model without a spec gets one, on a terminal."""
+"""Questions on a terminal, whose answers are the settings for importing a foreign model that has no spec."""
 
 from __future__ import annotations
 
@@ -23,15 +23,16 @@ IN_PLACE: Final = "in place"
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What was answered: how to import, and where to."""
+    """The answers: how to import, and where to."""
 
     settings: ImportConfig
     target: Path | None
-    """The new folder; None for the place of the source, which then moves aside."""
+    """The new folder; None to put it in the place of the source, which is then renamed."""
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether a folder holds a model and no spec of rewardlab; that of a run holds settings, which are no model."""
+    """Return whether a folder holds a model but no spec of rewardlab. The folder of a run holds settings, not a
+    model."""
     if (folder / SPEC_FILE).exists() or not (folder / "config.json").is_file():
         return False
     try:
@@ -81,6 +82,6 @@ def _template(there_is_one: bool, ask: Ask) -> str:
 
 
 def _says_statistics(folder: Path) -> bool:
-    """Whether the configuration holds a mean and a std and does not say whether they are used."""
+    """Return whether the configuration holds a mean and a std, but does not say whether they are used."""
     config = read_object(folder / "config.json", DAMAGED_BASE)
     return {"mean", "std"} <= config.keys() and not isinstance(config.get("normalize_reward"), bool)

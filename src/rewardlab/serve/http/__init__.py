@@ -1,1 +1,1 @@
-"""Scores over HTTP: routes, limits, metrics, hot swap and workers around an `Engine`. Imports no torch."""
+"""The HTTP server: routes, limits, metrics, hot swap and workers around an `Engine`. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Hot swap over HTTP: who may do it, and from where a model may come."""
+"""Hot swap over HTTP: who may swap, and from which folders a model may be loaded."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ class Swaps:
         self._busy = False
 
     async def answer(self, receive: Receive, headers: Any) -> SwapResponse:
-        """Read a request, swap and return what is served now. Raises Refused, and then the old model stays."""
+        """Read a request, swap, and return which model is served now. Raises Refused; the old model stays then."""
         async with body_of(receive, headers, self._limits, self._held) as body:
             asked = validated(SwapRequest, parse(body, max_depth=self._limits.max_depth))
         if self._busy:
             raise SwapGoesOnError("Another swap is not finished. Try again when it is.", retry_after_s=5.0)
         self._busy = True
         try:
-            # In a thread that nobody interrupts: a client that goes away must not leave half a swap.
+            # Shielded from cancellation: a client that goes away must not leave half a swap.
             served = await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self._do, asked)))
         finally:
             self._busy = False
@@ -84,9 +84,9 @@ class Swaps:
 def allowed_folder(given: str, allowed: Sequence[Path]) -> Path:
     """Return the real path of a folder, if it and every file in it really lie below an allowed folder.
 
-    Raises InvalidError unless it is an absolute path, ForbiddenError for one that is not allowed (whether it is there
-    is not said), NotSwappedError for one that is allowed and not there, and OSError or RuntimeError for one that
-    cannot be looked at.
+    Raises InvalidError unless it is an absolute path; ForbiddenError if it is not allowed, whether or not it exists,
+    so that a client cannot find out which files the server has; NotSwappedError if it is allowed but does not exist;
+    and OSError or RuntimeError if it cannot be read.
     """
     if "\0" in given or not Path(given).is_absolute():
         raise InvalidError("folder: name the folder by its absolute path on the server's disk.", param="folder")

@@ -1,4 +1,4 @@
-"""Answers as bytes: bodies in JSON, errors in the form of `ErrorResponse`."""
+"""Answers over HTTP: bodies in JSON, errors in the form of `ErrorResponse`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rewardlab.core.terminal import visible
 from rewardlab.serve.engine.api import Refused
 
 GONE: Final = 499
-"""Code in log and metrics of a request whose client went away; nobody receives it."""
+"""Status code in log and metrics for a request whose client went away; nobody receives it."""
 MOST_MESSAGE: Final = 2000
 """Most characters of a message."""
 
@@ -31,7 +31,7 @@ def answer(body: BaseModel, *, status: int = 200, headers: Mapping[str, str] | N
 
 
 def error_body(status: int, kind: str, message: str, *, param: str | None = None) -> ErrorResponse:
-    """Return the body of an error. Characters that cannot be drawn are escaped, so that it can go into a log."""
+    """Return the body of an error. Characters that cannot be printed are escaped, so that it can go into a log."""
     said = visible(message[:MOST_MESSAGE], lines=True)
     where = None if param is None else visible(param[:MOST_MESSAGE])
     return ErrorResponse(error=ErrorDetail(message=said, type=kind, code=status, param=where))

@@ -1,4 +1,4 @@
-"""The app: routes around an engine. It knows no model and no socket."""
+"""The app: routes around an engine. It depends on no model and no socket, so tests call it with a made-up engine."""
 
 from __future__ import annotations
 
@@ -33,6 +33,11 @@ BODIES: Final[Sequence[type[BaseModel]]] = (
 )
 
 
+# Every answer is made by `answer`, as bytes of an explicit class: FastAPI neither validates nor converts what a route
+# returns. Bodies are read by `Scoring`, which counts them while they arrive; a parameter of a body class would let
+# FastAPI read them whole, without limits. Hence `openapi.py` describes bodies and answers by hand.
+
+
 class Status(BaseModel):
     """The answer of `/health` and `/ready`."""
 
@@ -41,7 +46,7 @@ class Status(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """An app with what a server has to reach in it."""
+    """An app, with the parts of it that a server has to reach."""
 
     app: FastAPI
     scoring: Scoring
@@ -49,7 +54,7 @@ class Served:
     engine: Engine
 
     def is_ready(self) -> bool:
-        """Whether requests are taken: the engine is alive, has models, and the server is not about to end."""
+        """Return whether requests are taken: the engine is alive and has models, and the server is not ending."""
         return not self.scoring.draining and self.engine.healthy() and len(self.engine.served()) > 0
 
 
@@ -67,6 +72,7 @@ def make_app(
     """
     app = FastAPI(title="rewardlab", docs_url=None, redoc_url=None)
     scoring = Scoring(engine, config.limits)
+    # `served` is bound two lines below; the lambda is called only when somebody asks for metrics.
     metrics = Metrics(engine, lambda: served.is_ready())
     served = Served(app=app, scoring=scoring, metrics=metrics, engine=engine)
     routes = Routes(served, config, spans or Spans(None))
@@ -75,6 +81,7 @@ def make_app(
     if config.admin_token is not None:
         routes.add_admin(Swaps(swap or engine.swap, config.allow_swap_from, config.limits))
     app.add_exception_handler(HTTPException, _plain)
+    # Metrics name only these: a client could otherwise add a label for every path that it makes up.
     known = frozenset(getattr(route, "path", "") for route in app.routes)
     app.add_middleware(Door, config=config, metrics=metrics, routes=known)
     describe(app, BODIES, version=version("rewardlab"), guarded=config.token is not None)
@@ -82,6 +89,7 @@ def make_app(
 
 
 async def _plain(_request: Request, error: Any) -> Response:
+    """Return an error that FastAPI raises itself, such as 404, in the form of all other errors."""
     return plain_error(error.status_code, error.headers)
 
 
@@ -99,34 +107,36 @@ class Routes:
 
         @app.get("/health", responses={200: {"model": Status}, **errors((405, 500, 503))})
         async def health() -> Response:
-            """Whether the thread that computes is alive; a supervisor restarts a server that is not."""
+            """Say whether the thread that computes is alive; a supervisor restarts the server if not."""
             return answer(
                 Status(status="alive" if (alive := served.engine.healthy()) else "dead"), status=200 if alive else 503
             )
 
         @app.get("/ready", responses={200: {"model": Status}, **errors((405, 500, 503))})
         async def ready() -> Response:
-            """Whether requests are taken: models are verified, and the server is not about to end."""
+            """Say whether requests are taken: models are verified, and the server is not shutting down."""
             if not served.is_ready():
                 raise DrainingError("Not ready: the server is about to end, or its engine is not alive.")
             return answer(Status(status="ready"))
 
         @app.get("/metrics", response_class=Response, responses={200: _TEXT, **errors(EVERYWHERE)})
         async def metrics() -> Response:
-            """Counts for Prometheus, of all workers."""
+            """Return counts for Prometheus, added up over all workers."""
+            # In a thread, since `gather` waits for the answers of other processes.
             families = await asyncio.to_thread(lambda: gather(served.metrics.families()))
             return Response(exposition(families), headers={"content-type": CONTENT_TYPE})
 
         @app.get(SPEC_PATH, responses={200: {"model": SpecResponse}, **errors((*EVERYWHERE, 503))})
         async def spec() -> Response:
-            """The models, their digests, templates and canaries; the default one first."""
+            """Return the models with their digests, templates and canaries, the default model first."""
+            # In a thread, so that the event loop goes on whatever an engine does in `served`.
             models = list(await asyncio.to_thread(served.engine.served))
             headers = {DIGEST_HEADER: models[0].digest} if models else None
             return answer(SpecResponse(version=version("rewardlab"), models=models), headers=headers)
 
         @app.get("/v1/models", responses={200: {"model": compat_forms.ModelsResponse}, **errors((*EVERYWHERE, 503))})
         async def models() -> Response:
-            """The models as OpenAI's API lists them."""
+            """Return the models as OpenAI's API lists them."""
             listed = [
                 compat_forms.ListedModel(id=one.name, root=one.digest, max_model_len=one.max_length)
                 for one in await asyncio.to_thread(served.engine.served)
@@ -145,6 +155,8 @@ class Routes:
 
     def add_theirs(self) -> None:
         """Add routes in the shapes of vLLM, OpenRLHF and slime."""
+        # Where a body has an id for the request (vLLM's `request_id`), the answer repeats it as vLLM's does; otherwise
+        # it has the id of this server.
         engine, accept = self._served.engine, self._config.accept_rendered
         pooling = compat.pooling_reader(engine)
         self._post(
@@ -204,10 +216,17 @@ class Routes:
         text: str,
         to_place: Callable[[Any, str], str] = compat.place_in,
     ) -> None:
-        """Add a route that scores."""
+        """Add a route that scores.
+
+        `kind` is the class of its body, `to_request` turns a body into a request for the engine, `to_answer` turns
+        (what was asked and answered, the id of the request) into the response, `answers` is the class of the response
+        for /openapi.json, `text` describes the route there, and `to_place` turns a place in the request into the
+        place in the body that an error names.
+        """
         served, spans = self._served, self._spans
 
         async def score(request: Request) -> Response:
+            # `Door` made this dict and writes it into the log line; texts of conversations stay out of it.
             noted = request.scope["rewardlab"]
             with spans.request(path, request.headers) as span:
                 done = await served.scoring.score(request.receive, request.headers, kind, to_request, to_place)

@@ -1,4 +1,4 @@
-"""A body from the wire to JSON that has one meaning: limits are checked while it arrives, not after."""
+"""Reading of bodies: limits are checked while a body arrives, and the JSON in it must have exactly one meaning."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from rewardlab.serve.http.refusals import (
 
 Receive = Callable[[], Awaitable[Any]]
 DISCARDED: Final = 8
-"""Bodies up to so many times the limit are read to their end and thrown away, so that a client that sends before it
-listens sees why it was refused instead of a broken connection."""
+"""A body of up to this many times the limit is read to its end and thrown away. A client that sends everything before
+it reads then sees why it was refused, not a broken connection."""
 MEDIA_TYPE: Final = "application/json"
 ESCAPED_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 MOST_KEYS: Final = 256
-"""Most keys of an object; a request needs 21, and each that is unknown is a fault that takes memory to describe."""
+"""Most keys of an object. A request needs 21, and each unknown key is an error that takes memory to describe."""
 MOST_DIGITS: Final = 100
-"""Most digits of a number; no field needs more, and Python reads long ones in time that grows with their square."""
+"""Most digits of a number. No field needs more, and Python reads long ones in time that grows with their square."""
 
 
 class Held:
-    """The bytes of all bodies that are held at a time."""
+    """Counts the bytes of all bodies that are in memory at a time."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -60,7 +60,7 @@ def require_json(headers: Any) -> None:
 
 @asynccontextmanager
 async def body_of(receive: Receive, headers: Any, limits: LimitsConfig, held: Held) -> AsyncIterator[bytes]:
-    """Inside, the body of a request, counted among those held.
+    """Yield the body of a request, which counts as held until the block ends.
 
     Raises NotJsonError, TooLargeError, TooBusyError, SlowBodyError, or ClientGone.
     """
@@ -78,6 +78,11 @@ async def body_of(receive: Receive, headers: Any, limits: LimitsConfig, held: He
 
 
 async def _read(receive: Receive, announced: str | None, most: int, held: Held, taken: list[int]) -> bytes:
+    """Return a body of at most `most` bytes, whose header announced a length.
+
+    `taken[0]` is what it has added to `held`, also when it ends by an error: the caller subtracts it.
+    """
+    # Cut to 20 digits, since Python refuses to convert a text of thousands of digits; 20 are above every limit.
     if announced is not None and announced.isdecimal() and int(announced[:20]) > DISCARDED * most:
         raise _too_large(most)
     body, seen = bytearray(), 0
@@ -116,9 +121,10 @@ def _too_large(most: int) -> TooLargeError:
 def parse(body: bytes, *, max_depth: int) -> Any:
     """Return the value of a JSON text.
 
-    Raises MalformedError for what is not JSON by RFC 8259 and I-JSON: bytes that are no UTF-8, NaN and Infinity,
-    numbers beyond float64, a key twice in an object, lone surrogates; for nesting deeper than `max_depth`, and for an
-    object with more keys than any field needs.
+    Raises MalformedError for a text that is not JSON by RFC 8259 and I-JSON: bytes that are not UTF-8, NaN and
+    Infinity, numbers beyond float64, a key twice in an object, lone surrogates; also for nesting deeper than
+    `max_depth`, and for an object with more keys than any field needs. Parsers read such texts in different ways, so a
+    proxy or a log could see another request than the one that is scored.
     """
     try:
         text = body.decode("utf-8")
@@ -137,6 +143,7 @@ def parse(body: bytes, *, max_depth: int) -> Any:
     except RecursionError:
         raise _too_deep(max_depth) from None
     _require_shallow(value, max_depth)
+    # Decoding has refused surrogates in the bytes themselves; only escapes such as \ud800 can still hold one.
     if ESCAPED_SURROGATE.search(body):
         _require_text(value)
     return value
@@ -176,6 +183,7 @@ def _inside(value: Any) -> Iterator[Any]:
 
 
 def _require_shallow(value: Any, most: int) -> None:
+    """Raise MalformedError for deeper nesting, level by level: recursion would end at Python's own limit."""
     level = [value] if isinstance(value, (dict, list)) else []
     for _ in range(most):
         level = [one for outer in level for one in _inside(outer) if isinstance(one, (dict, list))]
@@ -189,6 +197,7 @@ def _too_deep(most: int) -> MalformedError:
 
 
 def _require_text(value: Any) -> None:
+    """Raise MalformedError if some text or key, at any depth, holds half a surrogate pair."""
     waiting = [value]
     while waiting:
         one = waiting.pop()
@@ -198,4 +207,4 @@ def _require_text(value: Any) -> None:
             try:
                 text.encode("utf-8")
             except UnicodeEncodeError:
-                raise MalformedError("The body has half a surrogate pair, which is no character.") from None
+                raise MalformedError("The body has half a surrogate pair, which is not a character.") from None

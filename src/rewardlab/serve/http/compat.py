@@ -1,4 +1,4 @@
-"""Requests of other projects as requests of ours, where that needs no guess, and our scores in their shapes."""
+"""Conversion of other projects' requests into ours, where that needs no guess, and of our scores into their shapes."""
 
 from __future__ import annotations
 
@@ -44,10 +44,12 @@ RENDERED: Final = (
 
 
 def rendered_request(engine: Engine, texts: Sequence[str], model: str | None, field: str) -> ScoreRequest:
-    """Return a request for conversations that are rendered already. It is bound to the digest whose tokenizer it went
-    through, so that a swap in between gives no tokens of one model to another.
+    """Return a request for conversations that are rendered already.
 
-    Raises InvalidError for an empty text, UnknownModelError.
+    It is bound to the digest of the model whose tokenizer made its tokens. So a swap in between cannot hand the tokens
+    of one model to another.
+
+    Raises InvalidError for an empty text, and UnknownModelError.
     """
     for number, text in enumerate(texts):
         if not text:
@@ -57,7 +59,7 @@ def rendered_request(engine: Engine, texts: Sequence[str], model: str | None, fi
 
 
 def pooling_reader(engine: Engine) -> Callable[[PoolingRequest], ScoreRequest]:
-    """Return what turns a request of `/classify` or `/pooling` into ours."""
+    """Return the function that turns a request of `/classify` or `/pooling` into ours."""
 
     def to_request(form: PoolingRequest) -> ScoreRequest:
         given = asked_of(form)
@@ -77,7 +79,7 @@ def pooling_reader(engine: Engine) -> Callable[[PoolingRequest], ScoreRequest]:
 
 
 def place_in(form: PoolingRequest | GetRewardRequest | SlimeRequest, place: str) -> str:
-    """Return where in a form lies what is called `place` in the request that was made of it."""
+    """Return the place in a form that corresponds to `place` in the request made from it."""
     field, _, rest = place.partition(".")
     if field not in ("conversations", "token_ids"):
         return place
@@ -140,7 +142,10 @@ def pooled(scored: Scored, *, name: str) -> PoolingResponse:
 
 
 def get_reward_reader(engine: Engine, *, accept_rendered: bool) -> Callable[[GetRewardRequest], ScoreRequest]:
-    """Return what turns a request of OpenRLHF into ours. Raises NotMappableError for texts unless they are accepted."""
+    """Return the function that turns a request of OpenRLHF into ours.
+
+    The function raises NotMappableError for texts, unless they are accepted.
+    """
 
     def to_request(form: GetRewardRequest) -> ScoreRequest:
         query: Any = form.query
@@ -163,7 +168,10 @@ def rewarded(scored: Scored) -> GetRewardResponse:
 
 
 def slime_reader(engine: Engine, *, accept_rendered: bool) -> Callable[[SlimeRequest], ScoreRequest]:
-    """Return what turns slime's request for one sample into ours."""
+    """Return the function that turns slime's request for one sample into ours.
+
+    The function raises NotMappableError for a text, unless texts are accepted.
+    """
 
     def to_request(form: SlimeRequest) -> ScoreRequest:
         if isinstance(form.prompt, str):

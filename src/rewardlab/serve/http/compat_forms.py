@@ -1,7 +1,7 @@
 """Bodies of other projects' routes: vLLM's /classify and /pooling, OpenRLHF's /get_reward, slime's reward request.
 
-Fields that would change a score, and that this server does not follow, are refused; unknown fields are an error, since
-an engine that ignores them gives another score than was asked for.
+Fields that would change a score and that this server does not implement are refused. Unknown fields are an error,
+since ignoring one could give another score than was asked for.
 """
 
 from __future__ import annotations

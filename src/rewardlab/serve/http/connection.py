@@ -1,4 +1,4 @@
-"""A connection: how many there may be, how long heads and readers may take, and errors in the form of all others."""
+"""Connections: limits on their number, on slow request heads and on slow readers, with errors in the usual form."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rewardlab.serve.http.config import LimitsConfig
 MOST_HEAD: Final = 32_768
 """Most bytes of a request's head."""
 ABORTED: Final = 2
-"""Connections beyond so many times the limit are closed without a word, since each word costs as well."""
+"""Connections beyond this many times the limit are closed without an answer, since answering costs as well."""
 
 
 class Connection(H11Protocol):
@@ -31,12 +31,12 @@ class Connection(H11Protocol):
             transport.abort()
             return
         if len(self.connections) > self.limits.max_connections:
-            # Answered when its request is there: what is closed before is read as a broken connection.
+            # Answer only once the request is there: a client would take an earlier close for a broken connection.
             self.app = _refuse
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:
-        # Time runs from the first byte of a head. It also runs for a body that nobody reads any more.
+        # The timer starts with the first byte of a head, and also with bytes of a body that nobody reads any more.
         if self.head_timer is None and not self.is_answering():
             self.head_timer = self.loop.call_later(self.limits.header_timeout, self.head_too_slow)
         super().data_received(data)
@@ -44,11 +44,11 @@ class Connection(H11Protocol):
             self.stop_timer()
 
     def is_answering(self) -> bool:
-        """Whether a request is being answered."""
+        """Return whether a request is being answered on this connection."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def stop_timer(self) -> None:
-        """Forget the time that a head may take."""
+        """Cancel the timer of the request head."""
         if self.head_timer is not None:
             self.head_timer.cancel()
             self.head_timer = None
@@ -72,12 +72,12 @@ class Connection(H11Protocol):
         self.time_reader()
 
     def time_reader(self) -> None:
-        """Break the connection off unless the client reads in time: a closed one, too, waits until all is sent."""
+        """Break the connection off unless the client reads in time: even a closed one stays open until all is sent."""
         if self.write_timer is None:
             self.write_timer = self.loop.call_later(self.limits.write_timeout, self.transport.abort)
 
     def stop_write_timer(self) -> None:
-        """Forget the time that reading may take."""
+        """Cancel the timer of the client's reading."""
         if self.write_timer is not None:
             self.write_timer.cancel()
             self.write_timer = None

@@ -1,4 +1,4 @@
-"""What every request passes: its id, the names and tokens it needs, one line in the log, counts, and no traceback."""
+"""The outermost layer of the app, for every request: its id, access, a log line, counts, and errors without texts."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Door:
         except ClientGone:
             return
         except Exception as error:
-            # Neither the answer nor the log gets the error's words, which may hold a text that was to be scored.
+            # Neither the answer nor the log quotes the error's message, which may hold a text that was to be scored.
             frames = "".join(traceback.format_tb(error.__traceback__))
             logger.error("%s at %s:\n%s", type(error).__name__, scope["rewardlab"]["id"], frames)
             response = plain_error(500)
@@ -113,6 +113,6 @@ def host_of(header: str) -> str:
 
 
 def is_bearer(header: str, token: bytes) -> bool:
-    """Whether a header has this token, compared in time that does not depend on where they differ."""
+    """Return whether a header has this token. The time of the comparison does not depend on where they differ."""
     kind, _, given = header.partition(" ")
     return kind.lower() == "bearer" and hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), token)

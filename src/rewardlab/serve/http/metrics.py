@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus. Every app has a registry of its own.
+"""The server's metrics for Prometheus. Every app has a registry of its own.
 
 Counts travel between workers as `Families`, plain lists that add up, so that one scrape shows all workers.
 """
@@ -22,7 +22,7 @@ SCORES: Final = (-20, -10, -7, -5, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2
 GAUGES: Final = ("waiting_requests", "waiting_tokens", "max_waiting_tokens", "cache_tokens", "max_cache_tokens")
 COUNTERS: Final = ("batches", "computed_tokens", "cached_tokens", "prompt_tokens", "swaps")
 LASTING: Final = frozenset(("counter", "histogram"))
-"""Types of metrics whose counts of a worker that ended still count."""
+"""Types of metrics whose counts stay in the sum after their worker has ended."""
 
 Samples = list[tuple[str, dict[str, str], float]]
 Families = list[tuple[str, str, str, Samples]]
@@ -30,14 +30,14 @@ Families = list[tuple[str, str, str, Samples]]
 
 
 class EngineCollector(Collector):
-    """The engine's own counts, read when they are asked for."""
+    """The engine's own counts, read at each scrape."""
 
     def __init__(self, engine: Engine, ready: Callable[[], bool]) -> None:
         self._engine = engine
         self._ready = ready
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: the engine is not asked before the first scrape."""
+        """Return nothing, so that the engine is not asked before the first scrape."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -137,7 +137,7 @@ def add_up(all_families: Iterable[Families]) -> Families:
 
 
 def lasting(families: Families) -> Families:
-    """Return those counts that still count when their worker has ended: no gauges, which say what is now."""
+    """Return the counts that stay in the sum after their worker has ended: no gauges, which describe the present."""
     return [family for family in families if family[1] in LASTING]
 
 

@@ -1,4 +1,4 @@
-"""What the app says of itself in /openapi.json: bodies and errors of every route, from the classes that read them."""
+"""The app's description in /openapi.json: bodies and errors of every route, from the classes that read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rewardlab.serve.http.door import OPEN, REQUEST_ID
 
 SCHEMAS: Final = "#/components/schemas/"
 CAUSES: Final = {
-    400: "The body is no JSON, or none with one meaning.",
+    400: "The body is not JSON, or its JSON has more than one meaning.",
     401: "The token is missing, or another one.",
     403: "Nothing may be swapped in from this folder.",
     404: "No such model or route.",
@@ -23,9 +23,9 @@ CAUSES: Final = {
     408: "The body did not arrive in time.",
     409: "The model has another digest than the one asked for, or another swap goes on.",
     413: "Too long, too large, or too many at a time.",
-    415: "The body is no JSON by its headers.",
-    421: "The name in the header Host is none of this server's.",
-    422: "JSON that is no request, a conversation that cannot be scored, or a folder that failed its checks.",
+    415: "The headers do not say that the body is JSON.",
+    421: "The name in the header Host is not one of this server's.",
+    422: "JSON that is not a request, a conversation that cannot be scored, or a folder that failed its checks.",
     429: "Too much is waiting; Retry-After says when to try again.",
     500: "The model could not compute, or the server failed.",
     503: "The server is about to end, or not ready.",
@@ -48,7 +48,7 @@ def errors(codes: Sequence[int]) -> dict[int | str, dict[str, Any]]:
 
 
 def takes(*kinds: type[BaseModel]) -> dict[str, Any]:
-    """Return the part of a route's description that says which body it takes."""
+    """Return the part of a route's description that names the classes of its body."""
     refs = [{"$ref": SCHEMAS + kind.__name__} for kind in kinds]
     schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
@@ -63,7 +63,7 @@ def describe(app: FastAPI, bodies: Sequence[type[BaseModel]], *, version: str, g
             made.update(_description(app, bodies, version, guarded))
         return made
 
-    # FastAPI documents this as the way to describe an app by oneself; a type checker takes methods for constant.
+    # FastAPI documents this assignment as the way to replace the description; type checkers forbid it for methods.
     app.openapi = openapi  # type: ignore[method-assign]
 
 

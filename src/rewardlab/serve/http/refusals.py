@@ -1,4 +1,4 @@
-"""What the server itself refuses, beside what an engine may refuse (engine/api.py): a status and a word for each."""
+"""The errors with which the server itself refuses requests; engine/api.py has those of an engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rewardlab.serve.engine.api import Refused
 
 
 class MalformedError(Refused):
-    """A body that is no JSON, or none that has one meaning."""
+    """A body that is not JSON, or whose JSON has more than one meaning."""
 
     status: ClassVar[int] = 400
     kind: ClassVar[str] = "malformed"
@@ -59,7 +59,7 @@ class NotJsonError(Refused):
 
 
 class MisdirectedError(Refused):
-    """A request under a name that this server does not have."""
+    """A request whose Host header is not a name of this server."""
 
     status: ClassVar[int] = 421
     kind: ClassVar[str] = "misdirected"
@@ -73,7 +73,7 @@ class InvalidError(Refused):
 
 
 class RawOnlyError(Refused):
-    """A request for something else than raw scores, in the shape of an engine that would give it."""
+    """A request in the shape of another engine for something that this server does not give there: not a raw score."""
 
     status: ClassVar[int] = 422
     kind: ClassVar[str] = "raw_scores_only"
@@ -94,7 +94,8 @@ class NotSwappedError(Refused):
 
 
 SWAP_FAILURES: Final = (RewardlabError, OSError, RuntimeError, MemoryError)
-"""What loading a model may fail with: PyTorch's errors for memory and files that do not fit are RuntimeErrors."""
+"""Errors that loading a model may raise. PyTorch raises RuntimeError for a lack of memory and for files that do not
+fit."""
 
 
 def not_swapped(error: BaseException) -> NotSwappedError:

@@ -1,4 +1,4 @@
-"""An app on a socket, until a signal: no new connections then, answers to what was taken, and the end."""
+"""Serving an app on a socket until a signal; then requests that were taken are answered, and no new ones accepted."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rewardlab.serve.http.connection import MOST_HEAD, connection_class
 logger = logging.getLogger(__name__)
 
 BACKLOG: Final = 2048
-"""Connections that the system keeps until they are accepted."""
+"""How many connections the operating system keeps waiting until they are accepted."""
 LAST_WORDS_S: Final = 2.0
-"""Seconds, after the drain timeout, in which requests that could not be scored are told so."""
+"""Seconds after the drain timeout in which clients whose requests could not be scored get their 503."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens; port 0 takes a free one. Raises ConfigError if the address cannot be had."""
+    """Return a socket that listens; port 0 takes a free one. Raises ConfigError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -50,10 +50,10 @@ def url_of(bound: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, ended by us: uvicorn's own handlers would end the process with the signal's status."""
+    """uvicorn's server without its signal handlers, which would end the process with the signal's status."""
 
     def __init__(self, served: Served, limits: LimitsConfig, *, drain_timeout_s: float) -> None:
-        """`drain_timeout_s`: seconds in which what was taken is answered after `begin_end`."""
+        """`drain_timeout_s`: seconds after `begin_end` in which requests that were taken are answered."""
         super().__init__(
             uvicorn.Config(
                 served.app,
@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 backlog=BACKLOG,
-                # uvicorn says whole seconds, and hands these two on to asyncio, which takes parts of a second.
+                # uvicorn declares whole seconds, but hands these two on to asyncio, which takes fractions.
                 timeout_keep_alive=limits.keep_alive,  # type: ignore[arg-type]
                 timeout_graceful_shutdown=drain_timeout_s + LAST_WORDS_S,  # type: ignore[arg-type]
                 h11_max_incomplete_event_size=MOST_HEAD,
@@ -88,7 +88,10 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
 
     def begin_end(self) -> None:
-        """Stop accepting and end when what was taken is answered; any thread may call it, any number of times."""
+        """Stop accepting connections, and end once all requests that were taken are answered.
+
+        Any thread may call it, any number of times.
+        """
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended already
                 self._loop.call_soon_threadsafe(self._begin_end)
@@ -101,7 +104,7 @@ class Server(uvicorn.Server):
         self.should_exit = True
         logger.info("ending: %d requests are answered first", self._served.scoring.in_flight)
         assert self._loop is not None
-        # What the engine has not answered by then fails with DrainingError, so that its client hears 503.
+        # Requests that the engine has not answered by then fail with DrainingError, so that their clients get 503.
         self._loop.call_later(self._drain_timeout_s, self._close_engine)
 
     def _close_engine(self) -> None:
@@ -121,11 +124,11 @@ def serve_until_ended(
 ) -> None:
     """Serve on a listening socket until a signal or `Server.begin_end`, then close engine and app.
 
-    With `signals`, SIGTERM and SIGINT end the server, and a second one ends the process at once. Without, SIGTERM does
-    and SIGINT is ignored: it reaches all processes of a terminal, and the parent decides. `on_start` is called once the
-    server accepts.
+    With `signals`, SIGTERM and SIGINT end the server, and a second signal ends the process at once. Without, SIGTERM
+    ends the server and SIGINT is ignored: Ctrl-C reaches all processes of a terminal, and the parent decides what to
+    do. `on_start` is called once the server accepts connections.
     """
-    # uvicorn logs errors with their words, which may hold texts; `Door` has logged them without.
+    # uvicorn logs errors with their messages, which may quote conversations; `Door` has logged them without.
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
     server = Server(served, limits, drain_timeout_s=drain_timeout_s)
 
@@ -163,7 +166,7 @@ def _end_on_signals(loop: asyncio.AbstractEventLoop, server: Server, *, both: bo
 def in_thread(
     served: Served, limits: LimitsConfig, *, drain_timeout_s: float = 5.0
 ) -> tuple[str, Callable[[], None], Any]:
-    """Serve on a free port of this machine in a thread; return (URL, what ends it and waits, the server).
+    """Serve on a free port of this machine in a thread; return (URL, a function that ends it and waits, the server).
 
     Raises RuntimeError if the server does not begin to accept connections.
     """

@@ -1,4 +1,4 @@
-"""From a body to its answer: prepared in a thread, queued, and cancelled if the client goes away."""
+"""Scoring of a request's body: prepared in a thread, queued at the engine, and cancelled if the client goes away."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from rewardlab.serve.http.refusals import ClientGone, InvalidError, TooBusyError
 Body = TypeVar("Body", bound=BaseModel)
 MOST_TOKEN_ID: Final = 2**31 - 1
 SWAPS_MEANWHILE: Final = 3
-"""Swaps between the tokenizer and the queue after which a request fails."""
+"""How often a model may be swapped between tokenising and queueing a request before the request fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked(Generic[Body]):
-    """A request in the words of its route, and what the engine is to score for it."""
+    """A request in the form of its route, and the same as a request for the engine."""
 
     body: Body
     request: ScoreRequest
@@ -46,7 +46,7 @@ class Asked(Generic[Body]):
 
 @dataclass(frozen=True, kw_only=True)
 class Answered(Generic[Body]):
-    """What was asked and what came of it."""
+    """A request and its scores."""
 
     asked: Asked[Body]
     scored: Scored
@@ -55,7 +55,7 @@ class Answered(Generic[Body]):
 def validated(kind: type[Body], value: Any) -> Body:
     """Return a body from parsed JSON; no value is converted to another type.
 
-    Raises InvalidError, which names one fault: of those in a field that may be several things the innermost.
+    Raises InvalidError, which names one fault; where a field may have several types, the fault that lies deepest.
     """
     try:
         return kind.model_validate(value, strict=True)
@@ -68,7 +68,10 @@ def validated(kind: type[Body], value: Any) -> Body:
 
 
 def _place_in(value: Any, loc: Sequence[int | str], *, missing: bool) -> list[int | str]:
-    """Return a place without those parts that name no field but a type among several; a missing field counts."""
+    """Return a place without the parts that pydantic adds for a type among several; only fields of `value` stay.
+
+    With `missing`, the last part names a field that `value` lacks, which stays too.
+    """
     place: list[int | str] = []
     for number, part in enumerate(loc):
         if isinstance(value, dict) and (part in value or (missing and number == len(loc) - 1)):
@@ -93,7 +96,7 @@ class Scoring:
         count = min(4, os.cpu_count() or 1)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="prepare")
         self._free = asyncio.Semaphore(count)
-        """Requests wait for a thread here and not in its queue, which keeps what was given up."""
+        """Requests wait for a free thread here, not in the queue of the threads, which would keep cancelled ones."""
 
     def close(self) -> None:
         """End the threads that prepare requests."""
@@ -110,7 +113,7 @@ class Scoring:
         """Read a body of this kind, score what `to_request` makes of it, and return the answer.
 
         `to_place` turns a place in the request into that in the body. Raises Refused, or ClientGone after taking the
-        request out of all queues; what a thread is at is counted until the thread is done with it.
+        request out of all queues. A request on which a thread still works counts as in flight until it is done.
         """
         if self.draining:
             raise DrainingError("This server is about to end. Send the request to another.", retry_after_s=1.0)
@@ -132,14 +135,16 @@ class Scoring:
     async def _both(
         self, begin: Callable[[], tuple[Asked[Body], Future[Scored]]], to_place: Callable[[Body, str], str]
     ) -> tuple[Asked[Body], Scored]:
-        """Return what was asked and its scores. Cancelled, it takes the request out of the engine's queue, and ends
-        only when no thread has it any more."""
+        """Return the request and its scores.
+
+        When cancelled, it takes the request out of the engine's queue, and ends only when no thread works on it.
+        """
         async with self._free:
             beginning = asyncio.wrap_future(self._threads.submit(begin))
             try:
                 asked, future = await asyncio.shield(beginning)
             except asyncio.CancelledError:
-                # The thread cannot be stopped; what it queues is taken out again.
+                # The thread cannot be stopped; if it queues the request later, that is cancelled then.
                 beginning.add_done_callback(_cancel_result)
                 await asyncio.wait([beginning])
                 raise
@@ -161,7 +166,8 @@ class Scoring:
                 with _placed(asked_body, to_place):
                     return Asked(body=asked_body, request=request), self._queue(request)
             except WrongDigestError:
-                # The route bound its tokens to a digest that was swapped meanwhile; the client asked for none.
+                # If the client named the digest, it gets the error. Otherwise the route bound its tokens to a digest
+                # that was swapped meanwhile: convert and try again.
                 if getattr(asked_body, "digest", None) is not None:
                     raise
         raise EngineFailedError("Models are swapped faster than requests can be read.")
@@ -191,7 +197,7 @@ class Scoring:
 
 @contextmanager
 def _placed(body: Body, to_place: Callable[[Body, str], str]) -> Iterator[None]:
-    """Inside, a refusal names the place in the body instead of that in the request."""
+    """Within the block, let a refusal name the place in the body instead of that in the request."""
     try:
         yield
     except Refused as refused:
@@ -229,7 +235,8 @@ async def _result_of(future: Future[Scored]) -> Scored:
     try:
         return await asyncio.wrap_future(future)
     except asyncio.CancelledError:
-        # Cancelled by the engine, which lets go of a request only when it ends; or by the caller, who gets it as it is.
+        # Either the engine cancelled the future, which it does only when it ends, or the caller was cancelled and gets
+        # the cancellation as it is.
         task = asyncio.current_task()
         if future.cancelled() and task is not None and not task.cancelling():
             raise DrainingError("The server ended before it could answer.", retry_after_s=1.0) from None

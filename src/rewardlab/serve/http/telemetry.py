@@ -1,4 +1,4 @@
-"""OpenTelemetry spans, for those who have installed it: one a scoring request, without its texts."""
+"""OpenTelemetry spans, where that is installed: one for each scoring request, without its texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Span:
         self._span = span
 
     def note(self, facts: Mapping[str, str | int]) -> None:
-        """Attach what a log line would say."""
+        """Attach the facts that the log line of the request has."""
         if self._span is not None:
             self._span.set_attributes({f"rewardlab.{name}": value for name, value in facts.items()})
 
@@ -30,7 +30,8 @@ class Spans:
 
     @contextmanager
     def request(self, route: str, headers: Mapping[str, str]) -> Iterator[Span]:
-        """Inside, a span of a request to this route; an error marks it, by the error's kind alone."""
+        """Yield a span for a request to this route. An error marks it by the error's kind alone, since messages may
+        quote texts."""
         if self._tracer is None:
             yield Span()
             return
@@ -57,7 +58,7 @@ class Spans:
 def spans_from_environment() -> Spans:
     """Return spans that go where OpenTelemetry's environment variables say (OTLP over HTTP).
 
-    A provider that the process has set already is taken. Raises ConfigError if packages are missing.
+    If the process has set a provider already, that one is used. Raises ConfigError if packages are missing.
     """
     try:
         from opentelemetry import trace

@@ -1,4 +1,4 @@
-"""Tokens of users and administrators, from the environment or a file, never from the command line."""
+"""Tokens of users and administrators, from the environment or a file; a command line would show them to everybody."""
 
 from __future__ import annotations
 

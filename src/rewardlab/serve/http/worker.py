@@ -1,4 +1,4 @@
-"""One of several processes that serve on the same socket, and what it and its parent tell each other.
+"""A worker, one of several processes that serve on the same socket, and its messages to and from the parent.
 
     parent -> worker   ("go", {}), ("end",), ("swap", call, name, folder), ("counts", call), ("told", ask, outcome)
     worker -> parent   ("loaded", digests), ("failed", message), ("answer", call, outcome), ("swap", ask, name, folder),
@@ -59,7 +59,7 @@ _KINDS: Final[Mapping[str, type[Refused]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerPlan:
-    """What every worker is started with."""
+    """The settings with which every worker is started."""
 
     load: Callable[[Mapping[str, Path]], Engine]
     """Makes the engine of a process from the folders of its models; a function of a module, so that it can be sent."""
@@ -69,7 +69,7 @@ class WorkerPlan:
 
 
 def outcome_of(work: Callable[[], Any]) -> Outcome:
-    """Return what came of some work, as it can be sent."""
+    """Return the result of `work`, or its refusal, in a form that can be sent to another process."""
     try:
         return True, work()
     except Refused as refused:
@@ -137,7 +137,7 @@ class Line:
 
 
 def run_worker(connection: Connection, bound: socket.socket, models: Mapping[str, str], plan: WorkerPlan) -> None:
-    """Be a worker: load, wait for the parent's go, serve until it says so or is gone."""
+    """Run as a worker: load the models, wait for the parent's go, and serve until the parent says end or is gone."""
     _log_on_stdout()
     line = Line(connection)
     try:
@@ -150,7 +150,7 @@ def run_worker(connection: Connection, bound: socket.socket, models: Mapping[str
 
 
 class _Process:
-    """What a worker does once its models are loaded."""
+    """A worker whose models are loaded."""
 
     def __init__(self, line: Line, engine: Engine, spans: Spans, plan: WorkerPlan) -> None:
         self._line = line
@@ -163,7 +163,7 @@ class _Process:
     def run(self, bound: socket.socket) -> None:
         """Serve once the parent says go, until it says end or is gone."""
         self._line.send("loaded", {one.name: one.digest for one in self._engine.served()})
-        # Swaps that were made while this process loaded come before the go.
+        # Before its go the parent may send swaps that were made while this process loaded.
         while (message := self._line.receive()) is not None and message[0] not in ("go", "end"):
             threading.Thread(target=self._answer, args=(message,), daemon=True).start()
         if message is None or message[0] == "end":

@@ -38,7 +38,7 @@ LOOK_EVERY_S: Final = 2.0
 """Seconds between two looks at the counts and the health of the workers."""
 ANSWER_TIMEOUT_S: Final = 3.0
 SILENT_LOOKS: Final = 8
-"""Looks in a row that a worker may leave without an answer, which takes 40 s; then it hangs, and is ended."""
+"""After this many looks in a row without an answer, which takes 40 s, a worker counts as hanging and is ended."""
 SWAP_TIMEOUT_S: Final = 1800.0
 """Seconds that loading a model may take; a worker that takes longer is ended."""
 END_MARGIN_S: Final = 10.0
@@ -61,9 +61,9 @@ class Worker:
         self.num_silent = 0
         """Looks in a row without an answer."""
         self.failed: str | None = None
-        """Why its models could not be loaded."""
+        """The reason why its models could not be loaded."""
         self.counts: Families = []
-        """What it counted when it was asked last."""
+        """Its counts when it was asked last."""
 
 
 class Workers:
@@ -90,7 +90,7 @@ class Workers:
         self._deaths = [0] * count
         self._departed: list[Families] = []
         self._counting = threading.Lock()
-        """Held while counts go from those of a worker to those of the departed."""
+        """Held while counts move from a worker to the sum of departed workers."""
         self._swapping = threading.Lock()
         self._changed = threading.Condition()
         self._ready = False
@@ -194,7 +194,8 @@ class Workers:
             self._changed.notify_all()
 
     def _agree(self, worker: Worker, name: str, digest: str) -> bool:
-        """Bring a worker that loaded this digest to the one that is served; return whether it has it, or end it."""
+        """Make a worker that loaded this digest serve the same one as all others; return whether it does, else end
+        it."""
         folder, wanted = self._folders[name], self._digests.setdefault(name, digest)
         if digest != wanted:
             # It may have loaded before a swap, or while the folder was written.
@@ -216,7 +217,7 @@ class Workers:
         return False
 
     def _end(self, worker: Worker, why: str) -> None:
-        """End a worker, which starts anew."""
+        """End a worker, so that it is started again."""
         logger.warning("worker %d %s; it starts anew", worker.number, why)
         worker.loaded = worker.serving = False
         worker.process.kill()
@@ -247,7 +248,7 @@ class Workers:
         self._error = why
         self.begin_end(GIVEN_UP)
 
-    # What workers ask for.
+    # Requests of the workers.
 
     def _answer(self, worker: Worker, what: str, rest: list[Any]) -> None:
         number, *arguments = rest
@@ -258,7 +259,10 @@ class Workers:
             return
 
     def _swap(self, first: Worker, name: str, folder: str) -> Outcome:
-        """Swap in the worker that was asked, then in all others; one that cannot is ended and started anew."""
+        """Swap in the worker that was asked, then in all others; one that cannot is ended and started anew.
+
+        If the first one cannot load the folder, no worker is changed.
+        """
         if not self._swapping.acquire(blocking=False):
             return False, (SwapGoesOnError.kind, "Another swap, or the start of a worker, is not finished. Try again.")
         try:
@@ -291,7 +295,7 @@ class Workers:
         with ThreadPoolExecutor(max(1, len(serving))) as threads:
             list(threads.map(self._count_of, serving))
         with self._counting:
-            # Those that ended are one entry from now on, so that the list does not grow with deaths and models.
+            # Keep the departed workers as one sum, so that the list does not grow with every death and model.
             departed = add_up(self._departed)
             if digests := set(self._digests.values()):
                 departed = without_others(departed, digests)
@@ -302,8 +306,10 @@ class Workers:
             )
 
     def _count_of(self, worker: Worker) -> bool | None:
-        """Ask a worker for its counts; return whether its engine is alive, None if it does not answer. A busy worker's
-        last ones are kept."""
+        """Ask a worker for its counts; return whether its engine is alive, None if it does not answer.
+
+        If it does not answer in time, its last counts are kept.
+        """
         try:
             good, value = worker.line.ask("counts", timeout_s=ANSWER_TIMEOUT_S)
         except (OSError, TimeoutError):
@@ -318,7 +324,7 @@ class Workers:
         return healthy
 
     def _look(self) -> None:
-        """Look at the workers now and then."""
+        """Look at each worker every LOOK_EVERY_S seconds."""
         while not self._ending:
             time.sleep(LOOK_EVERY_S)
             for worker in list(self._workers.values()):
@@ -341,7 +347,7 @@ class Workers:
         deadline = time.monotonic() + self._plan.drain_timeout_s + END_MARGIN_S
         for worker in list(self._workers.values()):
             if not worker.serving:
-                # It still loads its models, has taken nothing, and would hear the end only afterwards.
+                # This one still loads its models: it has taken no request, and would read the message only afterwards.
                 worker.process.kill()
                 continue
             with contextlib.suppress(OSError):

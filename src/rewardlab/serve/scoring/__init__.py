@@ -1,1 +1,1 @@
-"""Scores for the rows of a file: read, scored in parts that survive a kill, written as the format of the output."""
+"""Scoring of the rows of a file: in parts that survive a kill, and written in the format of the output."""

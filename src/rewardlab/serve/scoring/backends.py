@@ -1,4 +1,4 @@
-"""What gives scores to the rows of a file: a model in this process, or something else with the same two methods."""
+"""Backends, which score the rows of a file: the protocol of all, and a model in this process."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("rewardlab")
 Entry = float | str | list[float]
-"""What became of a reply: its score; [its score, the tokens cut from its prompt] if some were, with a third number, the
-tokens cut from its middle, if some were, and of bootstrap heads always with these and their standard deviation; or why
-it has none."""
+"""The outcome of a reply, one of: its score; [score, tokens cut from its prompt] if some were cut; [score, tokens cut
+from its prompt, tokens cut from its middle] if some of the latter were; with bootstrap heads always [score, both
+counts, standard deviation over the heads]; or, as a text, the reason why it has no score."""
 Scores = list[Entry]
 """The entry of each reply of a row."""
 
@@ -43,24 +43,24 @@ class Answer:
     num_typed: int = 0
     """Replies in whose conversation a control token is typed."""
     num_tokens: Sequence[int] = ()
-    """For each row the tokens of its conversations, as far as they are known; empty where none are."""
+    """For each row the number of tokens of its conversations; empty where that is not known."""
 
 
 @runtime_checkable
 class Backend(Protocol):
-    """Whatever gives scores. Made without cost; models are loaded and connections opened by `start`."""
+    """An object that gives scores. Constructing it is cheap; `start` loads models and opens connections."""
 
     @property
     def identity(self) -> Mapping[str, object]:
-        """What decides a score, by names for messages: a run goes on only with the same."""
+        """Return everything that decides a score, by names for messages; a run resumes only with the same."""
 
     @property
     def bare(self) -> bool | None:
-        """Whether the model takes texts without a template; None if that is not known before."""
+        """Return whether the model takes texts without a template; None if that is not known before `start`."""
 
     @property
     def num_parts(self) -> int:
-        """How many parts of the rows may be asked for at the same time."""
+        """Return how many parts of the rows may be asked for at the same time."""
 
     async def start(self, decided: Mapping[str, Any]) -> Mapping[str, Any]:
         """Get ready, with what an earlier start decided, and return what is decided. Raises RewardlabError."""
@@ -69,10 +69,10 @@ class Backend(Protocol):
         """Return the scores of rows. A reply that cannot be scored has a cause; what ends the run is raised."""
 
     def tell(self, num_typed: int, num_replies: int, name: str) -> None:
-        """Say what is worth saying about a file of which all rows were scored."""
+        """Log what the user should know about a file, once all its rows are scored."""
 
     async def close(self) -> None:
-        """End what `start` began."""
+        """Release what `start` opened."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,8 @@ class LocalModel:
     max_length: int | None = None
     """A limit in tokens in place of the model's own, where it is smaller."""
     heads: Combination | None = None
-    """What is made of the scores of a probe's bootstrap heads, which score in place of its head; None for the head."""
+    """How the scores of a probe's bootstrap heads, which then score in place of its head, are combined; None to use the
+    head."""
 
     def spec(self) -> RewardSpec:
         """Return the spec of the folder. Raises ArtifactError."""
@@ -123,7 +124,7 @@ class LocalModel:
         return self.max_length if self.max_length is not None and self.max_length < own else None
 
     def with_decided(self, decided: Mapping[str, Any]) -> ComputeConfig:
-        """Return the kernels: those decided before, if they were asked for in the same words."""
+        """Return the kernels: those that an earlier start decided on, if the settings that led to them are the same."""
         if decided.get("asked") != asdict(self.compute):
             return self.compute
         return ComputeConfig(**{field.name: decided["compute"][field.name] for field in fields(ComputeConfig)})
@@ -137,7 +138,7 @@ class LocalScorer:
 
         Raises ArtifactError if it fails its checks.
         """
-        # Imported here, since a process that leaves scoring to others needs neither torch nor transformers.
+        # Imported here, since a process that only distributes work needs neither torch nor transformers.
         from rewardlab.artifact.load import load
 
         def loaded(folder: Path) -> Scorer:
@@ -189,7 +190,7 @@ class LocalScorer:
     def _look(self, conversation: Conversation) -> tuple[int, int, int] | str:
         """Return how many tokens are cut from the prompt and from the reply, and how many are scored; or why the reply
         cannot be scored."""
-        # Scoring renders the conversation once more; that takes little time compared with the model.
+        # Scoring renders the conversation once more, which takes little time compared with the model.
         try:
             rendered = self.scorer.renderer.render(conversation[:-1], conversation[-1:])
         except Overlong as error:
@@ -213,7 +214,7 @@ class LocalScorer:
 def entry(
     score: float, truncated_tokens: int, truncated_reply_tokens: int = 0, *, spread: float | None = None
 ) -> Entry:
-    """Return what became of a reply that has a score."""
+    """Return the outcome of a reply with a score; if that is not finite, the reason why it has none."""
     if not math.isfinite(score):
         return f"its score is {score}, which is not a finite number"
     if spread is not None:

@@ -43,8 +43,8 @@ def score_ensemble(
     A single model must be a probe, whose bootstrap heads are the members, computed in one pass: then the unit is a
     standard deviation of the probe's own scores on the replies that it was fitted to, whose mean is 0.
 
-    Raises ConfigError for a single model that is no probe, for one that is named twice or holds no calibration, and as
-    `score_file` does.
+    Raises ConfigError for a single model that is not a probe, for a model that is named twice or has no calibration,
+    and as `score_file` does.
     """
     if len(models) == 1:
         return _score_heads(models[0], source, target, settings, combination)
@@ -53,7 +53,7 @@ def score_ensemble(
     settings = settled(settings, renderers)
     members = Members([Path(model) for model in models], precision=settings.precision)
     backends = [backend_of(model, settings, members) for model in models]
-    # A prompt is read as turns for the check if some member reads it so.
+    # The check reads a prompt as turns if at least one member does.
     bare = all(backend.bare for backend in backends)
     may_shorten = any(renderer.truncation == CUT_MIDDLE for renderer in renderers)
     with surveyed(source, target, settings, bare=bare, spread=True, may_shorten=may_shorten) as work:
@@ -104,7 +104,7 @@ def _scales(models: Sequence[str]) -> list[Scale]:
 def _combined(
     outcomes: Sequence[Outcome], models: Sequence[str], scales: Sequence[Scale], combination: Combination
 ) -> Result:
-    """Return a row with its combined scores; of a row that a member cannot be asked, that cause."""
+    """Return a row with its combined scores, or with the cause if a member could not be asked about it."""
     of_members = [result_of(outcome, list) for outcome in outcomes]
     refused = [result for result in of_members if result.is_refused]
     if refused:

@@ -1,4 +1,4 @@
-"""Score the replies in a file with a saved reward model, or by whatever else gives scores."""
+"""Score the replies in a file with a saved reward model or another backend."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def settled(settings: ScoreSettings, renderers: Sequence[RendererSpec]) -> Score
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """A file that is to be scored: what it holds, and where what comes of it is kept."""
+    """A file to be scored: what it holds, and where its scores are kept."""
 
     source: Path
     target: Path
@@ -82,13 +82,13 @@ class Work:
     settings: ScoreSettings
 
     def journal(self, identity: Mapping[str, object]) -> Journal:
-        """Return the scores so far of a model. Raises ConfigError if the folder holds those of something else."""
+        """Return the journal of a model's scores. Raises ConfigError if the folder holds scores of something else."""
         return self._journal("single", identity)
 
     def journals(self, identities: Sequence[Mapping[str, object]]) -> list[Journal]:
-        """Return the scores so far of each member of an ensemble, in folders of their own below that of the output.
+        """Return the journal of each member of an ensemble, each in its own folder below that of the output.
 
-        Raises ConfigError if the folder holds those of something else.
+        Raises ConfigError if the folder holds scores of something else.
         """
         self._journal("ensemble", {"members": list(identities)}).begin({})
         shared = {"input": self.input_sha256, "overlong": self.settings.overlong}
@@ -98,19 +98,19 @@ class Work:
         ]
 
     def _journal(self, mode: str, of_mode: Mapping[str, object]) -> Journal:
-        """Return the journal of the folder, which says what all that is below it belongs to."""
+        """Return the journal of the folder itself, whose identity holds for everything below it."""
         identity = {"mode": mode, "input": self.input_sha256, "overlong": self.settings.overlong, **of_mode}
         clear_spent(self.folder, self.target, identity)
         return Journal(self.folder, identity)
 
     def score(self, backend: Backend, journal: Journal) -> None:
-        """Score the rows that are not scored. Raises RewardlabError if that fails; what was scored is kept."""
+        """Score the rows that are not in the journal. Raises RewardlabError if that fails; what was scored is kept."""
         score_missing(self.source, self.survey, backend, journal, as_json=self.output.as_json)
 
     def finish(self, results: Iterator[Result]) -> FileScores:
-        """Write the output from the results of all rows, and return what they come to.
+        """Write the output from the results of all rows, and return the counts.
 
-        Raises ConfigError if somebody else wrote that file meanwhile, DataError if the input is another one by now.
+        Raises ConfigError if somebody else wrote that file meanwhile, DataError if the input has changed since.
         """
         counts = FileScores()
         path = self.folder / OUTPUT
@@ -118,7 +118,7 @@ class Work:
             self.output.write(path, self.survey, self.columns, _counted(results, counts))
             if sha256_file(self.source) != self.input_sha256:
                 raise DataError(f"{self.source}: it was changed while it was scored. Score it again with --restart.")
-            # Checked again, since scoring may take hours and somebody may have written the file in that time.
+            # Check again: scoring may take hours, in which somebody may have written the file.
             if self.target.exists() and not self.settings.overwrite:
                 raise ConfigError(
                     f"--output {self.target}: the file was created while scoring ran. Move it, and run the same "
@@ -137,12 +137,12 @@ def score_file(model: str, source: Path, target: Path, settings: ScoreSettings =
 
     A reply that is above the model's length limit, ends in the pad token, is refused by the chat template or gets a
     score that is not finite has null in place of a score. Its cause is in `score_error`, or in `score_errors` by the
-    number of the response. Scores are kept in `.NAME.partial` until the output is written. The same call goes on from
-    them after whatever has ended it, and then writes the same file, byte for byte.
+    number of the response. Scores are kept in `.NAME.partial` until the output is written. After any interruption the
+    same call resumes from them, and then writes the same file, byte for byte.
 
     Raises DataError naming file and line, before anything is scored, for a row that cannot be scored or written (unless
     settings say that it is written with the cause); ConfigError if `target` is `source`, or exists and is not to be
-    overwritten, or if scores were kept that are of something else; ArtifactError if the model fails its checks.
+    overwritten, or if the kept scores are of something else; ArtifactError if the model fails its checks.
     """
     require_places(source, target, overwrite=settings.overwrite)
     renderer = read_spec(Path(model)).renderer
@@ -155,8 +155,10 @@ def score_file(model: str, source: Path, target: Path, settings: ScoreSettings =
 def backend_of(
     model: str, settings: ScoreSettings, members: Members | None = None, heads: Combination | None = None
 ) -> LocalBackend | ProcessBackend:
-    """Return what scores with a reward-model folder, one of the `members` of an ensemble if they are given; processes
-    of their own share nothing. `heads` asks for the bootstrap heads of a probe in place of its head.
+    """Return the backend for a reward-model folder.
+
+    With `members`, the folder is one of an ensemble whose backbone is loaded once; several processes do not share it.
+    `heads` asks for the bootstrap heads of a probe in place of its head.
 
     Raises ArtifactError if its spec cannot be read.
     """
@@ -181,10 +183,10 @@ def score_with(
     affine: tuple[float, float] | None = None,
     may_shorten: bool = False,
 ) -> FileScores:
-    """Do what `score_file` does with whatever gives scores; `affine` is the calibration of its model, and `may_shorten`
-    says whether replies may lose their middle.
+    """Do what `score_file` does, with any backend.
 
-    Raises as it does, and what the backend raises.
+    `affine` is the calibration of its model, and `may_shorten` says whether replies may lose their middle. Raises the
+    same errors, and those of the backend.
     """
     convert = conversion(settings.output_as, affine)
     with surveyed(source, target, settings, bare=backend.bare, may_shorten=may_shorten) as work:
@@ -205,13 +207,13 @@ def surveyed(
     spread: bool = False,
     may_shorten: bool = False,
 ) -> Iterator[Work]:
-    """Look at all of a file before anything is scored, and keep other processes away from its output in the block.
+    """Read a whole file before anything is scored, and lock its output against other processes within the block.
 
     Raises as `score_file` does.
     """
     require_places(source, target, overwrite=settings.overwrite)
     output = Output(source, format_of(target))
-    # A link stays; what it leads to is written.
+    # A link stays a link: its target is written.
     target = target.resolve() if target.is_symlink() else target
     digest = sha256_file(source)
     refuse = settings.on_error == "refuse"
@@ -267,13 +269,16 @@ def require_places(source: Path, target: Path, *, overwrite: bool) -> None:
     if target.exists() and target.samefile(source):
         raise ConfigError(f"--output {target}: it is the file to be scored. Name another one.")
     if target.exists() and not target.is_file():
-        raise ConfigError(f"--output {target}: is no ordinary file. Name the file to write.")
+        raise ConfigError(f"--output {target}: is not an ordinary file. Name the file to write.")
     if target.exists() and not overwrite:
         raise ConfigError(f"--output {target}: it already exists. Name another file, or replace it with --overwrite.")
 
 
 def conversion(output_as: str, affine: tuple[float, float] | None) -> Callable[[list[float]], list[float]]:
-    """Return what makes what is written of raw scores. Raises ConfigError if the model holds no calibration."""
+    """Return the function from the raw scores of a row to those that are written.
+
+    Raises ConfigError if the output needs a calibration and the model has none.
+    """
     if output_as == "raw":
         return lambda scores: scores
     from rewardlab.score import calibrated, probabilities

@@ -1,8 +1,8 @@
-"""The scores so far, kept beside the output in `.NAME.partial`, so that a run that was killed goes on where it was.
+"""The journal of scores, kept beside the output in `.NAME.partial`, from which a run that was killed resumes.
 
-`state.json` says of what the scores are; `scores.jsonl` has one line for each part of the rows, appended and flushed to
-the disk as soon as it is scored, in whatever order parts are finished. A line that a kill has torn is cut off, and its
-part is scored again.
+`state.json` identifies what the scores belong to: input, model, precision, backend. `scores.jsonl` has one line for
+each part of the rows, appended and flushed to the disk as soon as it is scored, in whatever order parts are finished.
+If a kill leaves an incomplete line, the line is cut off and its part is scored again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ logger = logging.getLogger("rewardlab")
 STATE: Final = "state.json"
 SCORES: Final = "scores.jsonl"
 FORMAT: Final = 1
-"""Version of both files, and of how rows are divided into parts."""
+"""Version of both files, and of the rule by which rows are divided into parts."""
 
 FINISHED: Final = "finished.json"
 """Identifies the finished output. It is written just before the output is moved into place; once the file there is this
 one, the kept scores are no longer needed."""
 
 Outcome = str | list[float | str | list[float]]
-"""What became of a row: the cause for which it could not be asked, or the entry of each reply (see `backends.Entry`).
-"""
+"""The outcome of a row: the cause for which it could not be asked, or the entry of each reply (`backends.Entry`)."""
 
 
 def partial_of(target: Path) -> Path:
@@ -42,19 +41,20 @@ class Journal:
     """The scores of one model for the rows of one file, by part."""
 
     def __init__(self, folder: Path, identity: Mapping[str, object]) -> None:
-        """Open the scores in `folder`, or begin. `identity` is what decides them: input, model, precision, backend.
+        """Open the journal in `folder`, or begin one. `identity` names what decides the scores: input, model,
+        precision, backend.
 
         Raises ConfigError if the folder holds scores of something else.
         """
         self.folder = folder
         self.decided: dict[str, Any] = {}
-        """What the backend decided when it started, so that it does not decide otherwise when the run goes on."""
+        """What the backend decided at its first start; a resumed run has to compute in the same way."""
         self._identity = _whole(identity)
         self._places: dict[int, tuple[int, int]] = {}
         self.num_rows = 0
         """Rows that are scored."""
         self.num_typed = 0
-        """Replies in whose conversation a control token is typed."""
+        """The number of replies in whose conversation a control token is typed."""
         if (folder / STATE).exists():
             self._open()
 
@@ -81,7 +81,7 @@ class Journal:
         self._read()
 
     def _read(self) -> None:
-        """Find the whole lines, and cut off what a kill has left after them."""
+        """Index the complete lines, and cut off an incomplete one that a kill has left after them."""
         path, end = self.folder / SCORES, 0
         if not path.exists():
             return
@@ -102,14 +102,14 @@ class Journal:
         self.num_typed += entry["typed"]
 
     def begin(self, decided: Mapping[str, Any]) -> None:
-        """Write down of what the scores are, unless that was done, and what the backend decided."""
+        """Write down what the scores belong to, and what the backend decided."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.decided = dict(decided)
         write_summed_json(self.folder / STATE, {"identity": self._identity, "decided": self.decided})
         (self.folder / SCORES).touch()
 
     def append(self, part: int, outcomes: Sequence[Outcome], *, num_typed: int = 0) -> None:
-        """Keep what became of the rows of a part. When this returns it is on the disk. Raises OSError if it is full."""
+        """Append the outcomes of a part; they are on the disk when this returns. Raises OSError if the disk is full."""
         entry = {"part": part, "typed": num_typed, "rows": list(outcomes)}
         line = to_json(entry, indent=None).encode("utf-8", "backslashreplace") + b"\n"
         start = (self.folder / SCORES).stat().st_size
@@ -117,7 +117,7 @@ class Journal:
         self._add(entry, start, len(line))
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Yield what became of every row, in the order of the rows, once all parts are there."""
+        """Yield the outcome of every row, in the order of the rows; all parts must be there."""
         with (self.folder / SCORES).open("rb") as file:
             for part in sorted(self._places):
                 start, size = self._places[part]
@@ -132,51 +132,51 @@ class Journal:
 
 
 def _whole(identity: Mapping[str, object]) -> dict[str, Any]:
-    """Return an identity as it is read back."""
+    """Return an identity with the version, as JSON would give it back, so that the two can be compared."""
     whole: dict[str, Any] = json.loads(to_json({"format": FORMAT, **identity}))
     return whole
 
 
 def _file_of(path: Path) -> dict[str, object]:
-    """Return what tells one file from others, whatever its name is."""
+    """Return what identifies a file under any name: it is renamed after this is written down."""
     status = path.stat()
     return {"inode": status.st_ino, "size": status.st_size, "time": status.st_mtime_ns}
 
 
 def mark_finished(folder: Path, output: Path) -> None:
-    """Write down that the scores in a folder are spent as soon as `output`, which is to be renamed, has its name."""
+    """Note that the scores in a folder are no longer needed once `output` has been renamed to its final name."""
     write_summed_json(folder / FINISHED, _file_of(output))
 
 
 def clear_spent(folder: Path, target: Path, identity: Mapping[str, object]) -> None:
-    """Empty the folder of an output if what it holds is of another identity and of no use.
+    """Empty the folder of an output if it belongs to something else and holds nothing that is still needed.
 
-    That is so if it has no scores, or if they are all in the output: a run was killed before it removed them.
+    That is the case if it has no scores, or if all are in the output: a run was killed before it removed them.
     """
     try:
         same = read_summed_json(folder / STATE).get("identity") == _whole(identity)
         spent = (folder / FINISHED).exists() and _file_of(target) == read_summed_json(folder / FINISHED)
     except (DataError, OSError):
-        # Nothing was begun, or it is damaged, which `Journal` tells.
+        # Nothing was begun, or the state is damaged, which `Journal` reports.
         return
     if not same and (spent or not holds_scores(folder)):
         empty(folder)
 
 
 def holds_scores(folder: Path) -> bool:
-    """Whether some row is scored in a folder or one of its members' folders."""
+    """Return whether some row is scored in a folder or one of its members' folders."""
     return any(path.stat().st_size for path in folder.rglob(SCORES))
 
 
 def empty(folder: Path) -> None:
-    """Remove all but the lock."""
+    """Remove everything but the lock, which this process holds."""
     for path in folder.iterdir():
         if path.name != LOCK:
             remove(path)
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Return a line of scores, None if it is not whole."""
+    """Return a line of scores; None if it is incomplete."""
     try:
         entry = json.loads(line) if line.endswith(b"\n") else None
     except ValueError:
@@ -186,7 +186,7 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return in words what is not the same."""
+    """Return in words which entries differ."""
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     return "; ".join(f"{name} was {_short(before.get(name))}, now {_short(now.get(name))}" for name in names)
 

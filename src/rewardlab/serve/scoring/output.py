@@ -1,4 +1,4 @@
-"""The rows of the input with their scores, as JSON Lines, CSV or Parquet: the same columns, with the same types."""
+"""Writing of the rows of the input with their scores, as JSON Lines, JSON, CSV or Parquet; columns keep their types."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def format_of(target: Path) -> str:
 
 
 class Output:
-    """An output in one format: looks at the rows before anything is scored, and writes them when all are."""
+    """An output in one format. It looks at all rows before anything is scored, and writes them when all are scored."""
 
     def __init__(self, source: Path, kind: str) -> None:
         self.source = source
@@ -49,7 +49,7 @@ class Output:
             self._schema = None if self.keeps_batches else Schema(source)
 
     def look(self, row: Mapping[str, Any]) -> None:
-        """Take note of the columns of a row. Raises DataError if they do not go together with those before."""
+        """Take note of the columns of a row. Raises DataError if they do not fit those of the rows before."""
         if self._schema is not None:
             self._schema.look(row)
 
@@ -98,7 +98,7 @@ class Output:
 def _text(path: Path, *, packed: bool = False) -> Iterator[io.TextIOWrapper]:
     """Open a text file, gzipped if `packed`; it is on the disk when the block has ended."""
     with path.open("wb") as raw:
-        # Without name and time in the header the same rows give the same bytes.
+        # The header has neither name nor time, so that the same rows give the same bytes.
         stream: Any = gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) if packed else raw
         text = io.TextIOWrapper(stream, encoding="utf-8", errors="backslashreplace", newline="")
         yield text
@@ -121,8 +121,9 @@ def _write_list(path: Path, rows: Iterable[tuple[dict[str, Any], Any]]) -> None:
 class _Lines:
     """Takes rows of a `csv.writer` and ends each with a line feed.
 
-    The csv module quotes a cell with a carriage return or a line feed only if that is part of its own line end, and
-    readers take either of them for the end of a row.
+    The csv module quotes a cell with a carriage return or a line feed only if that character is part of its own line
+    end, while readers take either of them for the end of a row. So the writer gets both as its line end, and this
+    class replaces them.
     """
 
     END: Final = "\r\n"

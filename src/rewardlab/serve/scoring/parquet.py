@@ -1,4 +1,4 @@
-"""The rows of the input with their scores as Parquet: a column has one type, found before anything is scored."""
+"""Writing of the rows with their scores as Parquet. A column has one type, which is found before anything is scored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rewardlab.serve.scoring.rows import ROWS_AT_A_TIME
 AS_TEXT: Final = ("score_errors",)
 """Columns whose mappings are written as JSON texts in Parquet, since their keys differ from row to row."""
 EXACT: Final = 2**53
-"""Whole numbers up to this one are floats exactly."""
+"""Every whole number up to this one has an exact float64."""
 
 
 class Schema:
@@ -29,7 +29,7 @@ class Schema:
         self._waiting: list[Mapping[str, Any]] = []
         self._found: Any = None
         self._large: set[tuple[str, ...]] = set()
-        """Places of whole numbers that a float does not hold, as paths of names."""
+        """Places of whole numbers that float64 does not hold exactly, as paths of names."""
 
     def look(self, row: Mapping[str, Any]) -> None:
         """Take note of the types in a row. Raises DataError if a column has values of types that do not go together."""
@@ -88,7 +88,7 @@ class Schema:
 
 
 def _large_in(values: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    """Yield the places in an Arrow array at which some whole number is not a float exactly."""
+    """Yield the places in an Arrow array at which some whole number has no exact float64."""
     import pyarrow as pa
     import pyarrow.compute
 
@@ -105,7 +105,7 @@ def _large_in(values: Any, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 
 def _is_float_at(kind: Any, path: tuple[str, ...]) -> bool:
-    """Whether an Arrow type has floats at a place that `_large_in` found."""
+    """Return whether an Arrow type has floats at a place that `_large_in` found."""
     import pyarrow as pa
 
     if not path:
@@ -114,7 +114,7 @@ def _is_float_at(kind: Any, path: tuple[str, ...]) -> bool:
 
 
 def require_types(source: Path, found: Any, columns: Columns) -> None:
-    """Raise DataError if rows keep a column of which the picked rows get values of another type."""
+    """Raise DataError if a column of the input has another type than the values that picked rows get in it."""
     import pyarrow as pa
 
     kinds = pa.types
@@ -177,7 +177,7 @@ def write_batches(path: Path, source: Path, columns: Columns, results: Iterable[
         schema = file.schema_arrow
         kept = [one for one in schema if one.name not in (*columns.dropped, *columns.added)]
         asked = [name for name in ("messages", "response", *PICKED) if name in schema.names]
-        # What another library noted about the columns would no longer be true.
+        # Drop the notes of the `datasets` library, which describe the columns of the input and no longer hold.
         notes = {key: value for key, value in (schema.metadata or {}).items() if key != b"huggingface"}
         with _parquet(path, pa.schema([*kept, *_added(columns)], metadata=notes)) as writer:
             for batch in file.iter_batches(batch_size=PARQUET_ROWS):
@@ -185,7 +185,7 @@ def write_batches(path: Path, source: Path, columns: Columns, results: Iterable[
                 own = [result for _, result in together(iter(rows), islice(remaining, len(rows)), source)]
                 added = [columns.values(row, result) for row, result in zip(rows, own, strict=True)]
                 picked = [columns.picks(row, result) for row, result in zip(rows, own, strict=True)]
-                # Rows of which nothing is picked keep theirs.
+                # Rows without a picked reply keep the values that they have.
                 theirs = [name for name in ("response", "response_index") if name in schema.names]
                 added = [
                     one if is_picked else {name: row[name] for name in theirs} | one

@@ -1,4 +1,4 @@
-"""Several processes that score parts of a file, each with a model of its own: on the CPU, or one a GPU."""
+"""Several processes that score parts of a file, each with its own model: on the CPU, or each on its own GPU."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from rewardlab.serve.scoring.rows import Asked
 
 logger = logging.getLogger("rewardlab")
 TRIES: Final = 2
-"""Processes that may end over the same rows before the run does."""
+"""How many processes may die while scoring the same rows before the run ends."""
 FEWER: Final = "Use fewer --processes; 1 scores in this process."
 
 
 class Job:
-    """What a worker does: load the model when it is first asked, and score rows. Sent to it pickled, not yet loaded."""
+    """The job of a worker: load the model when it is first called, and score rows.
+
+    It is pickled and sent to the worker before the model is loaded.
+    """
 
     def __init__(self, model: LocalModel, decided: Mapping[str, Any]) -> None:
         self.model = model
@@ -37,7 +40,7 @@ class Job:
 
 
 class ProcessBackend:
-    """Worker processes. Rows of one that ends are scored by another one."""
+    """Worker processes. If one dies, its rows are scored by another one."""
 
     def __init__(self, model: LocalModel, num_processes: int) -> None:
         """Raises ArtifactError if the folder has no spec that can be read."""
@@ -47,7 +50,7 @@ class ProcessBackend:
         self.bare = self.spec.renderer.joins_texts
         self.num_parts = num_processes
         self.workers: list[Worker] = []
-        """Those that are alive."""
+        """The workers that are alive."""
         self._jobs: dict[Worker, bytes] = {}
         self._loaded: set[Worker] = set()
         self._idle: asyncio.Queue[Worker] = asyncio.Queue()
@@ -76,8 +79,8 @@ class ProcessBackend:
     async def score_rows(self, rows: Sequence[Asked]) -> Answer:
         """Return the scores of rows, computed together by one process, by another one if that ends.
 
-        Raises WorkerDiedError if `TRIES` processes ended over them, or none is left. One that ends while it loads its
-        model does not count as ended over the rows.
+        Raises WorkerDiedError if `TRIES` processes died while scoring these rows, or none is left. A process that dies
+        while it loads its model does not count, since the rows cannot be the cause.
         """
         left = TRIES
         while True:
@@ -103,7 +106,7 @@ class ProcessBackend:
                 return answer
 
     async def _run(self, worker: Worker, rows: Sequence[Asked] | None) -> Any:
-        """Return what a process answers, waiting in a thread. Raises what it raises."""
+        """Return the answer of a process, waiting for it in a thread. Raises what it raises."""
         assert self._threads is not None, "start it first"
         asking = asyncio.get_running_loop().run_in_executor(self._threads, worker.run, self._jobs[worker], rows)
         try:

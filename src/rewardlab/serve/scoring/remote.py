@@ -1,4 +1,4 @@
-"""Rows scored by a server: rewardlab's own, vLLM or SGLang, through the client of this package."""
+"""A backend that asks a server for scores: rewardlab's own, vLLM or SGLang, through the client of this package."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ logger = logging.getLogger("rewardlab")
 PARTS: Final = 4
 """Parts of the rows that are asked for at the same time: enough for the server's batches, and little is lost."""
 ENGINES: Final = {"http": ("rewardlab",), "vllm": ("vllm", "sglang")}
-"""Backend -> engines that it may find at the address."""
+"""`--backend` -> the engines that it accepts at the address."""
 
 
 @runtime_checkable
 class Client(Protocol):
-    """What is needed of `rewardlab.client.AsyncRewardClient`."""
+    """The part of `rewardlab.client.AsyncRewardClient` that is used here."""
 
     url: str
 
@@ -82,7 +82,7 @@ class RemoteBackend:
         )
 
     def tell(self, num_typed: int, num_replies: int, name: str) -> None:
-        """Say nothing: typed control tokens are known to the server alone."""
+        """Log nothing: only the server knows whether control tokens are typed."""
 
     async def close(self) -> None:
         """Close the connections."""

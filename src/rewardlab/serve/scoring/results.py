@@ -1,4 +1,4 @@
-"""What is written of a row: its scores, the causes where there are none, and the best reply."""
+"""The results that are written for a row: its scores, the causes of missing ones, and the best reply."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from rewardlab.serve.scoring.rows import Survey, asks_for_several
 PAIRS: Final = {"score": "scores", "score_error": "score_errors", "score_std": "score_stds"}
 """Columns that scoring writes for one reply -> for several."""
 CUT: Final = "truncated_tokens"
-"""Column with one number for each reply, of rows in which a prompt was cut."""
+"""Column of rows in which a prompt was cut; it has one number for each reply."""
 SHORTENED: Final = "truncated_reply_tokens"
-"""Column with one number for each reply, of rows in which a reply lost its middle. In formats with the same columns in
-every row it is there only where the model's rule is to cut replies, so that all other files stay as they were."""
+"""Column of rows in which a reply lost its middle; it has one number for each reply. Formats with the same columns in
+every row have it only if the model's rule is to cut replies."""
 WRITTEN: Final = (*(name for pair in PAIRS.items() for name in pair), CUT, SHORTENED)
 """Columns that scoring writes; those of an earlier scoring are replaced."""
 PICKED: Final = ("responses", "response_index")
-"""Columns that a row loses of whose replies the best is picked."""
+"""Columns that a row loses when its best reply is picked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What became of a row."""
+    """The scores of a row, or why it has none."""
 
     scores: list[float | None]
-    """What is written, one for each reply; of a row that cannot be scored, a single None."""
+    """The scores that are written, one for each reply; a single None for a row that cannot be scored."""
     raw: list[float | None]
-    """What they were made of. The best reply is found by these: written ones may be equal where these are not, as
-    probabilities near 1 are."""
+    """The raw scores that these were made from. The best reply is chosen by the raw scores: converted ones may be equal
+    where raw ones differ, such as probabilities near 1."""
     truncated_tokens: list[int]
     """Tokens that were cut from the prompt, for each reply."""
     truncated_reply_tokens: list[int]
-    """Tokens that were cut from its middle, for each reply."""
+    """Tokens that were cut from the middle of each reply."""
     causes: Mapping[int, str]
     """Number of a reply -> why it has no score."""
     spread: list[float | None] | None = None
@@ -46,12 +46,12 @@ class Result:
 
     @property
     def is_cut(self) -> bool:
-        """Whether something was cut from the prompt of some reply."""
+        """Return whether something was cut from the prompt of some reply."""
         return any(self.truncated_tokens)
 
     @property
     def is_shortened(self) -> bool:
-        """Whether some reply lost its middle."""
+        """Return whether some reply lost its middle."""
         return any(self.truncated_reply_tokens)
 
     def best(self) -> int | None:
@@ -60,13 +60,13 @@ class Result:
         return max(known, key=lambda number: (self.raw[number], -number), default=None)
 
     def is_tied(self) -> bool:
-        """Whether several replies have the highest score."""
+        """Return whether several replies have the highest score."""
         best = self.best()
         return best is not None and self.raw.count(self.raw[best]) > 1
 
 
 def result_of(outcome: Outcome, convert: Callable[[list[float]], list[float]]) -> Result:
-    """Return what became of a row; `convert` makes what is written of raw scores."""
+    """Return the result of a row; `convert` turns its raw scores into those that are written."""
     if isinstance(outcome, str):
         return Result(
             scores=[None],
@@ -87,7 +87,7 @@ def result_of(outcome: Outcome, convert: Callable[[list[float]], list[float]]) -
 
 
 def with_spread(outcome: Outcome) -> Result:
-    """Return what became of a row that a probe's bootstrap heads have scored."""
+    """Return the result of a row that a probe's bootstrap heads have scored."""
     result = result_of(outcome, list)
     if isinstance(outcome, str):
         return replace(result, spread=[None])
@@ -95,7 +95,7 @@ def with_spread(outcome: Outcome) -> Result:
 
 
 def _number(entry: float | str | list[float], place: int) -> int:
-    """Return a number of tokens in what became of a reply; 0 where none is there."""
+    """Return the number of cut tokens at this place of an entry; 0 if the entry has none there."""
     return int(entry[place]) if isinstance(entry, list) and len(entry) > place else 0
 
 
@@ -104,7 +104,7 @@ class Columns:
     """The columns of an output."""
 
     pick: bool
-    """Whether of several replies only the best one is written."""
+    """Whether only the best of several replies is written."""
     dropped: frozenset[str]
     """Columns of the input that no row keeps."""
     added: tuple[str, ...]
@@ -134,11 +134,11 @@ class Columns:
         return {name: value for name, value in row.items() if name not in dropped}
 
     def picks(self, row: Mapping[str, Any], result: Result) -> bool:
-        """Whether of the replies of a row only the best one is written."""
+        """Return whether only the best reply of this row is written."""
         return self.pick and not result.is_refused and asks_for_several(row)
 
     def values(self, row: Mapping[str, Any], result: Result) -> dict[str, Any]:
-        """Return the columns that a row gets, without those of errors where there is none."""
+        """Return the columns that a row gets; those about errors and cuts only where there are some."""
         errors = {str(number): cause for number, cause in result.causes.items()}
         cut = {CUT: result.truncated_tokens} if result.is_cut else {}
         cut |= {SHORTENED: result.truncated_reply_tokens} if result.is_shortened else {}
@@ -179,7 +179,7 @@ class FileScores:
     tied: int = 0
     """Rows in which several replies have the highest score."""
     first_cause: str | None = field(default=None)
-    """Why the first reply without a score has none."""
+    """The cause for which the first reply without a score has none."""
 
     @property
     def error_fraction(self) -> float:

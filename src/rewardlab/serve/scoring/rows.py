@@ -1,4 +1,4 @@
-"""What a row asks to be scored, and what an input file holds, found before anything is scored."""
+"""Reading of an input: which replies each row asks to be scored, and which columns the file has."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rewardlab.data.readers import read_each_row
 from rewardlab.data.rows import UnusableRowError, is_absent, show
 
 ROWS_AT_A_TIME: Final = 256
-"""Most rows that are scored and kept together: few, so that little is lost if it stops, but enough to fill
+"""Most rows that are scored and kept together: few, so that little is lost in an interruption, but enough to fill
 micro-batches."""
 CHARACTERS_AT_A_TIME: Final = 1_000_000
-"""Characters of replies and prompts after which no further row joins the others, so that long rows are kept sooner."""
+"""A part ends after this many characters of prompts and replies, so that long rows are kept sooner."""
 ROW_NUMBERS: Final = (".json", ".parquet")
-"""Endings of files without lines, of which rows are numbered."""
+"""Endings of files whose messages number rows, since they have no lines."""
 WANTED: Final = "Wanted `messages`, or `prompt` and `response`, or `prompt` and `responses`."
 
 
@@ -41,14 +41,14 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Neighbouring rows that are scored and kept together. Where they begin and end depends on the input alone, so that
-    a run that goes on computes the same rows together as one that was never interrupted."""
+    """Neighbouring rows that are scored and kept together. Where a part begins and ends depends on the input alone, so
+    that a resumed run computes the same rows together as an uninterrupted one, and gets the same scores bit for bit."""
 
     number: int
     first: int
     """Number of its first row, from 0."""
     rows: tuple[Asked | str, ...]
-    """What each row asks, or why it cannot be asked."""
+    """For each row, what it asks, or the reason why it cannot be scored."""
     places: tuple[str, str]
     """Where the first and the last row are: file and line."""
 
@@ -67,7 +67,7 @@ class Survey:
     num_refused: int
     """Rows that cannot be scored."""
     keeps_responses: bool = False
-    """Whether some row has `responses` that it does not ask for."""
+    """Whether some row has `responses` that are not scored, since it also has `messages`."""
 
 
 Look = Callable[[Mapping[str, Any]], None]
@@ -75,18 +75,18 @@ Look = Callable[[Mapping[str, Any]], None]
 
 
 def present(row: Mapping[str, Any], column: str) -> bool:
-    """Whether a row has a value in a column: neither null nor, where a list is wanted, an empty cell."""
+    """Return whether a row has a value in a column: neither null nor, where a list is wanted, an empty cell."""
     value = row.get(column)
     return value is not None if column == "response" else not is_absent(value)
 
 
 def asks_for_several(row: Mapping[str, Any]) -> bool:
-    """Whether a row's replies are its `responses`."""
+    """Return whether a row's replies are its `responses`."""
     return present(row, "responses") and not present(row, "messages")
 
 
 def ask(row: Mapping[str, Any], where: str, *, bare: bool | None) -> Asked:
-    """Return what a row asks to be scored. Of `messages`, `responses` and `response` the first that is there counts.
+    """Return what a row asks to be scored: the first of `messages`, `responses` and `response` that it has.
 
     `bare` says whether the model takes texts without a template, so that a prompt is not split into turns; None where
     that is not known.
@@ -113,9 +113,10 @@ def ask(row: Mapping[str, Any], where: str, *, bare: bool | None) -> Asked:
 
 
 def _prompt(value: Any, *, bare: bool | None) -> str | Conversation:
-    """Return a prompt as it is asked. Raises RenderError or UnusableRowError if it is none."""
+    """Return a prompt, a text as it stands. Raises RenderError or UnusableRowError if it is not a prompt."""
     if not isinstance(value, str):
         return to_messages(value)
+    # Only a check: a backend splits the text itself, since a server may have its own rule.
     if bare is not None:
         prompt_turns(value, bare=bare)
     return value
@@ -129,6 +130,7 @@ def _columns(row: Mapping[str, Any]) -> str:
 
 def require_writable(row: Mapping[str, Any], where: str) -> None:
     """Raise DataError if a row could not be written back as JSON."""
+    # Nearly every row is writable, so try all columns at once before looking for the one at fault.
     if len(row) > 1 and _is_writable(row):
         return
     for name, value in row.items():
@@ -142,7 +144,7 @@ def require_writable(row: Mapping[str, Any], where: str) -> None:
 
 
 def _is_writable(row: Mapping[str, Any]) -> bool:
-    """Whether a row could be written back as JSON, without saying what is wrong."""
+    """Return whether a row could be written back as JSON, without saying what is wrong."""
     try:
         to_json(row, indent=None).encode()
     except (ValueError, TypeError, RecursionError):
@@ -151,10 +153,10 @@ def _is_writable(row: Mapping[str, Any]) -> bool:
 
 
 def survey(source: Path, *, bare: bool | None, refuse: bool, looks: Sequence[Look] = (), as_json: bool) -> Survey:
-    """Read a whole file and return what it holds. `looks` are shown every row that can be read.
+    """Read a whole file and return what it holds. Each of `looks` is called with every row that can be read.
 
-    Raises DataError, naming file and line, if the file cannot be read on or has no rows; and with `refuse` for the
-    first row that cannot be scored, or written as JSON if `as_json`.
+    Raises DataError, naming file and line, if the file becomes unreadable or has no rows; with `refuse`, also for the
+    first row that cannot be scored or, with `as_json`, not be written as JSON.
     """
     num_rows = num_refused = 0
     columns: dict[str, None] = {}
@@ -189,7 +191,7 @@ def survey(source: Path, *, bare: bool | None, refuse: bool, looks: Sequence[Loo
 
 
 def readable(row: Mapping[str, Any] | DataError, where: str, *, as_json: bool) -> Mapping[str, Any]:
-    """Return a row. Raises DataError if it could not be read, or with `as_json` if it cannot be written as JSON."""
+    """Return a row. Raises DataError if it could not be read or, with `as_json`, cannot be written as JSON."""
     if isinstance(row, DataError):
         raise row
     if as_json:
@@ -212,7 +214,7 @@ def writable(row: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str
 
 
 def _cause(error: DataError, source: Path, line: int) -> str:
-    """Return why a row cannot be asked, without the name of the file: the same rows may have another one later."""
+    """Return why a row cannot be scored, without the name of the file, which may have another name on resuming."""
     return (
         f"{'row' if source.suffix in ROW_NUMBERS else 'line'} {line}: {str(error).removeprefix(f'{source}:{line}: ')}"
     )
@@ -221,7 +223,7 @@ def _cause(error: DataError, source: Path, line: int) -> str:
 def parts(source: Path, *, bare: bool | None, as_json: bool) -> Iterator[Part]:
     """Yield the rows of a file in parts, in order, with the cause in place of a row that cannot be scored.
 
-    Raises DataError for a file that cannot be read on.
+    Raises DataError if the file becomes unreadable.
     """
     number = first = characters = 0
     rows: list[Asked | str] = []

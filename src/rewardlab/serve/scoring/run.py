@@ -1,4 +1,4 @@
-"""Score the rows that are not scored yet, part by part, and keep what became of each."""
+"""Score the rows that are not scored yet, part by part, and keep the outcome of each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def score_missing(source: Path, survey: Survey, backend: Backend, journal: Journ
 
 @contextmanager
 def _told_what_is_kept(journal: Journal, survey: Survey) -> Iterator[None]:
-    """Say where the scores are if the block ends early; remove the folder if there are none."""
+    """If the block ends early, log where the scores are kept; remove the folder if there are none."""
     try:
         yield
     except BaseException:
@@ -77,7 +77,7 @@ async def _score(backend: Backend, part: Part) -> Answer | None:
 
 
 async def _keep_some(waiting: dict[asyncio.Task[Answer | None], Part], journal: Journal, update: object) -> None:
-    """Wait until some part is scored, and keep all that are. Raises what went wrong with one, after the others."""
+    """Wait until some part is scored, and keep all finished ones. Raises the error of a part once these are kept."""
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     failed: list[tuple[Part, BaseException]] = []
     for task in sorted(done, key=lambda task: waiting[task].number):

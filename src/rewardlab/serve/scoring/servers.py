@@ -1,4 +1,4 @@
-"""Score the replies in a file by a server of scores, as `score_file` does with a folder."""
+"""Score the replies in a file with a running server, as `score_file` does with a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRUNCATE: Final = {"auto": None, "cut": True, "refuse": False}
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A server of scores, and how it is asked."""
+    """A server that gives scores, and how it is asked."""
 
     url: str
     backend: Literal["http", "vllm"] = "http"
@@ -42,11 +42,11 @@ def score_remotely(server: Server, source: Path, target: Path, settings: ScoreSe
     """Write the rows of `source` to `target` with the scores that a server gives them, as `score_file` does.
 
     Conversations that the server refuses have null and the cause. Raises as `score_file` does; EndpointError if the
-    server is away, or does not give the scores of its model's canaries; what was scored before is kept.
+    server cannot be reached or does not give the scores of its model's canaries. What was scored before is kept.
     """
     require_places(source, target, overwrite=settings.overwrite)
     renderer = read_spec(Path(server.folder)) if server.folder else None
-    # Without a folder `auto` stays, and the client asks the server for the rule of its model.
+    # Without a folder the setting stays `auto`, and the client asks the server for the rule of its model.
     settings = settings if renderer is None else settled(settings, [renderer.renderer])
     from rewardlab.client import AsyncRewardClient
 
@@ -66,6 +66,6 @@ def score_remotely(server: Server, source: Path, target: Path, settings: ScoreSe
         target,
         settings,
         affine=None if renderer is None else renderer.affine,
-        # Of a server's model the rule is not known yet, so a table has room for what it may say.
+        # Without a folder the rule of the model is not known yet, so a table gets the column in any case.
         may_shorten=renderer is None or renderer.renderer.truncation == CUT_MIDDLE,
     )

@@ -1,8 +1,8 @@
-"""What a framework for reinforcement learning would get of an endpoint: the canaries sent as it sends its own samples.
+"""Rewards that a framework for reinforcement learning would get from an endpoint: canaries sent as it sends samples.
 
-Read in their sources: OpenRLHF 3c3be62 (utils/agent.py), verl 1dda039 (experimental/reward_loop/reward_loop.py), slime
-624b824 (rollout/rm_hub). Each is one way of turning a conversation into text and of reading an answer; the policy's
-tokenizer is taken to be the folder's, as a test of the endpoint needs one.
+Sources: OpenRLHF 3c3be62 (utils/agent.py), verl 1dda039 (experimental/reward_loop/reward_loop.py), slime 624b824
+(rollout/rm_hub). Each framework has its own way of turning a conversation into text and of reading an answer. A test of
+the endpoint needs a tokenizer of the policy, so that of the folder is taken.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Way:
 def generated(renderer: Renderer, conversation: Conversation) -> tuple[str, str]:
     """Return (the prompt, the reply) as texts of the policy: its template's prompt, and the reply as it ended it.
 
-    A policy stops at the token that ends its turn. What the template writes behind that token is not generated, so it
-    is in no text that these frameworks send.
+    A policy stops at the token that ends its turn. It does not generate what the template writes behind that token, so
+    none of the texts that these frameworks send has it.
     """
     prompt = renderer.text(conversation[:-1], add_generation_prompt=True)
     whole, ending = renderer.text(conversation), renderer.tokenizer.eos_token or ""
@@ -132,7 +132,7 @@ def ways_of(consumer: str, *, path: str, model: str, engine: str, ending: str = 
         body=lambda text: {"model": model, "input": text, "use_activation": False},
         read=of_classify,
     )
-    # The page on reward loops of verl's documentation shows this body for functions of one's own.
+    # verl's documentation shows this body, on its page about reward loops, for custom reward functions.
     documented = replace(
         own,
         name='verl, a function copied from its documentation ("activation": false)',
@@ -163,7 +163,7 @@ CHANGES: Final[dict[tuple[str, str], str]] = {
     ("verl", "unknown"): "verl renders with the tokenizer's template alone. Take the RewardManager of "
     "rewardlab.rl.verl, which sends messages.",
 }
-"""(consumer, fault) -> what to change on the side of the consumer; otherwise what is to be done in general."""
+"""(consumer, fault) -> what to change on the side of the consumer; other faults get the general advice."""
 CHANGES_OF_OURS: Final[dict[tuple[str, str], str]] = {
     ("verl", "missing_bos"): "verl cuts the BOS off and counts on the engine to add one, and a rewardlab server adds "
     "no token to texts. Take the RewardManager of rewardlab.rl.verl, which sends messages.",
@@ -204,7 +204,8 @@ def verify_as(
     reference = replace(reference, spec=replace(reference.spec, canaries=canaries))
     findings = [_find(wire, way, reference, expected) for way in ways]
     findings = also_stale(findings, digest, reference.digest)
-    # A copied function is a trap worth showing, and not a fault of an endpoint that everything else gets right.
+    # Only the first way, the framework's own, decides: a function copied from its documentation may send a wrong body
+    # to a right endpoint. It is shown as a note.
     faults = () if findings[0].is_right else findings[0].faults
     notes = [_trap(consumer, ways[n], one, engine) for n, one in enumerate(findings) if n and not one.is_right]
     if left_out:
@@ -224,12 +225,12 @@ def verify_as(
 
 
 def _holds(text: str, canary: Canary) -> bool:
-    """Whether the reply of a canary holds a text."""
+    """Return whether the reply of a canary holds a text."""
     return bool(text) and text in canary.messages[-1]["content"]
 
 
 def _find(wire: Wire, way: Way, reference: Reference, expected: str | None) -> Finding:
-    """Return what a framework gets that sends the canaries in this way."""
+    """Return the finding for a framework that sends the canaries in this way."""
     samples = [way.sent(reference.renderer, conversation) for conversation in reference.conversations()]
     heard: Heard = replace(hear(wire, way, "texts", samples), form=way.name)
     if heard.fault == "not_taken":

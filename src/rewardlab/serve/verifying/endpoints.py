@@ -1,6 +1,6 @@
-"""How the canaries are sent to a live endpoint, in the words of each engine, and how its answers are read; no torch.
+"""Sending canaries to a live endpoint in the protocol of its engine, and reading its answers. Imports no torch.
 
-Nothing is retried and nothing is repaired here: a check has to see what every consumer would see.
+Nothing is retried or repaired here: a check has to see what every consumer would see.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class Refusal(Exception):
 
 @runtime_checkable
 class Dialect(Protocol):
-    """The words of an engine."""
+    """The protocol of an engine: its requests and answers."""
 
     @property
     def name(self) -> str:
-        """How the engine is called."""
+        """The engine's name."""
 
     @property
     def forms(self) -> Sequence[str]:
@@ -113,7 +113,7 @@ class Foreign:
             del body["input"], body["add_special_tokens"]
             (body["messages"],) = conversations
         if form == "texts" and "input_ids" in body:
-            # The client sends no texts here, since SGLang adds a BOS to them; a check shows what that does.
+            # The client never sends texts to SGLang, which adds a BOS to them; this check shows what that does.
             body["text"] = body.pop("input_ids")
         return Question(path=self.spoken.path, body=body, num_scores=len(conversations))
 
@@ -138,9 +138,9 @@ class Wire:
     def __init__(
         self, url: str, *, token: str | None = None, timeout_s: float = TIMEOUT_S, whole: bool = False
     ) -> None:
-        """`whole` says that the path of the address is that of a route (`path`), and no prefix of all routes.
+        """`whole` says that the path of the address is that of one route (`path`), not a prefix of all routes.
 
-        Raises ConfigError for an address that is none, and if the package is missing that speaks HTTP.
+        Raises ConfigError for an invalid address, and if the package for HTTP is missing.
         """
         try:
             import httpx2
@@ -158,7 +158,7 @@ class Wire:
         self._errors: Any = httpx2.HTTPError, httpx2.InvalidURL
         self._slow: Any = httpx2.TimeoutException
         self._timeout_s = timeout_s
-        # Settings of a proxy in the environment are for other addresses than the loopback one.
+        # A proxy that the environment names cannot reach the loopback address of this machine.
         self._client = httpx2.Client(headers=headers, timeout=timeout_s, trust_env=not is_local(self.base))
 
     def __enter__(self) -> Wire:
@@ -199,7 +199,7 @@ def _quoted(text: str) -> str:
 
 
 def spec_of(wire: Wire) -> SpecResponse | None:
-    """Return what our own server says of its models, None if it is another engine. Raises EndpointError."""
+    """Return what our own server says about its models; None if it is another engine. Raises EndpointError."""
     try:
         answer = wire.get(SPEC_PATH)
     except Refusal as refusal:
@@ -212,8 +212,8 @@ def spec_of(wire: Wire) -> SpecResponse | None:
 def engine_of(wire: Wire, *, name: str | None = None) -> Dialect:
     """Return the dialect of an engine that is not ours, by the routes that it names in /openapi.json.
 
-    `name` is that of the model, None for the only one. Raises EndpointError if no route gives raw scores, ConfigError
-    if the name has to be given, or is of no model there.
+    `name` is that of the model, None for the only one. Raises EndpointError if no route gives raw scores; ConfigError
+    if a name is needed and not given, or no model has it.
     """
     try:
         routes = offers.routes_in(wire.get("/openapi.json"))

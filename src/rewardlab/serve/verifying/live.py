@@ -1,7 +1,7 @@
-"""Verification that a live endpoint gives the scores that its model was saved with, and the name of what it does wrong.
+"""Verification that a live endpoint gives the scores with which its model was saved, and a name for what it does wrong.
 
-The canaries of the model are sent in every form that the endpoint takes, one conversation a request, and once all
-together. Their references come from a folder or, for our own server, from what it says of its model.
+The canaries of the model are sent in every form that the endpoint takes, one conversation per request, and once all
+together. Their reference scores come from a folder or, for our own server, from what it says about its model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rewardlab.serve.verifying.reference import Reference, reference_of
 DIGEST_SHOWN: Final = 12
 """Characters of a digest that messages show."""
 UNWANTED: Final = (400, 404, 405, 413, 415, 422)
-"""Codes by which an endpoint says that it does not take such a request; others say that it failed."""
+"""Status codes by which an endpoint says that it does not take such a request; others mean that it failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class LiveVerification:
     digest: str = ""
     """Digest of the endpoint's model, where it says one."""
     compared_with: str
-    """What the references are from."""
+    """Where the reference scores come from."""
     findings: tuple[Finding, ...]
     faults: tuple[str, ...] = ()
     """Names of what is wrong, the first of them in the verdict; empty if the scores are right."""
@@ -60,7 +60,7 @@ class LiveVerification:
 
     @property
     def is_right(self) -> bool:
-        """Whether every form gives the scores of the model."""
+        """Return whether every form gives the scores of the model."""
         return not self.faults
 
     def as_dict(self) -> dict[str, Any]:
@@ -104,14 +104,14 @@ class LiveVerification:
 def verify_live(
     wire: Wire, *, folder: Path | None = None, name: str | None = None, precision: str = "auto"
 ) -> LiveVerification:
-    """Send the canaries to a live endpoint and return what its scores tell.
+    """Send the canaries to a live endpoint, compare its scores with the references, and return the verdict.
 
-    `folder` is the model that it is to serve, None to take our own server's word for it. `name` chooses among several
-    models of a server. `precision` is what it is to compute in (`fp32`, `bf16`, `fp16`); with `auto` that is what our
-    own server says, and is found out from the references for other engines.
+    `folder` is the model that it should serve; None compares our own server with what it says about itself. `name`
+    chooses among several models of a server. `precision` is what it should compute in (`fp32`, `bf16`, `fp16`); `auto`
+    takes the precision that our own server names, and finds out that of other engines from the references.
 
-    Raises EndpointError if the endpoint is not there or not understood, ConfigError if a folder is needed and not
-    given or the name is of no model there, ArtifactError if the folder is damaged.
+    Raises EndpointError if the endpoint cannot be reached or understood; ConfigError if a folder is needed and not
+    given, or no model there has the name; ArtifactError if the folder is damaged.
     """
     said = spec_of(wire)
     reference = None if folder is None else reference_of(folder)
@@ -119,7 +119,7 @@ def verify_live(
     if said is None:
         if reference is None:
             raise ConfigError(
-                f"{wire.base}: it is no rewardlab server, so it does not say what its scores are to be. Give the "
+                f"{wire.base}: it is not a rewardlab server, so it does not say what its scores should be. Give the "
                 f"folder that it serves: --model FOLDER."
             )
         dialect, served = engine_of(wire, name=name), None
@@ -168,7 +168,7 @@ def _hear_all(wire: Wire, dialect: Dialect, canaries: Sequence[Canary], referenc
 
 
 def hear(wire: Wire, dialect: Dialect, form: str, conversations: Sequence[Any]) -> Heard:
-    """Return what the endpoint scores conversations in one form: one by one, and token ids once more all together."""
+    """Return the endpoint's scores in one form: each conversation by itself, and token ids also all in one request."""
     scores: list[float] = []
     counts: list[int | None] = []
     refused: list[str] = []
@@ -186,6 +186,7 @@ def hear(wire: Wire, dialect: Dialect, form: str, conversations: Sequence[Any]) 
             return replace(silent, fault="wrong_count", said=f"{len(answer.scores)} scores for one conversation")
         scores += answer.scores
         counts += answer.num_tokens
+    # An endpoint that refuses all does not take this form; one that refuses some takes it and fails for these.
     if refused:
         return replace(silent, fault="refuses" if scores else "not_taken", said=refused[0])
     heard = replace(silent, scores=tuple(scores), num_tokens=tuple(counts))
@@ -216,7 +217,10 @@ def _ask(wire: Wire, dialect: Dialect, form: str, conversations: Sequence[Any]) 
 
 
 def look_again(findings: Sequence[Finding], reference: Reference | None, expected: str | None) -> list[Finding]:
-    """Look once more at scores that fit no fault, with decoys that only the model itself can tell."""
+    """Compare scores that fit no known fault with further decoys, which are computed with the model of the folder.
+
+    This is done only when needed, since it loads the model.
+    """
     if reference is None or all(one.faults != ("unknown",) for one in findings):
         return list(findings)
     canaries = reference.more_decoys()
@@ -233,9 +237,9 @@ def look_again(findings: Sequence[Finding], reference: Reference | None, expecte
 
 
 def also_stale(findings: Sequence[Finding], theirs: str, ours: str | None) -> list[Finding]:
-    """Return findings, those about a model that by its digest is not the one that is meant with that fault.
+    """Return the findings, with the fault `stale_weights` where the digests say that another model is served.
 
-    A digest that is not known tells nothing.
+    If one of the digests is not known, nothing is changed.
     """
     if not (theirs and ours) or theirs == ours:
         return list(findings)
@@ -244,6 +248,7 @@ def also_stale(findings: Sequence[Finding], theirs: str, ours: str | None) -> li
 
 def _also_stale(one: Finding, theirs: str, ours: str) -> Finding:
     said = f"its digest is {theirs[:DIGEST_SHOWN]}, the folder's is {ours[:DIGEST_SHOWN]}"
+    # Another model explains right scores (the two may be too close to tell apart) and these faults; others stay named.
     if one.is_right or set(one.faults) & {"unknown", "stale_weights", "other_template", "other_tokens", "truncates"}:
         return replace(one, faults=("stale_weights",), heard=replace(one.heard, said=said))
     return one

@@ -1,4 +1,4 @@
-"""What a live endpoint is compared with: a reward-model folder, its canaries as text, and more decoys."""
+"""The reference for a live endpoint: a reward-model folder, its canaries as text, and further decoys."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class Reference:
         return [to_messages(canary.messages) for canary in self.spec.canaries]
 
     def texts(self) -> list[str]:
-        """Return the rendered texts of the canaries, as whoever renders for an engine sends them."""
+        """Return the rendered texts of the canaries, as clients that render for an engine send them."""
         return self.renderer.texts(self.conversations())
 
     def more_decoys(self) -> list[Canary]:
-        """Return the canaries with decoys that the spec does not hold, computed by the model, on the CPU in float32.
+        """Return the canaries with decoys that the spec does not hold, computed with the model on the CPU in float32.
 
         `missing_bos` where renderings begin with one, `generation_prompt` where the template has one.
         """
@@ -67,7 +67,7 @@ class Reference:
         ]
 
     def _prompted(self) -> list[list[int]] | None:
-        """Return the tokens of the canaries with the beginning of one more reply; None if the template has none."""
+        """Return the tokens of the canaries followed by the template's generation prompt; None if it has none."""
         try:
             texts = [self.renderer.text(messages, add_generation_prompt=True) for messages in self.conversations()]
         except RenderError:

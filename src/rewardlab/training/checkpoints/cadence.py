@@ -37,11 +37,11 @@ class Keeper:
             prune_after(self._run, step)
 
     def lacks(self, step: int) -> bool:
-        """Whether this step should have a checkpoint and has none."""
+        """Return whether this step should have a checkpoint and has none."""
         return self._config.checkpoints and step != self.kept_step
 
     def is_due(self, step: int) -> bool:
-        """Whether it is time for another checkpoint, by steps or by the clock of any rank."""
+        """Return whether it is time for another checkpoint, by steps or by the clock of any rank."""
         if self._config.checkpoint_every is not None:
             return step % self._config.checkpoint_every == 0
         # Clocks differ between ranks and writing is collective, so the ranks must agree.
@@ -63,7 +63,7 @@ class Keeper:
             prune(self._run, keep=1)
 
     def is_asked_to_stop(self) -> bool:
-        """Whether any rank was asked to stop."""
+        """Return whether any rank was asked to stop."""
         (asked,) = self._ranks.any(bool(self.stops.reason))
         return asked
 

@@ -29,7 +29,7 @@ DRAWN_BY_CONVERSATION: Final = 2
 """The first format of checkpoints in which adapter dropout does not depend on micro-batches."""
 
 PERMISSIONS: Final = ("overwrite", "resume", "reschedule")
-"""Settings of one start of the program, which are no property of the run."""
+"""Settings of one start of the program, which are not properties of the run."""
 PROBED: Final = (
     "special_tokens_in_text",
     "precision",
@@ -308,7 +308,7 @@ def resumed_manifest(now: Mapping[str, Any], run: Interrupted, changes: Sequence
         logger.warning("RESUME: %s", line)
     before, after = run.manifest["provenance"], now["provenance"]
     for what in ("packages", "platform", "python"):
-        # Other versions and machines may round differently, so this is a warning; it is no reason to refuse.
+        # Other versions and machines may round differently, so this is a warning, not a refusal.
         if before.get(what) != after.get(what):
             logger.warning("RESUME: %s: %s, it was %s; equal up to rounding", what, after.get(what), before.get(what))
     if run.checkpoint.format < DRAWN_BY_CONVERSATION and run.config.model.lora and run.config.model.lora_dropout:

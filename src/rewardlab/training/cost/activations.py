@@ -1,4 +1,4 @@
-"""What a step keeps of a device's memory for its backward pass, by the formulas of docs/scaling.md. No torch."""
+"""The memory that a step keeps for its backward pass, by the formulas of docs/scaling.md. Imports no torch."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ They are compared as a whole: for what oneDNN cannot compute, it says `could not
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device or the machine has no memory left."""
+    """Return whether an error says that the device or the machine has no memory left."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     if not isinstance(error, RuntimeError):

@@ -56,7 +56,8 @@ class LossScale:
         return True
 
     def is_too_large(self, ranks: Ranks, grad_norm: float, *, in_float32: Iterable[float]) -> bool:
-        """Whether the gradients of a step, on any rank, overflowed float16 though its float32 numbers are finite.
+        """Return whether the gradients of a step, on any rank, overflowed float16 though its float32 numbers are
+        finite.
 
         The numbers in float32 are its losses and the head's gradient norm. If so, the scale has been halved and the
         step has to be computed again. False also if halving cannot help. Every rank calls it.

@@ -1,4 +1,4 @@
-"""What a Trainer is handed: two partners that know the task, what changes the weights, and the machine.
+"""The arguments of a Trainer: two partners that know the task, what changes the weights, and the machine.
 
 `Steps` makes micro-batches, their cost and their loss; `Judge` evaluates the model and writes it to the run folder.
 reward_trainer.py has those for reward models.
@@ -27,7 +27,7 @@ MicroBatch = TypeVar("MicroBatch")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a run computes on, who observes it and who may stop it."""
+    """The ranks and the device of a run, its observers, and the requests that may stop it."""
 
     peak: Peak | None = None
     """The peak of all ranks together, against which utilisation is measured."""
@@ -36,14 +36,14 @@ class Machine:
     stops: StopRequests = field(default_factory=StopRequests)
     """Asked between steps whether the run should end."""
     observers: Observers = field(default_factory=Observers)
-    """Told what happens. Whoever made them closes them."""
+    """These receive what happens in a run. The code that made them closes them."""
     batch_timeout_s: float = MonitorConfig.batch_timeout_s
     """Seconds that a step may wait for its plan, which is read from disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
-    """What changes the weights."""
+    """The parts that change the weights."""
 
     optimizer: torch.optim.Optimizer
     """The learning rate of its first parameter group is the one that is logged."""
@@ -61,7 +61,7 @@ class Steps(Protocol[MicroBatch]):
 
     @property
     def in_float16(self) -> bool:
-        """Whether gradients are computed in float16, so that the loss has to be scaled."""
+        """Return whether gradients are computed in float16, so that the loss has to be scaled."""
 
     def plan(self, step: int, budget: int) -> list[MicroBatch]:
         """Return this rank's micro-batches of step `step` (from 0), at most `budget` tokens each.
@@ -108,7 +108,7 @@ class Judge(Protocol):
         """Evaluate the model as it is after `step`, at most `budget` tokens at a time, and record the result."""
 
     def best_is_due(self, step: int) -> bool:
-        """Whether the model after `step` is the best so far and is not yet saved as such."""
+        """Return whether the model after `step` is the best so far and is not yet saved as such."""
 
     def save_best(self, step: int) -> None:
         """Write the model as it is now to `best/`."""

@@ -54,7 +54,7 @@ class Computed:
 
     @property
     def is_finite(self) -> bool:
-        """Whether all losses and the gradient norm are finite, so that the weights may be updated."""
+        """Return whether all losses and the gradient norm are finite, so that the weights may be updated."""
         return all(map(math.isfinite, [*self.losses, self.grad_norm]))
 
 

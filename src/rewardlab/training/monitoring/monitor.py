@@ -73,7 +73,7 @@ class HealthWatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """Who watches a run, and what they have seen. Only the first rank watches; the others have an empty one."""
+    """The monitors of a run, and what they have seen. Only the first rank has them; the others have an empty watch."""
 
     observers: Observers = field(default_factory=Observers)
     health: HealthWatch | None = None

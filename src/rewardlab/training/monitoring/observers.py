@@ -39,7 +39,7 @@ class Cadence:
     """Steps between evaluations, which is when summaries are logged."""
 
     def is_due(self, step: int) -> bool:
-        """Whether an evaluation follows this step."""
+        """Return whether an evaluation follows this step."""
         return step % self.every == 0 or step == self.num_steps
 
     def label(self, step: int) -> str:

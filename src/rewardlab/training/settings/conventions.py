@@ -193,5 +193,5 @@ def settle_reading(
 
 def _has_messages(row: Mapping[str, object]) -> bool:
     lists = [value for value in row.values() if isinstance(value, (list, tuple)) and value]
-    # Not any mapping: those of `comparisons` are no turns.
+    # Look for the keys of turns: the mappings of `comparisons` are not turns.
     return any(isinstance(value[0], Mapping) and not {"role", "from"}.isdisjoint(value[0]) for value in lists)

@@ -153,7 +153,7 @@ def fill(given: Mapping[str, object]) -> dict[str, object]:
 
 
 def _said_otherwise(name: str, given: Mapping[str, object], preset: Preset) -> bool:
-    """Whether other given settings decide the same thing: epochs instead of steps, say."""
+    """Return whether other given settings decide the same thing: epochs instead of steps, say."""
     # The learning rate of a preset is for adapters or for all weights, so it is left out where the other one trains.
     if name == "lr":
         return "lora" in given and given["lora"] != preset.settings["lora"]

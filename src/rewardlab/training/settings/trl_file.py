@@ -66,7 +66,7 @@ def show(value: object) -> str:
 
 
 def is_trl_file(values: Values, ours: Sequence[str]) -> bool:
-    """Whether a file is TRL's: it has a key that TRL knows and we do not."""
+    """Return whether a file is TRL's: it has a key that TRL knows and we do not."""
     return any(key in KEYS and key not in ours for key in values)
 
 
