@@ -35,9 +35,9 @@ from rewardlab.core.files import write_json
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.chat import load_tokenizer
 from rewardlab.data.groups import Datasets
-from rewardlab.data.loader import batch_of_step, tokenize, weigh
 from rewardlab.data.synthetic import generate
 from rewardlab.data.templates import build_renderer
+from rewardlab.data.token_report import batch_of_step, tokenize, weigh
 from rewardlab.model import lora
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config

@@ -38,8 +38,8 @@ from rewardlab.model.load import (
     read_config,
     wrap,
 )
-from rewardlab.model.parts import Division, fill_head, outline_of, places_in
 from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout
+from rewardlab.model.sharded_weights import Division, fill_head, outline_of, places_in
 from rewardlab.score import Scorer
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.roots import RULES, Keys, Numbers, Texts, find_roots
+from rewardlab.data.splits import RULES, Keys, Numbers, Texts, find_roots
 from rewardlab.data.store import TokenStore
 
 

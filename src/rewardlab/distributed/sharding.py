@@ -31,8 +31,8 @@ from rewardlab.core.terminal import visible_message
 from rewardlab.distributed.ranks import ALONE, Parallel, Ranks
 from rewardlab.model.half import HalfWeights, RoundedParts
 from rewardlab.model.layers import decoder_layers
-from rewardlab.model.parts import drop_gathered
 from rewardlab.model.reward import RewardModel
+from rewardlab.model.sharded_weights import drop_gathered
 
 logger = logging.getLogger("rewardlab")
 Sharding = Literal["full", "hybrid", "none"]

@@ -21,8 +21,8 @@ from rewardlab.core.run_folder import SPEC_SUM, claim_evaluation, clear_evaluati
 from rewardlab.core.spec import CalibrationSpec, read_spec
 from rewardlab.core.types import Estimate
 from rewardlab.data.groups import Groups
-from rewardlab.data.roots import count_shared_roots, hold_out
 from rewardlab.data.sources import SourceReport
+from rewardlab.data.splits import count_shared_roots, hold_out
 from rewardlab.evaluation.config import CalibrateConfig
 from rewardlab.evaluation.evaluate import judge, read_groups, write_evaluation
 from rewardlab.evaluation.saved import SavedModel
@@ -43,7 +43,7 @@ class CalibrationResult:
     rule: str | None
     """How prompts were divided (`roots.RULES`); None where other data were named."""
     shared_roots: int
-    """Conversations (`data.roots`) of which rows are in both parts, which flatters the calibration."""
+    """Conversations (`data.splits`) of which rows are in both parts, which flatters the calibration."""
     stored: bool
 
 

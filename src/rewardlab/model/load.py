@@ -27,10 +27,19 @@ from rewardlab.model.files import ADAPTER_CONFIG, CONFIG, DAMAGED_BASE, require_
 from rewardlab.model.half import line_about_others
 from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
 from rewardlab.model.outline import Originals, Outline, Place
-from rewardlab.model.parts import Division, drop_gathered, fill, fill_head, outline_of, places_in, standing_in, worst
 from rewardlab.model.quantization import loading_options, prepare_quantized
 from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout, RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak, measured_again
+from rewardlab.model.sharded_weights import (
+    Division,
+    drop_gathered,
+    fill,
+    fill_head,
+    outline_of,
+    places_in,
+    standing_in,
+    worst,
+)
 from rewardlab.model.trainable import choose_trainable, half_frozen, parameters_line
 
 SEQUENCE_CLASSIFIER: Final = "ForSequenceClassification"

@@ -22,10 +22,10 @@ from rewardlab.core.errors import ModelError
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.dropout import ConversationDropout, Draws
 from rewardlab.model.frozen import is_held_half
-from rewardlab.model.parts import Weight, drop_gathered, whole_of
 from rewardlab.model.quantization import far_from, is_quantized, weight_shape
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, disk_name
 from rewardlab.model.rounding import round_weights
+from rewardlab.model.sharded_weights import Weight, drop_gathered, whole_of
 
 ADAPTER: Final = "default"
 PEFT_PREFIX: Final = "base_model.model."

@@ -1,6 +1,6 @@
 """Fits heads on frozen states, cross-validates and bootstraps them, and computes their learning curve.
 
-Whole roots are held out and drawn: all training prompts that belong together (see `rewardlab.data.roots`).
+Whole roots are held out and drawn: all training prompts that belong together (see `rewardlab.data.splits`).
 
 Legend: R replies, C comparisons, W hidden width, F fitted features, B heads.
 """

@@ -19,8 +19,8 @@ from rewardlab.artifact.save import verify_in_clean_process
 from rewardlab.core.signals import StopRequests
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Preference
+from rewardlab.data.dataset_names import Given, given_rows
 from rewardlab.data.groups import Datasets
-from rewardlab.data.named import Given, given_rows
 from rewardlab.data.pack import largest_cost
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import Parts, joined_ranks, parts_of, share
@@ -38,8 +38,8 @@ from rewardlab.model.reward import RewardModel
 from rewardlab.model.trainable import parameter_counts
 from rewardlab.score import Scorer
 from rewardlab.training.budget import DEFAULT, choose_budget
+from rewardlab.training.checkpoints.model_folders import Saver
 from rewardlab.training.checkpoints.resume import frozen_fingerprint
-from rewardlab.training.checkpoints.saving import Saver
 from rewardlab.training.closing_card import card_of_chosen
 from rewardlab.training.cost.flops import linear_shapes
 from rewardlab.training.cost.peak_flops import peak_of

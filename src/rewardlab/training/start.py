@@ -25,12 +25,12 @@ from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, hold
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
+from rewardlab.data.dataset_names import NOTHING, Given, first_rows_of
 from rewardlab.data.groups import Datasets, Groups
-from rewardlab.data.loader import TokenReport, steps_per_epoch
-from rewardlab.data.named import NOTHING, Given, first_rows_of
 from rewardlab.data.pack import require_fit
 from rewardlab.data.prepare import Prepared, draw, load_data, token_groups
 from rewardlab.data.readers import fingerprint
+from rewardlab.data.token_report import TokenReport, steps_per_epoch
 from rewardlab.data.weights import without_weights
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import device_of_rank

@@ -1,6 +1,6 @@
 """Decide which rows must stay together, and to which split each group goes.
 
-A group is what must stay together: rows of one root (see `data.roots`), and rows whose prompts are near duplicates. The
+A group is what must stay together: rows of one root (`data.splits`), and rows whose prompts are near duplicates. The
 group's first turn with the smallest hash, together with the seed, decides its split, so that neither the order of the
 rows nor the other groups matter: rows that are added later move only the groups that they join.
 """
@@ -19,7 +19,7 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.types import Preference
 from rewardlab.curation.files.reading import Mask, Numbers
 from rewardlab.curation.near import Signatures, near_groups, signatures
-from rewardlab.data.roots import Keys, Texts, find_roots
+from rewardlab.data.splits import Keys, Texts, find_roots
 
 logger = logging.getLogger("rewardlab")
 FAR: Final = 0.25

@@ -18,8 +18,8 @@ from rewardlab.core.run_folder import saved_step, saved_steps
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, origin
-from rewardlab.data.loader import batch_of_step, steps_per_epoch
 from rewardlab.data.pack import largest_cost, plan_micro_batches
+from rewardlab.data.token_report import batch_of_step, steps_per_epoch
 from rewardlab.distributed.ranks import Parallel, Ranks
 from rewardlab.evaluation.evaluate import (
     EvalResult,
