@@ -34,10 +34,11 @@ from rewardlab.artifact.save import choose_pad
 from rewardlab.core.files import write_json
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.chat import load_tokenizer
-from rewardlab.data.groups import Datasets
+from rewardlab.data.groups import Datasets, weigh
+from rewardlab.data.step_order import batch_of_step
 from rewardlab.data.synthetic import generate
 from rewardlab.data.templates import build_renderer
-from rewardlab.data.token_report import batch_of_step, tokenize, weigh
+from rewardlab.data.token_report import tokenize
 from rewardlab.model import lora
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config

@@ -16,8 +16,8 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.pending import Pending
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, Part, origin
+from rewardlab.data.step_order import batch_of_step
 from rewardlab.data.store import StoreWriter, open_store
-from rewardlab.data.token_report import batch_of_step
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.settings.config import MonitorConfig, RewardTrainerConfig

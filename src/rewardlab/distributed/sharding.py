@@ -326,7 +326,7 @@ class _Sharded(Parallel):
     def drop_gathered(self) -> None:
         drop_gathered(self._root)
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+    def finish_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Restore the weights as they were before stochastic rounding; FSDP has already summed the gradients."""
         if self._root.half_weights is not None:
             self._root.half_weights.restore()
@@ -335,7 +335,7 @@ class _Sharded(Parallel):
 class _Replicated(Parallel):
     """A whole model on every rank."""
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+    def finish_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add gradients up over the ranks, a bucket at a time.
 
         A parameter without a gradient on this rank, such as an expert that no token visited, adds zeros.

@@ -30,7 +30,8 @@ from rewardlab.data.groups import Datasets, Groups
 from rewardlab.data.pack import require_fit
 from rewardlab.data.prepare import Prepared, draw, load_data, token_groups
 from rewardlab.data.readers import fingerprint
-from rewardlab.data.token_report import TokenReport, steps_per_epoch
+from rewardlab.data.step_order import steps_per_epoch
+from rewardlab.data.token_report import TokenReport
 from rewardlab.data.weights import without_weights
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import device_of_rank

@@ -20,8 +20,7 @@ from transformers import AutoModelForSequenceClassification
 
 from conftest import CONFIGS, arithmetic, make_groups, make_model, make_tokenizer, write_pairs
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.groups import Datasets
-from rewardlab.data.token_report import weigh
+from rewardlab.data.groups import Datasets, weigh
 from rewardlab.model.reward import disk_state
 from rewardlab.training.loop.reward_trainer import reward_trainer
 from rewardlab.training.monitoring.records import Records

@@ -19,7 +19,7 @@ from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, origin
 from rewardlab.data.pack import largest_cost, plan_micro_batches
-from rewardlab.data.token_report import batch_of_step, steps_per_epoch
+from rewardlab.data.step_order import batch_of_step, steps_per_epoch
 from rewardlab.distributed.ranks import Parallel, Ranks
 from rewardlab.evaluation.evaluate import (
     EvalResult,
@@ -52,7 +52,7 @@ Save = Callable[[Path, int], None]
 
 
 class RewardSteps:
-    """Makes steps of TokenGroups whose comparisons carry their weights (see data.loader.weigh)."""
+    """Makes steps of TokenGroups whose comparisons carry their weights (see data.groups.weigh)."""
 
     def __init__(
         self, config: RewardTrainerConfig, model: RewardModel, train: Sequence[TokenGroup], ranks: Ranks

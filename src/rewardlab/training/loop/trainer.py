@@ -213,7 +213,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
                 self._begin_plan(self.step + 1)
             own = accumulated.fetch()
             in_float32 = [*own.losses, own.head_grad_norm]
-            if not self.loss_scale.is_too_large(self.ranks, own.grad_norm, in_float32=in_float32):
+            if not self.loss_scale.halve_if_too_large(self.ranks, own.grad_norm, in_float32=in_float32):
                 break
             self.optimizer.zero_grad(set_to_none=True)
             self.log.note_loss_scale(self.step + 1, self.loss_scale.value)
@@ -290,7 +290,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
             self.steps.require_gradients()
             self._gradients_checked = True
         trainable = self._trainable()
-        self.parallel.sum_gradients(trainable)
+        self.parallel.finish_gradients(trainable)
         if self.loss_scale.value != 1:
             # Unscaled before the norm is taken, so that the clipping threshold and the logged norm do not depend on the
             # scale.
