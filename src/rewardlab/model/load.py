@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from rewardlab.core.errors import ModelError
 from rewardlab.core.schema import read_object
+from rewardlab.core.types import Log
 from rewardlab.model import attention
 from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import apply_compute, choose_compute
@@ -48,7 +49,6 @@ MAX_DISTANCE: Final = 1e-4
 MAX_DISTANCE_HALF: Final = 0.5
 """Largest allowed difference between the scores of the real model's packed and padded layouts, relative to
 max(1, |score|), in float32 and in half precision. It leaves room for the rounding of many layers and for no more."""
-Log = Callable[[str], None]
 
 
 _WANTED: Final = "Give a hub name, a folder with config.json and weights, or smollm2-135m-instruct."

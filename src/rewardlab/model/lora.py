@@ -197,19 +197,6 @@ def measure_lengths(model: RewardModel, originals: Mapping[str, Tensor]) -> None
             lengths.weight.data = length_O.detach()
 
 
-def merged_state(model: RewardModel) -> dict[str, Tensor]:
-    """Return the state dict with adapters merged into their layers in float32, under the names of the bare model.
-
-    Raises ModelError if the base model's files have changed, as `merged_weights` does.
-    """
-    state: dict[str, Tensor] = {}
-    for name, weight in merged_weights(model).items():
-        tensor = weight.whole(True)
-        assert tensor is not None
-        state[name] = tensor
-    return state
-
-
 def merged_weights(model: RewardModel, *, wanted: bool = True) -> dict[str, Weight]:
     """Return every weight, with adapters merged into its layer in float32, under the names of the bare model.
 
