@@ -50,7 +50,11 @@ BUCKET_BYTES: Final = 256 << 20
 Gradients are copied into one flat tensor each time, so this is also the extra memory that the all-reduce takes.
 """
 _meshes: Final[list[DeviceMesh]] = []
-"""Device meshes made since the ranks joined; `_leave` empties them."""
+"""Device meshes made since the ranks joined; `_leave` empties them.
+
+Of the process, as the process groups of torch.distributed are, which meshes keep alive: they have to end with the
+process group, and by then the `Parts` that made them may be gone.
+"""
 
 
 def device_of_rank() -> torch.device:

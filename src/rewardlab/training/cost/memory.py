@@ -64,7 +64,10 @@ def release_cached(device: torch.device) -> None:
 
 
 _TAKEN: Final[dict[torch.device, int]] = {}
-"""The largest peak of each device that `take_peak` saw; the counters of torch are reset there."""
+"""The largest peak of each device that `take_peak` saw; the counters of torch are reset there.
+
+Of the process, as torch's counters are: whoever resets them takes the peak away from everybody who asks for it later.
+"""
 
 
 def peak_memory(device: torch.device) -> int:
