@@ -42,7 +42,7 @@ from rewardlab.training.checkpoints.model_folders import Saver
 from rewardlab.training.checkpoints.resume import frozen_fingerprint
 from rewardlab.training.closing_card import card_of_chosen
 from rewardlab.training.cost.flops import linear_shapes
-from rewardlab.training.cost.peak_flops import peak_of
+from rewardlab.training.cost.peak_flops import peak_flops_of
 from rewardlab.training.loop.partners import Machine
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 from rewardlab.training.monitoring.monitor import Watch, watch_run
@@ -183,12 +183,12 @@ def _train(
     require_range(model, ready.base.renderer)
     config = _settle_budget(config, model, ready.data)
     looked_up = LookedUp(config, model, ready.data, ready.test) if config.model.cache_states else None
-    peak = peak_of(ready.device, model.compute_dtype, linear_shapes(model), count=ranks.size)
-    logger.info("peak: %s", peak.line())
+    peak_flops = peak_flops_of(ready.device, model.compute_dtype, linear_shapes(model), count=ranks.size)
+    logger.info("peak: %s", peak_flops.line())
     # Checkpoints hold only weights that train, so resuming compares the frozen ones by this.
     fingerprint = frozen_fingerprint(model)
     ready = replace(ready, config=config, facts={**ready.facts, "parameters": parameter_counts(model)})
-    ranks.by_first(lambda: write_run_start(ready, fingerprint, peak))
+    ranks.by_first(lambda: write_run_start(ready, fingerprint, peak_flops))
     saver = Saver(config, ready.base, model, ranks, division)
 
     def save(folder: Path, step: int) -> None:
@@ -207,7 +207,7 @@ def _train(
         num_steps=config.run.steps,
         records=Records(config.run.output_dir, writes=ranks.is_first),
         save=save,
-        machine=Machine(peak=peak, parallel=parallel, stops=stops),
+        machine=Machine(peak_flops=peak_flops, parallel=parallel, stops=stops),
         observers=watch.observers,
     )
     started = time.perf_counter()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -36,10 +36,12 @@ from rewardlab.report.tables import format_estimate
 from rewardlab.training.cost.flops import shape_of, work_of, work_of_head
 from rewardlab.training.cost.throughput import Throughput, Work
 from rewardlab.training.loop import losses
+from rewardlab.training.loop.failures import Nouns
 from rewardlab.training.loop.optimizer import build_optimizer
 from rewardlab.training.loop.partners import Machine, Update
 from rewardlab.training.loop.schedule import build_schedule
 from rewardlab.training.loop.selection import Selection, selection_of
+from rewardlab.training.loop.tally import PreferenceTally
 from rewardlab.training.loop.totals import StepTotals
 from rewardlab.training.loop.trainer import Trainer
 from rewardlab.training.monitoring.observers import Observers
@@ -53,6 +55,9 @@ Save = Callable[[Path, int], None]
 
 class RewardSteps:
     """Makes steps of TokenGroups whose comparisons carry their weights (see data.groups.weigh)."""
+
+    tally: Final = PreferenceTally()
+    nouns: Final = Nouns(weighed="comparisons", whole="preference")
 
     def __init__(
         self, config: RewardTrainerConfig, model: RewardModel, train: Sequence[TokenGroup], ranks: Ranks
