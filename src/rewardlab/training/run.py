@@ -220,17 +220,12 @@ def _train(
             watch.resume(trainer.records.rows)
         trainer.fit()
         trainer.heed_late_signal()
-    seconds, speed = time.perf_counter() - started, trainer.speed()
+    trained = _Trained(
+        trainer=trainer, test_baseline=test_baseline, seconds=time.perf_counter() - started, speed=trainer.speed()
+    )
     # The chosen model is loaded again below, and may not fit beside the one that trained.
     trainer.release()
-    result = _finish(config, trainer, ready, seconds, ranks, division, looked_up)
-    if result.live is not None:
-        watch.judge_live(result.live)
-    if result.card is not None:
-        watch.judge_precisions(result.card)
-    return replace(
-        result, test_baseline=test_baseline, baselines=ready.baselines, speed=speed, warnings=tuple(watch.signs)
-    )
+    return _finish(trained, ready, watch, ranks, division, looked_up)
 
 
 def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Ready, ranks: Ranks) -> EvalResult | None:
@@ -278,16 +273,21 @@ def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datase
     return config.replace(micro_token_budget=choice.budget)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Trained:
+    """A run whose steps are done; the model that trained has been released."""
+
+    trainer: RewardTrainer
+    test_baseline: EvalResult | None
+    seconds: float
+    speed: str
+
+
 def _finish(
-    config: RewardTrainerConfig,
-    trainer: RewardTrainer,
-    ready: Ready,
-    seconds: float,
-    ranks: Ranks,
-    parts: Parts | None,
-    looked_up: LookedUp | None,
+    trained: _Trained, ready: Ready, watch: Watch, ranks: Ranks, parts: Parts | None, looked_up: LookedUp | None
 ) -> TrainResult:
-    """Verify the chosen model in a clean process, and evaluate it on the test data, once."""
+    """Verify the chosen model in a clean process, evaluate it on the test data, once, and compose the result."""
+    config, trainer = ready.config, trained.trainer
     last = config.run.output_dir / f"step_{trainer.step}"
     best = config.run.output_dir / "best" if trainer.judge.best_step is not None else None
     if trainer.judge.baseline is not None and best is None:
@@ -300,6 +300,10 @@ def _finish(
     ranks.by_first(lambda: verify_in_clean_process(chosen))
     logger.info("verified %s in a clean process", chosen)
     judged = _judge_chosen(config, trainer, ready, chosen, ranks, parts, looked_up)
+    if judged.live is not None:
+        watch.judge_live(judged.live)
+    if judged.card is not None:
+        watch.judge_precisions(judged.card)
     return TrainResult(
         output_dir=config.run.output_dir,
         best=best,
@@ -308,15 +312,15 @@ def _finish(
         last_step=trainer.step,
         baseline=trainer.judge.baseline,
         selected=judged.selected,
-        test_baseline=None,
+        test_baseline=trained.test_baseline,
         test=judged.test,
-        baselines={},
+        baselines=ready.baselines,
         computed_in=_computed_in(config, read_spec(chosen).save_dtype),
         card=judged.card,
         live=judged.live,
-        train_seconds=seconds,
-        speed="",
-        warnings=(),
+        train_seconds=trained.seconds,
+        speed=trained.speed,
+        warnings=tuple(watch.signs),
     )
 
 
