@@ -217,3 +217,14 @@ def test_the_names_of_an_api_are_those_that_type_checkers_see(package: str) -> N
     seen = {name.asname: f"{node.module}" for node in imports for name in node.names if name.asname == name.name}
     assert seen == {name: f"rewardlab.{home}" for name, home in module._HOME.items()}
     assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_the_version_is_that_of_the_newest_release_in_the_changelog() -> None:
+    headings = re.findall(
+        r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert headings[0] == ("Unreleased", ""), "what comes next has a section"
+    released = [(tuple(map(int, number.split("."))), date) for number, date in headings[1:]]
+    assert released == sorted(released, reverse=True), "newest first"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == headings[1][0]
