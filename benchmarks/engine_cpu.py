@@ -24,7 +24,7 @@ from harness import machine, ours, random_model, results, timing
 from harness.tiny import byte_tokenizer
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
-from rewardlab.client.protocol import ScoreRequest, request_of
+from rewardlab.client.protocol import ScoreRequest
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
 from rewardlab.model import attention
@@ -78,7 +78,7 @@ def requests_of(options: argparse.Namespace) -> list[ScoreRequest]:
         for _ in range(options.requests)
     ]
     draw.shuffle(asked)
-    return [request_of(one) for one in asked]
+    return [ScoreRequest.model_validate(one) for one in asked]
 
 
 class Variants:
@@ -110,7 +110,8 @@ class Variants:
         return {"tokens": float(tokens)}
 
     def _ask(self, name: str, engine: LocalEngine, *, at_once: bool) -> Mapping[str, float]:
-        engine.clear_cache()
+        # The engine's own thread forgets the prompts that it keeps, so that every repeat computes all of them.
+        engine._batcher.call(engine._cache.clear).result()
         before = engine.stats().computed_tokens
         if at_once:
             waiting = [engine.submit(engine.prepare(request)) for request in self.requests]

@@ -18,8 +18,8 @@ from harness.gpu_runs import DATA, MODELS, PAIRS, scaled
 from harness.random_model import build, config_folder, random_weights
 from rewardlab.model.load import disk_class_of, read_config, resolve_precision
 from rewardlab.model.reward import disk_name
-from rewardlab.training.cost.peak_flops import makers_peak
-from rewardlab.training.cost.throughput import Peak
+from rewardlab.training.cost.peak_flops import makers_peak_flops
+from rewardlab.training.cost.throughput import PeakFlops
 from rewardlab.training.loop.reward_trainer import RewardTrainer
 from rewardlab.training.settings.config import RewardTrainerConfig
 
@@ -266,12 +266,12 @@ def run_cell(name: str, options: argparse.Namespace, work: Path, end: float) -> 
     }
 
 
-def mfu_peak(given: float | None, device: torch.device, precision: str, measured: machine.Peak) -> Peak:
+def mfu_peak(given: float | None, device: torch.device, precision: str, measured: machine.Peak) -> PeakFlops:
     """What MFU is over: the TF/s given, else the maker's number in this arithmetic, else what was measured."""
     if given is not None:
-        return Peak(flops=given * 1e12, source="--peak-tflops")
+        return PeakFlops(flops=given * 1e12, source="--peak-tflops")
     shape = "×".join(map(str, measured.shape))
-    return makers_peak(device, machine.PRECISION[precision]) or Peak(
+    return makers_peak_flops(device, machine.PRECISION[precision]) or PeakFlops(
         flops=measured.gflops * 1e9, source=f"measured, {precision} matmul of {shape}"
     )
 
@@ -348,7 +348,7 @@ def page_of(cells: Sequence[Mapping[str, Any]], options: argparse.Namespace) -> 
         results.micro_batches({label: facts for cell in cells for label, facts in cell["variants"].items()}),
         "",
         "MFU is useful model FLOPs (no padding, nothing computed twice) over "
-        + "; ".join(dict.fromkeys(Peak(**cell["mfu_peak"]).line() for cell in cells))
+        + "; ".join(dict.fromkeys(PeakFlops(**cell["mfu_peak"]).line() for cell in cells))
         + ". Measured matmul, best of the model's shapes: "
         + ", ".join(f"{cell['cell']} {cell['matmul_peak']['gflops'] / 1000:.0f} TF/s" for cell in cells)
         + ". Memory: the variant's weights, gradients, optimiser and activations, as allocated.",

@@ -34,14 +34,15 @@ from rewardlab.artifact.save import choose_pad
 from rewardlab.core.files import write_json
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.chat import load_tokenizer
-from rewardlab.data.groups import Datasets
-from rewardlab.data.loader import batch_of_step, tokenize, weigh
+from rewardlab.data.groups import Datasets, weigh
+from rewardlab.data.step_order import batch_of_step
 from rewardlab.data.synthetic import generate
 from rewardlab.data.templates import build_renderer
+from rewardlab.data.token_report import tokenize
 from rewardlab.model import lora
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config
-from rewardlab.model.reward import RewardModel, disk_state
+from rewardlab.model.reward import RewardModel, disk_name
 from rewardlab.training.loop.reward_trainer import reward_trainer
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.settings.config import RewardTrainerConfig
@@ -158,7 +159,7 @@ def trained_weights(model: RewardModel) -> dict[str, Tensor]:
     if lora.has_adapters(model):
         state = adapter_state(model)
     else:
-        state = disk_state(model.state_dict(), model.disk_class)
+        state = {disk_name(name, model.disk_class): tensor for name, tensor in model.state_dict().items()}
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 

@@ -33,7 +33,7 @@ from rewardlab.experiments.study import open_study
 from rewardlab.gold.checking.config import CheckConfig
 from rewardlab.gold.checking.run import check
 from rewardlab.gold.files.rows import read_gold_rows
-from rewardlab.gold.kept import Kept
+from rewardlab.gold.kept_results import Kept
 from rewardlab.gold.pipeline import plan as gold_plan
 from rewardlab.gold.stage import Place, changed_file, read_manifest
 from rewardlab.rl.audit.heldout import read_heldout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import shutil
@@ -15,8 +16,6 @@ import grimp
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-
-import rewardlab
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "src/rewardlab/"
@@ -209,10 +208,23 @@ def test_the_table_of_rooms_has_the_imports_of_the_code() -> None:
     assert {room.strip(" `"): set(re.findall(r"`(\w+)`", rooms)) for room, rooms in rows} == imports_of_rooms()
 
 
-def test_the_names_of_the_api_are_those_that_type_checkers_see() -> None:
-    tree = ast.parse((ROOT / PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("package", ["rewardlab", "rewardlab.client", "rewardlab.rl"])
+def test_the_names_of_an_api_are_those_that_type_checkers_see(package: str) -> None:
+    module = importlib.import_module(package)
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
     (block,) = [node for node in tree.body if isinstance(node, ast.If)]
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
     seen = {name.asname: f"{node.module}" for node in imports for name in node.names if name.asname == name.name}
-    assert seen == {name: f"rewardlab.{module}" for name, module in rewardlab._HOME.items()}
-    assert all(hasattr(rewardlab, name) for name in rewardlab.__all__)
+    assert seen == {name: f"rewardlab.{home}" for name, home in module._HOME.items()}
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_the_version_is_that_of_the_newest_release_in_the_changelog() -> None:
+    headings = re.findall(
+        r"^## \[(.+?)\](?: - (\d{4}-\d\d-\d\d))?$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert headings[0] == ("Unreleased", ""), "what comes next has a section"
+    released = [(tuple(map(int, number.split("."))), date) for number, date in headings[1:]]
+    assert released == sorted(released, reverse=True), "newest first"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["version"] == headings[1][0]

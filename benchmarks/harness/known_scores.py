@@ -56,9 +56,12 @@ def expectations(folders: Sequence[Path], asked: Sequence[Any], *, fake: bool) -
     """Digest -> the scores of every request."""
     if fake:
         from fake_engine import digest_of, expected
-        from rewardlab.client.protocol import request_of
+        from rewardlab.client.protocol import ScoreRequest
 
-        return {digest_of(one): [expected(digest_of(one), request_of(body)) for body in asked] for one in folders}
+        return {
+            digest_of(one): [expected(digest_of(one), ScoreRequest.model_validate(body)) for body in asked]
+            for one in folders
+        }
     from rewardlab import load
     from rewardlab.artifact.seal import recorded_digest
 

@@ -16,8 +16,7 @@ from harness import workload
 from harness.flops import Work, layout_work
 from rewardlab.core.config import from_mapping
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.groups import Datasets
-from rewardlab.data.loader import weigh
+from rewardlab.data.groups import Datasets, weigh
 from rewardlab.model.load import choose_layout, disk_class_of, load_reward_model, read_config
 from rewardlab.model.reward import RewardModel
 from rewardlab.training.loop.partners import Machine

@@ -15,7 +15,7 @@ from typing import Any
 from rewardlab.cli import main
 from rewardlab.core.files import write_json
 from rewardlab.model.reward import RewardModel
-from rewardlab.training.checkpoints.saving import Saver
+from rewardlab.training.checkpoints.model_folders import Saver
 
 
 def note(target: Path) -> None:

@@ -20,9 +20,9 @@ from rewardlab.artifact.save import choose_pad
 from rewardlab.core.types import Comparison, Preference, TokenGroup
 from rewardlab.data.chat import Renderer, load_tokenizer
 from rewardlab.data.config import ReadingConfig, RenderingConfig
-from rewardlab.data.loader import tokenize
 from rewardlab.data.synthetic import generate
 from rewardlab.data.templates import build_renderer
+from rewardlab.data.token_report import tokenize
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.load import read_config
 

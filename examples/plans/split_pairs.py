@@ -18,7 +18,7 @@ from dataclasses import replace
 from rewardlab.batch import PackedBatch, pack
 from rewardlab.commands.training import train
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.loader import batch_of_step
+from rewardlab.data.step_order import batch_of_step
 from rewardlab.training.loop.reward_trainer import RewardSteps
 
 

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from rewardlab.training.run import train as train
     from rewardlab.training.settings.config import RewardTrainerConfig as RewardTrainerConfig
 
-# Public name -> the module that defines it, in the package.
+# Public name -> the module that defines it. The same names stand in the imports above: a type checker has to see
+# imports, and a run must not do them. A test holds the two together.
 _HOME = {
     "Comparison": "core.types",
     "Estimate": "core.types",

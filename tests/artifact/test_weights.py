@@ -7,7 +7,7 @@ import torch
 
 from rewardlab.artifact.weights import write_weights
 from rewardlab.core.errors import ModelError
-from rewardlab.model.parts import Weight
+from rewardlab.model.sharded_weights import Weight
 
 
 class Rank:

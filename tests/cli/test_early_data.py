@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rewardlab.cli import main
-from rewardlab.data import named
+from rewardlab.data import dataset_names
 from rewardlab.data.config import ReadingConfig
 
 PAIR = {"prompt": "Why?", "chosen": "a", "rejected": "b"}
@@ -85,5 +85,5 @@ def test_nothing_heavy_is_imported_to_tell_it(files, words):
 
 
 def test_a_large_json_file_is_not_read_twice(files, monkeypatch):
-    monkeypatch.setattr(named, "WHOLE_BYTES", 3)
-    named.require_readable([files["odd_json"]], "train", ReadingConfig())
+    monkeypatch.setattr(dataset_names, "WHOLE_BYTES", 3)
+    dataset_names.require_readable([files["odd_json"]], "train", ReadingConfig())

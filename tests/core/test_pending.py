@@ -16,7 +16,7 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.pending import Pending
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, Part, origin
-from rewardlab.data.loader import batch_of_step
+from rewardlab.data.step_order import batch_of_step
 from rewardlab.data.store import StoreWriter, open_store
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 from rewardlab.training.monitoring.records import Records

@@ -17,7 +17,7 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Preference
 from rewardlab.curation.files.config import SplitConfig
 from rewardlab.curation.files.splitting import Divided, split
-from rewardlab.data.roots import Texts, count_shared
+from rewardlab.data.splits import Texts, count_shared
 from written import configured, rows_in
 
 WORDS = [f"word{k}" for k in range(200)]

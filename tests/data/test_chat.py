@@ -14,8 +14,8 @@ from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.types import Comparison, Message, Preference
 from rewardlab.data.chat import ReplyTooLong, to_messages
 from rewardlab.data.config import RenderingConfig
-from rewardlab.data.loader import tokenize
 from rewardlab.data.templates import PLAIN_TEMPLATE, build_renderer
+from rewardlab.data.token_report import tokenize
 
 THINKING = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"

@@ -17,8 +17,8 @@ from rewardlab.core.spec import LEAVE_OUT
 from rewardlab.core.types import Message, Preference
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import DataConfig, RenderingConfig
-from rewardlab.data.loader import tokenize
 from rewardlab.data.templates import build_renderer
+from rewardlab.data.token_report import tokenize
 
 EOS = "<|im_end|>"
 TEXT_ROWS = [

@@ -31,7 +31,7 @@ from rewardlab.data.controls import (
     turned_around,
 )
 from rewardlab.data.prepare import Prepared, load_data
-from rewardlab.data.roots import Texts, find_roots
+from rewardlab.data.splits import Texts, find_roots
 from rewardlab.data.templates import build_renderer
 
 SHUFFLE = Control(mode="label_shuffle", shuffle_rate=0.5, seed=0)

@@ -14,8 +14,8 @@ from loading import pair, places, prepared, settings_of_run, write
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import to_json
 from rewardlab.data.config import ReadingConfig
+from rewardlab.data.dataset_names import all_named, require_readable, require_sources
 from rewardlab.data.finding import find_sources
-from rewardlab.data.named import all_named, require_readable, require_sources
 from rewardlab.data.weights import counts_by_share, split_weights
 
 

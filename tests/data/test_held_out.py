@@ -14,7 +14,7 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.files import SUM
 from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST, read_spec
 from rewardlab.data.prepare import Prepared, load_data
-from rewardlab.data.roots import count_shared
+from rewardlab.data.splits import count_shared
 from rewardlab.data.templates import build_renderer
 from rewardlab.training.checkpoints import resume
 from rewardlab.training.run import train

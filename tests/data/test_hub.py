@@ -21,10 +21,10 @@ from rewardlab.curation.inspecting.run import inspect_datasets
 from rewardlab.curation.mislabels.config import MislabelsConfig
 from rewardlab.curation.mislabels.reading import read_data
 from rewardlab.data.config import ReadingConfig
+from rewardlab.data.dataset_names import first_rows_of
 from rewardlab.data.finding import find_sources
 from rewardlab.data.hub import commit_of, parse_hub_name
 from rewardlab.data.judgements import Rules
-from rewardlab.data.named import first_rows_of
 from rewardlab.data.sources import draw_streamed, open_units
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

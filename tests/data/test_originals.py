@@ -10,7 +10,7 @@ import pytest
 
 from harness.in_memory import load_preferences
 from rewardlab.data.config import ReadingConfig
-from rewardlab.data.named import Named
+from rewardlab.data.dataset_names import Named
 from rewardlab.data.originals import read_originals
 
 PAIRS = [{"prompt": f"How {n}?", "chosen": f"so {n}", "rejected": "no", "kind": "ab"[n % 2]} for n in range(6)]

@@ -17,7 +17,7 @@ from rewardlab.core.errors import ConfigError, DataError, RenderError
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data import bulk, pipeline, reading
 from rewardlab.data.chat import Renderer
-from rewardlab.data.named import require_sources
+from rewardlab.data.dataset_names import require_sources
 from rewardlab.data.prepare import load_data
 from rewardlab.data.templates import build_renderer
 from rewardlab.training.settings.config import RewardTrainerConfig

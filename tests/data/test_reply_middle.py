@@ -19,9 +19,9 @@ from rewardlab.data.chat import Overlong, PromptTooLong, Renderer, ReplyTooLong
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.cut_canaries import faults_of_cuts, make_cut_canaries
 from rewardlab.data.layout import Rendered
-from rewardlab.data.loader import tokenize
 from rewardlab.data.store import LeftOut
 from rewardlab.data.templates import build_renderer
+from rewardlab.data.token_report import tokenize
 
 TRIMS = CHATML.replace("message['content']", "message['content'] | trim")
 TEMPLATES = {"chatml": CHATML, "trims": TRIMS, "plain": None}

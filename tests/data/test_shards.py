@@ -12,8 +12,8 @@ import pytest
 
 from loading import THREE, THREE_CONTENTS, contents, ids, load, pair, settings_of_run, write
 from rewardlab.core.errors import ConfigError, DataError
+from rewardlab.data.dataset_names import all_named
 from rewardlab.data.finding import find_sources
-from rewardlab.data.named import all_named
 from rewardlab.data.readers import fingerprint
 
 datasets.disable_progress_bars()

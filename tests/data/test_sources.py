@@ -19,9 +19,9 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.files import to_json
 from rewardlab.data.config import ReadingConfig
 from rewardlab.data.finding import find_sources
-from rewardlab.data.roots import Texts, count_shared
 from rewardlab.data.rows import CAUSES
 from rewardlab.data.sources import SourceReport
+from rewardlab.data.splits import Texts, count_shared
 
 SHARED_DATA = SHARED / "data"
 SIDES = ("train", "test")

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from rewardlab.core.types import Comparison, Message, Preference, TokenGroup
-from rewardlab.data.groups import Groups, Part, num_replies
-from rewardlab.data.loader import report_of, weigh
+from rewardlab.data.groups import Groups, Part, num_replies, weigh
 from rewardlab.data.pack import cost, costs, largest_cost, largest_groups, plan_groups, require_fit
 from rewardlab.data.store import MANIFEST, DamagedError, LeftOut, StoreWriter, TokenStore, encode, open_store
+from rewardlab.data.token_report import report_of
 
 Outcome = TokenGroup | LeftOut
 

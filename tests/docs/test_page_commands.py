@@ -22,7 +22,7 @@ from rewardlab.cli import COMMANDS
 from rewardlab.commands.parsing import TOOL_PURPOSES, parse_command
 from rewardlab.commands.training import parse_train
 from rewardlab.flags import SHORTHANDS
-from rewardlab.gold.earlier import theirs, translated
+from rewardlab.gold.rmood_flags import theirs, translated
 
 SETTINGS_PAGE = module_at(DOCS / "site" / "settings.py")
 READ = [*PAGES, "CHANGELOG.md", "benchmarks/README.md"]

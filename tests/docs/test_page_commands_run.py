@@ -24,8 +24,8 @@ from pages import PAGES, ROOT
 from rewardlab.artifact import calibrated
 from rewardlab.commands.training import train
 from rewardlab.experiments import running
-from rewardlab.experiments.doing import do
 from rewardlab.experiments.local import run_all
+from rewardlab.experiments.one_run import do
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.study import Study
 from rewardlab.probing import run as probing

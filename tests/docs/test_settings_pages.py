@@ -12,7 +12,7 @@ from pages import DOCS, PAGES, ROOT, first_cells, module_at, read
 from rewardlab import flags
 from rewardlab.commands.parsing import GOLD_PURPOSES
 from rewardlab.core.run_folder import PROBE_FILES
-from rewardlab.gold.earlier import theirs
+from rewardlab.gold.rmood_flags import theirs
 from rewardlab.model.attention_backends import BACKENDS
 from rewardlab.training.settings.config import (
     BACKBONE_LR_MULT,

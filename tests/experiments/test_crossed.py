@@ -12,13 +12,17 @@ from scipy.stats import t as student
 
 from rewardlab.analysis.crossed import Crossed, Observed, Part, combined, half_width, p_value
 from rewardlab.analysis.judgement import judge_rows
-from rewardlab.analysis.linearised import QUANTITIES, observed_all, observed_of
+from rewardlab.analysis.linearised import QUANTITIES, observed_all
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import ScoreRow
 from rewardlab.experiments import quantities
 from score_rows import pair_rows
 
 FloatArray = np.ndarray
+
+
+def observed_of(quantity, rows_by_seed):
+    return observed_all([quantity], rows_by_seed)[quantity]
 
 
 def made(values_SC: FloatArray, seeds: Sequence[int] | None = None, prompts: Sequence[int] | None = None) -> Observed:

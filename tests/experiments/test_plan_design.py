@@ -15,8 +15,8 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.experiments.checking import check
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.design import Design, claim_power
-from rewardlab.experiments.earlier import _within, noise_seen
 from rewardlab.experiments.expressions import Claim, Term
+from rewardlab.experiments.observed_noise import _within, noise_seen
 from rewardlab.experiments.outcomes import Outcomes
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.power import Assumed, chance, noise_of

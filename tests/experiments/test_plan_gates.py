@@ -16,9 +16,9 @@ from rewardlab.experiments import running
 from rewardlab.experiments.checking import check
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.config import RunConfig
-from rewardlab.experiments.doing import redo
 from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.gates import gate_claim, judge_gate, select
+from rewardlab.experiments.one_run import redo
 from rewardlab.experiments.outcomes import Outcome, Outcomes
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import TEST_SCORES, record_of

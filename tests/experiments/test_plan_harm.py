@@ -18,9 +18,9 @@ from rewardlab.commands import plan as commands
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.experiments import running
 from rewardlab.experiments.config import RunConfig
-from rewardlab.experiments.doing import do, redo
 from rewardlab.experiments.expressions import Term
 from rewardlab.experiments.gates import judge_gate, select
+from rewardlab.experiments.one_run import do, redo
 from rewardlab.experiments.outcomes import Outcomes
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.plan_file import read_plan

@@ -14,8 +14,8 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.experiments import running
 from rewardlab.experiments.checking import check
 from rewardlab.experiments.config import RunConfig
-from rewardlab.experiments.doing import do, redo
 from rewardlab.experiments.gates import candidates, select
+from rewardlab.experiments.one_run import do, redo
 from rewardlab.experiments.plan import Run, Sweep
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.records import TEST_SCORES, record_of

@@ -13,7 +13,7 @@ import pytest
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.experiments import programs
 from rewardlab.experiments.archiving import archive
-from rewardlab.experiments.doing import do
+from rewardlab.experiments.one_run import do
 from rewardlab.experiments.study import amend, require_same_data
 from study_folders import PLAN, edit, frozen_study
 

@@ -14,7 +14,7 @@ from helpers.study_folders import PLAN, STEPS, do_all, finished_study, frozen_st
 from rewardlab.analysis.multiple import holm
 from rewardlab.commands.plan import plan
 from rewardlab.core.errors import ConfigError
-from rewardlab.experiments.doing import do, redo
+from rewardlab.experiments.one_run import do, redo
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.reporting.files import arms_csv, hypotheses_csv, json_report, seeds_csv
 from rewardlab.experiments.reporting.hypotheses import exit_status

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from helpers.study_folders import frozen_study, train_by_hand
-from rewardlab.experiments.doing import do
+from rewardlab.experiments.one_run import do
 from rewardlab.experiments.reporting.summary import Summary, summarise
 from rewardlab.experiments.study import open_study
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.study_folders import PLAN, do_all, finished_study, frozen_study, train_by_hand
-from rewardlab.experiments.doing import do
+from rewardlab.experiments.one_run import do
 from rewardlab.experiments.reporting import tables
 from rewardlab.experiments.reporting.page import page
 from rewardlab.experiments.reporting.pictures import arm_charts, curve_charts, waterfall_chart

@@ -9,7 +9,7 @@ import pytest
 from helpers.study_folders import do_all, finished_study, frozen_study, write_plan
 from rewardlab.core.errors import RewardlabError
 from rewardlab.experiments.checking import check
-from rewardlab.experiments.doing import do
+from rewardlab.experiments.one_run import do
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.reporting.page import page
 from rewardlab.experiments.reporting.summary import summarise

@@ -14,8 +14,8 @@ import pytest
 from rewardlab.core.errors import ConfigError
 from rewardlab.experiments import local, running
 from rewardlab.experiments.config import RunConfig
-from rewardlab.experiments.doing import redo
 from rewardlab.experiments.local import run_all
+from rewardlab.experiments.one_run import redo
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import begin_record, end_record, record_of
 from rewardlab.experiments.slurm.queue import Queue

@@ -13,10 +13,10 @@ from rewardlab.core.errors import ConfigError, DataError, RankError
 from rewardlab.core.files import read_summed_json, sha256_file, write_json, write_summed_json
 from rewardlab.experiments import many_ranks
 from rewardlab.experiments.archiving import SUMS, archive
-from rewardlab.experiments.doing import do, redo
 from rewardlab.experiments.gates import select
 from rewardlab.experiments.log import LOG, read_log
 from rewardlab.experiments.many_ranks import arguments_of_first
+from rewardlab.experiments.one_run import do, redo
 from rewardlab.experiments.records import record_of, settings_hash, settings_path
 from rewardlab.experiments.reporting.summary import summarise
 from rewardlab.experiments.slurm.queue import JobState, Queue

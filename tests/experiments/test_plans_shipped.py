@@ -19,8 +19,8 @@ from rewardlab.data.formats import read_rows
 from rewardlab.data.formats.known import recognise
 from rewardlab.data.judgements import Rules
 from rewardlab.experiments.checking import check
-from rewardlab.experiments.doing import do, program_words
 from rewardlab.experiments.gates import gate_claim
+from rewardlab.experiments.one_run import do, program_words
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.quantities import quantity_named
 from rewardlab.experiments.records import record_of

@@ -16,7 +16,7 @@ from rewardlab.cli import main
 from rewardlab.commands.training import train
 from rewardlab.experiments import running
 from rewardlab.experiments.config import RunConfig
-from rewardlab.experiments.doing import do, redo
+from rewardlab.experiments.one_run import do, redo
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.records import record_of
 from rewardlab.experiments.study import Study, open_study

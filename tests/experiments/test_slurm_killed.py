@@ -12,7 +12,7 @@ import yaml
 from conftest import write_pairs
 from fake_slurm import FakeSlurm
 from rewardlab.commands.training import train
-from rewardlab.experiments.doing import do
+from rewardlab.experiments.one_run import do
 from rewardlab.experiments.records import record_of
 from rewardlab.experiments.slurm import submitting
 from rewardlab.experiments.slurm.submitting import submit

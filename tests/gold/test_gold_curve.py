@@ -14,7 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from reward_models import save_tiny
-from rewardlab.analysis.best_of_n import Candidates, best_of_n
+from rewardlab.analysis.best_of_n import Candidates, curves_of, points_of
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.types import Message
 from rewardlab.gold.curving.config import CurveConfig
@@ -98,7 +98,8 @@ def test_points_are_those_of_best_of_n_on_the_same_scores(found: tuple[Path, Cur
     folder, _, result = found
     gold = [json.loads(line)["gold"] for line in (folder / "in.jsonl").read_text(encoding="utf-8").splitlines()]
     bad = json.loads((folder / "in-bad.json").read_text(encoding="utf-8"))
-    wanted = best_of_n([Candidates(prompt=str(p), proxy_K=bad[p], gold_K=gold[p]) for p in range(40)], most=8)
+    candidates = [Candidates(prompt=str(p), proxy_K=bad[p], gold_K=gold[p]) for p in range(40)]
+    wanted = points_of(curves_of(candidates, most=8))
     assert result.of(IN)[1].points == wanted
 
 
@@ -255,7 +256,8 @@ def test_rows_with_one_reply_have_no_curve() -> None:
 
 def test_numbers_have_the_digits_that_their_limits_bear() -> None:
     generator = np.random.default_rng(0)
-    points = best_of_n([Candidates(prompt=str(p), proxy_K=generator.normal(size=3)) for p in range(12)])
+    candidates = [Candidates(prompt=str(p), proxy_K=generator.normal(size=3)) for p in range(12)]
+    points = points_of(curves_of(candidates))
     estimate = points[0].proxy
     told = replace(estimate, value=-0.123456, low=-0.2, high=0.1)
     assert interval(told) == "−0.12 [−0.20, 0.10]"

@@ -106,9 +106,9 @@ PROGRAM = """
 import sys
 from killing import end_while_appending
 from rewardlab.cli import main
-from rewardlab.gold import kept, reward_models
+from rewardlab.gold import kept_results, reward_models
 reward_models.REPLIES_AT_A_TIME = 8
-end_while_appending(kept, at=2)
+end_while_appending(kept_results, at=2)
 main(sys.argv[1:])
 """
 
@@ -130,7 +130,7 @@ def test_killed_again_and_again_it_writes_what_a_run_in_one_piece_writes(
 
 @pytest.mark.parametrize("at", range(10))
 def test_ended_at_any_of_ten_places_it_goes_on(folder, samples, tmp_path, undisturbed, monkeypatch, at) -> None:
-    from rewardlab.gold.kept import Kept
+    from rewardlab.gold.kept_results import Kept
 
     add, left = Kept.add, [at]
 

@@ -185,7 +185,7 @@ def test_a_worker_that_is_killed_loses_nothing_and_doubles_nothing(tmp_path, not
     (notes / "asked").unlink()
     keys: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
-        from rewardlab.gold.kept import Kept
+        from rewardlab.gold.kept_results import Kept
 
         add = Kept.add
         patch.setattr(Kept, "add", lambda self, results: (keys.extend(key for key, _ in results), add(self, results)))
@@ -236,11 +236,11 @@ PROGRAM = """
 import sys
 from killing import end_while_appending
 from rewardlab.cli import main
-from rewardlab.gold import kept
+from rewardlab.gold import kept_results
 from rewardlab.gold.sampling import run
 from ray_workers import formula
 run.samplers_of = formula
-end_while_appending(kept, at=3, number=int(sys.argv[1]))
+end_while_appending(kept_results, at=3, number=int(sys.argv[1]))
 main(sys.argv[2:])
 """
 

@@ -161,9 +161,9 @@ def test_a_run_that_goes_on_writes_the_same_bytes(folder, tmp_path, monkeypatch)
         return sample(asked).place
 
     whole = run("whole.jsonl")
-    from rewardlab.gold import kept
+    from rewardlab.gold import kept_results
 
-    add, left = kept.Kept.add, [2]
+    add, left = kept_results.Kept.add, [2]
 
     def ending(self, results):
         add(self, results)
@@ -171,7 +171,7 @@ def test_a_run_that_goes_on_writes_the_same_bytes(folder, tmp_path, monkeypatch)
         if left[0] == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(kept.Kept, "add", ending)
+    monkeypatch.setattr(kept_results.Kept, "add", ending)
     with pytest.raises(KeyboardInterrupt):
         run("resumed.jsonl")
     resumed = run("resumed.jsonl")

@@ -13,7 +13,7 @@ from reward_models import save_tiny
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.gold import stage as stage_module
 from rewardlab.gold.files.inputs import InputConfig
-from rewardlab.gold.kept import Kept
+from rewardlab.gold.kept_results import Kept
 from rewardlab.gold.labelling.config import LabelConfig
 from rewardlab.gold.labelling.run import Labelled, label
 from rewardlab.gold.sampling.config import DrawConfig, SampleConfig, SamplerConfig

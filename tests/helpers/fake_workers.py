@@ -31,6 +31,11 @@ class Unequal(FakeEngine):
         return super().swap(name, folder)
 
 
+def ids_of(workers: Workers) -> list[int]:
+    """The process ids of the workers that accept."""
+    return [worker.process.pid or 0 for worker in list(workers._workers.values()) if worker.serving]
+
+
 def load(models: Mapping[str, Path]) -> FakeEngine:
     """An engine for the models; a folder called `broken` cannot be loaded, one called `deadly` ends the process."""
     for folder in models.values():
@@ -57,7 +62,7 @@ def main() -> None:
     url = url_of(bound)
     with log_on_stdout():
         try:
-            sys.exit(workers.run(lambda: say(" ".join([url, *map(str, workers.pids())]))))
+            sys.exit(workers.run(lambda: say(" ".join([url, *map(str, ids_of(workers))]))))
         except RewardlabError as error:
             say(str(error))
             sys.exit(2)

@@ -28,8 +28,8 @@ from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import Parts, joined_ranks, parts_of
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.load import load_reward_model
-from rewardlab.model.parts import whole_of
 from rewardlab.model.reward import RewardModel
+from rewardlab.model.sharded_weights import whole_of
 from rewardlab.score import ALONE, Together, score_groups
 from rewardlab.training.checkpoints import shards
 from rewardlab.training.checkpoints.resume import frozen_fingerprint

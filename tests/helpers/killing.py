@@ -30,14 +30,14 @@ KILLED_WHILE_SAMPLING = """
 import os, sys
 from killing import end_while_appending
 from rewardlab.cli import main
-from rewardlab.gold import kept
+from rewardlab.gold import kept_results
 import rewardlab.gold.sampling.run
 
 for _ in range(int(sys.argv[1])):
     child = os.fork()
     if not child:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what it prints is not asked for
-        end_while_appending(kept, at=3)
+        end_while_appending(kept_results, at=3)
         try:
             main(sys.argv[2:])
         finally:

@@ -235,7 +235,7 @@ def runs_out_of_memory_while_clipping(folder: Path, how: Mapping[str, Any]) -> N
     with joined_ranks() as ranks:
         trainer = trainer_for(folder, {**how, "ranks": ranks})
         if ranks.rank == 1:
-            trainer.parallel.sum_gradients = fail_for_memory
+            trainer.parallel.finish_gradients = fail_for_memory
         trainer.train_step(trainer._planned(0))
 
 

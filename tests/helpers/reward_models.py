@@ -22,7 +22,7 @@ from rewardlab.data.templates import build_renderer
 from rewardlab.serve.engine.local import LocalEngine
 from rewardlab.serve.http.app import make_app
 from rewardlab.serve.http.config import HttpConfig, LimitsConfig
-from rewardlab.serve.http.run import in_thread
+from served_in_thread import in_thread
 
 
 def save_tiny(

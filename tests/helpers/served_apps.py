@@ -12,7 +12,8 @@ from fastapi.testclient import TestClient
 from fake_engine import FakeEngine
 from rewardlab.serve.http.app import Served, make_app
 from rewardlab.serve.http.config import HttpConfig, LimitsConfig
-from rewardlab.serve.http.run import Server, in_thread
+from rewardlab.serve.http.run import Server
+from served_in_thread import in_thread
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from helpers.run_folders import prompt_of, write_model
 from rewardlab.core.files import sha256_file, write_json, write_jsonl, write_summed_json
 from rewardlab.core.types import Comparison, ScoreRow, prompt_key
 from rewardlab.experiments.checking import check
-from rewardlab.experiments.doing import do
+from rewardlab.experiments.one_run import do
 from rewardlab.experiments.plan import Run
 from rewardlab.experiments.plan_file import read_plan
 from rewardlab.experiments.study import Study, freeze, open_study

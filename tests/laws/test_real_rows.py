@@ -11,8 +11,8 @@ from harness.in_memory import load_preferences
 from rewardlab.batch import pack
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.config import ReadingConfig, RenderingConfig
-from rewardlab.data.loader import tokenize
 from rewardlab.data.templates import build_renderer
+from rewardlab.data.token_report import tokenize
 from rewardlab.score import score_groups
 
 pytestmark = pytest.mark.shared_data

@@ -12,8 +12,9 @@ from conftest import arithmetic, make_groups, make_model
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Sums
-from rewardlab.data.loader import batch_of_step, steps_per_epoch, weigh
+from rewardlab.data.groups import weigh
 from rewardlab.data.pack import deal, plan_groups, plan_packed, plan_padded
+from rewardlab.data.step_order import batch_of_step, steps_per_epoch
 from rewardlab.training.loop.losses import STATISTICS, preference_loss, statistics, to_sums, total_weight
 from rewardlab.training.settings.config import LossConfig
 

@@ -19,7 +19,7 @@ from rewardlab.artifact import canaries
 from rewardlab.artifact.load import load, require_canaries
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
-from rewardlab.client.protocol import request_of
+from rewardlab.client.protocol import ScoreRequest
 from rewardlab.client.rendering import Artifact
 from rewardlab.core.errors import ArtifactError, DataError, RenderError
 from rewardlab.core.files import SUM
@@ -122,8 +122,8 @@ def test_files_servers_and_clients_follow_the_rule_unless_asked(
     try:
         asked = {"prompt": ROWS[fits]["prompt"], "replies": [ROWS[fits]["response"]]}
         with pytest.raises(TooLongError, match="oldest turns" if keeps_reply else "the middle of its reply"):
-            engine.prepare(request_of(asked))
-        prepared = engine.prepare(request_of({**asked, "truncate": True}))
+            engine.prepare(ScoreRequest.model_validate(asked))
+        prepared = engine.prepare(ScoreRequest.model_validate({**asked, "truncate": True}))
         (group,) = engine.submit(prepared).result(timeout=60).groups
         assert group.scores[0] == pytest.approx(wanted, abs=1e-5)
         assert (group.truncated_tokens[0] > 0) == keeps_reply

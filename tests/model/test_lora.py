@@ -15,13 +15,14 @@ from transformers import AutoModelForSequenceClassification
 
 from adapted import KINDS, SAVED, config_for, load_model, moved_model, save, write_ordinary_base
 from conftest import make_groups, set_layout
+from merged_adapters import merged_state
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.types import TokenGroup
 from rewardlab.model.compute import checkpoint_activations
 from rewardlab.model.config import ModelConfig
-from rewardlab.model.lora import adapted_layers, merge_update, merged_state, require_adapter_gradients
+from rewardlab.model.lora import adapted_layers, merge_update, require_adapter_gradients
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.selftest import leak
 

@@ -16,10 +16,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import rewardlab.model.quantization as quantization_module
 from adapted import config_for, load_model, moved_model, save
 from conftest import GROUPED, SIZES, make_groups, make_tokenizer
+from merged_adapters import merged_state
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack
 from rewardlab.core.errors import ConfigError, ModelError
-from rewardlab.model.lora import adapted_layers, merged_state
+from rewardlab.model.lora import adapted_layers
 from rewardlab.model.quantization import (
     is_quantized,
     loading_options,

@@ -13,7 +13,7 @@ import torch
 from conftest import make_model, make_tokenizer
 from rewardlab.artifact import canaries
 from rewardlab.artifact.save import Trained, save_reward_model
-from rewardlab.client.protocol import ScoreRequest, request_of
+from rewardlab.client.protocol import ScoreRequest
 from rewardlab.core.types import Message
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
@@ -33,6 +33,11 @@ def few_canaries() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(canaries, "CONVERSATIONS", canaries.CONVERSATIONS[:2])
         yield
+
+
+def request_of(values: Any) -> ScoreRequest:
+    """A request from parsed JSON."""
+    return ScoreRequest.model_validate(values)
 
 
 def save_model(folder: Path, *, seed: int = 0, max_length: int = 256, **settings: Any) -> Path:

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 from scipy.special import expit
 
-from loaded_engines import LONG, NEAR, answer, expected, save_model, score, token_ids
+from loaded_engines import LONG, NEAR, answer, expected, request_of, save_model, score, token_ids
 from rewardlab.artifact.load import load
 from rewardlab.artifact.seal import seal
-from rewardlab.client.protocol import request_of
 from rewardlab.core.errors import ArtifactError, ConfigError
 from rewardlab.core.files import write_json
 from rewardlab.core.spec import read_spec

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 
 from conftest import write_base_model
-from loaded_engines import LONG, NEAR, answer, save_adapter, save_model, score
+from loaded_engines import LONG, NEAR, answer, request_of, save_adapter, save_model, score
 from rewardlab.artifact.load import load
 from rewardlab.artifact.seal import recorded_digest
-from rewardlab.client.protocol import request_of
 from rewardlab.core.errors import ArtifactError, ConfigError
 from rewardlab.serve.engine.local import LocalEngine
 

@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loaded_engines import LONG, NEAR, answer, save_model, score, token_ids
+from loaded_engines import LONG, NEAR, answer, request_of, save_model, score, token_ids
 from rewardlab.artifact.load import load
 from rewardlab.artifact.seal import recorded_digest
-from rewardlab.client.protocol import request_of
 from rewardlab.core.errors import ArtifactError
 from rewardlab.serve.engine import slots
 from rewardlab.serve.engine.api import UnknownModelError, WrongDigestError

@@ -10,9 +10,9 @@ from conftest import write_pairs
 from resuming import config_for, stop_after
 from rewardlab.core.errors import ConfigError, DataError, RunInterrupted
 from rewardlab.core.types import Comparison, Message, Preference
+from rewardlab.data.dataset_names import all_named, given_rows, require_sources
 from rewardlab.data.finding import source_of_rows
 from rewardlab.data.in_memory import fingerprint_of_rows, plain_rows
-from rewardlab.data.named import all_named, given_rows, require_sources
 from rewardlab.data.readers import fingerprint
 from rewardlab.training.run import train
 from runs import history_of

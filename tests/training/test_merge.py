@@ -8,8 +8,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 import rewardlab.model.load as load_module
+from merged_adapters import merged_state
 from rewardlab.core.errors import ModelError
-from rewardlab.model.lora import merged_state
 from rewardlab.training.run import train
 from rewardlab.training.settings.config import RewardTrainerConfig
 

@@ -21,7 +21,7 @@ import runs
 from conftest import SIZES, make_groups, make_model, make_tokenizer, write_pairs
 from rewardlab.artifact.load import load
 from rewardlab.batch import pack
-from rewardlab.data.loader import batch_of_step
+from rewardlab.data.step_order import batch_of_step
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.evaluate import evaluate_folder
 from rewardlab.model.config import ModelConfig

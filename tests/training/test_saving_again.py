@@ -14,7 +14,7 @@ from rewardlab.core.errors import ArtifactError
 from rewardlab.core.spec import read_spec
 from rewardlab.model.reward import RewardModel
 from rewardlab.serve.verifying.folder import verify
-from rewardlab.training.checkpoints.saving import Saver
+from rewardlab.training.checkpoints.model_folders import Saver
 from rewardlab.training.run import train
 
 config_for = partial(runs.config_for, steps=8, eval_every=2, lr=1e-2)

@@ -112,7 +112,13 @@ class Curves:
 
 
 def curves_of(candidates_P: Sequence[Candidates], *, most: int | None = None) -> Curves:
-    """Return the curve of each prompt, for the same n as `best_of_n`. Raises as it does."""
+    """Return each prompt's curve for n = 1, 2, …: up to the fewest replies that a prompt has, or `most` if smaller.
+
+    All replies of a prompt are used, also where another prompt has fewer.
+
+    Raises DataError naming the prompt for a score that is missing or not finite, for replies without gold scores where
+    other prompts have them, and for a prompt without replies; and if there are no prompts.
+    """
     if not candidates_P:
         raise DataError("a best-of-n curve needs prompts with scored replies; got none.")
     proxy_PK = [_finite(one.prompt, "score", one.proxy_K) for one in candidates_P]
@@ -129,20 +135,11 @@ def curves_of(candidates_P: Sequence[Candidates], *, most: int | None = None) ->
     )
 
 
-def best_of_n(candidates_P: Sequence[Candidates], *, most: int | None = None, level: float = 0.95) -> tuple[Point, ...]:
-    """Return the curve for n = 1, 2, …: up to the smallest number of replies that a prompt has, or `most` if smaller.
-
-    All replies of a prompt are used, also where another prompt has fewer. Intervals are of the mean over prompts
-    (`stats.mean`), so there is none below ten prompts.
-
-    Raises DataError naming the prompt for a score that is missing or not finite, for replies without gold scores where
-    other prompts have them, and for a prompt without replies; and if there are no prompts.
-    """
-    return points_of(curves_of(candidates_P, most=most), level=level)
-
-
 def points_of(curves: Curves, *, level: float = 0.95) -> tuple[Point, ...]:
-    """Return the means of curves over prompts, as `best_of_n` does."""
+    """Return the means of curves over prompts, for n = 1, 2, … as far as the curves go.
+
+    Intervals are of the mean over prompts (`stats.mean`), so there is none below ten prompts.
+    """
     num = curves.proxy_PN.shape[1]
     proxy, proxy_gain = _estimates(curves.proxy_PN, curves.prompts, level)
     gold: Sequence[Estimate | None] = [None] * num

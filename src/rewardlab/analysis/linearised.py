@@ -26,24 +26,19 @@ Linearised = tuple[float, FloatArray, IntArray]
 Measure = Callable[[ScoreTable, float], Linearised]
 
 
-def observed_of(quantity: str, rows_by_seed: Mapping[int, Sequence[ScoreRow]], *, beta: float = 1.0) -> Observed:
-    """Return one quantity of an arm from the score rows of its seeds, with probabilities σ(β d).
-
-    `quantity` is a name of `QUANTITIES`. Raises KeyError for another, DataError if the rows of a seed do not give it.
-    """
-    return observed_all([quantity], rows_by_seed, beta=beta)[quantity]
-
-
 def observed_all(
     quantities: Iterable[str], rows_by_seed: Mapping[int, Sequence[ScoreRow]], *, beta: float = 1.0
 ) -> dict[str, Observed]:
-    """Return several quantities as `observed_of` does, reading the rows once."""
+    """Return quantities of an arm from the score rows of its seeds, with probabilities σ(β d), reading the rows once.
+
+    Quantities are names of `QUANTITIES`. Raises KeyError for another, DataError if the rows of a seed do not give it.
+    """
     tables = {seed: score_table(rows) for seed, rows in rows_by_seed.items()}
     return {name: observed_in(name, tables, beta=beta) for name in quantities}
 
 
 def observed_in(name: str, tables: Mapping[int, ScoreTable], *, beta: float = 1.0) -> Observed:
-    """Return one quantity as `observed_of` does, from tables of the rows."""
+    """Return one quantity as `observed_all` does, from tables of the rows."""
     return _observed(name, tables, beta)
 
 

@@ -15,7 +15,7 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import SPEC_FILE, read_spec
 from rewardlab.data.chat import Renderer, load_tokenizer
 from rewardlab.data.config import DataConfig, RenderingConfig
-from rewardlab.data.named import NOTHING, Given, require_sources
+from rewardlab.data.dataset_names import NOTHING, Given, require_sources
 from rewardlab.data.templates import build_renderer
 from rewardlab.model.builtin import resolve_model_name
 from rewardlab.model.compute import choose_compute

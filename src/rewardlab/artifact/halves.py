@@ -26,9 +26,9 @@ from rewardlab.core.errors import ArtifactError
 from rewardlab.core.spec import Canary
 from rewardlab.core.types import IntArray
 from rewardlab.model.half import HalfWeights, RoundedParts
-from rewardlab.model.parts import drop_gathered
 from rewardlab.model.reward import RewardModel
 from rewardlab.model.rounding import round_weights
+from rewardlab.model.sharded_weights import drop_gathered
 
 HALVES: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FLOAT16_FINEST: Final = 2.0**-16

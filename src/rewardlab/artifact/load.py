@@ -21,11 +21,12 @@ from rewardlab.core.config import from_mapping, require
 from rewardlab.core.errors import ArtifactError, ModelError, RenderError
 from rewardlab.core.files import sha256_file
 from rewardlab.core.spec import REMEDY, RewardSpec, read_spec
+from rewardlab.core.types import Log
 from rewardlab.data.chat import Renderer, load_tokenizer, to_messages
 from rewardlab.data.cut_canaries import faults_of_cuts
 from rewardlab.model import attention
 from rewardlab.model.attention_backends import HALF
-from rewardlab.model.compute import Log, apply_compute, choose_compute
+from rewardlab.model.compute import apply_compute, choose_compute
 from rewardlab.model.config import LIBRARY_COMPUTE, ComputeConfig, ModelConfig
 from rewardlab.model.files import INDEX, ONE_FILE, read_headers, require_same_sizes, told, weight_files
 from rewardlab.model.half import hold_half, line_about_others
@@ -38,8 +39,8 @@ from rewardlab.model.load import (
     read_config,
     wrap,
 )
-from rewardlab.model.parts import Division, fill_head, outline_of, places_in
 from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout
+from rewardlab.model.sharded_weights import Division, fill_head, outline_of, places_in
 from rewardlab.score import Scorer
 
 

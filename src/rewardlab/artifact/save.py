@@ -39,9 +39,9 @@ from rewardlab.data.cut_canaries import make_cut_canaries
 from rewardlab.model import lora
 from rewardlab.model.config import ComputeConfig, ModelConfig
 from rewardlab.model.files import ADAPTER_CONFIG
-from rewardlab.model.parts import ALONE, Division, Weight, Writers, drop_gathered, whole_of
 from rewardlab.model.quantization import num_weights
 from rewardlab.model.reward import RewardModel, disk_name
+from rewardlab.model.sharded_weights import ALONE, Division, Weight, Writers, drop_gathered, whole_of
 
 PORTABLE_TOKENIZER: Final = "PreTrainedTokenizerFast"
 """A tokenizer class name that transformers 4 and 5 both know; version 5 writes one that version 4 does not know."""

@@ -16,8 +16,8 @@ from rewardlab.core.errors import ConfigError
 from rewardlab.core.files import write_json
 from rewardlab.core.terminal import short
 from rewardlab.model.files import INDEX, ONE_FILE
-from rewardlab.model.parts import Weight, Writers
 from rewardlab.model.reward import HEAD_ON_DISK
+from rewardlab.model.sharded_weights import Weight, Writers
 
 UNITS: Final = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 BIAS: Final = f"{HEAD_ON_DISK}.bias"

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rewardlab.core.errors import RewardlabError
-from rewardlab.model.parts import Weight, Writers
+from rewardlab.model.sharded_weights import Weight, Writers
 
 KINDS: Final = {
     torch.bool: "BOOL",

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from rewardlab.client.rows import Answered as Answered
     from rewardlab.core.errors import EndpointError as EndpointError
 
-# Public name -> the module that defines it.
+# Public name -> the module that defines it. The same names stand in the imports above: a type checker has to see
+# imports, and a run must not do them. A test holds the two together.
 _HOME = {
     "Answered": "client.rows",
     "AsyncRewardClient": "client.asynchronous",

@@ -200,8 +200,3 @@ class ErrorResponse(_Told):
 
     error: ErrorDetail
     details: dict[str, JsonValue] | None = None
-
-
-def request_of(values: Any) -> ScoreRequest:
-    """Return a request from parsed JSON. Raises pydantic.ValidationError naming each wrong field."""
-    return ScoreRequest.model_validate(values)

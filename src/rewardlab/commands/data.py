@@ -57,7 +57,7 @@ def audit(arguments: Sequence[str]) -> None:
 def mislabels(arguments: Sequence[str]) -> None:
     config = parse_command(MislabelsConfig, arguments, "data mislabels")
     config.require_complete()
-    from rewardlab.data.named import require_readable
+    from rewardlab.data.dataset_names import require_readable
 
     # Checked before torch is imported, so that a mistyped name is reported at once.
     require_readable(config.rows.dataset, config.rows.hf_split, config.rows.reading)

@@ -13,7 +13,7 @@ from rewardlab.diagnosing.config import DiagnoseConfig
 def diagnose(arguments: Sequence[str]) -> None:
     """Run all controls and print their report. Exit status: 0 if no control failed, 1 if one did, 2 for an error."""
     config = parse_command(DiagnoseConfig, arguments, "diagnose")
-    from rewardlab.data.named import require_sources
+    from rewardlab.data.dataset_names import require_sources
 
     require_sources(config.data)
     from rewardlab.diagnosing.report import text_report

@@ -11,7 +11,7 @@ from typing import Any, Final
 from rewardlab.commands.parsing import parse_command, run_tool
 from rewardlab.console import print_report, say
 from rewardlab.core.errors import ConfigError, RunInterrupted
-from rewardlab.gold.earlier import theirs, translated
+from rewardlab.gold.rmood_flags import theirs, translated
 
 
 def settings_for(config_type: type[Any], arguments: Sequence[str], stage: str) -> Any:

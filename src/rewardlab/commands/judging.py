@@ -24,7 +24,7 @@ def evaluate(arguments: Sequence[str]) -> None:
     if config.run.suite:
         _eval_suites(config)
         return
-    from rewardlab.data.named import require_readable
+    from rewardlab.data.dataset_names import require_readable
 
     claim_evaluation(config.run.output_dir, config.data.dataset, overwrite=config.run.overwrite)
     require_readable(config.data.dataset, config.data.hf_split, config.data.reading)
@@ -103,7 +103,7 @@ def report_on(run: Path) -> None:
 
 def calibrate(arguments: Sequence[str]) -> None:
     config = parse_command(CalibrateConfig, arguments, "calibrate")
-    from rewardlab.data.named import require_readable
+    from rewardlab.data.dataset_names import require_readable
 
     names = (*config.data.dataset, *config.run.judge_dataset)
     claim_evaluation(config.run.output_dir, names, overwrite=config.run.overwrite)

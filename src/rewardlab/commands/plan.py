@@ -127,7 +127,7 @@ def task(arguments: Sequence[str]) -> None:
     config = parse_command(TaskConfig, arguments, "plan task")
     from rewardlab.commands.training import train
     from rewardlab.core.signals import ending_with_status
-    from rewardlab.experiments.doing import do
+    from rewardlab.experiments.one_run import do
     from rewardlab.experiments.study import open_study
 
     with ending_with_status():
@@ -136,7 +136,7 @@ def task(arguments: Sequence[str]) -> None:
 
 
 def _redo(study: Study, run: Run) -> None:
-    from rewardlab.experiments.doing import redo
+    from rewardlab.experiments.one_run import redo
 
     redo(study, run)
 

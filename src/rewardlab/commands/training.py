@@ -40,7 +40,7 @@ def _apart(names: Sequence[str]) -> tuple[str, ...]:
 def train(arguments: Sequence[str]) -> None:
     config = parse_train(arguments)
     from rewardlab.core.signals import ending_with_status
-    from rewardlab.data.named import require_sources
+    from rewardlab.data.dataset_names import require_sources
     from rewardlab.training.publishing import publisher_of
 
     with ending_with_status():
@@ -69,7 +69,7 @@ def train(arguments: Sequence[str]) -> None:
 
 def probe(arguments: Sequence[str]) -> None:
     config = parse_command(ProbeConfig, arguments, "probe")
-    from rewardlab.data.named import require_sources
+    from rewardlab.data.dataset_names import require_sources
 
     require_sources(config.data)
     from rewardlab.probing.run import probe

@@ -20,7 +20,10 @@ MADV_HUGEPAGE: Final = 14
 PAGE: Final = mmap.PAGESIZE
 """Bytes of an ordinary page."""
 _HUGE: Final[list[int]] = []
-"""Bytes of the heap for which huge pages were requested (at most one entry), to request them again after a trim."""
+"""Bytes of the heap for which huge pages were requested (at most one entry), to request them again after a trim.
+
+Of the process, which has one heap: a trim gives back the pages of everybody.
+"""
 HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 

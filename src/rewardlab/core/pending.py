@@ -15,6 +15,7 @@ PATIENCE_S: Final = 5.0
 """Seconds that the exit of the process waits for unfinished work. A thread that is inside torch when the interpreter
 shuts down aborts the process, and its exit status is lost."""
 _threads: Final[weakref.WeakSet[threading.Thread]] = weakref.WeakSet()
+"""Threads of unfinished work. Of the process, since its exit has to wait for them, whoever started them."""
 
 
 @atexit.register

@@ -6,7 +6,7 @@ Legend: K replies of one preference, S shared tokens. Nothing here knows about t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,6 +16,8 @@ import numpy.typing as npt
 from rewardlab.core.errors import DataError
 
 IntArray = npt.NDArray[np.int32]
+Log = Callable[[str], None]
+"""Takes a line for the log."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from rewardlab.core.types import Comparison, Conversation, Message, Preference, TokenGroup
 from rewardlab.data.config import Control
 from rewardlab.data.judgements import seeded_generator
-from rewardlab.data.roots import Texts, find_roots, reply_key
+from rewardlab.data.splits import Texts, find_roots, reply_key
 
 EMPTY: Final = "[empty]"
 """The text that stands for every reply of `prompt_only`, and for every prompt of `response_only`."""

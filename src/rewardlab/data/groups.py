@@ -9,7 +9,7 @@ Legend: P preferences, G groups.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, SupportsIndex, overload
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.roots import RULES, Keys, Numbers, Texts, find_roots
+from rewardlab.data.splits import RULES, Keys, Numbers, Texts, find_roots
 from rewardlab.data.store import TokenStore
 
 
@@ -207,3 +207,24 @@ class Datasets:
     eval: Sequence[TokenGroup] = ()
     train_eval: Sequence[TokenGroup] = ()
     """A fixed part of the training data, evaluated like `eval`."""
+
+
+def weigh(groups: Sequence[TokenGroup], *, by: str) -> Sequence[TokenGroup]:
+    """Return groups whose weights count each prompt once (`by` = `prompt`) or each comparison once (`comparison`).
+
+    For `prompt`, the weights of a group's comparisons are divided by their number.
+    """
+    if by == "comparison":
+        return groups
+    if isinstance(groups, Groups):
+        return groups.weighed()
+    return [
+        replace(
+            group,
+            comparisons=tuple(
+                replace(comparison, weight=comparison.weight / len(group.comparisons))
+                for comparison in group.comparisons
+            ),
+        )
+        for group in groups
+    ]

@@ -173,7 +173,8 @@ class _Watcher:
                     return
 
 
-_WATCHER = _Watcher()
+_WATCHER: Final = _Watcher()
+"""Of the process: one thread checks the calls of all renderers, and a fork, which leaves it behind, is noticed once."""
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_WATCHER.forget)
 

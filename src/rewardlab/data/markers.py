@@ -42,7 +42,10 @@ RESERVED: Final = ("<pad", "[pad", "|pad", "_pad", "reserved", "unused")
 count as control tokens even where the tokenizer does not mark them `special`."""
 REMEDY: Final = "Leave such text out, or read it as control tokens with --special-tokens-in-text keep."
 _copies: dict[str, Any] = {}
-"""The latest copies of tokenizers, by a hash of what they were made from. Making one takes seconds."""
+"""The latest copies of tokenizers, by a hash of what they were made from.
+
+Of the process, since making one takes seconds and several renderers of one tokenizer are made in a run.
+"""
 NUM_COPIES: Final = 4
 
 Template = Callable[[Conversation], str]

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from rewardlab.core.files import parse_line
 from rewardlab.core.types import Preference
 from rewardlab.data.config import ReadingConfig
+from rewardlab.data.dataset_names import Named
 from rewardlab.data.finding import Source
 from rewardlab.data.formats import read_rows
 from rewardlab.data.judgements import Rules
-from rewardlab.data.named import Named
 from rewardlab.data.rows import Row, UnusableRowError
 from rewardlab.data.sources import Unit, open_units
 

@@ -12,11 +12,11 @@ import numpy as np
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import DataConfig, TrainingDataConfig
 from rewardlab.data.controlled import controls_of, report_control, selected
+from rewardlab.data.dataset_names import NOTHING, Given, all_named
 from rewardlab.data.groups import Groups, Part
-from rewardlab.data.loader import TokenReport, report_of, require_enough, tell_typed
-from rewardlab.data.named import NOTHING, Given, all_named
 from rewardlab.data.reading import log_source, read_named
-from rewardlab.data.roots import RULES, HeldOut, count_shared, hold_out
+from rewardlab.data.splits import RULES, HeldOut, count_shared, hold_out
+from rewardlab.data.token_report import TokenReport, report_of, require_enough, tell_typed
 
 logger = logging.getLogger("rewardlab")
 FEW_EVALUATIONS = 50

@@ -21,11 +21,11 @@ from rewardlab.core.files import cache_folder
 from rewardlab.data.cache import Cache, key_of
 from rewardlab.data.chat import Renderer
 from rewardlab.data.config import Control, ReadingConfig
+from rewardlab.data.dataset_names import Named
 from rewardlab.data.finding import Source
 from rewardlab.data.groups import Part
 from rewardlab.data.hub import hub_facts
 from rewardlab.data.judgements import Rules, seeded_generator
-from rewardlab.data.named import Named
 from rewardlab.data.pipeline import write_store
 from rewardlab.data.readers import fingerprint
 from rewardlab.data.sources import SourceReport, Tally, chosen_by_limit, tell_streamed

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import HASH_CHUNK_BYTES, read_summed_json, write_summed_json
 from rewardlab.core.types import Comparison, Preference, TokenGroup
-from rewardlab.data.roots import Texts
+from rewardlab.data.splits import Texts
 
 FORMAT: Final = 3
 """Version of the format, raised when the columns or the content of `store.json` change."""

@@ -18,8 +18,8 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_json, write_json
 from rewardlab.core.run_folder import MANIFEST
 from rewardlab.core.types import ScoreRow, join_comparisons
+from rewardlab.data.dataset_names import all_named
 from rewardlab.data.finding import Source
-from rewardlab.data.named import all_named
 from rewardlab.data.prepare import load_data, token_groups
 from rewardlab.diagnosing.arms import Arm
 from rewardlab.diagnosing.config import DiagnoseConfig

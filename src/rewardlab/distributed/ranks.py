@@ -109,7 +109,7 @@ class Parallel:
         evaluation, may leave them gathered.
         """
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+    def finish_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Leave every rank with the gradients summed over the ranks, or with its shard of that sum.
 
         Called after the last backward pass of a step.

@@ -31,8 +31,8 @@ from rewardlab.core.terminal import visible_message
 from rewardlab.distributed.ranks import ALONE, Parallel, Ranks
 from rewardlab.model.half import HalfWeights, RoundedParts
 from rewardlab.model.layers import decoder_layers
-from rewardlab.model.parts import drop_gathered
 from rewardlab.model.reward import RewardModel
+from rewardlab.model.sharded_weights import drop_gathered
 
 logger = logging.getLogger("rewardlab")
 Sharding = Literal["full", "hybrid", "none"]
@@ -50,7 +50,11 @@ BUCKET_BYTES: Final = 256 << 20
 Gradients are copied into one flat tensor each time, so this is also the extra memory that the all-reduce takes.
 """
 _meshes: Final[list[DeviceMesh]] = []
-"""Device meshes made since the ranks joined; `_leave` empties them."""
+"""Device meshes made since the ranks joined; `_leave` empties them.
+
+Of the process, as the process groups of torch.distributed are, which meshes keep alive: they have to end with the
+process group, and by then the `Parts` that made them may be gone.
+"""
 
 
 def device_of_rank() -> torch.device:
@@ -326,7 +330,7 @@ class _Sharded(Parallel):
     def drop_gathered(self) -> None:
         drop_gathered(self._root)
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+    def finish_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Restore the weights as they were before stochastic rounding; FSDP has already summed the gradients."""
         if self._root.half_weights is not None:
             self._root.half_weights.restore()
@@ -335,7 +339,7 @@ class _Sharded(Parallel):
 class _Replicated(Parallel):
     """A whole model on every rank."""
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+    def finish_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Add gradients up over the ranks, a bucket at a time.
 
         A parameter without a gradient on this rank, such as an expert that no token visited, adds zeros.

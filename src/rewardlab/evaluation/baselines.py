@@ -1,7 +1,7 @@
 """Baselines: models that see only how long a reply is, or only which words it has.
 
 They are linear Bradley–Terry models fitted on the same preferences, with the penalty chosen by cross-validation over
-conversations (see `rewardlab.data.roots`). A reward model that is not clearly better than they are may have learned no
+conversations (see `rewardlab.data.splits`). A reward model that is not clearly better than they are may have learned no
 more than they did.
 """
 
@@ -13,12 +13,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from rewardlab.analysis.bags import WORD_PENALTIES, length_features, scale_of, scaled, vocabulary_of, word_features
 from rewardlab.analysis.linear import PENALTIES, Matrix, compare, cross_validate, fit
+from rewardlab.analysis.text_features import (
+    WORD_PENALTIES,
+    length_features,
+    scale_of,
+    scaled,
+    vocabulary_of,
+    word_features,
+)
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Groups, num_replies, roots_of
-from rewardlab.data.roots import Numbers
+from rewardlab.data.splits import Numbers
 from rewardlab.evaluation.evaluate import EvalResult, judge
 from rewardlab.score import score_rows
 

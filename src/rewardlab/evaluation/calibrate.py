@@ -21,8 +21,8 @@ from rewardlab.core.run_folder import SPEC_SUM, claim_evaluation, clear_evaluati
 from rewardlab.core.spec import CalibrationSpec, read_spec
 from rewardlab.core.types import Estimate
 from rewardlab.data.groups import Groups
-from rewardlab.data.roots import count_shared_roots, hold_out
 from rewardlab.data.sources import SourceReport
+from rewardlab.data.splits import count_shared_roots, hold_out
 from rewardlab.evaluation.config import CalibrateConfig
 from rewardlab.evaluation.evaluate import judge, read_groups, write_evaluation
 from rewardlab.evaluation.saved import SavedModel
@@ -41,9 +41,9 @@ class CalibrationResult:
     sources: Mapping[str, Sequence[SourceReport]]
     """`fitted` and, if other data were named, `judged` -> reports on the rows."""
     rule: str | None
-    """How prompts were divided (`roots.RULES`); None if other data were named."""
+    """How prompts were divided (`splits.RULES`); None if other data were named."""
     shared_roots: int
-    """Number of conversations (`data.roots`) with rows in both parts, which flatters the calibration."""
+    """Number of conversations (`data.splits`) with rows in both parts, which flatters the calibration."""
     stored: bool
 
 

@@ -33,13 +33,13 @@ from rewardlab.core.files import (
 )
 from rewardlab.core.run_folder import SCORES_SUM, SPEC_SUM, claim_evaluation, clear_evaluation, only_writer
 from rewardlab.core.types import ScoreRow, TokenGroup, join_comparisons
+from rewardlab.data.dataset_names import Named
 from rewardlab.data.groups import Groups
-from rewardlab.data.loader import TokenReport
-from rewardlab.data.named import Named
 from rewardlab.data.originals import Key, Original, read_originals
 from rewardlab.data.prepare import token_groups
 from rewardlab.data.reading import read_named
 from rewardlab.data.sources import SourceReport
+from rewardlab.data.token_report import TokenReport
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.perturbed import (

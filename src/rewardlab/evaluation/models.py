@@ -22,8 +22,8 @@ from rewardlab.core.run_folder import (
     only_writer,
 )
 from rewardlab.core.spec import SPEC_FILE, read_spec
-from rewardlab.data.loader import TokenReport
 from rewardlab.data.sources import SourceReport
+from rewardlab.data.token_report import TokenReport
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.ensembles import JudgedEnsemble, judge_ensemble, members_of
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_folder, summary

@@ -16,9 +16,9 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.files import finite_or_none, jsonable, write_json
 from rewardlab.core.spec import LEAVE_OUT, STOP
 from rewardlab.core.types import Preference, ScoreRow, TokenGroup
-from rewardlab.data.loader import tokenize
 from rewardlab.data.originals import Key, Original
 from rewardlab.data.perturb import PERTURBATIONS, Perturbation, perturb
+from rewardlab.data.token_report import tokenize
 from rewardlab.evaluation.saved import SavedModel
 
 logger = logging.getLogger("rewardlab")

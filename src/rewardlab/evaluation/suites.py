@@ -24,9 +24,9 @@ from rewardlab.core.types import Comparison, Estimate, Message, Preference, Scor
 from rewardlab.data.bulk import render_replies
 from rewardlab.data.chat import EndsInPadding, Overlong, Renderer, ReplyTooLong
 from rewardlab.data.layout import Rendered, lay_out
-from rewardlab.data.loader import tell_typed
 from rewardlab.data.markers import ControlTokensError
 from rewardlab.data.suites.reading import SuiteData, folder_of, read_suite, require_suites
+from rewardlab.data.token_report import tell_typed
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.evaluate import resolve
 from rewardlab.evaluation.saved import SavedModel

@@ -12,9 +12,9 @@ from rewardlab.experiments.bands import Bands
 from rewardlab.experiments.claims import parse
 from rewardlab.experiments.costs import Cost, cost_of, sizes_of_test
 from rewardlab.experiments.design import ClaimPower, Design, claim_power
-from rewardlab.experiments.earlier import noise_seen
 from rewardlab.experiments.expressions import Claim, Range, Term
 from rewardlab.experiments.gates import asked_of, gate_claim
+from rewardlab.experiments.observed_noise import noise_seen
 from rewardlab.experiments.pitfalls import (
     Look,
     Problem,

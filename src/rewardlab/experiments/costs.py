@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from rewardlab.core.errors import DataError, RewardlabError
 from rewardlab.data.config import DataConfig
-from rewardlab.data.named import all_named
+from rewardlab.data.dataset_names import all_named
 from rewardlab.data.readers import read_source
 from rewardlab.data.weights import local_path
 from rewardlab.experiments.plan import Plan, Run

@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 from rewardlab.core.config import from_mapping, settings_of
 from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.data.config import ReadingConfig, TrainingDataConfig
+from rewardlab.data.dataset_names import all_named
 from rewardlab.data.finding import Source
 from rewardlab.data.hub import parse_hub_name
-from rewardlab.data.named import all_named
 from rewardlab.experiments.expressions import Claim, Range, Term
 from rewardlab.experiments.plan import WINNER, Plan, Run
 from rewardlab.experiments.power import Reach

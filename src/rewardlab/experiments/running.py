@@ -19,9 +19,8 @@ from rewardlab.experiments.study import Study, open_study, require_same_data
 
 logger = logging.getLogger("rewardlab")
 STUCK: Final = ("outdated", "damaged")
-"""States of runs that are left alone until somebody asks for them by --redo."""
-FAILED = 1
-UNDECIDED = 2
+"""States of runs that are left alone until somebody asks for them with --redo."""
+FAILED: Final = 1
 
 
 def run_study(config: RunConfig, *, say: Callable[[str], None], redo: Callable[[Study, Run], None]) -> int:

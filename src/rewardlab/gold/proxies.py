@@ -17,7 +17,7 @@ from rewardlab.data.shards import extension_of
 from rewardlab.gold.files.layouts import read_rewards
 from rewardlab.gold.files.rows import GoldRow, scores_of
 from rewardlab.gold.foreign import find_model, is_classifier, is_hub_name
-from rewardlab.gold.kept import Kept
+from rewardlab.gold.kept_results import Kept
 from rewardlab.gold.reward_models import reward_models, score_all
 from rewardlab.gold.scoring import DEFAULT_SCORING, ScoringConfig
 

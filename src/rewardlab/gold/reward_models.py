@@ -16,11 +16,11 @@ from rewardlab.core.spec import REFUSING, SPEC_FILE, read_spec
 from rewardlab.gold.engine import DEFAULT_ENGINE
 from rewardlab.gold.files.rows import HALF, GoldRow, is_encodable
 from rewardlab.gold.foreign import find_model
-from rewardlab.gold.kept import Kept, key_of
+from rewardlab.gold.kept_results import Kept, key_of
 from rewardlab.gold.pool import Finished, PassingError
 from rewardlab.gold.scoring import ScoringConfig
 from rewardlab.gold.servers import may_pass
-from rewardlab.gold.teams import Accept, Team, anyone, team_of
+from rewardlab.gold.workers import Accept, Team, anyone, team_of
 from rewardlab.model.config import BUILTIN_NAMES
 from rewardlab.serve.scoring.backends import Backend, LocalBackend, LocalModel, Scores
 from rewardlab.serve.scoring.rows import Asked

@@ -31,8 +31,8 @@ from rewardlab.core.files import (
 )
 from rewardlab.core.lock import only_process
 from rewardlab.core.terminal import short
-from rewardlab.gold.kept import FILE as KEPT_FILE
-from rewardlab.gold.kept import Kept
+from rewardlab.gold.kept_results import FILE as KEPT_FILE
+from rewardlab.gold.kept_results import Kept
 
 logger = logging.getLogger("rewardlab")
 FORMAT: Final = 1

@@ -15,7 +15,7 @@ import tempfile
 import time
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
 from pathlib import Path
@@ -25,6 +25,7 @@ from filelock import FileLock, Timeout
 
 from rewardlab.core.errors import ModelError
 from rewardlab.core.files import cache_folder, read_json, replacing_folder, sha256_file, write_json
+from rewardlab.core.types import Log
 from rewardlab.model.config import BUILTIN_NAMES, SMOLLM2
 
 # The version goes up when the conversion changes, so that a folder of an earlier conversion is not taken for this one.
@@ -37,8 +38,6 @@ MAX_TOKENS: Final = 8192
 PIP_TIMEOUT_S: Final = 1800
 MANIFEST: Final = "conversion.json"
 ANOTHER_MODEL: Final = "or name another model with --model (a folder or a hub name)"
-
-Log = Callable[[str], None]
 
 
 def resolve_model_name(name: str, log: Log) -> str:

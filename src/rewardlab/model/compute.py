@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rewardlab.core.errors import ConfigError, ModelError
 from rewardlab.core.libc import can_keep_freed_memory, keep_freed_memory, spare_memory, use_huge_pages
+from rewardlab.core.types import Log
 from rewardlab.model import norm
 from rewardlab.model.attention import LAYOUT_ARGUMENT
 from rewardlab.model.attention_backends import BACKENDS, HALF, PromptLayout, unavailable
@@ -32,7 +33,6 @@ from rewardlab.model.lora_sums import sum_before_rounding
 from rewardlab.model.norm import use_blockwise_norms
 from rewardlab.model.reward import RewardModel
 
-Log = Callable[[str], None]
 PREFERRED: Final = {
     ("cuda", True): ("varlen", "flash", "flex", "segments"),
     ("cpu", True): ("products", "segments"),

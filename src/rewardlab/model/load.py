@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from rewardlab.core.errors import ModelError
 from rewardlab.core.schema import read_object
+from rewardlab.core.types import Log
 from rewardlab.model import attention
 from rewardlab.model.attention_backends import HALF
 from rewardlab.model.compute import apply_compute, choose_compute
@@ -27,10 +28,19 @@ from rewardlab.model.files import ADAPTER_CONFIG, CONFIG, DAMAGED_BASE, require_
 from rewardlab.model.half import line_about_others
 from rewardlab.model.lora import HEAD_NAMES, bare_name, measure_lengths
 from rewardlab.model.outline import Originals, Outline, Place
-from rewardlab.model.parts import Division, drop_gathered, fill, fill_head, outline_of, places_in, standing_in, worst
 from rewardlab.model.quantization import loading_options, prepare_quantized
 from rewardlab.model.reward import HEAD_ON_DISK, AttentionLayout, RewardModel
 from rewardlab.model.selftest import EXACT, distance_from_padded, layout_error, leak, measured_again
+from rewardlab.model.sharded_weights import (
+    Division,
+    drop_gathered,
+    fill,
+    fill_head,
+    outline_of,
+    places_in,
+    standing_in,
+    worst,
+)
 from rewardlab.model.trainable import choose_trainable, half_frozen, parameters_line
 
 SEQUENCE_CLASSIFIER: Final = "ForSequenceClassification"
@@ -39,7 +49,6 @@ MAX_DISTANCE: Final = 1e-4
 MAX_DISTANCE_HALF: Final = 0.5
 """Largest allowed difference between the scores of the real model's packed and padded layouts, relative to
 max(1, |score|), in float32 and in half precision. It leaves room for the rounding of many layers and for no more."""
-Log = Callable[[str], None]
 
 
 _WANTED: Final = "Give a hub name, a folder with config.json and weights, or smollm2-135m-instruct."

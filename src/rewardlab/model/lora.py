@@ -22,10 +22,10 @@ from rewardlab.core.errors import ModelError
 from rewardlab.model.config import ModelConfig
 from rewardlab.model.dropout import ConversationDropout, Draws
 from rewardlab.model.frozen import is_held_half
-from rewardlab.model.parts import Weight, drop_gathered, whole_of
 from rewardlab.model.quantization import far_from, is_quantized, weight_shape
 from rewardlab.model.reward import HEAD_ON_DISK, RewardModel, disk_name
 from rewardlab.model.rounding import round_weights
+from rewardlab.model.sharded_weights import Weight, drop_gathered, whole_of
 
 ADAPTER: Final = "default"
 PEFT_PREFIX: Final = "base_model.model."
@@ -195,19 +195,6 @@ def measure_lengths(model: RewardModel, originals: Mapping[str, Tensor]) -> None
             update_OI = layer.lora_B[ADAPTER].weight @ layer.lora_A[ADAPTER].weight
             length_O = lengths.get_weight_norm(originals[f"{path}.weight"], update_OI, layer.scaling[ADAPTER])
             lengths.weight.data = length_O.detach()
-
-
-def merged_state(model: RewardModel) -> dict[str, Tensor]:
-    """Return the state dict with adapters merged into their layers in float32, under the names of the bare model.
-
-    Raises ModelError if the base model's files have changed, as `merged_weights` does.
-    """
-    state: dict[str, Tensor] = {}
-    for name, weight in merged_weights(model).items():
-        tensor = weight.whole(True)
-        assert tensor is not None
-        state[name] = tensor
-    return state
 
 
 def merged_weights(model: RewardModel, *, wanted: bool = True) -> dict[str, Weight]:

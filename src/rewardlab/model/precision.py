@@ -9,8 +9,9 @@ from typing import Any, Final
 import torch
 
 from rewardlab.batch import pack
+from rewardlab.core.types import Log
 from rewardlab.model.attention import NAME, padded_implementation
-from rewardlab.model.compute import Log, apply_compute, choose_compute
+from rewardlab.model.compute import apply_compute, choose_compute
 from rewardlab.model.config import ComputeConfig
 from rewardlab.model.load import PRECISION, resolve_precision, wrap
 from rewardlab.model.reward import AttentionLayout, RewardModel

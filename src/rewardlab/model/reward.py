@@ -187,8 +187,3 @@ def disk_name(name: str, disk_class: Any) -> str:
     """Return the name that a parameter has on disk: `backbone.x` -> `<prefix>.x`, `head.x` -> `score.x`."""
     room, _, rest = name.partition(".")
     return f"{disk_class.base_model_prefix if room == 'backbone' else HEAD_ON_DISK}.{rest}"
-
-
-def disk_state(state: Mapping[str, Tensor], disk_class: Any) -> dict[str, Tensor]:
-    """Return a state dict under the names that its parameters have on disk."""
-    return {disk_name(name, disk_class): tensor for name, tensor in state.items()}

@@ -15,11 +15,10 @@ import numpy as np
 import torch
 
 from rewardlab.batch import pack
-from rewardlab.core.types import Comparison, TokenGroup
+from rewardlab.core.types import Comparison, Log, TokenGroup
 from rewardlab.model.attention import NAME, padded_implementation
 from rewardlab.model.reward import RewardModel
 
-Log = Callable[[str], None]
 EXACT: Final = 1e-5
 """Largest allowed score difference in float32, relative to max(1, |score|): enough for another order of summation."""
 VOCABULARY: Final = 64

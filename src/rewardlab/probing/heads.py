@@ -1,6 +1,6 @@
 """Fits heads on frozen states, cross-validates and bootstraps them, and computes their learning curve.
 
-Roots, which are all training prompts that belong together (see `rewardlab.data.roots`), are held out and drawn as a
+Roots, which are all training prompts that belong together (see `rewardlab.data.splits`), are held out and drawn as a
 whole.
 
 Legend: R replies, C comparisons, W hidden width, F fitted features, B heads.

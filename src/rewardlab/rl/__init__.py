@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from rewardlab.rl.scorer import RewardScorer as RewardScorer
     from rewardlab.rl.scorer import Scored as Scored
 
-# Public name -> the module that defines it, in the package.
+# Public name -> the module that defines it. The same names stand in the imports above: a type checker has to see
+# imports, and a run must not do them. A test holds the two together.
 _HOME = {
     "AdvantageRule": "rl.credit",
     "BlockingScorer": "rl.loops",

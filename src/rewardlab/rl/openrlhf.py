@@ -22,7 +22,10 @@ from rewardlab.rl.turns import ReplyEnds, messages_in, require_same_prompt, roll
 
 TAKES: Final = ("reply_ends", "prompt_as")
 _MAKING: Final = threading.Lock()
-"""Lock that lets one thread make the reward: the first samples of a batch come in many threads at once."""
+"""The first samples of a batch come in many threads at once, and make one reward.
+
+Of the process, as the reward is: OpenRLHF calls a function by its name and hands nothing over from call to call.
+"""
 
 
 class RewardStop(BaseException):

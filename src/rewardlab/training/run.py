@@ -19,8 +19,8 @@ from rewardlab.artifact.save import verify_in_clean_process
 from rewardlab.core.signals import StopRequests
 from rewardlab.core.spec import read_spec
 from rewardlab.core.types import Preference
+from rewardlab.data.dataset_names import Given, given_rows
 from rewardlab.data.groups import Datasets
-from rewardlab.data.named import Given, given_rows
 from rewardlab.data.pack import largest_cost
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import Parts, joined_ranks, parts_of, share
@@ -38,11 +38,11 @@ from rewardlab.model.reward import RewardModel
 from rewardlab.model.trainable import parameter_counts
 from rewardlab.score import Scorer
 from rewardlab.training.budget import DEFAULT, choose_budget
+from rewardlab.training.checkpoints.model_folders import Saver
 from rewardlab.training.checkpoints.resume import frozen_fingerprint
-from rewardlab.training.checkpoints.saving import Saver
 from rewardlab.training.closing_card import card_of_chosen
 from rewardlab.training.cost.flops import linear_shapes
-from rewardlab.training.cost.peak_flops import peak_of
+from rewardlab.training.cost.peak_flops import peak_flops_of
 from rewardlab.training.loop.partners import Machine
 from rewardlab.training.loop.reward_trainer import RewardTrainer, reward_trainer
 from rewardlab.training.monitoring.monitor import Watch, watch_run
@@ -184,12 +184,12 @@ def _train(
     require_range(model, ready.base.renderer)
     config = _settle_budget(config, model, ready.data)
     looked_up = LookedUp(config, model, ready.data, ready.test) if config.model.cache_states else None
-    peak = peak_of(ready.device, model.compute_dtype, linear_shapes(model), count=ranks.size)
-    logger.info("peak: %s", peak.line())
+    peak_flops = peak_flops_of(ready.device, model.compute_dtype, linear_shapes(model), count=ranks.size)
+    logger.info("peak: %s", peak_flops.line())
     # Checkpoints hold only weights that train, so resuming compares the frozen ones by this.
     fingerprint = frozen_fingerprint(model)
     ready = replace(ready, config=config, facts={**ready.facts, "parameters": parameter_counts(model)})
-    ranks.by_first(lambda: write_run_start(ready, fingerprint, peak))
+    ranks.by_first(lambda: write_run_start(ready, fingerprint, peak_flops))
     saver = Saver(config, ready.base, model, ranks, division)
 
     def save(folder: Path, step: int) -> None:
@@ -208,7 +208,7 @@ def _train(
         num_steps=config.run.steps,
         records=Records(config.run.output_dir, writes=ranks.is_first),
         save=save,
-        machine=Machine(peak=peak, parallel=parallel, stops=stops),
+        machine=Machine(peak_flops=peak_flops, parallel=parallel, stops=stops),
         observers=watch.observers,
     )
     started = time.perf_counter()
@@ -221,17 +221,12 @@ def _train(
             watch.resume(trainer.records.rows)
         trainer.fit()
         trainer.heed_late_signal()
-    seconds, speed = time.perf_counter() - started, trainer.speed()
+    trained = _Trained(
+        trainer=trainer, test_baseline=test_baseline, seconds=time.perf_counter() - started, speed=trainer.speed()
+    )
     # The chosen model is loaded again below, and may not fit beside the one that trained.
     trainer.release()
-    result = _finish(config, trainer, ready, seconds, ranks, division, looked_up)
-    if result.live is not None:
-        watch.judge_live(result.live)
-    if result.card is not None:
-        watch.judge_precisions(result.card)
-    return replace(
-        result, test_baseline=test_baseline, baselines=ready.baselines, speed=speed, warnings=tuple(watch.signs)
-    )
+    return _finish(trained, ready, watch, ranks, division, looked_up)
 
 
 def _judge_untrained(config: RewardTrainerConfig, model: RewardModel, ready: Ready, ranks: Ranks) -> EvalResult | None:
@@ -279,16 +274,21 @@ def _settle_budget(config: RewardTrainerConfig, model: RewardModel, data: Datase
     return config.replace(micro_token_budget=choice.budget)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Trained:
+    """A run whose steps are done; the model that trained has been released."""
+
+    trainer: RewardTrainer
+    test_baseline: EvalResult | None
+    seconds: float
+    speed: str
+
+
 def _finish(
-    config: RewardTrainerConfig,
-    trainer: RewardTrainer,
-    ready: Ready,
-    seconds: float,
-    ranks: Ranks,
-    parts: Parts | None,
-    looked_up: LookedUp | None,
+    trained: _Trained, ready: Ready, watch: Watch, ranks: Ranks, parts: Parts | None, looked_up: LookedUp | None
 ) -> TrainResult:
-    """Verify the chosen model in a clean process, and evaluate it on the test data, once."""
+    """Verify the chosen model in a clean process, evaluate it on the test data, once, and compose the result."""
+    config, trainer = ready.config, trained.trainer
     last = config.run.output_dir / f"step_{trainer.step}"
     best = config.run.output_dir / "best" if trainer.judge.best_step is not None else None
     if trainer.judge.baseline is not None and best is None:
@@ -301,6 +301,10 @@ def _finish(
     ranks.by_first(lambda: verify_in_clean_process(chosen))
     logger.info("verified %s in a clean process", chosen)
     judged = _judge_chosen(config, trainer, ready, chosen, ranks, parts, looked_up)
+    if judged.live is not None:
+        watch.judge_live(judged.live)
+    if judged.card is not None:
+        watch.judge_precisions(judged.card)
     return TrainResult(
         output_dir=config.run.output_dir,
         best=best,
@@ -309,15 +313,15 @@ def _finish(
         last_step=trainer.step,
         baseline=trainer.judge.baseline,
         selected=judged.selected,
-        test_baseline=None,
+        test_baseline=trained.test_baseline,
         test=judged.test,
-        baselines={},
+        baselines=ready.baselines,
         computed_in=_computed_in(config, read_spec(chosen).save_dtype),
         card=judged.card,
         live=judged.live,
-        train_seconds=seconds,
-        speed="",
-        warnings=(),
+        train_seconds=trained.seconds,
+        speed=trained.speed,
+        warnings=tuple(watch.signs),
     )
 
 

@@ -25,12 +25,13 @@ from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, hold
 from rewardlab.core.terminal import visible
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.chat import Renderer
+from rewardlab.data.dataset_names import NOTHING, Given, first_rows_of
 from rewardlab.data.groups import Datasets, Groups
-from rewardlab.data.loader import TokenReport, steps_per_epoch
-from rewardlab.data.named import NOTHING, Given, first_rows_of
 from rewardlab.data.pack import require_fit
 from rewardlab.data.prepare import Prepared, draw, load_data, token_groups
 from rewardlab.data.readers import fingerprint
+from rewardlab.data.step_order import steps_per_epoch
+from rewardlab.data.token_report import TokenReport
 from rewardlab.data.weights import without_weights
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.distributed.sharding import device_of_rank
@@ -52,7 +53,7 @@ from rewardlab.training.checkpoints.resume import (
     truncation_of,
     with_decisions,
 )
-from rewardlab.training.cost.throughput import Peak
+from rewardlab.training.cost.throughput import PeakFlops
 from rewardlab.training.loop.optimizer import require_optimizer
 from rewardlab.training.loop.schedule import warmup_steps
 from rewardlab.training.loop.selection import selection_of
@@ -306,7 +307,7 @@ def _save_every(config: RewardTrainerConfig, steps: int) -> int | None:
     return interval
 
 
-def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
+def write_run_start(ready: Ready, fingerprint: str, peak_flops: PeakFlops) -> None:
     """Write settings, manifest, samples and baselines; for a resumed run, record what is different from now on.
 
     Raises DataError if the frozen weights are not those that a resumed run began with.
@@ -315,7 +316,7 @@ def write_run_start(ready: Ready, fingerprint: str, peak: Peak) -> None:
     manifest = {
         "config_hash": config_hash(config),
         **ready.facts,
-        "peak": {"flops_per_second": peak.flops, "source": peak.source},
+        "peak": {"flops_per_second": peak_flops.flops, "source": peak_flops.source},
         "frozen_weights": fingerprint,
         "provenance": provenance(),
     }

@@ -180,7 +180,7 @@ def test_a_request_logs_one_line_without_its_texts(client_of, caplog):
     client = client_of(HttpConfig(log_requests=True))
     body = {"prompt": "5317-secret", "replies": ["y", "z"]}
     client.post("/v1/score", json=body, headers={"x-request-id": "mine-1"})
-    lines = [record.getMessage() for record in caplog.records if record.name == "rewardlab.serve.http.door"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "rewardlab.serve.http.middleware"]
     assert len(lines) == 1
     assert "POST /v1/score 200" in lines[0]
     assert "id=mine-1" in lines[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rewardlab.training.checkpoints.saving import _what_to_do
+from rewardlab.training.checkpoints.model_folders import _what_to_do
 from rewardlab.training.settings.config import RewardTrainerConfig
 
 

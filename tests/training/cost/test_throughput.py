@@ -18,15 +18,15 @@ from rewardlab.model.lora import add_adapters
 from rewardlab.model.trainable import choose_trainable
 from rewardlab.training.cost import peak_flops as peak_module
 from rewardlab.training.cost.flops import idle_layers, linear_shapes, shape_of, work_of, work_of_head
-from rewardlab.training.cost.peak_flops import measure, peak_of
+from rewardlab.training.cost.peak_flops import measure, peak_flops_of
 from rewardlab.training.cost.throughput import (
     ModelShape,
-    Peak,
+    PeakFlops,
     Throughput,
     Work,
     attended_pairs,
     closing_line,
-    known_peak,
+    known_peak_flops,
     short,
     speed_line,
 )
@@ -162,7 +162,7 @@ def test_rates_are_quotients_of_sums():
         for n in (1, 3)
     ]
     total = sum(parts, Throughput())
-    peak = Peak(flops=2e9, source="x")
+    peak = PeakFlops(flops=2e9, source="x")
     values = total.values(peak, 3 * 2**30)
     assert values == {
         "tokens": 40,
@@ -191,7 +191,7 @@ def test_a_step_whose_states_are_known_computes_no_token_and_the_head_alone():
     work = work_of_head(batch, shape)
     assert work == Work(model_flops=6 * batch.num_replies * 32)
     total = Throughput(work=work, comparisons=40, seconds=2.0, steps=4)
-    values = total.values(Peak(flops=2e9, source="x"), 2**30)
+    values = total.values(PeakFlops(flops=2e9, source="x"), 2**30)
     assert (values["tokens"], values["tokens_per_second"]) == (0, 0)
     assert math.isnan(values["padding_share"])
     assert math.isnan(values["sharing_ratio"])
@@ -208,7 +208,7 @@ def test_the_speed_line_of_a_long_run_on_a_large_machine_fits_the_log():
         seconds=100.0,
         steps=1,
     )
-    line = speed_line(huge.values(Peak(flops=1e16, source="x"), 1400 * 2**30))
+    line = speed_line(huge.values(PeakFlops(flops=1e16, source="x"), 1400 * 2**30))
     assert line == "1000k tok/s  10.0k pairs/s  padding 100 %  sharing 64x  MFU 100 %  1400 GiB"
     assert len(f"step 10000/10000  SPEED  {line}") <= 100
     assert [short(n) for n in (0.123, 4.12, 99.96, 812.4, 9999.4, 47_060, 99_960, 1_234_567)] == [
@@ -240,7 +240,7 @@ def test_the_speed_line_of_a_long_run_on_a_large_machine_fits_the_log():
     ],
 )
 def test_a_known_gpu_has_its_makers_peak_and_a_relative_of_it_none(name, arithmetic, tflops):
-    found = known_peak(name, arithmetic)
+    found = known_peak_flops(name, arithmetic)
     assert found == (None if tflops is None else pytest.approx(tflops * 1e12))
 
 
@@ -252,7 +252,7 @@ def test_the_measured_peak_is_at_the_models_shapes_and_draws_no_random_number():
         flops, (_, outputs, inputs) = measure(torch.device("cpu"), dtype, shapes)
         assert flops > 1e6
         assert (outputs, inputs) in {(48, 32), (32, 48)}, "the largest two"
-        line = peak_of(torch.device("cpu"), dtype, shapes).line()
+        line = peak_flops_of(torch.device("cpu"), dtype, shapes).line()
         assert f"measured, {name} matmul of " in line
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -20,9 +20,8 @@ from transformers import AutoModelForSequenceClassification
 
 from conftest import CONFIGS, arithmetic, make_groups, make_model, make_tokenizer, write_pairs
 from rewardlab.core.types import TokenGroup
-from rewardlab.data.groups import Datasets
-from rewardlab.data.loader import weigh
-from rewardlab.model.reward import disk_state
+from rewardlab.data.groups import Datasets, weigh
+from rewardlab.model.reward import disk_name
 from rewardlab.training.loop.reward_trainer import reward_trainer
 from rewardlab.training.monitoring.records import Records
 from rewardlab.training.run import train
@@ -107,6 +106,11 @@ Track = tuple[list[float], list[float], dict[str, Tensor]]
 """(loss, gradient norm) of every step, and the weights afterwards by their names on the disk."""
 
 
+def on_disk(model):
+    """The weights under the names that they have on disk."""
+    return {disk_name(name, model.disk_class): tensor for name, tensor in model.state_dict().items()}
+
+
 def five_steps(family: str, dtype: torch.dtype, folder: Path, seed: int = 0) -> tuple[Track, Track, dict[str, Tensor]]:
     """(ours, the plain loop's, the weights before) over the same uneven K-wise groups."""
     groups = make_groups(18, replies=4, seed=seed)
@@ -114,7 +118,7 @@ def five_steps(family: str, dtype: torch.dtype, folder: Path, seed: int = 0) -> 
     config = CONFIGS[family]()
     config.num_labels = 1
     classifier = AutoModelForSequenceClassification.from_config(config).to(dtype)
-    before = {name: tensor.clone() for name, tensor in disk_state(model.state_dict(), model.disk_class).items()}
+    before = {name: tensor.clone() for name, tensor in on_disk(model).items()}
     classifier.load_state_dict(before)
     trainer = reward_trainer(
         RewardTrainerConfig.of(**settings(batch_size=4, micro_token_budget=60, seed=3)),
@@ -139,7 +143,7 @@ def five_steps(family: str, dtype: torch.dtype, folder: Path, seed: int = 0) -> 
     assert micro_batches > 5, "steps are made of several micro-batches"
     assert min(norms) > MAX_NORM, "clipping acts"
     found = [report.sums.mean_loss for report in reports], [report.grad_norm for report in reports]
-    return (*found, disk_state(model.state_dict(), model.disk_class)), (losses, norms, classifier.state_dict()), before
+    return (*found, on_disk(model)), (losses, norms, classifier.state_dict()), before
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

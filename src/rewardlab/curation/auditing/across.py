@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rewardlab.curation.auditing.facts import Facts, Mask, Scores
 from rewardlab.curation.near import Signatures, near_groups
 from rewardlab.curation.shingles import Hashes, Numbers
-from rewardlab.data.roots import find_roots
+from rewardlab.data.splits import find_roots
 
 Integers = npt.NDArray[np.integer]
 FEWEST_JUDGEMENTS: Final = 5

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rewardlab.curation.auditing.registry import AGAINST, OF_ROWS
 from rewardlab.curation.near import Signatures
 from rewardlab.curation.shingles import Hashes, Numbers
-from rewardlab.data.roots import Texts
+from rewardlab.data.splits import Texts
 
 Mask = npt.NDArray[np.bool_]
 Scores = npt.NDArray[np.float32]

@@ -23,8 +23,8 @@ from rewardlab.data.bulk import render_replies
 from rewardlab.data.chat import Renderer, ReplyTooLong
 from rewardlab.data.layout import Rendered
 from rewardlab.data.markers import Markers
-from rewardlab.data.roots import Texts
 from rewardlab.data.rows import FILTERS
+from rewardlab.data.splits import Texts
 
 RUN_WORDS: Final = 4
 """Length in words of the runs whose repetition in a reply is counted."""

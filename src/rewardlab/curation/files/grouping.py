@@ -1,6 +1,6 @@
 """Decide which rows must stay together, and to which split each group goes.
 
-A group consists of rows that must stay together: rows of one root (see `data.roots`), and rows whose prompts are near
+A group consists of rows that must stay together: rows of one root (see `data.splits`), and rows whose prompts are near
 duplicates. The smallest hash of the group's first turns, together with the seed, decides its split. So neither the
 order of the rows nor other groups matter, and rows that are added later move only the groups that they join.
 """
@@ -19,7 +19,7 @@ from rewardlab.core.errors import DataError
 from rewardlab.core.types import Preference
 from rewardlab.curation.files.reading import Mask, Numbers
 from rewardlab.curation.near import Signatures, near_groups, signatures
-from rewardlab.data.roots import Keys, Texts, find_roots
+from rewardlab.data.splits import Keys, Texts, find_roots
 
 logger = logging.getLogger("rewardlab")
 FAR: Final = 0.25
@@ -48,7 +48,7 @@ class Groups:
     """[P] the number of each row's group of near-duplicate prompts; of equal prompts if near duplicates are not
     looked for."""
     rule: str
-    """The rule by which rows of one root were found, see `roots.RULES`."""
+    """The rule by which rows of one root were found, see `splits.RULES`."""
 
 
 def look(with_near: bool, preferences: Sequence[Preference]) -> Seen:

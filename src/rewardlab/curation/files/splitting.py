@@ -34,7 +34,7 @@ from rewardlab.curation.files.writing import (
     require_output_folder,
     writing,
 )
-from rewardlab.data.roots import count_shared
+from rewardlab.data.splits import count_shared
 from rewardlab.data.workers import Crew
 
 TOOL: Final = "rewardlab data split"

@@ -21,8 +21,8 @@ from rewardlab.data.chat import Renderer
 from rewardlab.data.finding import Source, find_sources
 from rewardlab.data.formats import Schema
 from rewardlab.data.judgements import Rules
-from rewardlab.data.roots import Numbers, find_roots
 from rewardlab.data.sources import Unit, chosen_by_limit, open_streamed, open_units
+from rewardlab.data.splits import Numbers, find_roots
 from rewardlab.data.workers import Crew, available_cores
 
 logger = logging.getLogger("rewardlab")

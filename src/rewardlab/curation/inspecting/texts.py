@@ -15,9 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from rewardlab.analysis import stats
-from rewardlab.analysis.bags import WORD_PENALTIES, length_features, scale_of, scaled, vocabulary_of, word_features
 from rewardlab.analysis.inspection import Baselines, Sample, Tongues
 from rewardlab.analysis.linear import PENALTIES, Matrix, compare, cross_validate, held_out_logits
+from rewardlab.analysis.text_features import (
+    WORD_PENALTIES,
+    length_features,
+    scale_of,
+    scaled,
+    vocabulary_of,
+    word_features,
+)
 from rewardlab.core.errors import DataError, RenderError
 from rewardlab.core.optional import import_optional
 from rewardlab.core.terminal import visible

@@ -24,7 +24,7 @@ from rewardlab.analysis.linear import Comparisons, cross_validate, fold_of_promp
 from rewardlab.analysis.scaling import fit_temperature
 from rewardlab.core.types import Estimate
 from rewardlab.curation.mislabels.pairs import FloatArray, Pairs
-from rewardlab.data.roots import Numbers
+from rewardlab.data.splits import Numbers
 
 LOUDEST: Final = 20.0
 """Log odds are limited to ± this, so that one very sure witness does not outweigh all others."""

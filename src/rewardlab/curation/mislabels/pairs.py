@@ -20,7 +20,7 @@ import numpy.typing as npt
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Comparison, Preference
 from rewardlab.curation.near import near_groups, signatures
-from rewardlab.data.roots import JOINING_BYTES, MOST_FIRST_TURNS, MOST_TOGETHER, Numbers, Texts, find_roots
+from rewardlab.data.splits import JOINING_BYTES, MOST_FIRST_TURNS, MOST_TOGETHER, Numbers, Texts, find_roots
 
 FloatArray = npt.NDArray[np.float64]
 FEWEST: Final = 50
@@ -153,7 +153,7 @@ def _groups(texts: Sequence[str]) -> Numbers:
 def held_together(preferences: Sequence[Preference], near: Near | None) -> tuple[Numbers, str]:
     """Return ([P] the number of the root with which each row is held out, the rule in words).
 
-    Roots (`data.roots.find_roots`) are joined if they share a near-duplicate prompt, or a near-duplicate reply of at
+    Roots (`data.splits.find_roots`) are joined if they share a near-duplicate prompt, or a near-duplicate reply of at
     least `JOINING_BYTES` that is not a phrase. If that would join more than half of the rows, the texts are similar
     only because of a common template, and roots are not joined.
     """

@@ -24,7 +24,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.curation.mislabels.crossfit import Witness
 from rewardlab.curation.mislabels.pairs import FloatArray, Pairs
 from rewardlab.curation.mislabels.ranking import BoolArray, Ranking, Rule, rank, suspicion_order
-from rewardlab.data.roots import Numbers
+from rewardlab.data.splits import Numbers
 
 DEPTHS: Final = (0.01, 0.02, 0.05, 0.1, 0.2)
 """Shares of the pairs, from the top of the ranking, at which it is judged, in addition to the planted share."""

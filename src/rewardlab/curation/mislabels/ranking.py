@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from rewardlab.curation.mislabels.crossfit import Testimony, Witness, hear, together
 from rewardlab.curation.mislabels.pairs import FloatArray, Pairs
-from rewardlab.data.roots import Numbers
+from rewardlab.data.splits import Numbers
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -24,9 +24,9 @@ from rewardlab.curation.mislabels.crossfit import Witness
 from rewardlab.curation.mislabels.pairs import FloatArray, Pairs
 from rewardlab.curation.mislabels.reading import ReadData
 from rewardlab.data.chat import Renderer
+from rewardlab.data.dataset_names import Named
 from rewardlab.data.groups import Groups
-from rewardlab.data.named import Named
-from rewardlab.data.roots import Numbers
+from rewardlab.data.splits import Numbers
 from rewardlab.evaluation.score_files import read_scores
 
 logger = logging.getLogger("rewardlab")

@@ -13,7 +13,7 @@ from rewardlab.core.bars import bar
 from rewardlab.core.types import Preference
 from rewardlab.curation.files.grouping import assign, find_groups, look, take
 from rewardlab.curation.files.reading import Numbers
-from rewardlab.data.roots import count_shared
+from rewardlab.data.splits import count_shared
 from rewardlab.gold.building.pairing import reply_of
 from rewardlab.gold.files.rows import GoldRow, is_encodable
 
@@ -35,7 +35,7 @@ class Sides:
     groups: Mapping[str, int]
     """Side -> groups of rows that belong together."""
     rule: str
-    """The rule by which rows belong together, see `data.roots.RULES`."""
+    """The rule by which rows belong together, see `data.splits.RULES`."""
     shared: Mapping[str, int]
     """What both sides have in common, by kind; empty for one side."""
 

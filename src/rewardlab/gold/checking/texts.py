@@ -17,11 +17,11 @@ import numpy as np
 from scipy.sparse import csr_matrix, hstack
 
 from rewardlab.analysis import stats
-from rewardlab.analysis.bags import scale_of, scaled, vocabulary_of, word_features
 from rewardlab.analysis.intervals import FloatArray
 from rewardlab.analysis.linear import Comparisons, Matrix, cross_validate, fit
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.paired import change_of_shares, significance_of
+from rewardlab.analysis.text_features import scale_of, scaled, vocabulary_of, word_features
 from rewardlab.core.types import Estimate
 from rewardlab.gold.files.rows import GoldRow
 from rewardlab.gold.findings import Finding, Status, further, is_above, is_below, percent

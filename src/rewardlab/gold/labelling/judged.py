@@ -15,10 +15,10 @@ from rewardlab.gold.judging.config import JudgeConfig
 from rewardlab.gold.judging.judge import EQUAL, Judge, Opinion, Question, Verdict, questions
 from rewardlab.gold.judging.labelling import pairs_of, settled
 from rewardlab.gold.judging.tally import Tally
-from rewardlab.gold.kept import Kept, key_of
+from rewardlab.gold.kept_results import Kept, key_of
 from rewardlab.gold.pool import Finished
 from rewardlab.gold.scoring import ScoringConfig
-from rewardlab.gold.teams import Accept, anyone, team_of
+from rewardlab.gold.workers import Accept, anyone, team_of
 
 
 class ServedJudge:

@@ -17,7 +17,7 @@ from rewardlab.gold.files.layouts import write_rewards, write_rows
 from rewardlab.gold.files.parts import Shard, shard_of
 from rewardlab.gold.files.rows import GoldRow, read_gold_rows
 from rewardlab.gold.judging.tally import Summary
-from rewardlab.gold.kept import Kept
+from rewardlab.gold.kept_results import Kept
 from rewardlab.gold.labelling.config import LabelConfig
 from rewardlab.gold.labelling.judged import Judged, judge_all, judges_of
 from rewardlab.gold.reward_models import RewardModel, Scored, reply_key, reward_models, score_by
@@ -33,7 +33,7 @@ from rewardlab.gold.stage import (
     write_manifest,
     writing,
 )
-from rewardlab.gold.teams import team_of
+from rewardlab.gold.workers import team_of
 
 logger = logging.getLogger("rewardlab")
 AT_A_TIME = 10_000

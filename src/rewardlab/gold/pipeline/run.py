@@ -17,13 +17,13 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import read_summed_json, require_writable_folder, sha256_file, write_summed_json
 from rewardlab.core.lock import only_process
 from rewardlab.core.spec import SPEC_FILE
-from rewardlab.gold.earlier import translated
 from rewardlab.gold.files.parts import parts_of
 from rewardlab.gold.foreign import files_of, is_classifier, is_hub_name, pinned_name
 from rewardlab.gold.matching.runs import what_of
 from rewardlab.gold.pipeline.config import RunConfig
 from rewardlab.gold.pipeline.plan import STAGES, Plan
 from rewardlab.gold.proxies import model_in
+from rewardlab.gold.rmood_flags import translated
 
 logger = logging.getLogger("rewardlab")
 RECORD: Final = "run.json"

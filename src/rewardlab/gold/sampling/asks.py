@@ -10,7 +10,7 @@ from typing import Any
 
 from rewardlab.core.types import Conversation
 from rewardlab.gold.files.prompts import Prompt
-from rewardlab.gold.kept import key_of
+from rewardlab.gold.kept_results import key_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from rewardlab.gold.files.layouts import write_responses, write_rows
 from rewardlab.gold.files.parts import Shard, shard_of
 from rewardlab.gold.files.prompts import Prompt, read_prompts
 from rewardlab.gold.files.rows import GoldRow, read_gold_rows
-from rewardlab.gold.kept import Kept
+from rewardlab.gold.kept_results import Kept
 from rewardlab.gold.pool import Finished, Source
 from rewardlab.gold.sampling.asks import Ask, asks_of
 from rewardlab.gold.sampling.config import SampleConfig
@@ -43,7 +43,7 @@ from rewardlab.gold.stage import (
     write_manifest,
     writing,
 )
-from rewardlab.gold.teams import team_of
+from rewardlab.gold.workers import team_of
 
 logger = logging.getLogger("rewardlab")
 FACTS: Final = ("stop", "tokens", "prompt_tokens", "logprob")

@@ -203,10 +203,6 @@ class LocalEngine:
         """Return whether the thread that computes is alive."""
         return self._batcher.alive()
 
-    def clear_cache(self) -> None:
-        """Forget all kept prompts; return when that is done."""
-        self._batcher.call(self._cache.clear).result()
-
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait for those that were taken; return whether none is left."""
         return self._batcher.drain(timeout_s)

@@ -18,8 +18,8 @@ from rewardlab.serve.http import compat, compat_forms
 from rewardlab.serve.http.admin import Swap, SwapRequest, SwapResponse, Swaps
 from rewardlab.serve.http.answers import answer, plain_error
 from rewardlab.serve.http.config import HttpConfig
-from rewardlab.serve.http.door import Door
 from rewardlab.serve.http.metrics import CONTENT_TYPE, Families, Metrics, exposition
+from rewardlab.serve.http.middleware import Door
 from rewardlab.serve.http.openapi import ADMINISTRATION, EVERYWHERE, SCORING, describe, errors, takes
 from rewardlab.serve.http.scoring import Answered, Scoring
 from rewardlab.serve.http.telemetry import Spans

@@ -5,7 +5,7 @@ Counts travel between workers as `Families`, plain lists that add up, so that on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -166,14 +166,3 @@ def exposition(families: Sequence[tuple[str, str, str, Samples]]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Given(list(families)))
     return generate_latest(registry)
-
-
-def value_of(families: Families, sample: str, labels: Mapping[str, str] | None = None) -> float:
-    """Return the sum of a sample over all labels that include those given; 0 if there is none."""
-    wanted = (labels or {}).items()
-    return sum(
-        value
-        for _, _, _, samples in families
-        for name, found, value in samples
-        if name == sample and wanted <= found.items()
-    )

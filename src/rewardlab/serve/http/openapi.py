@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from rewardlab.client.protocol import DIGEST_HEADER, ErrorResponse
-from rewardlab.serve.http.door import OPEN, REQUEST_ID
+from rewardlab.serve.http.middleware import OPEN, REQUEST_ID
 
 SCHEMAS: Final = "#/components/schemas/"
 CAUSES: Final = {

@@ -10,7 +10,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Generator
-from typing import Any, Final
+from typing import Final
 
 import uvicorn
 
@@ -161,34 +161,3 @@ def _end_on_signals(loop: asyncio.AbstractEventLoop, server: Server, *, both: bo
         loop.add_signal_handler(signal.SIGINT, end, signal.SIGINT)
     else:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def in_thread(
-    served: Served, limits: LimitsConfig, *, drain_timeout_s: float = 5.0
-) -> tuple[str, Callable[[], None], Any]:
-    """Serve on a free port of this machine in a thread; return (URL, a function that ends it and waits, the server).
-
-    Raises RuntimeError if the server does not begin to accept connections.
-    """
-    bound = listen("127.0.0.1", 0)
-    url, begun, servers = url_of(bound), threading.Event(), list[Server]()
-
-    def started(server: Server) -> None:
-        servers.append(server)
-        begun.set()
-
-    thread = threading.Thread(
-        target=serve_until_ended,
-        args=(served, bound, limits),
-        kwargs={"drain_timeout_s": drain_timeout_s, "on_start": started},
-        daemon=True,
-    )
-    thread.start()
-    if not begun.wait(30):
-        raise RuntimeError("the server did not begin to accept")
-
-    def end() -> None:
-        servers[0].begin_end()
-        thread.join()
-
-    return url, end, servers[0]

@@ -126,10 +126,6 @@ class Workers:
         """Return how many workers accept."""
         return sum(worker.serving for worker in list(self._workers.values()))
 
-    def pids(self) -> list[int]:
-        """Return the process ids of the workers that accept."""
-        return [worker.process.pid or 0 for worker in list(self._workers.values()) if worker.serving]
-
     def begin_end(self, status: int = 0) -> None:
         """End all workers, each after answering what it has taken."""
         self._status = self._status or status

@@ -15,8 +15,8 @@ from rewardlab.core.files import sha256_file
 from rewardlab.core.spec import SPEC_FILE, RewardSpec, read_spec
 from rewardlab.core.types import Conversation
 from rewardlab.data.chat import Overlong
-from rewardlab.data.loader import tell_typed
 from rewardlab.data.prompts import conversations_of
+from rewardlab.data.token_report import tell_typed
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
 from rewardlab.serve.scoring.rows import Asked
 

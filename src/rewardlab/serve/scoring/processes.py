@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from rewardlab.core.errors import ConfigError, RewardlabError
-from rewardlab.data.loader import tell_typed
+from rewardlab.data.token_report import tell_typed
 from rewardlab.data.workers import ENVIRONMENT, RefusedError, Worker, WorkerDiedError, available_cores
 from rewardlab.serve.scoring.backends import Answer, LocalModel, LocalScorer
 from rewardlab.serve.scoring.rows import Asked

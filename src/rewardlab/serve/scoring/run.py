@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -76,8 +76,13 @@ async def _score(backend: Backend, part: Part) -> Answer | None:
     return await backend.score_rows(asked) if asked else None
 
 
-async def _keep_some(waiting: dict[asyncio.Task[Answer | None], Part], journal: Journal, update: object) -> None:
-    """Wait until some part is scored, and keep all finished ones. Raises the error of a part once these are kept."""
+async def _keep_some(
+    waiting: dict[asyncio.Task[Answer | None], Part], journal: Journal, told: Callable[[int], object]
+) -> None:
+    """Wait until some part is scored, keep all that are, and call `told` with the number of rows of each.
+
+    Raises what went wrong with one, after the others.
+    """
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     failed: list[tuple[Part, BaseException]] = []
     for task in sorted(done, key=lambda task: waiting[task].number):
@@ -90,8 +95,7 @@ async def _keep_some(waiting: dict[asyncio.Task[Answer | None], Part], journal: 
         found = iter(answer.scores if answer is not None else [])
         outcomes: list[Outcome] = [row if isinstance(row, str) else next(found) for row in part.rows]
         journal.append(part.number, outcomes, num_typed=answer.num_typed if answer is not None else 0)
-        assert callable(update)
-        update(len(part.rows))
+        told(len(part.rows))
     for part, error in failed:
         if isinstance(error, WorkerDiedError):
             raise RewardlabError(f"{part.places[0]} to {part.places[1]}: not scored. {error}") from error

@@ -18,8 +18,8 @@ from rewardlab.core.errors import ArtifactError, ConfigError, DataError
 from rewardlab.core.files import SUM, read_json, read_summed_json, sha256_json
 from rewardlab.core.run_folder import CHECKPOINTS, MANIFEST, holds_models, holds_run, run_of, sweep
 from rewardlab.core.spec import CUT_BY_STEPS, CUT_FEWEST, TRUNCATION_OF
-from rewardlab.data.roots import RULES
-from rewardlab.model.parts import whole_of
+from rewardlab.data.splits import RULES
+from rewardlab.model.sharded_weights import whole_of
 from rewardlab.training.checkpoints.checkpoint import Checkpoint, checkpoint_at, newest_checkpoint
 from rewardlab.training.settings.config import RewardTrainerConfig
 

@@ -64,7 +64,10 @@ def release_cached(device: torch.device) -> None:
 
 
 _TAKEN: Final[dict[torch.device, int]] = {}
-"""The largest peak of each device that `take_peak` saw; the counters of torch are reset there."""
+"""The largest peak of each device that `take_peak_memory` saw; the counters of torch are reset there.
+
+Of the process, as torch's counters are: whoever resets them takes the peak away from everybody who asks for it later.
+"""
 
 
 def peak_memory(device: torch.device) -> int:
@@ -83,7 +86,7 @@ def peak_memory(device: torch.device) -> int:
     return largest if sys.platform == "darwin" else largest * 1024
 
 
-def take_peak(device: torch.device) -> int:
+def take_peak_memory(device: torch.device) -> int:
     """Return the peak of tensors on a GPU since the last call, in bytes; `peak_memory` still counts from the start."""
     peak = torch.cuda.max_memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)

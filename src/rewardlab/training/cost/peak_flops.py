@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rewardlab.training.cost.throughput import Peak, known_peak
+from rewardlab.training.cost.throughput import PeakFlops, known_peak_flops
 
 LIMIT_S: Final = 1.0
 """Seconds after which no more is measured, except the few products that always are."""
@@ -28,26 +28,30 @@ MAX_SIDE: Final = 4096
 Linear = Callable[[Tensor, Tensor], Tensor]
 
 
-def peak_of(device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[int, int]], *, count: int = 1) -> Peak:
+def peak_flops_of(
+    device: torch.device, dtype: torch.dtype, shapes: Sequence[tuple[int, int]], *, count: int = 1
+) -> PeakFlops:
     """Return the peak of `count` devices like this one for matmuls in `dtype`.
 
     A GPU in the table has its maker's number. For any other device it is measured on `shapes`, the (outputs, inputs) of
     the model's weights.
     """
-    peak = makers_peak(device, dtype)
+    peak = makers_peak_flops(device, dtype)
     if peak is None:
         flops, (rows, outputs, inputs) = measure(device, dtype, shapes)
-        peak = Peak(flops=flops, source=f"measured, {_arithmetic(device, dtype)} matmul of {rows}x{inputs}x{outputs}")
-    return peak if count == 1 else Peak(flops=count * peak.flops, source=f"{count} x {peak.source}")
+        peak = PeakFlops(
+            flops=flops, source=f"measured, {_arithmetic(device, dtype)} matmul of {rows}x{inputs}x{outputs}"
+        )
+    return peak if count == 1 else PeakFlops(flops=count * peak.flops, source=f"{count} x {peak.source}")
 
 
-def makers_peak(device: torch.device, dtype: torch.dtype) -> Peak | None:
+def makers_peak_flops(device: torch.device, dtype: torch.dtype) -> PeakFlops | None:
     """Return the peak of a GPU in the table for matmuls in `dtype`; None for every other device."""
     if device.type != "cuda":
         return None
     name, arithmetic = torch.cuda.get_device_name(device), _arithmetic(device, dtype)
-    known = known_peak(name, arithmetic)
-    return None if known is None else Peak(flops=known, source=f"{name}, {arithmetic} dense, by its maker")
+    known = known_peak_flops(name, arithmetic)
+    return None if known is None else PeakFlops(flops=known, source=f"{name}, {arithmetic} dense, by its maker")
 
 
 def _arithmetic(device: torch.device, dtype: torch.dtype) -> str:

@@ -41,7 +41,7 @@ Groups = Iterable[tuple[int, Sequence[int]]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peak:
+class PeakFlops:
     """The most that a device can do in the arithmetic of the run."""
 
     flops: float
@@ -54,7 +54,7 @@ class Peak:
         return f"{self.flops / 1e12:.3g} TFLOP/s ({self.source})"
 
 
-def known_peak(device_name: str, arithmetic: str) -> float | None:
+def known_peak_flops(device_name: str, arithmetic: str) -> float | None:
     """Return the FLOP/s of a GPU by the driver's name for it; None if the table has none.
 
     `arithmetic` is `bf16`, `fp16`, `tf32` or `fp32`.
@@ -198,8 +198,8 @@ class Throughput:
         """Return the throughput that `dataclasses.asdict` turned into `values`."""
         return cls(**{**values, "work": Work(**values["work"])})
 
-    def values(self, peak: Peak | None, peak_memory: int) -> dict[str, float]:
-        """Return columns of metrics.csv; `peak_memory` is in bytes. Without a peak the utilisation is NaN."""
+    def values(self, peak_flops: PeakFlops | None, peak_memory: int) -> dict[str, float]:
+        """Return columns of metrics.csv; `peak_memory` is in bytes. Without `peak_flops` the utilisation is NaN."""
         rate = self.work.model_flops / self.seconds if self.seconds else math.nan
         return {
             "tokens": self.work.computed_tokens,
@@ -209,7 +209,7 @@ class Throughput:
             "padding_share": self.work.padding_share,
             "sharing_ratio": self.work.sharing_ratio,
             "model_tflops_per_second": rate / 1e12,
-            "mfu": rate / peak.flops if peak else math.nan,
+            "mfu": rate / peak_flops.flops if peak_flops else math.nan,
             "peak_memory_gib": peak_memory / GIB,
         }
 
@@ -241,17 +241,17 @@ def short(number: float) -> str:
     return f"{number:.0f}" if number >= 99.95 else f"{number:.1f}" if number >= 0.95 else f"{number:.2f}"
 
 
-def closing_line(total: Throughput, peak: Peak | None, peak_memory: int) -> str:
+def closing_line(total: Throughput, peak_flops: PeakFlops | None, peak_memory: int) -> str:
     """Return the line of a report about the speed of a whole run; `peak_memory` is in bytes."""
     if not total.steps:
         return "Speed: no step was trained."
-    values = total.values(peak, peak_memory)
+    values = total.values(peak_flops, peak_memory)
     if not values["tokens"]:
         return (
             f"Speed: {short(values['pairs_per_second'])} pairs/s over {total.steps} steps of "
             f"{values['seconds'] / total.steps:.3f} s, {LOOKED_UP}, peak memory {values['peak_memory_gib']:.2f} GiB."
         )
-    of = f" of {peak.line()}" if peak else ""
+    of = f" of {peak_flops.line()}" if peak_flops else ""
     share = "" if math.isnan(values["mfu"]) else f" MFU {100 * values['mfu']:.1f} %{of},"
     padding = f"padding {100 * values['padding_share']:.1f} %, sharing {values['sharing_ratio']:.2f}x"
     return (

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rewardlab.core.errors import DeviceMemoryError, NonFiniteError
 
 
-def no_weight(step: int, total: float, examples: str) -> NonFiniteError:
-    """Return the error for a step whose comparisons have a total weight that is not above 0."""
+@dataclass(frozen=True, kw_only=True)
+class Nouns:
+    """What a task calls the things that messages are about."""
+
+    weighed: str
+    """Those whose losses are weighed, in the plural."""
+    whole: str
+    """What is computed at once, whatever the token budget."""
+
+
+def no_weight(step: int, total: float, examples: str, nouns: Nouns) -> NonFiniteError:
+    """Return the error for a step whose total weight is not above 0."""
     return NonFiniteError(
-        f"step {step}: the weights of its comparisons add up to {total}. Examples: {examples}. Leave out rows of "
+        f"step {step}: the weights of its {nouns.weighed} add up to {total}. Examples: {examples}. Leave out rows of "
         f"weight 0, or raise --batch-size."
     )
 
@@ -52,10 +63,10 @@ def no_memory_on_rank(step: int, rank: int, budget: int) -> DeviceMemoryError:
     )
 
 
-def no_memory(step: int, budget: int, least: int) -> DeviceMemoryError:
+def no_memory(step: int, budget: int, least: int, nouns: Nouns) -> DeviceMemoryError:
     """Return the error for a step that does not fit into memory even with half the token budget."""
     return DeviceMemoryError(
         f"step {step}: out of memory, also with --micro-token-budget {budget}. Set a smaller --micro-token-budget (at "
-        f"least {least}, the largest preference), lower --max-seq-len, or turn on --activation-checkpointing. The "
+        f"least {least}, the largest {nouns.whole}), lower --max-seq-len, or turn on --activation-checkpointing. The "
         f"weights are those of step {step - 1}."
     )

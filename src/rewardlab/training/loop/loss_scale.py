@@ -55,12 +55,11 @@ class LossScale:
         self.value = max(LEAST, self.value / 2)
         return True
 
-    def is_too_large(self, ranks: Ranks, grad_norm: float, *, in_float32: Iterable[float]) -> bool:
-        """Return whether the gradients of a step, on any rank, overflowed float16 though its float32 numbers are
-        finite.
+    def halve_if_too_large(self, ranks: Ranks, grad_norm: float, *, in_float32: Iterable[float]) -> bool:
+        """Halve the scale if a step's gradients overflowed float16 on any rank, though its float32 numbers are finite.
 
-        The numbers in float32 are its losses and the head's gradient norm. If so, the scale has been halved and the
-        step has to be computed again. False also if halving cannot help. Every rank calls it.
+        The numbers in float32 are its losses and the head's gradient norm. Return whether the scale was halved, so that
+        the step has to be computed again; False also if halving cannot help. Every rank calls it.
         """
         if not self.moves:
             return False

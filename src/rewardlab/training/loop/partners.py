@@ -16,10 +16,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from rewardlab.core.signals import StopRequests
 from rewardlab.distributed.ranks import Parallel
-from rewardlab.training.cost.throughput import Peak, Work
+from rewardlab.training.cost.throughput import PeakFlops, Work
+from rewardlab.training.loop.failures import Nouns
 from rewardlab.training.loop.totals import StepTotals
 from rewardlab.training.monitoring.observers import Observers
-from rewardlab.training.monitoring.progress import StepReport
+from rewardlab.training.monitoring.progress import StepReport, Tally
 from rewardlab.training.settings.config import MonitorConfig
 
 MicroBatch = TypeVar("MicroBatch")
@@ -29,8 +30,8 @@ MicroBatch = TypeVar("MicroBatch")
 class Machine:
     """The ranks and the device of a run, its observers, and the requests that may stop it."""
 
-    peak: Peak | None = None
-    """The peak of all ranks together, against which utilisation is measured."""
+    peak_flops: PeakFlops | None = None
+    """The most FLOP/s of all ranks together, against which utilisation is measured."""
     parallel: Parallel = field(default_factory=Parallel)
     """How the ranks share a step."""
     stops: StopRequests = field(default_factory=StopRequests)
@@ -62,6 +63,14 @@ class Steps(Protocol[MicroBatch]):
     @property
     def in_float16(self) -> bool:
         """Return whether gradients are computed in float16, so that the loss has to be scaled."""
+
+    @property
+    def tally(self) -> Tally[Any]:
+        """What is counted in steps, and how the record and the log say it."""
+
+    @property
+    def nouns(self) -> Nouns:
+        """Words for messages."""
 
     def plan(self, step: int, budget: int) -> list[MicroBatch]:
         """Return this rank's micro-batches of step `step` (from 0), at most `budget` tokens each.

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,8 @@ from rewardlab.core.run_folder import saved_step, saved_steps
 from rewardlab.core.spec import SPEC_FILE
 from rewardlab.core.types import TokenGroup
 from rewardlab.data.groups import Datasets, origin
-from rewardlab.data.loader import batch_of_step, steps_per_epoch
 from rewardlab.data.pack import largest_cost, plan_micro_batches
+from rewardlab.data.step_order import batch_of_step, steps_per_epoch
 from rewardlab.distributed.ranks import Parallel, Ranks
 from rewardlab.evaluation.evaluate import (
     EvalResult,
@@ -36,10 +36,12 @@ from rewardlab.report.tables import format_estimate
 from rewardlab.training.cost.flops import shape_of, work_of, work_of_head
 from rewardlab.training.cost.throughput import Throughput, Work
 from rewardlab.training.loop import losses
+from rewardlab.training.loop.failures import Nouns
 from rewardlab.training.loop.optimizer import build_optimizer
 from rewardlab.training.loop.partners import Machine, Update
 from rewardlab.training.loop.schedule import build_schedule
 from rewardlab.training.loop.selection import Selection, selection_of
+from rewardlab.training.loop.tally import PreferenceTally
 from rewardlab.training.loop.totals import StepTotals
 from rewardlab.training.loop.trainer import Trainer
 from rewardlab.training.monitoring.observers import Observers
@@ -52,7 +54,10 @@ Save = Callable[[Path, int], None]
 
 
 class RewardSteps:
-    """Makes steps of TokenGroups whose comparisons carry their weights (see data.loader.weigh)."""
+    """Makes steps of TokenGroups whose comparisons carry their weights (see data.groups.weigh)."""
+
+    tally: Final = PreferenceTally()
+    nouns: Final = Nouns(weighed="comparisons", whole="preference")
 
     def __init__(
         self, config: RewardTrainerConfig, model: RewardModel, train: Sequence[TokenGroup], ranks: Ranks

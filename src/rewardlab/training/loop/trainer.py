@@ -74,7 +74,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         """The last step at which the model was evaluated."""
         self._gradients_checked = False
         self.device = next(model.parameters()).device
-        self.log = Logbook(records, num_steps=num_steps, peak=machine.peak, device=self.device)
+        self.log = Logbook(records, steps.tally, num_steps=num_steps, peak_flops=machine.peak_flops, device=self.device)
         self._next: Pending[list[MicroBatch]] | None = None
         self.optimizer = update.optimizer
         self.schedule = update.schedule
@@ -177,7 +177,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
             self.token_budget = held
         if self.loss_scale.moves:
             self.loss_scale.restore(state["loss_scale"])
-        self.log.progress = Progress.from_dict(state["progress"])
+        self.log.progress = Progress.from_dict(state["progress"], self.steps.tally)
         seek(self.schedule, self.step)
         self.records.rewind(state["rows"], self.step)
         self.judge.restore(state["task"], self.step)
@@ -197,14 +197,15 @@ class Trainer(Generic[MicroBatch, JudgeT]):
 
         If memory runs out, the step is planned and computed again, once, with half the token budget. In float16 it is
         computed again with half the loss scale until its gradients are finite. Raises NonFiniteError if the loss or
-        gradient is not finite or no comparison has weight, DeviceMemoryError if the step does not fit in memory, and
+        gradient is not finite or the weights add up to 0, DeviceMemoryError if the step does not fit in memory, and
         DataError if its data cannot be read in time.
         """
         started = time.perf_counter()
         # Each micro-batch's loss is divided by the weight of all, so the total must be known before the first backward.
         (total_weight,) = self.ranks.total([sum(self.steps.weight(batch) for batch in batches)])
         if not total_weight > 0:
-            raise failures.no_weight(self.step + 1, total_weight, "; ".join(map(self.steps.describe, batches)))
+            examples = "; ".join(map(self.steps.describe, batches))
+            raise failures.no_weight(self.step + 1, total_weight, examples, self.steps.nouns)
         while True:
             batches, accumulated = self._accumulate_in_memory(batches, total_weight)
             # The device still computes: the host counts work and plans the next step before `fetch` waits for it.
@@ -213,7 +214,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
                 self._begin_plan(self.step + 1)
             own = accumulated.fetch()
             in_float32 = [*own.losses, own.head_grad_norm]
-            if not self.loss_scale.is_too_large(self.ranks, own.grad_norm, in_float32=in_float32):
+            if not self.loss_scale.halve_if_too_large(self.ranks, own.grad_norm, in_float32=in_float32):
                 break
             self.optimizer.zero_grad(set_to_none=True)
             self.log.note_loss_scale(self.step + 1, self.loss_scale.value)
@@ -290,7 +291,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
             self.steps.require_gradients()
             self._gradients_checked = True
         trainable = self._trainable()
-        self.parallel.sum_gradients(trainable)
+        self.parallel.finish_gradients(trainable)
         if self.loss_scale.value != 1:
             # Unscaled before the norm is taken, so that the clipping threshold and the logged norm do not depend on the
             # scale.
@@ -344,7 +345,7 @@ class Trainer(Generic[MicroBatch, JudgeT]):
         self.optimizer.zero_grad(set_to_none=True)
         if not self.parallel.can_back_off:
             return failures.no_memory_on_rank(self.step + 1, self.ranks.rank, self.token_budget)
-        return failures.no_memory(self.step + 1, self.token_budget, self.steps.least_budget())
+        return failures.no_memory(self.step + 1, self.token_budget, self.steps.least_budget(), self.steps.nouns)
 
     def _trainable(self) -> list[nn.Parameter]:
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from rewardlab.core.libc import resident
-from rewardlab.training.cost.memory import peak_memory, take_peak
+from rewardlab.training.cost.memory import peak_memory, take_peak_memory
 from rewardlab.training.monitoring.observers import Cadence, Observer
 
 logger = logging.getLogger("rewardlab")
@@ -67,14 +67,14 @@ class MemoryWatch:
 
     def _step_begins(self, step: int) -> None:
         self._forward = self._backward = 0
-        take_peak(self.device)
+        take_peak_memory(self.device)
 
     def _forward_done(self) -> None:
         # Reading the peak resets torch's counter, so the backward pass that follows is measured by itself.
-        self._forward = max(self._forward, take_peak(self.device))
+        self._forward = max(self._forward, take_peak_memory(self.device))
 
     def _backward_done(self) -> None:
-        self._backward = max(self._backward, take_peak(self.device))
+        self._backward = max(self._backward, take_peak_memory(self.device))
 
     def _step_done(self, step: int) -> None:
         sizes: dict[str, int | None]

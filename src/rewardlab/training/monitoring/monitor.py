@@ -16,7 +16,7 @@ from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.analysis.signs import RunFacts
 from rewardlab.core.config import to_mapping
 from rewardlab.core.files import append_text, to_json, write_text
-from rewardlab.data.loader import TokenReport
+from rewardlab.data.token_report import TokenReport
 from rewardlab.training.monitoring.gpu import require_nvml, watch_gpu
 from rewardlab.training.monitoring.memory_watch import MemoryWatch
 from rewardlab.training.monitoring.observers import Cadence, Observer, Observers

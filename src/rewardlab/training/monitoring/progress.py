@@ -5,24 +5,46 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch._dynamo.utils import counters
 
-from rewardlab.core.types import Sums
 from rewardlab.training.cost.memory import peak_memory
-from rewardlab.training.cost.throughput import Peak, Throughput, closing_line, speed_line
+from rewardlab.training.cost.throughput import PeakFlops, Throughput, closing_line, speed_line
 from rewardlab.training.monitoring.records import Records
 
 logger = logging.getLogger("rewardlab")
+SumsT = TypeVar("SumsT")
+
+
+@runtime_checkable
+class Tally(Protocol[SumsT]):
+    """What a task counts in its steps. Sums are dataclasses of numbers; those of several steps are added by `+`."""
+
+    @property
+    def unit(self) -> str:
+        """What the throughput of the task counts, in the plural."""
+
+    def none(self) -> SumsT:
+        """Return the sums over no step."""
+
+    def read(self, values: Mapping[str, Any]) -> SumsT:
+        """Return the sums that `dataclasses.asdict` turned into `values`."""
+
+    def columns(self, sums: SumsT) -> dict[str, Any]:
+        """Return columns of metrics.csv, with `train_loss` among them."""
+
+    def words(self, values: Mapping[str, Any]) -> str:
+        """Return what a line of the log says of these columns, besides the loss."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepReport:
     """The result of one step."""
 
-    sums: Sums
+    sums: Any
+    """What the task counts, see `Tally`."""
     grad_norm: float
     """Norm of all gradients before clipping."""
     head_grad_norm: float
@@ -31,9 +53,9 @@ class StepReport:
     """Learning rate of the update."""
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> StepReport:
+    def from_dict(cls, values: Mapping[str, Any], tally: Tally[Any]) -> StepReport:
         """Return the report that `dataclasses.asdict` turned into `values`."""
-        parts = {"sums": Sums(**values["sums"]), "throughput": Throughput.from_dict(values["throughput"])}
+        parts = {"sums": tally.read(values["sums"]), "throughput": Throughput.from_dict(values["throughput"])}
         return cls(**{**values, **parts})
 
 
@@ -58,58 +80,60 @@ class Progress:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Progress:
+    def from_dict(cls, values: Mapping[str, Any], tally: Tally[Any]) -> Progress:
         """Return the progress that `state` gave."""
         return cls(
-            window=[StepReport.from_dict(report) for report in values["window"]],
+            window=[StepReport.from_dict(report, tally) for report in values["window"]],
             since_evaluation=Throughput.from_dict(values["since_evaluation"]),
             total=Throughput.from_dict(values["total"]),
         )
 
-    def close_window(self, peak: Peak | None, peak_memory: int) -> tuple[int, dict[str, Any]]:
-        """Return (number of steps, columns of metrics.csv) of the window, and begin a new one. `peak_memory` is in
-        bytes.
+    def close_window(
+        self, tally: Tally[Any], peak_flops: PeakFlops | None, peak_memory: int
+    ) -> tuple[int, dict[str, Any]]:
+        """Return (number of steps, columns of metrics.csv) of the window, and begin a new one.
+
+        `peak_memory` is in bytes.
         """
         reports, self.window = self.window, []
-        sums = sum((report.sums for report in reports), Sums())
+        sums = sum((report.sums for report in reports), tally.none())
         throughput = sum((report.throughput for report in reports), Throughput())
         return len(reports), {
-            "train_loss": sums.mean_loss,
-            "train_nll": sums.mean_nll,
-            "train_accuracy": sums.accuracy,
-            "train_margin": sums.mean_margin,
-            "train_pairs": sums.comparisons,
+            **tally.columns(sums),
             # Norms have no weights, so they are averaged over steps; losses are sums that are divided once.
             "grad_norm": sum(report.grad_norm for report in reports) / len(reports),
             "lr": reports[-1].lr,
             "head_grad_norm": sum(report.head_grad_norm for report in reports) / len(reports),
-        } | throughput.values(peak, peak_memory)
+        } | throughput.values(peak_flops, peak_memory)
 
 
 class Logbook:
     """Adds up steps, and logs and records the sums; `progress` holds what has not been logged yet."""
 
-    def __init__(self, records: Records, *, num_steps: int, peak: Peak | None, device: torch.device) -> None:
-        """`peak` is the peak against which utilisation is measured; without it there is none."""
+    def __init__(
+        self, records: Records, tally: Tally[Any], *, num_steps: int, peak_flops: PeakFlops | None, device: torch.device
+    ) -> None:
+        """`peak_flops` is what utilisation is measured against; without it there is none."""
         self.progress = Progress()
-        self._records, self._num_steps, self._peak, self._device = records, num_steps, peak, device
+        self._records, self._tally, self._num_steps = records, tally, num_steps
+        self._peak_flops, self._device = peak_flops, device
         self._programs = compiled_programs()
 
     def note_steps(self, step: int) -> Mapping[str, Any]:
         """Record and log the steps since the last time; return the values of the row."""
-        num_steps, values = self.progress.close_window(self._peak, peak_memory(self._device))
+        num_steps, values = self.progress.close_window(self._tally, self._peak_flops, peak_memory(self._device))
         self._records.add(step, values)
         remaining = (self._num_steps - step) * values["seconds"] / num_steps
         logger.info(
-            "step %d/%d  loss %.4f  accuracy %.3f  margin %+.3f  grad %.2f  lr %.1e  %.1f pairs/s  %s left",
+            "step %d/%d  loss %.4f  %s  grad %.2f  lr %.1e  %.1f %s/s  %s left",
             step,
             self._num_steps,
             values["train_loss"],
-            values["train_accuracy"],
-            values["train_margin"],
+            self._tally.words(values),
             values["grad_norm"],
             values["lr"],
             values["pairs_per_second"],
+            self._tally.unit,
             duration(remaining),
         )
         return values
@@ -133,7 +157,7 @@ class Logbook:
         throughput, self.progress.since_evaluation = self.progress.since_evaluation, Throughput()
         if not throughput.steps:
             return
-        values = throughput.values(self._peak, peak_memory(self._device))
+        values = throughput.values(self._peak_flops, peak_memory(self._device))
         logger.info("step %d/%d  SPEED  %s", step, self._num_steps, speed_line(values))
         if compiled := growth_line(self._programs, step - throughput.steps):
             logger.info("step %d/%d  COMPILED  %s", step, self._num_steps, compiled)
@@ -141,7 +165,7 @@ class Logbook:
 
     def closing_line(self) -> str:
         """Return a line about the speed of all steps together."""
-        return closing_line(self.progress.total, self._peak, peak_memory(self._device))
+        return closing_line(self.progress.total, self._peak_flops, peak_memory(self._device))
 
 
 def duration(seconds: float) -> str:

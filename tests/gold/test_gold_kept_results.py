@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rewardlab.gold.kept import Kept, key_of
+from rewardlab.gold.kept_results import Kept, key_of
 
 
 def test_what_was_added_is_there_when_it_is_opened_again(tmp_path: Path) -> None:

@@ -1,16 +1,11 @@
-"""Preferences -> TokenGroups, and the order in which a run sees them.
-
-Macro-batch k is a function of (seed, k), the batch size and the number of groups alone. No random state is carried from
-step to step, so a run can be resumed at any step.
-"""
+"""Counts what tokenising did to a dataset, and tokenises preferences that are in memory."""
 
 from __future__ import annotations
 
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +17,7 @@ from rewardlab.core.spec import RendererSpec
 from rewardlab.core.types import Preference, TokenGroup
 from rewardlab.data.bulk import render_all
 from rewardlab.data.chat import OVERLONG, PROMPT_TOO_LONG, Renderer
-from rewardlab.data.groups import Groups, Part
+from rewardlab.data.groups import Part
 from rewardlab.data.store import LEFT_OUT, LeftOut, TokenStore, encode
 
 logger = logging.getLogger("rewardlab")
@@ -163,42 +158,3 @@ def require_enough(
         f"{name}: {num_dropped} of {report.preferences} preferences cannot be used with {limit} ({causes}). "
         f"{remedy}{allow}."
     )
-
-
-def weigh(groups: Sequence[TokenGroup], *, by: str) -> Sequence[TokenGroup]:
-    """Return groups whose weights count each prompt once (`by` = `prompt`) or each comparison once (`comparison`).
-
-    For `prompt`, the weights of a group's comparisons are divided by their number.
-    """
-    if by == "comparison":
-        return groups
-    if isinstance(groups, Groups):
-        return groups.weighed()
-    return [
-        replace(
-            group,
-            comparisons=tuple(
-                replace(comparison, weight=comparison.weight / len(group.comparisons))
-                for comparison in group.comparisons
-            ),
-        )
-        for group in groups
-    ]
-
-
-def steps_per_epoch(num_groups: int, batch_size: int) -> int:
-    """Return the number of optimiser steps in one epoch, of which the last may have fewer groups."""
-    return -(-num_groups // batch_size)
-
-
-def batch_of_step(step: int, *, num_groups: int, batch_size: int, seed: int) -> list[int]:
-    """Return the indices of the groups whose losses make up optimiser step `step` (from 0)."""
-    epoch, position = divmod(step, steps_per_epoch(num_groups, batch_size))
-    chosen = _order(seed, epoch, num_groups)[position * batch_size : (position + 1) * batch_size]
-    return [int(index) for index in chosen]
-
-
-@lru_cache(maxsize=1)
-def _order(seed: int, epoch: int, num_groups: int) -> npt.NDArray[np.int64]:
-    """Return the order of the groups in an epoch. The latest one is cached, since every step of the epoch needs it."""
-    return np.random.default_rng((seed, epoch)).permutation(num_groups)

@@ -16,7 +16,7 @@ from rewardlab.artifact.load import load
 from rewardlab.artifact.weights import write_weights
 from rewardlab.model.load import disk_class_of, read_config
 from rewardlab.model.outline import read_outline
-from rewardlab.model.parts import ALONE, Weight
+from rewardlab.model.sharded_weights import ALONE, Weight
 
 FP32 = {"precision": "fp32"}
 BF16 = {"precision": "bf16"}

@@ -12,7 +12,7 @@ import labelled
 from reward_models import save_tiny
 from rewardlab.cli import main
 from rewardlab.core.errors import ConfigError
-from rewardlab.gold.earlier import translated
+from rewardlab.gold.rmood_flags import translated
 
 LABEL = """labeling_reward.py
     --prompts_path $RMOOD_HOME/datasets/alpacafarm/rm/rm_prompts.json

@@ -18,7 +18,7 @@ from loading import ids, load
 from rewardlab.core.errors import DataError
 from rewardlab.core.types import Comparison, Message, Preference
 from rewardlab.data.groups import Part
-from rewardlab.data.roots import (
+from rewardlab.data.splits import (
     JOINING_BYTES,
     MOST_FIRST_TURNS,
     MOST_TOGETHER,
