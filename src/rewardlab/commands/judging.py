@@ -26,7 +26,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         return
     from rewardlab.data.named import require_readable
 
-    claim_evaluation(config.run.output_dir, config.data.dataset, overwrite=config.run.overwrite)
+    claim_evaluation(config.run.output_dir, config.run.inputs(config.data), overwrite=config.run.overwrite)
     require_readable(config.data.dataset, config.data.hf_split, config.data.reading)
     from rewardlab.evaluation.models import judge_folders
     from rewardlab.report.ensembles import ensemble_block

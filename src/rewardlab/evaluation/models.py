@@ -101,7 +101,7 @@ def judge_folders(config: EvalConfig) -> Judged:
     with only_writer(out):
         places = {name: out / name for name in named}
         for place in (out, *places.values()):
-            claim_evaluation(place, config.data.dataset, overwrite=config.run.overwrite)
+            claim_evaluation(place, config.run.inputs(config.data), overwrite=config.run.overwrite)
         judged: dict[str, JudgedModel] = {}
         members = members_of(config)
         for number, (name, folder) in enumerate(named.items(), start=1):

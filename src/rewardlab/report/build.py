@@ -22,7 +22,7 @@ from rewardlab.report.card import write_card
 from rewardlab.report.checklist import checklist_section
 from rewardlab.report.curves import curves_side_by_side, training_curves
 from rewardlab.report.document import Document, Paragraph, Part, Section
-from rewardlab.report.evaluations import Judged, read_columns, read_scores
+from rewardlab.report.evaluations import Judged, read_columns, read_gold, read_scores
 from rewardlab.report.extras import (
     controls_section,
     ensemble_section,
@@ -106,7 +106,14 @@ def tell(
                 texts = _texts(record.config, record.judged, mistakes, rows, find_texts)
             if rows:
                 slices = _columns(record.judged, rows, {} if texts is None else texts.turns)
-                judgement = judge_rows(rows, beta=record.beta, thresholds=record.thresholds, slices=slices, draws=draws)
+                judgement = judge_rows(
+                    rows,
+                    beta=record.beta,
+                    thresholds=record.thresholds,
+                    slices=slices,
+                    gold=read_gold(record.judged),
+                    draws=draws,
+                )
         except (RewardlabError, OSError, KeyError, AssertionError) as error:
             problems.append(f"The rows of {record.judged.name} cannot be judged: {error}")
     return Told(record=record, rows=rows, judgement=judgement, mistakes=mistakes, texts=texts, problems=tuple(problems))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import read_json, read_jsonl, sha256_file, to_float
-from rewardlab.core.run_folder import SCORES_SUM, SLICES
+from rewardlab.core.run_folder import GOLD, SCORES_SUM, SLICES
 from rewardlab.core.terminal import short
 from rewardlab.core.types import Estimate, ScoreRow
 
@@ -122,6 +122,20 @@ def read_columns(judged: Judged) -> dict[str, dict[tuple[str, str], object]]:
         for name, value in values.items() if isinstance(values, dict) else ():
             columns.setdefault(str(name), {})[str(row.get("source")), str(row.get("preference_id"))] = value
     return columns
+
+
+def read_gold(judged: Judged) -> dict[tuple[str, str, int], float] | None:
+    """Return the gold scores that lie beside an evaluation: source, id and number of the reply -> score. None if there
+    are none."""
+    path = None if judged.scores is None else judged.scores.with_name(f"{judged.name}.{GOLD}")
+    if path is None or not path.is_file():
+        return None
+    gold: dict[tuple[str, str, int], float] = {}
+    for _, row in islice(read_jsonl(path), MOST_ROWS):
+        reply, score = row.get("reply"), to_float(row.get("gold"))
+        if isinstance(reply, int) and math.isfinite(score):
+            gold[str(row.get("source")), str(row.get("preference_id")), reply] = score
+    return gold or None
 
 
 def estimate_of(entry: object) -> Estimate | None:
