@@ -49,8 +49,8 @@ class EvalRunConfig:
     precision: ScoringPrecision = "fp32"
     """Arithmetic; fp32 gives the canonical scores."""
     precision_card: bool = True
-    """Also compare float32, half precision and weights rounded to the nearest on up to 200 of the rows of a dataset,
-    and say which the model may be served in."""
+    """Also compare float32, half precision and weights rounded to the nearest on up to 200 of the preferences, and
+    say which the model may be served in."""
     attention: Literal["auto", "shared", "padded"] = "auto"
     """As in `rewardlab train`."""
     micro_token_budget: int = 8192

@@ -278,8 +278,7 @@ def _evaluate_folder(
     result = replace(result, robustness=robustness)
     # The card comes last, since it changes the model.
     if run.precision_card:
-        sample, exact = draw(groups, result.rows if run.precision == "fp32" else None, seed=run.seed)
-        make_card = partial(_card, config, model, sample, exact, num_available=len(groups))
+        make_card = card_maker(config, model, groups, result.rows)
         if model.is_on_shared_backbone:
             model.release()
             result = replace(result, make_card=make_card)
@@ -311,6 +310,15 @@ def _judgement(
     except DataError as error:
         logger.warning("no judgement beside the metrics: %s", error)
         return None
+
+
+def card_maker(
+    config: EvalConfig, model: SavedModel, groups: Sequence[TokenGroup], rows: Sequence[ScoreRow]
+) -> Callable[[], PrecisionCard | None]:
+    """Return what makes, writes and returns the precision card of a model, on a sample of the groups that it has scored
+    (`rows`). The model has to be loaded again after it."""
+    sample, exact = draw(groups, rows if config.run.precision == "fp32" else None, seed=config.run.seed)
+    return partial(_card, config, model, sample, exact, num_available=len(groups))
 
 
 def _card(
