@@ -17,6 +17,8 @@ from rewardlab.core.types import Estimate, ScoreRow
 
 JUDGED: Final = ("test", "eval", "selection", "cross_validated")
 """Names of evaluations by which a run is judged, the most telling first: `test` data chose nothing."""
+BASELINES: Final = ("_length_only", "_bag_of_words")
+"""Ends of the names of evaluations with which it is compared pair by pair."""
 MOST_ROWS: Final = 2_000_000
 """Rows read of one file; a file with more is no record of a run."""
 
@@ -59,12 +61,13 @@ def read_judged(path: Path, problems: list[str]) -> Judged:
     name = path.name.removesuffix(".metrics.json")
     scores: Path | None = path.with_name(f"{name}.scores.jsonl")
     assert scores is not None
+    is_used = name in JUDGED or name.endswith(BASELINES)
     if not scores.is_file():
         problems.append(f"{scores.name} is missing, so nothing can be computed from its rows.")
         scores = None
-    elif name in JUDGED and values.get(SCORES_SUM) is None:
+    elif is_used and values.get(SCORES_SUM) is None:
         problems.append(f"{path.name} has no checksum, so it is unknown whether {scores.name} is what was judged.")
-    elif name in JUDGED and values[SCORES_SUM] != sha256_file(scores):
+    elif is_used and values[SCORES_SUM] != sha256_file(scores):
         problems.append(f"{scores.name} does not match its checksum in {path.name}, so it is not used.")
         scores = None
     return Judged(
