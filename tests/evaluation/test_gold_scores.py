@@ -164,3 +164,16 @@ def test_a_file_that_is_missing_and_one_that_would_be_replaced_are_refused(model
             main([*line, "--gold", str(gold)])
         assert ended.value.code == 2
         assert "would replace" in capsys.readouterr().err
+
+
+def test_gold_scores_of_other_data_end_the_command_before_anything_is_scored(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("rewardlab.evaluation.saved.SavedModel.scores", lambda *_, **__: 1 / 0)
+    gold = write(tmp_path / "gold.jsonl", [{"id": f"elsewhere:{n}", "scores": [1, 2]} for n in range(NUM_ROWS)])
+    line = ["eval", str(model), "--dataset", str(lists(tmp_path / "data.jsonl")), "--output-dir", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as ended:
+        main([*line, "--gold", str(gold)])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert "no preference that is judged has gold scores there" in " ".join(said.split())
+    assert "Traceback" not in said
+    assert not (tmp_path / "out/eval.metrics.json").exists()
