@@ -83,6 +83,40 @@ def test_a_folder_of_every_layout_is_scored_judged_and_written(suite, saved, tmp
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in manifest["data"][0]["sources"].values())
 
 
+def test_a_suite_ends_with_a_precision_card_on_its_own_pairs(saved, tmp_path, capsys):
+    for suite in ("llmbar", "hhh"):
+        WRITERS[suite](tmp_path / "data" / suite, 50)
+    evaluate(saved, tmp_path / "data", tmp_path / "out", "llmbar", "hhh")
+    printed = capsys.readouterr().out
+    card = json.loads((tmp_path / "out" / "precision.json").read_text())
+    scores = {name: tmp_path / "out" / f"suite.{name}.scores.jsonl" for name in ("llmbar", "hhh")}
+    judged = {(row["source"], row["preference_id"]) for path in scores.values() for _, row in read_jsonl(path)}
+    assert card["available"] == len(judged)
+    assert card["preferences"] == min(200, len(judged))
+    assert list(card["measures"]) == ["float32", "bf16", "nearest bf16"]
+    assert card["measures"]["bf16"]["margin error"]["value"] > 0
+    for verdict in card["verdicts"]:
+        assert f"{verdict['precision']}: {verdict['answer']}" in " ".join(printed.split())
+        assert f"{verdict['precision']}: {verdict['answer']}" in (tmp_path / "out" / "report.md").read_text()
+    again = tmp_path / "again"
+    evaluate(saved, tmp_path / "data", again, "llmbar", "hhh", more=("--no-precision-card",))
+    assert not (again / "precision.json").exists()
+    page = (again / "report.md").read_text()
+    assert "it was switched off" in page
+    assert f"rewardlab eval {saved} --suite llmbar hhh --suite-data {tmp_path / 'data'}" in page.replace("\\", "")
+    for name, path in scores.items():
+        assert path.read_bytes() == (again / f"suite.{name}.scores.jsonl").read_bytes()
+
+
+def test_several_models_on_a_suite_have_a_verdict_each(saved, tmp_path, capsys):
+    (tmp_path / "other").symlink_to(saved)
+    WRITERS["hhh"](tmp_path / "data", 12)
+    line = ["eval", str(saved), str(tmp_path / "other"), "--suite", "hhh", "--suite-data", str(tmp_path / "data")]
+    main([*line, "--output-dir", str(tmp_path / "out")])
+    assert capsys.readouterr().out.count("In which precision may it be served?") == 2
+    assert all((tmp_path / "out" / name / "precision.json").is_file() for name in ("reward", "other"))
+
+
 def test_a_reply_has_the_score_that_a_loaded_model_gives_it(saved, tmp_path):
     import rewardlab
 

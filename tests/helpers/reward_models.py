@@ -26,10 +26,16 @@ from served_in_thread import in_thread
 
 
 def save_tiny(
-    folder: Path, *, seed: int = 0, scale: tuple[float, float] | None = None, template: str | None = CHATML, **how: Any
+    folder: Path,
+    *,
+    seed: int = 0,
+    scale: tuple[float, float] | None = None,
+    affine: tuple[float, float] = (1.0, 0.0),
+    template: str | None = CHATML,
+    **how: Any,
 ) -> Path:
-    """Save a tiny reward model; each seed has a head of its own. `scale` is (mean, std) of a stored calibration;
-    `how` goes to RenderingConfig."""
+    """Save a tiny reward model; each seed has a head of its own. `scale` is (mean, std) of a stored calibration, and
+    `affine` its map; `how` goes to RenderingConfig."""
     rendering = RenderingConfig(**{"max_seq_len": 256, **how})
     model = make_model()
     with torch.no_grad():
@@ -54,7 +60,7 @@ def save_tiny(
             data={},
             judged={},
         )
-        spec = seal(folder, replace(read_spec(folder), temperature=1.0, affine=(1.0, 0.0), calibration=stored))
+        spec = seal(folder, replace(read_spec(folder), temperature=1.0, affine=affine, calibration=stored))
         write_json(folder / "reward_spec.json", spec.to_dict())
     return folder
 

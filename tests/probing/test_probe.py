@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from conftest import make_groups, make_model, make_tokenizer, stored, write_base
 from harming import HARMS
 from rewardlab.artifact.load import load
 from rewardlab.cli import main
-from rewardlab.core.errors import ArtifactError, ConfigError, DataError
+from rewardlab.core.errors import ArtifactError, ConfigError, DataError, ModelError
 from rewardlab.core.files import read_jsonl
 from rewardlab.core.types import ScoreRow
 from rewardlab.probing.config import ProbeConfig
@@ -229,6 +230,32 @@ def test_where_something_is_rounded_the_saved_folder_is_what_is_judged(base_mode
     row = json.loads(test.read_text().splitlines()[0])
     scores = scorer.score_replies([{"role": "user", "content": row["prompt"]}], [row["chosen"], row["rejected"]])
     assert [found.score for found in result.test.rows[:2]] == pytest.approx(scores, abs=1e-4)
+
+
+def test_a_probe_ends_with_a_precision_card_of_its_model_on_the_test_data(
+    base_model, pairs_file, tmp_path, monkeypatch
+):
+    test = write_pairs(tmp_path / "test.jsonl", 60, offset=100)
+    config = config_for(base_model, pairs_file, tmp_path / "run", test_dataset=(str(test),))
+    result = probe(config)
+    assert result.card is not None
+    assert list(result.card.measures) == ["float32", "bf16", "nearest bf16"]
+    assert (result.card.num_preferences, result.card.num_available) == (60, 60)
+    assert result.card.measures["bf16"]["margin error"].value > 0, "computed, not looked up"
+    accuracy = result.card.measures["float32"]["accuracy"].value
+    assert accuracy == result.test.overall.estimates["eval_accuracy"].value
+    written = json.loads((tmp_path / "run/evals/precision.json").read_text())
+    assert [one["precision"] for one in written["verdicts"]] == ["bf16", "nearest bf16"]
+    verify(result.model)
+    without = probe(config.replace(overwrite=True, precision_card=False))
+    assert without.card is None
+    assert not (tmp_path / "run/evals/precision.json").exists()
+    monkeypatch.setattr(probe_module, "judge_precisions", Mock(side_effect=ModelError("no room")))
+    assert probe(config.replace(overwrite=True)).card is None, "a probe is complete without"
+
+
+def test_a_probe_without_test_data_has_no_card(base_model, pairs_file, tmp_path):
+    assert probe(config_for(base_model, pairs_file, tmp_path / "run")).card is None
 
 
 def test_a_nested_backbone_is_probed_too(tmp_path):

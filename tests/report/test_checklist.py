@@ -6,12 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from rewardlab.analysis.aligned import ScoreSet, align
 from rewardlab.analysis.judgement import Judgement, judge_rows
-from rewardlab.core.types import Estimate
+from rewardlab.analysis.paired import compare_pair
+from rewardlab.core.types import Estimate, ScoreRow
 from rewardlab.report.checklist import checklist_section
-from rewardlab.report.document import Checklist
+from rewardlab.report.document import Checklist, Paragraph, Table, shown
+from rewardlab.report.evaluations import read_scores
 from rewardlab.report.folder import Record, read_folder
-from run_folders import score_rows, write_run
+from rewardlab.report.paired import against_baselines, runs_section
+from run_folders import score_rows, write_evaluation, write_run
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +113,69 @@ def test_a_last_accuracy_near_the_peak_is_enough_only_if_it_is_known_so_well(rec
 def test_probabilities_are_believed_only_where_the_slope_is_known_to_be_near_one(record, judgement, slope, wanted):
     changed = replace(judgement, estimates={**judgement.estimates, "eval_calibration_slope": slope})
     assert answer("believed", record, changed) == wanted
+
+
+def better(record: Record) -> str:
+    """The answer by the rows of the run's files."""
+    (block,) = checklist_section(record, None, against_baselines(record, read_scores(record.judged))).blocks
+    (found,) = [check for check in block.checks if "length alone" in check.question]
+    assert "On the same pairs, accuracy is" in found.numbers
+    return found.answer
+
+
+@pytest.mark.parametrize(("wrong", "wanted"), [((0.35, 0.45), "yes"), ((0.45, 0.45), "look"), ((0.45, 0.35), "no")])
+def test_paired_differences_decide_where_intervals_side_by_side_do_not(tmp_path, wrong, wanted):
+    """Of 200 pairs two models, wrong on nested sets of them, differ by 10 points, each known to about 7."""
+    folder = write_run(tmp_path / "run")
+    number = 200
+
+    def rows(share: float) -> list[ScoreRow]:
+        made = score_rows(number)
+        return [
+            replace(row, score=float(row.reply == (1 if n // 2 < share * number else 0))) for n, row in enumerate(made)
+        ]
+
+    evals = folder / "evals"
+    for name, share in (("test", wrong[0]), ("test_length_only", wrong[1]), ("test_bag_of_words", wrong[1])):
+        write_evaluation(evals, name, rows(share))
+    record = replace(read_folder(folder), signs=())
+    assert better(record) == wanted
+    accuracies = [record.evaluations[name].estimates["all"]["eval_accuracy"] for name in ("test", "test_length_only")]
+    first, second = sorted(accuracies, key=lambda estimate: estimate.value)
+    assert wanted == "look" or first.high > second.low, "the intervals themselves overlap"
+    assert answer("length alone", record) == "look", "which is all that they say"
+
+
+def test_baselines_whose_rows_are_missing_are_told_and_the_intervals_decide(record, tmp_path):
+    folder = write_run(tmp_path / "run")
+    (folder / "evals/test_length_only.scores.jsonl").unlink()
+    found = read_folder(folder)
+    against = against_baselines(found, read_scores(found.judged))
+    assert against.pairs == {}
+    assert "length only are missing or damaged" in against.problem
+    (block,) = checklist_section(found, None, against).blocks
+    (check,) = [check for check in block.checks if "length alone" in check.question]
+    assert "The rows could not be paired: those of length only" in check.numbers
+
+
+def test_rows_of_baselines_that_were_changed_are_not_used(tmp_path):
+    folder = write_run(tmp_path / "run")
+    path = folder / "evals/test_length_only.scores.jsonl"
+    path.write_text(path.read_text().replace('"score": ', '"score": 1', 1))
+    found = read_folder(folder)
+    assert any("test_length_only.scores.jsonl does not match" in problem for problem in found.problems)
+    assert against_baselines(found, read_scores(found.judged)).pairs == {}
+
+
+def test_runs_on_the_same_rows_are_set_beside_each_other_by_their_differences():
+    first, same, other = score_rows(60, shift=0.2), score_rows(60, shift=1.5), score_rows(60, source="elsewhere")
+    found = runs_section({"a": (first, 1.0), "b": (same, 1.0), "c": (other, 1.0)})
+    table, note = found.blocks
+    assert isinstance(table, Table)
+    (row,) = table.rows
+    paired = compare_pair(align([ScoreSet(name="a", rows=first, beta=1.0), ScoreSet(name="b", rows=same, beta=1.0)]), 1)
+    assert row[:2] == ("b", shown(paired.metrics["accuracy"].difference))
+    assert row[3] == shown(paired.metrics["nll"].difference)
+    assert isinstance(note, Paragraph)
+    assert "c and a are not compared pair by pair" in note.text
+    assert runs_section({"a": (first, 1.0)}).blocks == ()

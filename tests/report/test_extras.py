@@ -303,3 +303,34 @@ def test_results_of_another_form_are_left_out(folder: Path, value: object) -> No
     assert suites_section(record).blocks == ()
     assert controls_section(record).blocks == ()
     assert robustness_section(record).blocks == ()
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"precision": "fp32", "precision_card": "auto"}, "a run in float32 of fewer than 10,000 preferences"),
+        ({"precision": "bf16", "precision_card": "never"}, "it was switched off"),
+        ({"precision": "bf16", "precision_card": "auto"}, "the log may say why"),
+    ],
+)
+def test_a_run_without_a_card_says_why_and_how_to_make_one(tmp_path: Path, config: dict[str, object], why: str) -> None:
+    config = {"model": "m", "dataset": ["d"], "test_dataset": ["held out.jsonl"], **config}
+    write_json(tmp_path / "config.json", config)
+    write_evaluation(tmp_path / "evals", "test", score_rows())
+    (said,) = precision_section(read_folder(tmp_path)).blocks
+    assert isinstance(said, Paragraph)
+    assert why in said.text
+    assert said.text.endswith("rewardlab eval MODEL --dataset 'held out.jsonl' --output-dir runs/card")
+
+
+def test_a_probe_without_test_data_says_that_nothing_could_make_a_card(folder: Path) -> None:
+    for path in (folder / "evals").iterdir():
+        path.unlink()
+    (said,) = precision_section(read_folder(folder)).blocks
+    assert isinstance(said, Paragraph)
+    assert "the run has no data to make one on" in said.text
+
+
+def test_a_run_that_goes_on_does_not_miss_a_card(tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", {"model": "m", "dataset": ["d"], "test_dataset": ["t"], "steps": 9})
+    assert not precision_section(read_folder(tmp_path)).blocks

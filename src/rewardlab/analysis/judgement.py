@@ -35,6 +35,16 @@ from rewardlab.core.types import Estimate, ScoreRow
 
 NUM_ROC_POINTS: Final = 201
 """Most points of the ROC curve that are kept; AUC is computed from all."""
+OF_ALL_REPLIES: Final = ("eval_gold_spearman",)
+OF_GROUPS: Final = (
+    "eval_gold_regret",
+    "eval_kendall_tau",
+    "eval_kwise_spearman",
+    "eval_ndcg",
+    "eval_best_of_k",
+    "eval_regret",
+)
+"""Numbers that gold scores decide where there are any: of all replies, and of preferences of more than two."""
 FEWEST_A_SOURCE: Final = 5
 """Prompts that each source needs for an interval of the mean over sources."""
 
@@ -110,6 +120,14 @@ class Judgement:
     def __getitem__(self, name: str) -> Estimate:
         """Return an estimate by our name or an alias. Raises KeyError if there is none."""
         return self.estimates[measure_named(name)]
+
+    @property
+    def by_gold(self) -> dict[str, Estimate]:
+        """The numbers that are made with gold scores: those about rankings are among them only if there are gold
+        scores. Empty without any."""
+        if "eval_gold_spearman" not in self.estimates:
+            return {}
+        return {name: self.estimates[name] for name in (*OF_ALL_REPLIES, *OF_GROUPS) if name in self.estimates}
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything as JSON, NaN as null."""

@@ -22,6 +22,9 @@ from rewardlab.core.types import Estimate, ScoreRow, join_comparisons
 CANONICAL: Final = "float32"
 NEAREST: Final = "nearest "
 """Prefix of the name of a precision whose weights are rounded to the nearest value, as other engines do it."""
+CARD_WORTH: Final = 10_000
+"""Preferences, those seen again counted again, from which on a training run in float32 ends with a precision card by
+itself: fifty times as many as a card is drawn from."""
 FEWEST_PROMPTS: Final = 40
 """Below this many prompts a ratio of two spreads gets no interval, since it would be too narrow (coverage of 91 % at 10
 and 25 prompts)."""

@@ -22,7 +22,7 @@ from rewardlab.client.protocol import ScoreRequest, ScoreResponse, WireGroup, Wi
 from rewardlab.client.rendering import Artifact, ByFunction, Formatting, Rendering, require_formatting
 from rewardlab.client.rows import Answered, Row
 from rewardlab.core.errors import RenderError
-from rewardlab.core.spec import REFUSING
+from rewardlab.core.spec import REFUSING, OutputAs
 from rewardlab.core.types import Message, prompt_key
 from rewardlab.data.prompts import conversations_of
 from rewardlab.data.rows import UnusableRowError
@@ -57,7 +57,14 @@ class AskOwn:
     whole = True
 
     def __init__(
-        self, http: Http, endpoint: EndpointSpec, *, pinned: bool, truncate: bool | None, render: ByFunction | None
+        self,
+        http: Http,
+        endpoint: EndpointSpec,
+        *,
+        pinned: bool,
+        truncate: bool | None,
+        render: ByFunction | None,
+        output: OutputAs,
     ) -> None:
         """`pinned` says that only the model of `endpoint` may answer. `render` renders here instead of on the server.
 
@@ -70,6 +77,7 @@ class AskOwn:
         self._pinned = pinned
         self._truncate = truncate
         self._render = render
+        self._output = output
 
     async def ask(self, rows: Sequence[Row], *, keep: bool) -> list[Answered]:
         """See `Asking`. Raises ModelChangedError if another model answers than the pinned one.
@@ -89,7 +97,7 @@ class AskOwn:
             if not keep:
                 raise
             # One model has to score all replies to a prompt, so a request with a single prompt is never divided.
-            return [Answered(score=None, error=str(error)) for _ in rows]
+            return [Answered(score=None, output=self._output, error=str(error)) for _ in rows]
 
     async def _ask_rendered(self, rows: Sequence[Row], *, keep: bool) -> list[Answered]:
         """Return the answers to one request, rendered here if the caller's function does that."""
@@ -114,6 +122,7 @@ class AskOwn:
         request = ScoreRequest(
             model=self._endpoint.model,
             digest=self._endpoint.digest if self._pinned else None,
+            output=self._output,
             truncate=self._truncate,
             on_error="null" if keep else "refuse",
             **form,
@@ -134,6 +143,8 @@ class AskOwn:
         answer = _answer_of(values, where=where)
         if self._pinned and answer.digest != self._endpoint.digest:
             raise self._changed(f"{where}: the answer has the digest {answer.digest:.16}…")
+        if answer.output != self._output:
+            raise BadAnswerError(f"{where}: {self._output} scores were asked for, and {answer.output} ones answered.")
         require_count(answer.groups, [f"group {n}" for n in range(len(parts))], where=where)
         answers = []
         for part, group in zip(parts, answer.groups, strict=True):
@@ -149,6 +160,7 @@ class AskOwn:
                 answers.append(
                     Answered(
                         score=score,
+                        output=self._output,
                         error=wrong,
                         num_tokens=group.num_tokens[k],
                         truncated_tokens=group.truncated_tokens[k],

@@ -12,13 +12,14 @@ from typing import Any, Final, TypeVar, Unpack
 from rewardlab.client.asking import AskEngine, Asking, AskOwn
 from rewardlab.client.checking import check, scores_of
 from rewardlab.client.config import ClientConfig, Settings
-from rewardlab.client.endpoint import EndpointSpec, find
+from rewardlab.client.endpoint import EndpointSpec, find, require_output
 from rewardlab.client.failures import ModelChangedError
 from rewardlab.client.http import Http
 from rewardlab.client.rendering import Artifact, ByFunction, formatting_of
 from rewardlab.client.rows import Answered, Row, requests_of, rows_of_conversations, rows_of_groups, rows_of_tokens
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.opened_once import OpenedOnce
+from rewardlab.core.spec import OutputAs
 from rewardlab.core.types import Message
 
 T = TypeVar("T")
@@ -32,8 +33,9 @@ FOLLOWED: Final = 3
 class AsyncRewardClient:
     """Scores conversations on a server: rewardlab's, vLLM or SGLang.
 
-    It connects when it is first used, finds out what answers there, and scores the canaries of the model before
-    anything else. It may be made anywhere and belongs to the event loop in which it is first used.
+    Scores are raw, or as the setting `output` says. It connects when it is first used, finds out what answers there,
+    and scores the canaries of the model before anything else. It may be made anywhere and belongs to the event loop in
+    which it is first used.
     """
 
     def __init__(self, url: str, **settings: Unpack[Settings]) -> None:
@@ -88,23 +90,23 @@ class AsyncRewardClient:
         return self._endpoint or await self._once.opened(self._connect)
 
     async def score(self, conversations: Iterable[Turns]) -> list[float]:
-        """Return one raw score for each conversation, in order. A conversation must end with an assistant turn.
+        """Return one score for each conversation, in order. A conversation must end with an assistant turn.
 
         Raises RenderError naming the conversation that cannot be rendered, or EndpointError.
         """
         return scores_of(await self._all(rows_of_conversations(conversations)))
 
     async def score_replies(self, prompt: str | Turns, replies: Iterable[str]) -> list[float]:
-        """Return one raw score for each reply to one prompt, in order, all by one model. Raises as `score` does."""
+        """Return one score for each reply to one prompt, in order, all by one model. Raises as `score` does."""
         rows, _ = rows_of_groups([(prompt, replies)], single=True)
         return scores_of(await self._all(rows))
 
     async def score_groups(self, groups: Iterable[Group]) -> list[list[float]]:
-        """Return the raw scores of each group, a prompt with its replies, in order. Raises as `score` does."""
+        """Return the scores of each group, a prompt with its replies, in order. Raises as `score` does."""
         return [scores_of(group) for group in await self._grouped(groups, keep=False)]
 
     async def score_token_ids(self, token_ids: Iterable[Iterable[int]]) -> list[float]:
-        """Return one raw score for each conversation that is rendered already, all by one model.
+        """Return one score for each conversation that is rendered already, all by one model.
 
         Raises as `score` does.
         """
@@ -162,7 +164,8 @@ class AsyncRewardClient:
         for _ in range(FOLLOWED):
             endpoint = await self.spec()
             async with self._jobs:
-                answers = await self._asking(endpoint, pinned=self.config.on_swap == "error").ask(rows, keep=keep)
+                pinned = self.config.on_swap == "error"
+                answers = await self._asking(endpoint, pinned=pinned, output=self.config.output).ask(rows, keep=keep)
             if endpoint.engine != "rewardlab":
                 if await self._still(endpoint):
                     return answers
@@ -199,8 +202,11 @@ class AsyncRewardClient:
             self._proved = seen
             return not (isinstance(asking, AskEngine) and asking.interrupted)
 
-    def _asking(self, endpoint: EndpointSpec, *, pinned: bool) -> Asking:
-        """Return the object that asks this server; `pinned` says that no other model may answer."""
+    def _asking(self, endpoint: EndpointSpec, *, pinned: bool, output: OutputAs = "raw") -> Asking:
+        """Return the object that asks this server; `pinned` says that no other model may answer.
+
+        Canaries have raw scores.
+        """
         formatting = formatting_of(self.config.render_fn, self._artifact)
         if endpoint.engine != "rewardlab":
             return AskEngine(self._http, endpoint, formatting, artifact=self._artifact)
@@ -210,6 +216,7 @@ class AsyncRewardClient:
             pinned=pinned,
             truncate=self.config.truncate,
             render=formatting if isinstance(formatting, ByFunction) else None,
+            output=output,
         )
 
     async def _connect(self) -> EndpointSpec:
@@ -232,6 +239,7 @@ class AsyncRewardClient:
         """Return what answers at the address, after the check."""
         endpoint = await find(self._http, engine=self.config.engine, model=self.config.model)
         self._require_same_model(endpoint)
+        require_output(endpoint, self.config.output)
         seen = self._http.absences
         if self.config.check:
             # Pinned even if swaps are followed, since one model has to score all canaries.

@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, TypedDict, get_args
 
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.spec import OutputAs
 
 Engine = Literal["auto", "rewardlab", "vllm", "sglang"]
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
@@ -20,6 +21,7 @@ CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
     "engine": ("auto", "rewardlab", "vllm", "sglang"),
     "precision": ("auto", "float32", "bfloat16", "float16"),
     "on_swap": ("error", "follow"),
+    "output": get_args(OutputAs),
 }
 
 
@@ -43,6 +45,9 @@ class ClientConfig:
     model was trained without such conversations."""
     precision: Precision = "auto"
     """Arithmetic of a server that does not tell it; `auto` takes the first one whose references fit."""
+    output: OutputAs = "raw"
+    """What is asked for: raw scores, or what `rewardlab calibrate --store` made of them in the model that our server
+    has. Other engines answer raw scores alone, and anything else is refused."""
     on_swap: OnSwap = "error"
     """What a new model on our server does: end in an error, or have its canaries checked and be followed."""
     check: bool = True
@@ -81,6 +86,7 @@ class Settings(TypedDict, total=False):
     render_fn: RenderFn | None
     truncate: bool | None
     precision: Precision
+    output: OutputAs
     on_swap: OnSwap
     check: bool
     max_concurrency: int

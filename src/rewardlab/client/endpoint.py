@@ -25,7 +25,8 @@ from rewardlab.client.offers import (
     spec_in,
 )
 from rewardlab.client.protocol import SCORE_PATH, SPEC_PATH, ServedModel, SpecResponse
-from rewardlab.core.errors import EndpointError
+from rewardlab.core.errors import ConfigError, EndpointError
+from rewardlab.core.spec import OutputAs
 
 SAY: Final = "; if it is vLLM or SGLang, say so: engine='vllm' or engine='sglang'"
 ABSENT: Final = (404, 405)
@@ -88,6 +89,25 @@ async def find(http: Http, *, engine: str, model: str | None) -> EndpointSpec:
         dialect=dialect,
         routes=tuple(sorted(routes)),
     )
+
+
+def require_output(endpoint: EndpointSpec, output: OutputAs) -> None:
+    """Raise ConfigError unless this model can be asked for such scores: raw ones always, others where our server has a
+    model that holds a calibration."""
+    if output == "raw":
+        return
+    if endpoint.served is None:
+        named = {"vllm": "vLLM", "sglang": "SGLang"}.get(endpoint.engine, endpoint.engine)
+        raise ConfigError(
+            f"output={output!r}: {endpoint.url} is {named}, which answers raw scores and knows no calibration. Serve "
+            f"the folder with `rewardlab serve`, or ask for raw scores and convert them: `rewardlab.load(FOLDER)` has "
+            f"`calibrated` and `probabilities`."
+        )
+    if output not in endpoint.served.outputs:
+        raise ConfigError(
+            f"output={output!r}: the model {endpoint.model!r} at {endpoint.url} holds no calibration. Fit one on "
+            f"held-out data and store it, `rewardlab calibrate FOLDER --dataset PAIRS --store`, and serve that folder."
+        )
 
 
 async def _own_spec(http: Http, *, required: bool) -> SpecResponse | None:

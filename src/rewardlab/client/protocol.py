@@ -11,14 +11,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
-from rewardlab.core.spec import CUT_FEWEST
+from rewardlab.core.spec import CUT_FEWEST, OutputAs
 
 SCORE_PATH: Final = "/v1/score"
 SPEC_PATH: Final = "/v1/spec"
 DIGEST_HEADER: Final = "x-rewardlab-digest"
 """Header of every answer that holds scores: the digest of the model that gave them."""
 
-OutputAs = Literal["raw", "calibrated", "probability"]
 Refused = Literal["refuse", "null"]
 FORMS: Final = ("replies", "groups", "conversations", "token_ids")
 """Fields of a `ScoreRequest` that say what is scored. Exactly one is given (`replies` together with `prompt`)."""
@@ -169,6 +168,9 @@ class ServedModel(_Told):
     of an earlier version."""
     reward_std: float | None = None
     """Their standard deviation."""
+    affine: tuple[float, float] | None = None
+    """(scale, shift) by which a raw score becomes log odds, and those a probability; None if the model holds no
+    calibration, or the server is of an earlier version."""
     outputs: list[str]
     """What it can answer: `raw` always, the others if the model holds a calibration."""
     canaries: list[WireCanary]

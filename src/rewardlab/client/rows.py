@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rewardlab.core.errors import RenderError
+from rewardlab.core.spec import OutputAs
 from rewardlab.core.types import Conversation, Message
 from rewardlab.data.chat import to_messages
 
@@ -53,6 +54,8 @@ class Answered:
 
     score: float | None
     """None if the row has no score; `error` says why."""
+    output: OutputAs = "raw"
+    """What kind of score it is, as it was asked for (`ClientConfig.output`)."""
     error: str | None = None
     num_tokens: int | None = None
     """Number of tokens of the whole conversation, if known."""

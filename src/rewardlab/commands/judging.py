@@ -26,7 +26,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         return
     from rewardlab.data.dataset_names import require_readable
 
-    claim_evaluation(config.run.output_dir, config.data.dataset, overwrite=config.run.overwrite)
+    claim_evaluation(config.run.output_dir, config.run.inputs(config.data), overwrite=config.run.overwrite)
     require_readable(config.data.dataset, config.data.hf_split, config.data.reading)
     from rewardlab.evaluation.models import judge_folders
     from rewardlab.report.ensembles import ensemble_block
@@ -59,11 +59,12 @@ def _eval_suites(config: EvalConfig) -> None:
     # Checked before torch is imported, so that a mistyped folder is reported at once.
     require_suites(config.run.suite, config.run.suite_data)
     from rewardlab.evaluation.models import judge_suites
+    from rewardlab.report.precision import card_block, verdict_block
     from rewardlab.report.suites import suite_report
 
     judged = judge_suites(config)
-    for name, evaluations in judged.items():
-        for one in evaluations:
+    for name, of_model in judged.items():
+        for one in of_model.suites:
             if len(judged) > 1:
                 say("", f"model {name}")
             print_report(
@@ -77,7 +78,12 @@ def _eval_suites(config: EvalConfig) -> None:
             )
     out = config.run.output_dir
     _write_report([out] if len(judged) == 1 else [out / name for name in judged], out)
-    say(f"computed in {config.run.precision}", f"scores, rows and report.html: {out}")
+    say(f"computed in {config.run.precision}")
+    for name, of_model in judged.items():
+        if of_model.card is not None:
+            block = card_block(of_model.card) if len(judged) == 1 else f"{name}\n{verdict_block(of_model.card)}"
+            print_report(f"\n{block}\n")
+    say(f"scores, rows and report.html: {out}")
 
 
 def _write_report(folders: Sequence[Path], output_dir: Path) -> None:

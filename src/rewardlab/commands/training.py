@@ -83,6 +83,7 @@ def probe(arguments: Sequence[str]) -> None:
         test=result.test,
         baselines=result.baselines,
         spread=result.uncertainty,
+        card=result.card,
         model=str(result.model),
     )
     print_report(_noticed(report, config.data), folder=result.output_dir)

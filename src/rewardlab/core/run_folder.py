@@ -79,8 +79,9 @@ MODELS_FILE: Final = "models.json"
 """The file that `rewardlab eval` writes for several models: name of a model, and of its folder -> facts about it."""
 MISTAKES: Final = "mistakes.jsonl"
 SLICES: Final = "slices.jsonl"
-"""Endings of two files beside the scores of an evaluation: the texts of its worst mistakes, and the columns by which it
-is divided into slices."""
+GOLD: Final = "gold.jsonl"
+"""Endings of three files beside the scores of an evaluation: the texts of its worst mistakes, the columns by which it
+is divided into slices, and the gold scores of its replies."""
 COMBINED = ("mean", "minimum", "lower")
 """Endings of the names of combinations of an ensemble (analysis.ensembles.COMBINATIONS)."""
 SCORED = ("eval", "fitted", "judged", *(f"ensemble.{how}" for how in COMBINED))
@@ -93,6 +94,7 @@ EVALUATION_FILES = (
     "eval.judgement.json",
     f"eval.{MISTAKES}",
     f"eval.{SLICES}",
+    f"eval.{GOLD}",
     "eval.perturbed.json",
     MODELS_FILE,
     "ensemble.json",

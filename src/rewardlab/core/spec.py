@@ -52,6 +52,10 @@ TRUNCATION_OF: Final[Mapping[str, str]] = {
 }
 """Value of `--truncation` -> what the spec of a newer model says."""
 
+OutputAs = Literal["raw", "calibrated", "probability"]
+"""What a score may be: itself; or the log odds, or the probability, that a reply is a preferred one, by the calibration
+that is stored in the model."""
+
 SCORE_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.15, "float16": 0.05}
 """How far a score computed in this dtype may be from the reference of that dtype, in units of `max(1, |score|)`.
 

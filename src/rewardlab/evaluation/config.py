@@ -49,8 +49,8 @@ class EvalRunConfig:
     precision: ScoringPrecision = "fp32"
     """Arithmetic; fp32 gives the canonical scores."""
     precision_card: bool = True
-    """Also compare float32, half precision and weights rounded to the nearest on up to 200 of the rows of a dataset,
-    and say which the model may be served in."""
+    """Also compare float32, half precision and weights rounded to the nearest on up to 200 of the preferences, and
+    say which the model may be served in."""
     attention: Literal["auto", "shared", "padded"] = "auto"
     """As in `rewardlab train`."""
     micro_token_budget: int = 8192
@@ -61,6 +61,9 @@ class EvalRunConfig:
     """Columns of the data by whose values the metrics are divided, beside the number of turns."""
     thresholds: tuple[float, ...] = ()
     """Scores at which a reply counts as accepted, for the rates of wrong and right acceptance."""
+    gold: Path | None = None
+    """Scores of a gold model for the same replies, as in `rewardlab compare`, or the data themselves if their rows hold
+    `scores`: rank correlation, regret in gold scores, and rankings judged by them."""
     perturb: bool = False
     """Also score up to 500 of the preferences with white space, markdown, the order of lists, politeness and typos
     changed, and compare."""
@@ -90,6 +93,11 @@ class EvalRunConfig:
         """Every reward-model folder that is named, those of the ensemble last."""
         return tuple(dict.fromkeys((*((self.model,) if self.model else ()), *self.models, *self.ensemble)))
 
+    def inputs(self, data: EvalDataConfig) -> tuple[str, ...]:
+        """Return the names of what is read, which nothing that is written may replace."""
+        gold = () if self.gold is None else (str(self.gold), str(self.gold / "eval.scores.jsonl"))
+        return (*data.dataset, *gold)
+
 
 @composed
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +116,11 @@ class EvalConfig(Composed):
         require(bool(data.dataset or run.suite), "--dataset is missing: name a file, a folder or a hub dataset.")
         require(not (run.suite and data.dataset), "--suite and --dataset: judge one after the other.")
         require(not (run.suite and data.limit), "--limit and --suite: a suite is judged whole.")
-        more = run.perturb or run.slice or run.thresholds or run.calibrated or run.ensemble
+        more = run.perturb or run.slice or run.thresholds or run.calibrated or run.ensemble or run.gold
         require(
             not (run.suite and more),
-            "--suite judges by the rule of the suite alone. Use --perturb, --slice, --thresholds, --calibrated and "
-            "--ensemble with a --dataset.",
+            "--suite judges by the rule of the suite alone. Use --perturb, --slice, --thresholds, --calibrated, --gold "
+            "and --ensemble with a --dataset.",
         )
 
 

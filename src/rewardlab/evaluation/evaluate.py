@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from rewardlab.analysis.judgement import Judgement, judge_rows
+from rewardlab.analysis.kwise import ReplyKey
 from rewardlab.analysis.metrics import Evaluation, by_source, evaluate
 from rewardlab.analysis.mistakes import worst_mistakes
 from rewardlab.analysis.precision import CANONICAL, PrecisionCard
@@ -42,6 +43,7 @@ from rewardlab.data.sources import SourceReport
 from rewardlab.data.token_report import TokenReport
 from rewardlab.distributed.ranks import Ranks
 from rewardlab.evaluation.config import EvalConfig
+from rewardlab.evaluation.gold_scores import read_gold, write_gold
 from rewardlab.evaluation.perturbed import (
     Robustness,
     drawn,
@@ -169,13 +171,17 @@ def read_scores(folder: Path, name: str) -> list[ScoreRow] | None:
 
 
 def summary(result: EvalResult) -> dict[str, object]:
-    """Return every estimate and count, over all and by source, as JSON."""
+    """Return every estimate and count, over all and by source, as JSON; over all also those by gold scores."""
+    found = {"all": result.overall.estimates} | {name: own.estimates for name, own in result.by_source.items()}
+    if result.judgement is not None:
+        found["all"] = {**found["all"], **result.judgement.by_gold}
+    sums = {"all": result.overall.sums} | {name: own.sums for name, own in result.by_source.items()}
     return {
         name: {
-            "estimates": {metric: jsonable(asdict(estimate)) for metric, estimate in evaluation.estimates.items()},
-            "sums": jsonable(asdict(evaluation.sums)),
+            "estimates": {metric: jsonable(asdict(estimate)) for metric, estimate in estimates.items()},
+            "sums": jsonable(asdict(sums[name])),
         }
-        for name, evaluation in {"all": result.overall, **result.by_source}.items()
+        for name, estimates in found.items()
     }
 
 
@@ -199,7 +205,7 @@ def evaluate_folder(
     # However the model was named on the command line, the settings are written with --model.
     config = config.replace(model=config.run.folders[0], models=(), ensemble=())
     with only_writer(config.run.output_dir):
-        claim_evaluation(config.run.output_dir, config.data.dataset, overwrite=config.run.overwrite)
+        claim_evaluation(config.run.output_dir, config.run.inputs(config.data), overwrite=config.run.overwrite)
         return _evaluate_folder(config, members)
 
 
@@ -243,7 +249,11 @@ def _evaluate_folder(
     groups, sources, report = read_groups(config, model)
     judged = {(group.source, group.preference_id) for group in groups}
     slices = slices_of(originals_of(config, model, judged), run.slice, judged=judged)
+    # Read before anything is removed: it may be the folder of the evaluation that is replaced.
+    gold = None if run.gold is None else read_gold(run.gold, groups)
     result = judge(model.score(groups, progress="scoring"), beta=model.beta, calibrated=run.calibrated)
+    judgement = _judgement(config, result.rows, beta=model.beta, slices=slices, gold=gold)
+    result = replace(result, judgement=judgement)
     clear_evaluation(run.output_dir)
     write_json(
         run.output_dir / "manifest.json",
@@ -260,15 +270,15 @@ def _evaluate_folder(
     wanted = {(joined.source, joined.preference_id) for joined in worst}
     write_mistakes(run.output_dir, "eval", worst, originals_of(config, model, wanted), model.renderer)
     write_slices(run.output_dir, "eval", slices)
-    judgement = _judgement(config, result.rows, beta=model.beta, slices=slices)
+    if gold is not None:
+        write_gold(run.output_dir, "eval", gold, result.rows)
     if judgement is not None:
         write_json(run.output_dir / JUDGEMENT_FILE, judgement.as_dict())
     robustness = _robustness(config, model, groups, result) if run.perturb else None
-    result = replace(result, judgement=judgement, robustness=robustness)
+    result = replace(result, robustness=robustness)
     # The card comes last, since making it changes the weights of the model.
     if run.precision_card:
-        sample, exact = draw(groups, result.rows if run.precision == "fp32" else None, seed=run.seed)
-        make_card = partial(_card, config, model, sample, exact, num_available=len(groups))
+        make_card = card_maker(config, model, groups, result.rows)
         if model.is_on_shared_backbone:
             model.release()
             result = replace(result, make_card=make_card)
@@ -286,14 +296,29 @@ def _robustness(config: EvalConfig, model: SavedModel, groups: Sequence[TokenGro
 
 
 def _judgement(
-    config: EvalConfig, rows: Sequence[ScoreRow], *, beta: float, slices: Mapping[str, SliceColumn]
+    config: EvalConfig,
+    rows: Sequence[ScoreRow],
+    *,
+    beta: float,
+    slices: Mapping[str, SliceColumn],
+    gold: Mapping[ReplyKey, float] | None,
 ) -> Judgement | None:
     """Return all further results from the score rows; None, with a warning, if there cannot be any."""
+    run = config.run
     try:
-        return judge_rows(rows, beta=beta, thresholds=config.run.thresholds, slices=slices, seed=config.run.seed)
+        return judge_rows(rows, beta=beta, thresholds=run.thresholds, slices=slices, gold=gold, seed=run.seed)
     except DataError as error:
         logger.warning("no judgement beside the metrics: %s", error)
         return None
+
+
+def card_maker(
+    config: EvalConfig, model: SavedModel, groups: Sequence[TokenGroup], rows: Sequence[ScoreRow]
+) -> Callable[[], PrecisionCard | None]:
+    """Return what makes, writes and returns the precision card of a model, on a sample of the groups that it has scored
+    (`rows`). The model has to be loaded again after it."""
+    sample, exact = draw(groups, rows if config.run.precision == "fp32" else None, seed=config.run.seed)
+    return partial(_card, config, model, sample, exact, num_available=len(groups))
 
 
 def _card(

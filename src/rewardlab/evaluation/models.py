@@ -27,7 +27,7 @@ from rewardlab.data.token_report import TokenReport
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.ensembles import JudgedEnsemble, judge_ensemble, members_of
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_folder, summary
-from rewardlab.evaluation.suites import SuiteEvaluation, evaluate_suites
+from rewardlab.evaluation.suites import JudgedSuites, evaluate_suites
 
 logger = logging.getLogger("rewardlab")
 
@@ -101,7 +101,7 @@ def judge_folders(config: EvalConfig) -> Judged:
     with only_writer(out):
         places = {name: out / name for name in named}
         for place in (out, *places.values()):
-            claim_evaluation(place, config.data.dataset, overwrite=config.run.overwrite)
+            claim_evaluation(place, config.run.inputs(config.data), overwrite=config.run.overwrite)
         judged: dict[str, JudgedModel] = {}
         members = members_of(config)
         for number, (name, folder) in enumerate(named.items(), start=1):
@@ -134,8 +134,8 @@ def judge_folders(config: EvalConfig) -> Judged:
     return Judged(models=judged, ensemble=ensemble)
 
 
-def judge_suites(config: EvalConfig) -> dict[str, list[SuiteEvaluation]]:
-    """Run `rewardlab eval --suite`: judge every named model on the suites; return name -> its suites.
+def judge_suites(config: EvalConfig) -> dict[str, JudgedSuites]:
+    """Run `rewardlab eval --suite`: judge every model that is named on the suites; return name -> its suites.
 
     Folders are those of `judge_folders`. Raises as `evaluate_suites` does.
     """
@@ -149,7 +149,7 @@ def judge_suites(config: EvalConfig) -> dict[str, list[SuiteEvaluation]]:
     with only_writer(out):
         for place in (out, *(out / name for name in named)):
             claim_evaluation(place, (), overwrite=config.run.overwrite)
-        judged: dict[str, list[SuiteEvaluation]] = {}
+        judged: dict[str, JudgedSuites] = {}
         for number, (name, folder) in enumerate(named.items(), start=1):
             judged[name] = evaluate_suites(config.replace(model=folder, models=(), output_dir=out / name))
             if number == 1:

@@ -46,7 +46,11 @@ class ScoreFile:
     columns: Mapping[RowKey, Mapping[str, str]] = field(default_factory=dict)
     """Other columns with short values, which can be used for slices."""
     texts: Mapping[RowKey, Mapping[str, str]] = field(default_factory=dict)
-    """Texts of `prompt`, `preferred` and `other`, if the file has them."""
+    """Texts of `prompt`, `preferred` and `other`, where the file has them."""
+    lines: Mapping[RowKey, int] = field(default_factory=dict)
+    """Number of the row of each preference, where a row holds all of its replies."""
+    prompts: Mapping[RowKey, str] = field(default_factory=dict)
+    """Key of the prompt of each preference, where the row has its text."""
     chose: bool = False
     """Whether these are scores on the evaluation data that chose the checkpoint of a run."""
 
@@ -306,6 +310,8 @@ def _collect(
     found: list[ScoreRow] = []
     columns: dict[RowKey, dict[str, str]] = {}
     texts: dict[RowKey, dict[str, str]] = {}
+    lines: dict[RowKey, int] = {}
+    prompts: dict[RowKey, str] = {}
     verdicts = by_place = False
     for number, row in rows:
         try:
@@ -337,11 +343,17 @@ def _collect(
             )
         columns[source, preference_id] = _short_values(row)
         texts[source, preference_id] = texts_of(row, label=parsed.label)
+        if len(parsed.scores) > 1:
+            lines[source, preference_id] = number
+        if (prompt := key_of_text(row)) is not None:
+            prompts[source, preference_id] = prompt
     return ScoreFile(
         path=file,
         scores=ScoreSet(name=name, rows=found, verdicts_only=verdicts, by_place=by_place, layout=layout),
         columns=columns,
         texts=texts,
+        lines=lines,
+        prompts=prompts,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from rewardlab.analysis.intervals import FloatArray
+from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.analysis.suites.judging import SuiteResult, judge_suite
 from rewardlab.core.bars import bar
 from rewardlab.core.config import require, to_mapping
@@ -28,7 +29,7 @@ from rewardlab.data.markers import ControlTokensError
 from rewardlab.data.suites.reading import SuiteData, folder_of, read_suite, require_suites
 from rewardlab.data.token_report import tell_typed
 from rewardlab.evaluation.config import EvalConfig
-from rewardlab.evaluation.evaluate import resolve
+from rewardlab.evaluation.evaluate import card_maker, resolve
 from rewardlab.evaluation.saved import SavedModel
 from rewardlab.score import score_rows
 
@@ -70,7 +71,17 @@ class Tokenised:
     causes: Mapping[str, int]
 
 
-def evaluate_suites(config: EvalConfig) -> list[SuiteEvaluation]:
+@dataclass(frozen=True, kw_only=True)
+class JudgedSuites:
+    """What `rewardlab eval --suite` says of one model."""
+
+    suites: Sequence[SuiteEvaluation]
+    card: PrecisionCard | None
+    """The same model in other precisions, on pairs of all the suites; None where that was not wanted or not
+    possible."""
+
+
+def evaluate_suites(config: EvalConfig) -> JudgedSuites:
     """Run `rewardlab eval --suite`: score each suite once, judge it by its rule, and write scores and rows.
 
     Raises DataError for a suite that cannot be read, ArtifactError for a damaged model, and ConfigError for a folder
@@ -78,15 +89,14 @@ def evaluate_suites(config: EvalConfig) -> list[SuiteEvaluation]:
     """
     config.require_complete()
     require(len(config.run.folders) == 1, "evaluate_suites judges one model. Give several to judge_suites.")
-    # Suites have no precision card, so the manifest should not claim one.
-    config = config.replace(model=config.run.folders[0], models=(), precision_card=False)
+    config = config.replace(model=config.run.folders[0], models=())
     require_suites(config.run.suite, config.run.suite_data)
     with only_writer(config.run.output_dir):
         claim_evaluation(config.run.output_dir, (), overwrite=config.run.overwrite)
         return _evaluate(config)
 
 
-def _evaluate(config: EvalConfig) -> list[SuiteEvaluation]:
+def _evaluate(config: EvalConfig) -> JudgedSuites:
     run, suites = config.run, config.run.suite
     model = SavedModel(config)
     # The data come first: what is wrong with them is told before weights are loaded and canaries scored.
@@ -106,10 +116,29 @@ def _evaluate(config: EvalConfig) -> list[SuiteEvaluation]:
             "provenance": provenance(),
         },
     )
-    return [
+    judged = [
         _judge(one, own, its_scores, run.output_dir, seed=run.seed)
         for one, own, its_scores in zip(data, tokenised, scores, strict=True)
     ]
+    # The card comes last, since it changes the model.
+    return JudgedSuites(suites=judged, card=_card(config, model, tokenised, scores) if run.precision_card else None)
+
+
+def _card(
+    config: EvalConfig, model: SavedModel, tokenised: Sequence[Tokenised], scores: Sequence[Sequence[np.ndarray]]
+) -> PrecisionCard | None:
+    """Write and return the precision card, on the preferences of all suites of which two replies have tokens; None if
+    there are none and, with a warning, if the model cannot be computed in float32 here."""
+    judged = [
+        (group, own)
+        for one, its_scores in zip(tokenised, scores, strict=True)
+        for group, own in zip(one.groups, its_scores, strict=True)
+        if group.comparisons
+    ]
+    if not judged:
+        return None
+    groups = [group for group, _ in judged]
+    return card_maker(config, model, groups, score_rows(groups, [own for _, own in judged]))()
 
 
 def tokenise(data: SuiteData, renderer: Renderer) -> Tokenised:

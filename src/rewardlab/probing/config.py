@@ -30,6 +30,9 @@ class ProbeRunConfig:
     """For K > 2: whether each prompt counts once, or each comparison."""
     cache: bool = True
     """Keep the states on disk ($REWARDLAB_CACHE/states), so that another probe of the same data needs no model."""
+    precision_card: bool = True
+    """Compare float32, half precision and weights rounded to the nearest on up to 200 of the test preferences, and say
+    which the model may be served in."""
     micro_token_budget: int = 8192
     """Tokens computed at a time; changes no number."""
     save_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

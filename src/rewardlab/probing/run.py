@@ -18,11 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.artifact.base import Base, open_base, require_inputs, settle_length
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model, saved_dtype, verify_in_clean_process
 from rewardlab.core.config import config_hash, to_mapping
-from rewardlab.core.errors import ArtifactError, DataError
+from rewardlab.core.errors import ArtifactError, DataError, RewardlabError
 from rewardlab.core.files import cache_folder, jsonable, provenance, write_json, write_jsonl
 from rewardlab.core.run_folder import MANIFEST, claim_folder, clear_folder, only_writer
 from rewardlab.core.types import TokenGroup
@@ -31,6 +32,7 @@ from rewardlab.data.prepare import Prepared, load_data, token_groups
 from rewardlab.data.weights import without_weights
 from rewardlab.evaluation.baselines import fit_baselines
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, write_evaluation
+from rewardlab.evaluation.precision import judge_precisions, write_card
 from rewardlab.model.layers import cut_off, resolve_layers
 from rewardlab.model.reward import RewardModel
 from rewardlab.probing.backbone import Decided, decide_frozen, load_frozen
@@ -48,11 +50,12 @@ from rewardlab.probing.heads import (
     uncertainty,
 )
 from rewardlab.probing.states import states_of
-from rewardlab.score import score_groups
+from rewardlab.score import Scorer, score_groups
 
 logger = logging.getLogger("rewardlab")
 CHECKED = 32
-"""Number of training preferences whose scores by the saved folder are compared with those from the states."""
+"""Training preferences whose scores by the saved folder are compared with those computed from the states."""
+BEST = "best"
 CLOSE = 1e-3
 """How far the two may differ, in standard deviations of the scores: both are float32, but from different batches."""
 TINY = 1e-12
@@ -70,6 +73,9 @@ class ProbeResult:
     """The one of `layers` with the smallest held-out loss."""
     curve: Sequence[CurvePoint]
     test: EvalResult | None
+    card: PrecisionCard | None
+    """The saved model in other precisions, on the test data; None without these, or where it was not wanted or not
+    possible."""
     baselines: Mapping[str, EvalResult]
     """Length only and bag of words on the test data; empty without test data."""
     uncertainty: Uncertainty | None
@@ -112,13 +118,17 @@ def _probe(config: ProbeConfig) -> ProbeResult:
     clear_folder(config.run.output_dir)
     _write_start(config, prepared, tokens)
     folder = _save(config, model, base, fitted)
+    scorer = load(folder, check=False, trust_remote_code=config.model.trust_remote_code)
+    test = _judge_folder(config, scorer, fitted, groups)
     result = ProbeResult(
         output_dir=config.run.output_dir,
         model=folder,
         layers=fitted.layers,
         chosen=fitted.chosen,
         curve=fitted.curve,
-        test=_judge_folder(config, folder, fitted, groups),
+        test=test,
+        # It comes last, since it changes the model.
+        card=_card(config, scorer, groups.get("test", []), test),
         baselines=fitted.baselines,
         uncertainty=fitted.uncertainty,
         seconds=time.perf_counter() - started,
@@ -228,7 +238,7 @@ def _save(config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) 
         if model.head.bias is not None:
             # The fit sees only differences of scores, which say nothing about the bias.
             model.head.bias.zero_()
-    folder = config.run.output_dir / "best"
+    folder = config.run.output_dir / BEST
     facts = {
         "config": to_mapping(config),
         "config_hash": config_hash(config),
@@ -253,27 +263,24 @@ def _save(config: ProbeConfig, model: RewardModel, base: Base, fitted: _Fitted) 
 
 
 def _judge_folder(
-    config: ProbeConfig, folder: Path, fitted: _Fitted, groups: Mapping[str, Sequence[TokenGroup]]
+    config: ProbeConfig, scorer: Scorer, fitted: _Fitted, groups: Mapping[str, Sequence[TokenGroup]]
 ) -> EvalResult | None:
-    """Return the evaluation of the saved folder on the test data; None without test data.
+    """Return the evaluation of the saved folder, loaded as `scorer`, on the test data; None without test data.
 
     It uses the states if the folder gives the same scores as they do, else the folder scores the data. Raises
     ArtifactError if the folder does not give the fitted scores though nothing was rounded.
     """
-    scorer = load(folder, check=False, trust_remote_code=config.model.trust_remote_code)
     some = groups["training"][:CHECKED]
     saved = np.concatenate(score_groups(scorer.model, some, budget=config.run.micro_token_budget)).astype(np.float64)
     wanted = fitted.scores["training"][: len(saved)]
     # Centre both, since only differences of scores mean anything, and the scores may all be far from zero.
     distance = float(np.abs((saved - saved.mean()) - (wanted - wanted.mean())).max() / max(wanted.std(), TINY))
     logger.info("one score: the saved folder is %.0e of a standard deviation away from the fitted scores", distance)
-    # A folder is scored in float32. So its scores differ if its weights were rounded, or the states were in half
-    # precision.
-    rounded = config.run.save_dtype != "float32" or config.model.precision != "fp32"
+    rounded = _is_rounded(config)
     if distance > CLOSE and not rounded:
         raise ArtifactError(
-            f"{folder} scores {distance:.1e} standard deviations away from the head on the states it was fitted to. "
-            f"Please report this with the model's name; --layers last may help."
+            f"{config.run.output_dir / BEST} scores {distance:.1e} standard deviations away from the head on the "
+            f"states it was fitted to. Please report this with the model's name; --layers last may help."
         )
     test = groups.get("test", [])
     if not test:
@@ -284,6 +291,42 @@ def _judge_folder(
     return evaluate_groups(
         scorer.model, test, beta=1.0, budget=config.run.micro_token_budget, progress="judging the saved folder"
     )
+
+
+def _is_rounded(config: ProbeConfig) -> bool:
+    """Whether the folder gives other scores than the states. It is scored in float32, so it does if its weights were
+    rounded or the states were not float32."""
+    return config.run.save_dtype != "float32" or config.model.precision != "fp32"
+
+
+def _card(
+    config: ProbeConfig, scorer: Scorer, test: Sequence[TokenGroup], result: EvalResult | None
+) -> PrecisionCard | None:
+    """Write and return the precision card of the saved folder, whose `result` on the test data is known.
+
+    None without test data, if it is not wanted and, with a warning, if memory or the model does not allow it. The model
+    cannot be used afterwards.
+    """
+    if result is None or not config.run.precision_card:
+        return None
+    try:
+        card = judge_precisions(
+            scorer,
+            test,
+            # Scores that were made of states are computed: the card is about the model.
+            exact=result.rows if _is_rounded(config) else None,
+            save_dtype=config.run.save_dtype,
+            precision="fp16" if config.model.precision == "fp16" else "bf16",
+            budget=config.run.micro_token_budget,
+            seed=config.run.seed,
+        )
+    except (RewardlabError, torch.OutOfMemoryError) as error:
+        logger.warning("no precision card (--no-precision-card leaves it out): %s", error)
+        return None
+    evals = config.run.output_dir / "evals"
+    evals.mkdir(exist_ok=True)
+    write_card(evals, card)
+    return card
 
 
 def _write_results(result: ProbeResult) -> None:

@@ -22,7 +22,7 @@ from rewardlab.report.card import write_card
 from rewardlab.report.checklist import checklist_section
 from rewardlab.report.curves import curves_side_by_side, training_curves
 from rewardlab.report.document import Document, Paragraph, Part, Section
-from rewardlab.report.evaluations import Judged, read_columns, read_scores
+from rewardlab.report.evaluations import Judged, read_columns, read_gold, read_scores
 from rewardlab.report.extras import (
     controls_section,
     ensemble_section,
@@ -42,6 +42,7 @@ from rewardlab.report.from_scores import (
 from rewardlab.report.markdown import markdown_page
 from rewardlab.report.mistakes import FindTexts, FoundTexts, Key, KnownTexts, keys_of, mistakes_section, written_texts
 from rewardlab.report.page import html_page
+from rewardlab.report.paired import AgainstBaselines, against_baselines, runs_section
 from rewardlab.report.sections import (
     data_section,
     headline,
@@ -70,6 +71,8 @@ class Told:
     mistakes: WorstMistakes
     texts: FoundTexts | None
     problems: Sequence[str]
+    against: AgainstBaselines
+    """The model against its baselines, on the same pairs."""
 
     @property
     def ceiling(self) -> Estimate | Ceiling | None:
@@ -106,11 +109,25 @@ def tell(
                 texts = _texts(record.config, record.judged, mistakes, rows, find_texts)
             if rows:
                 slices = _columns(record.judged, rows, {} if texts is None else texts.turns)
-                judgement = judge_rows(rows, beta=record.beta, thresholds=record.thresholds, slices=slices, draws=draws)
-        # Damaged rows may fail anywhere in the analysis; the report still shows the rest of the folder.
+                judgement = judge_rows(
+                    rows,
+                    beta=record.beta,
+                    thresholds=record.thresholds,
+                    slices=slices,
+                    gold=read_gold(record.judged),
+                    draws=draws,
+                )
         except (RewardlabError, OSError, KeyError, AssertionError) as error:
             problems.append(f"The rows of {record.judged.name} cannot be judged: {error}")
-    return Told(record=record, rows=rows, judgement=judgement, mistakes=mistakes, texts=texts, problems=tuple(problems))
+    return Told(
+        record=record,
+        rows=rows,
+        judgement=judgement,
+        mistakes=mistakes,
+        texts=texts,
+        problems=tuple(problems),
+        against=against_baselines(record, rows),
+    )
 
 
 def _columns(judged: Judged, rows: Sequence[ScoreRow], turns: Mapping[Key, int]) -> dict[str, dict[Key, object]]:
@@ -149,7 +166,10 @@ def report_of(told: Sequence[Told], ensembles: Sequence[EnsembleRecord] = ()) ->
     parts = [Part(title=name, sections=_sections(one)) for name, one in zip(names, told, strict=True)]
     if len(records) > 1:
         curves = curves_side_by_side(records, names)
+        rows = {name: (one.rows, one.record.beta) for name, one in zip(names, told, strict=True) if one.rows}
         sections = [side_by_side(records, names)]
+        if (paired := runs_section(rows)).blocks:
+            sections.append(paired)
         if curves.charts:
             sections.append(Section(title="Curves", blocks=(curves,)))
         parts.insert(0, Part(title="All runs", sections=tuple(sections)))
@@ -184,7 +204,7 @@ def _sections(told: Told) -> tuple[Section, ...]:
         precision_section(record),
         probe_section(record),
         controls_section(record),
-        checklist_section(record, judgement),
+        checklist_section(record, judgement, told.against),
         data_section(record),
         speed_section(record),
         settings_section(record),
@@ -226,8 +246,12 @@ def write_report(
     return [
         html,
         text,
-        *(write_card(one.record, one.judgement, ceiling=one.ceiling, overwrite=overwrite) for one in told),
+        *(_write_card(one, overwrite=overwrite) for one in told),
     ]
+
+
+def _write_card(told: Told, *, overwrite: bool) -> Path:
+    return write_card(told.record, told.judgement, ceiling=told.ceiling, against=told.against, overwrite=overwrite)
 
 
 def write_card_of(folder: Path, *, find_texts: FindTexts | None = None, overwrite: bool = False) -> list[Path]:
@@ -251,7 +275,7 @@ def write_card_of(folder: Path, *, find_texts: FindTexts | None = None, overwrit
             f"eval --model {folder} --dataset … --output-dir EVAL` and give EVAL."
         )
     told = [tell(record, find_texts=find_texts) for record in records]
-    return [write_card(one.record, one.judgement, ceiling=one.ceiling, overwrite=overwrite) for one in told]
+    return [_write_card(one, overwrite=overwrite) for one in told]
 
 
 def claim_report(folder: Path, *, overwrite: bool) -> None:

@@ -27,6 +27,7 @@ from rewardlab.report.extras import controls_section, served_section, suites_sec
 from rewardlab.report.folder import Record
 from rewardlab.report.from_scores import calibration_section, length_section
 from rewardlab.report.markdown import markdown_page
+from rewardlab.report.paired import AgainstBaselines
 from rewardlab.report.sections import data_section, headline, problems_section, signs_section
 
 METRICS: Final = {
@@ -47,7 +48,12 @@ SETTINGS: Final = (
 
 
 def write_card(
-    record: Record, judgement: Judgement | None, *, ceiling: Estimate | Ceiling | None, overwrite: bool
+    record: Record,
+    judgement: Judgement | None,
+    *,
+    ceiling: Estimate | Ceiling | None,
+    overwrite: bool,
+    against: AgainstBaselines | None = None,
 ) -> Path:
     """Write `README.md` into the folder of the model, and return its path.
 
@@ -73,19 +79,30 @@ def write_card(
             f"--card: {path} is there and is not a card that rewardlab wrote, or was changed since. Move it away, or "
             f"replace it with --overwrite."
         )
-    write_text(path, card_text(record, judgement, ceiling=ceiling))
+    write_text(path, card_text(record, judgement, ceiling=ceiling, against=against))
     return path
 
 
-def card_text(record: Record, judgement: Judgement | None, *, ceiling: Estimate | Ceiling | None) -> str:
+def card_text(
+    record: Record,
+    judgement: Judgement | None,
+    *,
+    ceiling: Estimate | Ceiling | None,
+    against: AgainstBaselines | None = None,
+) -> str:
     """Return the card: metadata as YAML between two lines of dashes, the checksum of the rest, and Markdown."""
     metadata = yaml.safe_dump(
         _plain(_metadata(record, judgement)), sort_keys=False, allow_unicode=False, default_flow_style=False
     )
-    return sealed_card(metadata, markdown_page(_document(record, judgement, ceiling)))
+    return sealed_card(metadata, markdown_page(_document(record, judgement, ceiling, against)))
 
 
-def _document(record: Record, judgement: Judgement | None, ceiling: Estimate | Ceiling | None) -> Document:
+def _document(
+    record: Record,
+    judgement: Judgement | None,
+    ceiling: Estimate | Ceiling | None,
+    against: AgainstBaselines | None,
+) -> Document:
     spec = record.model
     assert spec is not None
     use: list[Block] = [
@@ -121,7 +138,7 @@ def _document(record: Record, judgement: Judgement | None, ceiling: Estimate | C
         signs_section(record),
         problems_section(record),
         controls_section(record),
-        checklist_section(record, judgement),
+        checklist_section(record, judgement, against),
         Section(title="Training", blocks=tuple(trained)),
         data_section(record),
     ]

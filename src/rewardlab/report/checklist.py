@@ -18,6 +18,7 @@ from rewardlab.core.types import Estimate
 from rewardlab.report.document import Check, Checklist, Section, shown
 from rewardlab.report.extras import control_name, controls_of
 from rewardlab.report.folder import Record
+from rewardlab.report.paired import BASELINES, AgainstBaselines, said_of
 from rewardlab.report.sections import compared, what
 
 Answer = Literal["yes", "no", "look", "not known"]
@@ -31,14 +32,14 @@ SLOPES: Final = (0.8, 1.25)
 inside is a yes, one outside a no. That an interval contains 1 is not enough, since it may be very wide."""
 
 
-def checklist_section(record: Record, judgement: Judgement | None) -> Section:
-    """Return every question with its answer."""
+def checklist_section(record: Record, judgement: Judgement | None, against: AgainstBaselines | None = None) -> Section:
+    """Return every question with its answer. `against` is the model against its baselines on the same pairs."""
     questions: list[Callable[[], Check]] = [lambda: _collected(record)]
     if record.kind != "eval":
         questions.append(lambda: _model(record))
     questions += [
         lambda: _above_chance(record),
-        lambda: _above_baselines(record),
+        lambda: _above_baselines(record, against),
         lambda: _independent(record),
         lambda: _swapped(record),
     ]
@@ -89,7 +90,7 @@ def _above_chance(record: Record) -> Check:
     )
 
 
-def _above_baselines(record: Record) -> Check:
+def _above_baselines(record: Record, against: AgainstBaselines | None) -> Check:
     question = "Is it better than length alone and a bag of words?"
     accuracy = _metric(record, "eval_accuracy")
     if accuracy is None or record.judged is None:
@@ -97,13 +98,20 @@ def _above_baselines(record: Record) -> Check:
     rivals = {
         name: judged.estimates["all"]["eval_accuracy"]
         for name, judged in compared(record, record.judged.name).items()
-        if name in ("length only", "bag of words") and "eval_accuracy" in judged.estimates["all"]
+        if name in BASELINES and "eval_accuracy" in judged.estimates["all"]
     }
     if not rivals:
         return Check(
             question=question, answer="not known", numbers="No baselines beside this evaluation (--baselines)."
         )
     said = ", ".join(f"{name} {shown(estimate)}" for name, estimate in rivals.items())
+    if against is not None and against.pairs.keys() == rivals.keys():
+        return Check(
+            question=question,
+            answer="yes" if against.is_better else "no" if against.is_worse else "look",
+            numbers=f"{shown(accuracy)} against {said}. {said_of(against)}",
+        )
+    # Without rows that can be paired, the intervals decide only where they are apart.
     answer: Answer = "look"
     if all(accuracy.low > rival.high for rival in rivals.values()):
         answer = "yes"
@@ -112,7 +120,8 @@ def _above_baselines(record: Record) -> Check:
     return Check(
         question=question,
         answer=answer,
-        numbers=f"{shown(accuracy)} against {said}. rewardlab compare makes the paired test.",
+        numbers=f"{shown(accuracy)} against {said}. The rows could not be paired"
+        f"{f': {against.problem}' if against is not None and against.problem else '.'}",
     )
 
 

@@ -11,12 +11,14 @@ from typing import Any, Final
 
 from rewardlab.core.errors import DataError
 from rewardlab.core.files import read_json, read_jsonl, sha256_file, to_float
-from rewardlab.core.run_folder import SCORES_SUM, SLICES
+from rewardlab.core.run_folder import GOLD, SCORES_SUM, SLICES
 from rewardlab.core.terminal import short
 from rewardlab.core.types import Estimate, ScoreRow
 
 JUDGED: Final = ("test", "eval", "selection", "cross_validated")
-"""Names of evaluations by which a run is judged, the most informative first: `test` data chose nothing."""
+"""Names of evaluations by which a run is judged, the most telling first: `test` data chose nothing."""
+BASELINES: Final = ("_length_only", "_bag_of_words")
+"""Ends of the names of evaluations with which it is compared pair by pair."""
 MOST_ROWS: Final = 2_000_000
 """Most rows that are read from a file; a file with more is not the record of a run."""
 
@@ -59,12 +61,13 @@ def read_judged(path: Path, problems: list[str]) -> Judged:
     name = path.name.removesuffix(".metrics.json")
     scores: Path | None = path.with_name(f"{name}.scores.jsonl")
     assert scores is not None
+    is_used = name in JUDGED or name.endswith(BASELINES)
     if not scores.is_file():
         problems.append(f"{scores.name} is missing, so nothing can be computed from its rows.")
         scores = None
-    elif name in JUDGED and values.get(SCORES_SUM) is None:
+    elif is_used and values.get(SCORES_SUM) is None:
         problems.append(f"{path.name} has no checksum, so it is unknown whether {scores.name} is what was judged.")
-    elif name in JUDGED and values[SCORES_SUM] != sha256_file(scores):
+    elif is_used and values[SCORES_SUM] != sha256_file(scores):
         problems.append(f"{scores.name} does not match its checksum in {path.name}, so it is not used.")
         scores = None
     return Judged(
@@ -122,6 +125,20 @@ def read_columns(judged: Judged) -> dict[str, dict[tuple[str, str], object]]:
         for name, value in values.items() if isinstance(values, dict) else ():
             columns.setdefault(str(name), {})[str(row.get("source")), str(row.get("preference_id"))] = value
     return columns
+
+
+def read_gold(judged: Judged) -> dict[tuple[str, str, int], float] | None:
+    """Return the gold scores that lie beside an evaluation: source, id and number of the reply -> score. None if there
+    are none."""
+    path = None if judged.scores is None else judged.scores.with_name(f"{judged.name}.{GOLD}")
+    if path is None or not path.is_file():
+        return None
+    gold: dict[tuple[str, str, int], float] = {}
+    for _, row in islice(read_jsonl(path), MOST_ROWS):
+        reply, score = row.get("reply"), to_float(row.get("gold"))
+        if isinstance(reply, int) and math.isfinite(score):
+            gold[str(row.get("source")), str(row.get("preference_id")), reply] = score
+    return gold or None
 
 
 def estimate_of(entry: object) -> Estimate | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rewardlab.analysis.precision import MEASURES
+from rewardlab.analysis.precision import CARD_WORTH, MEASURES
 from rewardlab.analysis.robustness import MEASURES as MOVED
 from rewardlab.core.controls import expectation_of, notice_of
 from rewardlab.core.files import to_float
@@ -15,6 +15,7 @@ from rewardlab.report.document import Beside, Block, Paragraph, Section, Table, 
 from rewardlab.report.evaluations import estimate_of
 from rewardlab.report.folder import EnsembleRecord, Record
 from rewardlab.report.robustness import MOVES, moves
+from rewardlab.report.run import command
 from rewardlab.report.sections import comparison
 from rewardlab.report.suites import MARK, P_MEANS, p_text
 from rewardlab.report.tables import column_notes, format_count
@@ -221,7 +222,35 @@ def precision_section(record: Record) -> Section:
                 notes_folded=True,
             )
         )
+    if "precision" not in record.cards and record.finished:
+        blocks.append(Paragraph(text=_without_card(record), tone="note"))
     return Section(title="Precision", blocks=tuple(blocks))
+
+
+def _without_card(record: Record) -> str:
+    """Return why there is no precision card of the model, where that is known, and what makes one."""
+    config, asked = record.config, record.config.get("precision_card")
+    if asked in (False, "never"):
+        why = "it was switched off"
+    elif record.kind == "train" and asked == "auto" and config.get("precision") == "fp32":
+        why = f"a run in float32 of fewer than {CARD_WORTH:,} preferences ends without one"
+    elif record.kind != "eval" and "test" not in record.evaluations and "selection" not in record.evaluations:
+        why = "the run has no data to make one on"
+    else:
+        why = "the log may say why"
+    model = record.model_folder or "MODEL"
+    held_out = config.get("dataset" if record.kind == "eval" else "test_dataset") or config.get("eval_dataset")
+    data = ["--dataset", *_names(held_out)]
+    if suites := config.get("suite"):
+        folder = config.get("suite_data")
+        data = ["--suite", *_names(suites), *([] if folder is None else ["--suite-data", str(folder)])]
+    line = command("eval", str(model), *data, "--output-dir", "runs/card")
+    return f"No precision card says in which precision the model may be served ({why}). To make one: {line}"
+
+
+def _names(held_out: object) -> list[str]:
+    names = [str(name) for name in held_out] if isinstance(held_out, list) else []
+    return names or ["HELD-OUT.jsonl"]
 
 
 def served_section(record: Record) -> Section:

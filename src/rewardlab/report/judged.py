@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from rewardlab.analysis.judgement import Judgement
-from rewardlab.analysis.measures import AT_THRESHOLD, at_threshold
+from rewardlab.analysis.measures import AT_THRESHOLD, MEASURES, at_threshold
 from rewardlab.analysis.metrics import Evaluation
 from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.core.types import Estimate
@@ -62,6 +62,8 @@ def judged_blocks(
     judgements = {name: result.judgement for name, result in results.items() if result.judgement is not None}
     if thresholds and judgements:
         blocks.append(f"\n{threshold_table(judgements, thresholds)}\n")
+    if by_gold := {name: own for name, own in judgements.items() if own.by_gold}:
+        blocks.append(f"\n{gold_table(by_gold)}\n")
     blocks += [f"\n{slice_table(judgements, column)}\n" for column in slices if judgements]
     for name, result in results.items():
         head = f"\n{name}\n" if several else "\n"
@@ -105,6 +107,27 @@ def threshold_table(judgements: Mapping[str, Judgement], thresholds: Sequence[fl
     meanings = [f"{title}: {AT_THRESHOLD[stem]}" for stem, title in RATES.items()]
     notes = [*column_notes(estimates), *meanings]
     return "\n".join([text_table(["threshold", *RATES.values()], rows), *map(_wrapped, notes)])
+
+
+def gold_table(judgements: Mapping[str, Judgement]) -> str:
+    """Return a table of what gold scores say, with a row for each number and model."""
+    rows: list[list[str]] = []
+    meanings: dict[str, str] = {}
+    estimates: dict[str, list[Estimate]] = {}
+    for metric in dict.fromkeys(metric for judged in judgements.values() for metric in judged.by_gold):
+        title = metric.removeprefix("eval_").replace("_", " ")
+        meanings[title] = MEASURES[metric]
+        for model, judged in judgements.items():
+            if (estimate := judged.by_gold.get(metric)) is None:
+                continue
+            name = title if len(judgements) == 1 else f"{title} {model}"
+            rows.append([name, format_estimate(estimate), format_count(judged.num_rows[metric])])
+            estimates.setdefault(title, []).append(estimate)
+    notes = [*column_notes(estimates), *(f"{title}: {meaning}" for title, meaning in meanings.items())]
+    for model, judged in judgements.items():
+        if missing := judged.counts.replies_without_gold:
+            notes.append(f"{model}: {missing:,} of {judged.counts.replies:,} replies have no gold score")
+    return "\n".join([text_table(["by gold scores", "value", "replies or groups"], rows), *map(_wrapped, notes)])
 
 
 def _wrapped(text: str) -> str:

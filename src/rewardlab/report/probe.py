@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from rewardlab.analysis.metrics import Evaluation
+from rewardlab.analysis.precision import PrecisionCard
 from rewardlab.core.types import Estimate
 from rewardlab.report.compare import paired_lines
+from rewardlab.report.precision import card_block
 from rewardlab.report.run import Judged, comparison_table, judged_table, next_steps
 from rewardlab.report.tables import column_notes, format_count, format_estimate, report_width, text_table
 
@@ -89,6 +91,7 @@ def probe_report(
     baselines: Mapping[str, Judged],
     spread: Spread | None,
     model: str,
+    card: PrecisionCard | None = None,
 ) -> str:
     """Return the closing tables of a probe. All but those of the test data are cross-validated by conversation."""
     blocks = [_layers(layers, chosen)] if len(layers) > 1 else []
@@ -98,6 +101,8 @@ def probe_report(
         blocks.append("\n".join(["Test data (they chose nothing):", judged_table(judged), *paired_lines(judged)]))
     if spread is not None:
         blocks.append(_spread(spread))
+    if card is not None:
+        blocks.append(card_block(card))
     blocks.append(next_steps(model))
     return "\n\n".join(["", *blocks])
 

@@ -173,8 +173,8 @@ def side_by_side(records: Sequence[Record], names: Sequence[str]) -> Section:
     blocks += [Paragraph(text=note, tone="warning") for note in notes]
     blocks.append(
         Paragraph(
-            text="Whether two runs differ is not read off two intervals: rewardlab compare makes the paired test on "
-            "the same rows.",
+            text="Whether two runs differ is not read off two intervals, but off their paired difference on the same "
+            "rows; rewardlab compare says more about it.",
             tone="note",
         )
     )

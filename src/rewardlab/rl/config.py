@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from rewardlab.client.config import ClientConfig
+from rewardlab.client.config import CHOICES, ClientConfig
 from rewardlab.core.config import did_you_mean, require, settings_of
 from rewardlab.core.errors import ConfigError
+from rewardlab.core.spec import OutputAs
 from rewardlab.rl.noise import LARGEST_TOLERANCE
 
 TextAs = Literal["turns", "transcript", "rendered"]
@@ -39,6 +40,9 @@ class ScorerConfig:
     truncate: bool = False
     """Whether conversations above a model's length limit may be cut, by its rule of training; otherwise one is an
     error."""
+    output: OutputAs = "raw"
+    """What a single model's scores are: raw, or, by the calibration that `rewardlab calibrate --store` kept in it, the
+    log odds (`calibrated`) or the `probability` that a reply is a preferred one."""
     noise_tolerance: float | None = None
     """How far a score may be from its reference, in units of max(1, |score|), where it was measured; None takes the
     artifact's tolerance for the arithmetic in use."""
@@ -60,6 +64,7 @@ class ScorerConfig:
         """Raise ConfigError for a value that cannot be used."""
         _require_one_of("text_as", self.text_as, (None, *TEXT_AS))
         _require_one_of("combination", self.combination, ("mean", "minimum", "lower"))
+        _require_one_of("output", self.output, CHOICES["output"])
         _require_one_of("precision", self.precision, ("fp32", "bf16", "fp16"))
         require(math.isfinite(self.penalty) and self.penalty >= 0, f"penalty: at least 0, got {self.penalty!r:.40}.")
         tolerance = self.noise_tolerance
@@ -71,7 +76,7 @@ class ScorerConfig:
             if name not in settings_of(ClientConfig):
                 near = did_you_mean(name, settings_of(ClientConfig))
                 raise ConfigError(f"client: unknown setting {name!r:.60}.{near}")
-        for name in ("render_fn", "truncate"):
+        for name in ("render_fn", "truncate", "output"):
             require(
                 name not in self.client,
                 f"client: {name} is a setting of the scorer itself, for every source. Give it there.",

@@ -45,6 +45,8 @@ class About:
     """The model's dtype, or `unknown`."""
     scale: Scale | None
     """Mean and standard deviation of its scores, from the calibration stored with it; None if there is none."""
+    affine: tuple[float, float] | None = None
+    """(scale, shift) of its calibration, by which raw scores become log odds; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,7 @@ class LocalMember:
             joins_texts=spec.renderer.joins_texts,
             tolerance=served.tolerance,
             arithmetic=served.dtype,
+            affine=served.affine,
             scale=_scale(served.reward_mean, served.reward_std),
         )
 
@@ -225,7 +228,9 @@ class ServedMember:
         spec = None if artifact is None else read_spec(Path(artifact))
         served = endpoint.served
         joins_texts = bool(served.joins_texts) if served is not None else bool(spec and spec.renderer.joins_texts)
+        affine = None if spec is None else spec.affine
         if served is not None:
+            affine = served.affine
             scale = _scale(served.reward_mean, served.reward_std)
         else:
             stored = None if spec is None else spec.calibration
@@ -234,6 +239,7 @@ class ServedMember:
             joins_texts=joins_texts,
             tolerance=_tolerance(endpoint),
             arithmetic=endpoint.precision or "unknown",
+            affine=affine,
             scale=scale,
         )
 

@@ -67,7 +67,7 @@ class Rewarded:
     rewards_R: FloatArray
     """Rewards that the trainer is given."""
     scores_R: FloatArray
-    """Raw scores of the reward model."""
+    """Scores of the reward model: raw, unless the scorer was asked for others."""
     floor: Floored | None
     """What the noise floor did; None without one."""
 

@@ -47,7 +47,7 @@ class RolloutRow:
     conversation: Conversation
     """All turns, the reply last."""
     reward: float
-    """The raw score of the reward model that is trained on (the proxy)."""
+    """The score of the reward model that is trained on (the proxy): raw, unless the scorer was asked for another."""
     trained_on: float | None = None
     """Reward that the trainer was given, after environment, floor and shaping; None if it is `reward`."""
     num_tokens: int | None = None

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, cast
 
 import numpy as np
+from scipy.special import expit
 
 from rewardlab.analysis.ensembles import Scale, combinations
 from rewardlab.core.config import settings_of
@@ -29,9 +30,9 @@ class Scored:
     """The score of one rollout; always finite."""
 
     score: float
-    """Raw score of one model; for an ensemble, its score in standard deviations of a member."""
+    """Raw score, or what the setting `output` makes of it; that of an ensemble in standard deviations of a member."""
     noise: float
-    """The largest distance to another scoring of the same rollout."""
+    """The largest distance to another scoring of the same rollout, in the unit of `score`."""
     spread: float | None = None
     """Standard deviation over the members of an ensemble, None for one model."""
     digest: str | None = None
@@ -73,6 +74,16 @@ class RewardScorer:
             raise ConfigError(
                 "a scorer needs a reward-model folder or the address of a server, or several, each named once; got "
                 f"{len(sources)}."
+            )
+        if self.config.output != "raw" and len(sources) > 1:
+            raise ConfigError(
+                f"output={self.config.output!r}: an ensemble gives scores in standard deviations of its members, which "
+                f"no calibration was fitted to. Leave it out, or name one model."
+            )
+        if self.config.output != "raw" and self.config.client.get("on_swap") == "follow":
+            raise ConfigError(
+                f"output={self.config.output!r} does not follow swaps (on_swap): another model has another "
+                f"calibration. Leave one of them out."
             )
         if len(sources) > 1 and self.config.client.get("on_swap") == "follow":
             raise ConfigError(
@@ -128,7 +139,7 @@ class RewardScorer:
         )
         noise_MR = np.stack([self._noise_of(one, raw_R) for one, raw_R in zip(about, raw_MR, strict=True)])
         if len(self._members) == 1:
-            return _scored(raw_MR[0], noise_MR[0], None, found_M)
+            return _scored(*self._as_asked(about[0], raw_MR[0], noise_MR[0]), None, found_M)
         scales = [cast(Scale, one.scale) for one in about]
         mean_M1 = np.array([[scale.mean] for scale in scales])
         std_M1 = np.array([[scale.std] for scale in scales])
@@ -138,6 +149,18 @@ class RewardScorer:
         return _scored(
             score_R, _combined_noise(noise_MR, how=how, penalty=penalty), scaled_MR.std(axis=0, ddof=1), found_M
         )
+
+    def _as_asked(self, about: About, raw_R: FloatArray, noise_R: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return [R] scores of the `output` that was asked for, and how far they may move."""
+        if self.config.output == "raw":
+            return raw_R, noise_R
+        assert about.affine is not None
+        scale, shift = about.affine
+        odds_R, noise_R = scale * raw_R + shift, scale * noise_R
+        if self.config.output == "calibrated":
+            return odds_R, noise_R
+        low_R, middle_R, high_R = expit(odds_R - noise_R), expit(odds_R), expit(odds_R + noise_R)
+        return middle_R, np.maximum(high_R - middle_R, middle_R - low_R)
 
     async def noise(self) -> Noise:
         """Return how far a raw score may be from its reference, by the artifact's tolerance for its arithmetic.
@@ -180,6 +203,12 @@ class RewardScorer:
                     f"{member.name}: it has no calibration, so its scores cannot be put on the scale of the others. "
                     f"Store one with `rewardlab calibrate FOLDER --dataset … --store`, on the same data for all "
                     f"members, and serve that folder."
+                )
+            if self.config.output != "raw" and one.affine is None:
+                raise ConfigError(
+                    f"{member.name}: output={self.config.output!r} needs a calibration, and it has none. Store one "
+                    f"with `rewardlab calibrate FOLDER --dataset … --store` and serve that folder; for vLLM and SGLang "
+                    f"name it too, client={{'artifact': FOLDER}}."
                 )
             if one.tolerance is None and self.config.noise_tolerance is None:
                 raise ConfigError(

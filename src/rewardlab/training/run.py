@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol, runtime_checkable
 import torch
 
 from rewardlab.analysis.health import WarningSign
-from rewardlab.analysis.precision import CANONICAL, PrecisionCard
+from rewardlab.analysis.precision import CANONICAL, CARD_WORTH, PrecisionCard
 from rewardlab.artifact.load import Where, assemble
 from rewardlab.artifact.save import verify_in_clean_process
 from rewardlab.core.signals import StopRequests
@@ -28,7 +28,6 @@ from rewardlab.evaluation.evaluate import EvalResult, evaluate_groups, read_eval
 from rewardlab.evaluation.precision import (
     CARD_FILE,
     LIVE_FILE,
-    MOST,
     judge_live,
     require_range,
     write_card,
@@ -55,9 +54,6 @@ from rewardlab.training.states import LookedUp
 logger = logging.getLogger("rewardlab")
 Rows = Iterable[Mapping[str, Any] | Preference]
 AS_TRAINED: Final = ", as it trains"
-CARD_WORTH: Final = 50 * MOST
-"""A run in float32 ends with a precision card by itself if it trains on at least this many preferences, counted each
-time that they are seen."""
 
 
 @runtime_checkable

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rewardlab.client.protocol import OutputAs, ScoredGroup, Usage
-from rewardlab.core.spec import CUT_MIDDLE
+from rewardlab.client.protocol import ScoredGroup, Usage
+from rewardlab.core.spec import CUT_MIDDLE, OutputAs
 from rewardlab.serve.engine.api import Scored, UnscorableError
 from rewardlab.serve.engine.queued import Work, num_tokens
 from rewardlab.serve.engine.request_tokens import RequestTokens

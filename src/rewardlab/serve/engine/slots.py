@@ -187,6 +187,7 @@ def _served(name: str, digest: str, spec: RewardSpec, scorer: Scorer) -> ServedM
         joins_texts=spec.renderer.joins_texts,
         reward_mean=None if spec.calibration is None else spec.calibration.reward_mean,
         reward_std=None if spec.calibration is None else spec.calibration.reward_std,
+        affine=scorer.affine,
         outputs=["raw"] if scorer.affine is None else ["raw", "calibrated", "probability"],
         canaries=[
             WireCanary(

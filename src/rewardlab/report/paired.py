@@ -1,0 +1,135 @@
+"""Paired differences for the report: a model against its baselines, and several runs beside each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rewardlab.analysis.aligned import ScoreSet, align
+from rewardlab.analysis.multiple import holm
+from rewardlab.analysis.paired import ALPHA, PairComparison, compare_pair
+from rewardlab.core.errors import RewardlabError
+from rewardlab.core.types import Estimate, ScoreRow
+from rewardlab.report.compare import TITLES, format_p
+from rewardlab.report.document import Block, Paragraph, Section, shown, with_intervals
+from rewardlab.report.evaluations import read_scores
+from rewardlab.report.folder import Record
+from rewardlab.report.sections import compared
+from rewardlab.report.tables import format_count
+
+BASELINES: Final = ("length only", "bag of words")
+"""What a model has to be better than, as tables name it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgainstBaselines:
+    """A model against each baseline, on the same pairs."""
+
+    pairs: Mapping[str, PairComparison]
+    """Baseline -> the model against it, as the closing tables have it; none where nothing can be compared."""
+    problem: str = ""
+    """Why there are none."""
+
+    @property
+    def p(self) -> dict[str, float]:
+        """Baseline -> p of equal accuracy, after Holm's correction."""
+        found = holm([pair.metrics["accuracy"].test.p for pair in self.pairs.values()])
+        return dict(zip(self.pairs, found, strict=True))
+
+    @property
+    def differences(self) -> dict[str, Estimate]:
+        """Baseline -> accuracy of the model minus that of the baseline."""
+        return {name: pair.metrics["accuracy"].difference for name, pair in self.pairs.items()}
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the model is better than every baseline: then no correction for their number is needed."""
+        return bool(self.pairs) and all(difference.low > 0 for difference in self.differences.values())
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether it is worse than some baseline, corrected for their number."""
+        p = self.p
+        return any(difference.high < 0 and p[name] <= ALPHA for name, difference in self.differences.items())
+
+
+def against_baselines(record: Record, rows: Sequence[ScoreRow]) -> AgainstBaselines:
+    """Return the model, whose score rows are given, against the baselines on the same data whose rows lie in the
+    folder."""
+    if record.judged is None or not rows:
+        return AgainstBaselines(pairs={})
+    pairs = {}
+    for name, judged in compared(record, record.judged.name).items():
+        if name not in BASELINES:
+            continue
+        try:
+            theirs = read_scores(judged)
+        except (RewardlabError, OSError):
+            theirs = []
+        if not theirs:
+            return AgainstBaselines(pairs={}, problem=f"those of {name} are missing or damaged.")
+        try:
+            aligned = align([ScoreSet(name=name, rows=theirs), ScoreSet(name="this model", rows=rows)])
+        except RewardlabError as error:
+            return AgainstBaselines(pairs={}, problem=str(error))
+        pairs[name] = compare_pair(aligned, 1)
+    return AgainstBaselines(pairs=pairs)
+
+
+def runs_section(runs: Mapping[str, tuple[Sequence[ScoreRow], float]]) -> Section:
+    """Return each run against the first on the same rows: name -> score rows and β. What has other rows is said."""
+    if len(runs) < 2:
+        return Section(title="Paired differences", blocks=())
+    sets = [ScoreSet(name=name, rows=rows, beta=beta) for name, (rows, beta) in runs.items()]
+    first, *others = sets
+    pairs: list[PairComparison] = []
+    blocks: list[Block] = []
+    for other in others:
+        try:
+            pairs.append(compare_pair(align([first, other]), 1))
+        except RewardlabError as error:
+            words = f"{other.name} and {first.name} are not compared pair by pair: {error}"
+            blocks.append(Paragraph(text=words, tone="note"))
+    if pairs:
+        blocks.insert(0, _table(first.name, pairs))
+    return Section(title="Paired differences", blocks=tuple(blocks))
+
+
+def _table(first: str, pairs: Sequence[PairComparison]) -> Block:
+    adjusted = holm([pair.metrics["accuracy"].test.p for pair in pairs])
+    rows = []
+    for pair, p in zip(pairs, adjusted, strict=True):
+        nll = pair.metrics.get("nll")
+        rows.append(
+            (
+                pair.second,
+                shown(pair.metrics["accuracy"].difference),
+                format_p(p),
+                "—" if nll is None else shown(nll.difference),
+                format_count(pair.verdicts.only_second),
+                format_count(pair.verdicts.only_first),
+                format_count(pair.comparisons),
+            )
+        )
+    methods = dict.fromkeys(pair.metrics["accuracy"].test.method for pair in pairs)
+    return with_intervals(
+        caption=f"On the same rows: each run minus {first}",
+        header=("run", TITLES["accuracy"], "p", TITLES["nll"], "right alone", "wrong alone", "pairs"),
+        rows=rows,
+        estimates=[pair.metrics["accuracy"].difference for pair in pairs],
+        label="difference of accuracy",
+        mark=0.0,
+        notes=(f"p of accuracy: {'; '.join(methods)}{', after Holm’s correction' if len(pairs) > 1 else ''}.",),
+    )
+
+
+def said_of(found: AgainstBaselines) -> str:
+    """Return the differences in words."""
+    p = found.p
+    parts = [
+        f"{shown(difference)} above {name} (p {format_p(p[name]) if math.isfinite(p[name]) else '—'})"
+        for name, difference in found.differences.items()
+    ]
+    return f"On the same pairs, accuracy is {', '.join(parts)}."
