@@ -13,8 +13,8 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[2] / "src/rewardlab"
 ROOMS = (
-    *("artifact", "client", "commands", "core", "curation", "data", "diagnosing", "distributed", "evaluation"),
-    *("model", "probing", "report", "serve", "training"),
+    *("analysis", "artifact", "client", "commands", "core", "curation", "data", "diagnosing", "distributed"),
+    *("evaluation", "experiments", "gold", "model", "probing", "report", "rl", "serve", "training"),
     *("arguments.py", "batch.py", "cli.py", "console.py", "flags.py", "quickstart.py", "score.py"),
 )
 IS_NO = re.compile(
