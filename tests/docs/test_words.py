@@ -40,6 +40,8 @@ def docstrings(source: str) -> Iterator[tuple[int, str, bool]]:
                 text = statement.value.value
                 if isinstance(text, str):
                     of_function = number == 0 and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+                    if of_function and any("property" in ast.unparse(by) for by in node.decorator_list):
+                        of_function = False  # it is read like an attribute
                     yield statement.lineno, " ".join(text.split()), of_function
 
 

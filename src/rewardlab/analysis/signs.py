@@ -39,7 +39,7 @@ EARLY_SHARE: Final = 0.2
 MOST_ROWS: Final = 500
 """Most rows that a check reads, so that it takes no longer in a long run."""
 SPIKE_PAIRS: Final = 64
-"""Comparisons (and at least two rows) over which an explosion must last: one bad batch is no reason to warn."""
+"""Comparisons (and at least two rows) over which an explosion must last: a single bad batch does not warn."""
 LOSS_TIMES: Final = 3.0
 """Multiple of its running median, and of log 2, above which a loss counts as exploding."""
 GRADIENT_TIMES: Final = 10.0

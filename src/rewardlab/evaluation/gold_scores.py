@@ -96,7 +96,7 @@ def _by_line(file: ScoreFile, known: Mapping[RowKey, _Preference]) -> Iterator[t
 
 
 def _only_file(ids: Iterable[str]) -> bool:
-    """Whether all ids are lines of one file."""
+    """Return whether all ids are lines of one file."""
     return len({name.rpartition(":")[0] for name in ids}) == 1
 
 

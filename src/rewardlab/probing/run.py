@@ -294,8 +294,10 @@ def _judge_folder(
 
 
 def _is_rounded(config: ProbeConfig) -> bool:
-    """Whether the folder gives other scores than the states. It is scored in float32, so it does if its weights were
-    rounded or the states were not float32."""
+    """Return whether the folder gives other scores than the states.
+
+    It is scored in float32, so it does if its weights were rounded or the states were not float32.
+    """
     return config.run.save_dtype != "float32" or config.model.precision != "fp32"
 
 

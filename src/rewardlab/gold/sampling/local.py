@@ -113,7 +113,7 @@ class LocalSampler:
         return replies
 
     def _encoded(self, prompt: Conversation) -> list[int] | str:
-        """Return the tokens of a prompt, or why there can be no reply to it."""
+        """Return the tokens of a prompt, or why nothing can reply to it."""
         if not all(is_encodable(turn.content) for turn in prompt):
             return f"the prompt {HALF}."
         try:
