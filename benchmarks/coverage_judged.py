@@ -27,7 +27,7 @@ from rewardlab.analysis.score_table import ScoreTable, score_table
 from rewardlab.core.types import Comparison, Estimate, ScoreRow
 
 PROMPTS = (15, 40, 200)
-ECE_PROMPTS = (15, 200)
+ECE_PROMPTS = PROMPTS
 EACH = (1, 4)
 """Groups or pairs of a prompt."""
 ALIKE = 0.5
@@ -35,6 +35,8 @@ ALIKE = 0.5
 Found = Mapping[str, Estimate]
 Cells = Iterator[tuple[str, Cell]]
 """(statistic, cell)"""
+Kind = Callable[[int, np.random.Generator, int], Cells]
+"""(draws, generator, prompts of the sample that is the truth) -> cells"""
 
 
 def common(prompts: int, each: int, generator: np.random.Generator) -> FloatArray:
@@ -192,7 +194,7 @@ def calibration_errors(draws: int, generator: np.random.Generator, large: int) -
                 yield "null band of ECE", Cell(case=case, coverage=inside / draws, width=width / draws)
 
 
-KINDS: Mapping[str, Callable[[int, np.random.Generator, int], Cells]] = {
+KINDS: Mapping[str, Kind] = {
     "rankings": rankings,
     "disagreement": disagreements,
     "calibrations": calibrations,
@@ -200,19 +202,34 @@ KINDS: Mapping[str, Callable[[int, np.random.Generator, int], Cells]] = {
 }
 
 
-def page_of(found: Mapping[str, Sequence[Cell]], run: Simulation) -> list[str]:
+def page_of(title: str, found: Mapping[str, Sequence[Cell]], run: Simulation, note: str) -> list[str]:
     """Statistics, then every cell outside what is wanted."""
     head = ["statistic", *SUMMARY]
     return [
-        "# How often further intervals of a judgement hold the truth",
+        f"# {title}",
         "",
         f"Intervals of 95 % on simulated data; {run.options.draws:,} draws a cell, so a coverage is known to "
-        f"{1.96 * (0.05 * 0.95 / run.options.draws) ** 0.5:.1%}; {run.minutes}. A cell is left out where more than "
-        "half of the draws get no interval.",
+        f"{1.96 * (0.05 * 0.95 / run.options.draws) ** 0.5:.1%}; {run.minutes}. {note}A cell is left out where "
+        "more than half of the draws get no interval.",
         "",
         results.table(head, [summary_row(name, own)[: len(head)] for name, own in found.items()]),
         *outside_wanted(found),
     ]
+
+
+def run_kinds(run: Simulation, kinds: Mapping[str, Kind], title: str, *, note: str = "") -> int:
+    """Draw the kinds that were asked for, write the page, with a note, and the data, and return the exit status."""
+    found: dict[str, list[Cell]] = {}
+    for number, (kind, cells) in enumerate(kinds.items()):
+        if kind in run.options.kinds:
+            for name, cell in cells(run.options.draws, run.generator(number), run.options.large):
+                found.setdefault(name, []).append(cell)
+                print(name, cell.case, f"{cell.coverage:.1%}", f"{run.seconds:.0f} s", sep="  ", flush=True)
+    return run.record(
+        "all" if len(run.options.kinds) == len(kinds) else "_".join(run.options.kinds),
+        page=page_of(title, found, run, note),
+        cells={name: [as_dict(cell) for cell in own] for name, own in found.items()},
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -220,17 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of(__doc__, list(KINDS), draws=1000)
     parser.add_argument("--large", type=int, default=20_000, help="prompts of the sample that is the truth")
     run = Simulation("coverage_judged", parser, arguments)
-    found: dict[str, list[Cell]] = {}
-    for number, (kind, cells) in enumerate(KINDS.items()):
-        if kind in run.options.kinds:
-            for name, cell in cells(run.options.draws, run.generator(number), run.options.large):
-                found.setdefault(name, []).append(cell)
-                print(name, cell.case, f"{cell.coverage:.1%}", f"{run.seconds:.0f} s", sep="  ", flush=True)
-    return run.record(
-        "all" if len(run.options.kinds) == len(KINDS) else "_".join(run.options.kinds),
-        page=page_of(found, run),
-        cells={name: [as_dict(cell) for cell in own] for name, own in found.items()},
-    )
+    return run_kinds(run, KINDS, "How often further intervals of a judgement hold the truth")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats as oracle
 from sklearn.metrics import ndcg_score
 
-from rewardlab.analysis.kwise import KWise, _judge, kendall_tau_b, kwise, ndcg, win_shares
+from rewardlab.analysis import stats
+from rewardlab.analysis.kwise import KWise, _judge, bounded_mean, kendall_tau_b, kwise, ndcg, win_shares
 from rewardlab.analysis.score_table import score_table
 from rewardlab.core.types import Comparison, ScoreRow
 from score_rows import ranked_rows, score_row
@@ -78,6 +80,43 @@ def test_regrets_of_fewer_than_ten_prompts_that_lose_have_no_interval() -> None:
             assert found["eval_gold_regret"].method == "too few prompts with a regret (9)"
     one_chosen = judged(ranked_rows([[3.0, 2.0, 1.0]] * 35 + [[1.0, 2.0, 3.0]] * 5)).estimates["eval_regret"]
     assert one_chosen.low < one_chosen.value < one_chosen.high, "lost or not, as wins"
+
+
+def test_means_near_their_highest_have_the_interval_of_what_is_lacking() -> None:
+    generator = np.random.default_rng(0)
+    values = 1 - np.where(generator.random(60) < 0.5, 0.0, 0.1 * generator.exponential(size=60))
+    keys = [f"{number // 2}" for number in range(60)]
+    found, lost = bounded_mean(values, keys), stats.mean_loss(1 - values, keys)
+    assert (found.value, found.low, found.high) == pytest.approx((1 - lost.value, 1 - lost.high, 1 - lost.low))
+    assert found.method == "t interval, corrected for skewness, by prompt"
+    assert found.high <= 1
+    # Where fewer than ten prompts lack anything, how much is hardly known: the score interval stands in.
+    values[18:] = 1.0
+    few = bounded_mean(values, keys)
+    assert few.method == "score interval, by prompt"
+    same = bounded_mean(np.full(60, 0.4), keys)
+    assert same.low < 0.4 < same.high, "nothing varies, and it has a width"
+    signs = bounded_mean(np.where(values < 1, -1.0, 1.0), keys)
+    share = stats.mean_share(np.where(values < 1, 0.0, 1.0), keys)
+    assert (signs.low, signs.high) == pytest.approx((2 * share.low - 1, 2 * share.high - 1))
+
+
+def test_a_mean_ends_where_the_same_scores_in_the_best_order_do() -> None:
+    """One chosen reply among three equal ones: τ-b of strict scores is at most √½, Spearman's at most √0.6."""
+    rows = [
+        score_row(group, reply, 4.0 - reply, comparisons=() if reply else chosen)
+        for chosen in [tuple(Comparison(first=0, second=other) for other in (1, 2, 3))]
+        for group in range(40)
+        for reply in range(4)
+    ]
+    found = judged(rows).estimates
+    for name, highest in (("eval_kendall_tau", math.sqrt(0.5)), ("eval_kwise_spearman", math.sqrt(0.6))):
+        own = found[name]
+        assert own.value == own.high == pytest.approx(highest)
+        wilson = stats.wilson(40, 40)
+        assert own.low == pytest.approx(highest * (2 * wilson.low - 1))
+    lowest = judged([replace(row, score=-row.score) for row in rows]).estimates["eval_kendall_tau"]
+    assert lowest.value == lowest.low == pytest.approx(-math.sqrt(0.5))
 
 
 def test_gold_scores_take_the_place_of_comparisons() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from rewardlab.analysis.robustness import effect_of
 from rewardlab.core.types import Comparison, ScoreRow
@@ -92,3 +94,38 @@ def test_tests_are_by_prompt_and_refused_below_ten():
     few = effect_of(before[:18], after[:18], every_reply(9), not_applicable=0, lost=0)
     assert math.isnan(few.p_shift)
     assert math.isnan(few.p_accuracy)
+
+
+def test_the_interval_of_a_shift_knows_that_its_unit_is_estimated():
+    """Against the jackknife over prompts: a shift that is the same for all replies is known as well as the unit."""
+    generator = np.random.default_rng(0)
+    first, second = generator.normal(size=(2, 60))
+    moved = [scores + 1.5 + 0.1 * generator.normal(size=60) for scores in (first, second)]
+    before, after = rows_of([*first], [*second]), rows_of([*moved[0]], [*moved[1]])
+    found = effect_of(before, after, every_reply(60), not_applicable=0, lost=0).estimates
+    without = []
+    for left in range(60):
+        kept = [row for row in before if row.preference_id != f"{left}"]
+        also = [row for row in after if row.preference_id != f"{left}"]
+        without.append(effect_of(kept, also, every_reply(60), not_applicable=0, lost=0).estimates["shift"].value)
+    error = math.sqrt(59 / 60 * np.square(np.array(without) - found["shift"].value).sum())
+    for name in ("shift", "size"):
+        width = found[name].high - found[name].low
+        assert width == pytest.approx(2 * student.ppf(0.975, 59) * error, rel=0.1)
+    assert 0 <= found["size"].low < found["size"].value < found["size"].high
+
+
+def test_prompts_without_a_changed_reply_say_how_well_the_unit_is_known():
+    generator = np.random.default_rng(1)
+    first, second = generator.normal(size=(2, 400))
+    before = rows_of([*first], [*second])
+
+    def shift(rows):
+        after = rows_of([*(first[:20] + 2)], [*(second[:20] + 2)])
+        return effect_of(rows, after, every_reply(20), not_applicable=len(rows) // 2 - 20, lost=0).estimates["shift"]
+
+    whole, few = shift(before), shift(before[:40])
+    assert whole.n == few.n == 20
+    # The unit of 400 pairs is known √20 times as well as that of 20.
+    assert (whole.high - whole.low) * math.sqrt(20) == pytest.approx(few.high - few.low, rel=0.35)
+    assert shift(before[:56]).n == 20, "eight others are too few to stand alone"

@@ -7,6 +7,7 @@ import json
 import coverage
 import coverage_judged
 import coverage_measures
+import coverage_paired
 import judge_rows
 import mislabels_worth
 import paired_tests
@@ -57,6 +58,16 @@ def test_coverage_of_further_intervals_of_a_judgement(tmp_path, monkeypatch):
         cells
     )
     assert {"ECE by prompt", "null band of ECE"} <= set(cells)
+    assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
+
+
+def test_coverage_of_comparisons_of_changed_texts_and_of_matches(tmp_path, monkeypatch):
+    monkeypatch.setattr(coverage_paired, "PROMPTS", (15,))
+    monkeypatch.setattr(coverage_paired, "SHAPES", ("4 each",))
+    assert coverage_paired.main(["--draws", "4", "--large", "300", "--results", str(tmp_path)]) == 0
+    cells = result(tmp_path)["cells"]
+    assert {"difference of accuracies", "changed texts: shift", "gold: match rate"} <= set(cells)
+    assert len(cells["difference of NLL"]) == len(coverage_paired.MODELS)
     assert all(cell["width"] >= 0 and 0 <= cell["coverage"] <= 1 for kind in cells.values() for cell in kind)
 
 

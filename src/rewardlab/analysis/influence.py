@@ -18,7 +18,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from rewardlab.analysis.intervals import FloatArray, mean_limits, share_limits
+from rewardlab.analysis.intervals import FloatArray, mean_limits, share_limits, student_limits
 from rewardlab.analysis.score_table import IntArray
 from rewardlab.analysis.stats import MIN_CLUSTERS, too_few
 from rewardlab.core.types import Estimate
@@ -52,9 +52,14 @@ def by_influence(
     *,
     scale: Scale = "identity",
     fitted: int = 0,
+    skewed: bool = True,
     level: float = 0.95,
 ) -> Estimate:
     """Return `value` with a t interval from the influences [N] of its N values, clustered by `clusters` [N].
+
+    The interval of statistics that are not `skewed` is Student's alone. That of others is widened for the skewness of
+    the influences, which is that of the statistic only where no second-order term counts as much: for coefficients of
+    a logistic regression one does.
 
     The interval is found on `scale` and brought back. `fitted` counts the numbers that were estimated along the way:
     with few clusters the influences are too small by what was fitted to them. There is no interval below ten clusters,
@@ -69,7 +74,8 @@ def by_influence(
     if at_end or not totals_3C[1].any():
         return without_interval(value, count, method=NO_VARIATION, level=level)
     steep = transform.slope(value) * math.sqrt((count - 1) / (count - 1 - fitted))
-    limits = mean_limits((steep * totals_3C[0])[None], (steep**2 * totals_3C[1])[None], totals_3C[2][None], level=level)
+    formula = mean_limits if skewed else student_limits
+    limits = formula((steep * totals_3C[0])[None], (steep**2 * totals_3C[1])[None], totals_3C[2][None], level=level)
     middle = transform.forward(value)
     low, high = (transform.back(middle + float(limit[0])) for limit in (limits.low, limits.high))
     method = f"t interval{transform.name}, by influence{', by prompt' if repeated else ''}"

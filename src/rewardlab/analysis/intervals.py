@@ -118,6 +118,12 @@ def mean_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, lev
     return Limits(own.value, np.minimum(own.value - reach, skewed.low), np.maximum(own.value + reach, skewed.high))
 
 
+def student_limits(sums: FloatArray, squares: FloatArray, sizes: FloatArray, *, level: float) -> Limits:
+    """Return Student's interval of a mean, with the larger of the two variances and C − 1 degrees of freedom."""
+    own, quantile = _moments(sums, squares, sizes), _student(sizes, level)
+    return Limits(own.value, own.value - quantile * own.error, own.value + quantile * own.error)
+
+
 class _Moments(NamedTuple):
     """Moments of the estimate p, arrays [D]."""
 

@@ -28,6 +28,8 @@ from rewardlab.core.types import Estimate, ScoreRow
 ReplyKey = tuple[str, str, int]
 """Source, id of the preference, and number of the reply."""
 FEWEST_REPLIES: Final = 3
+# Ends of a range that are equal in exact arithmetic differ by rounding.
+_ROUNDING: Final = 1e-12
 # Pairs of replies are compared in chunks of this many values, which limits their memory to some tens of megabytes.
 # A group with more pairs than that is sorted instead, one at a time.
 _CHUNK_VALUES: Final = 1 << 20
@@ -63,11 +65,13 @@ def kwise(table: ScoreTable, *, gold: Mapping[ReplyKey, float] | None = None) ->
     columns = {name: np.concatenate([part[name] for part in parts] or [np.empty(0)]) for name in names}
     keys = table.names(np.concatenate(prompt)) if prompt else []
     estimates = {
-        "eval_kendall_tau": signed_share(columns["tau"], keys),
-        "eval_ndcg": stats.mean_share(columns["ndcg"], keys),
+        "eval_kendall_tau": bounded_mean(columns["tau"], keys, ends=(columns["tau_low"], columns["tau_high"])),
+        "eval_ndcg": bounded_mean(columns["ndcg"], keys, ends=(0.0, 1.0)),
         "eval_best_of_k": stats.mean_share(columns["picked"], keys),
         "eval_regret": regret_share(columns["regret"], keys),
-        "eval_kwise_spearman": signed_share(columns["spearman"], keys),
+        "eval_kwise_spearman": bounded_mean(
+            columns["spearman"], keys, ends=(columns["spearman_low"], columns["spearman_high"])
+        ),
     }
     num_gold = num_without_gold = 0
     if gold is not None:
@@ -96,13 +100,14 @@ def kwise(table: ScoreTable, *, gold: Mapping[ReplyKey, float] | None = None) ->
 
 
 def regret_share(values: FloatArray, keys: Sequence[str]) -> Estimate:
-    """Return the mean of regrets [G] in [0, 1].
+    """Return the mean of regrets [G] in [0, 1], as a loss cut at 1, without an interval as `known_losses` says.
 
-    It has an interval only as `known_losses` allows, unless regrets are only 0, ½ and 1, as where one reply is chosen:
-    then the size of a loss is known.
+    Regrets of only 0, ½ and 1, as where one reply is chosen, are a share: the size of a loss is known then.
     """
-    share = stats.mean_share(values, keys)
-    return share if np.isin(values, (0.0, 0.5, 1.0)).all() else known_losses(share, values, keys)
+    if np.isin(values, (0.0, 0.5, 1.0)).all():
+        return stats.mean_share(values, keys)
+    loss = known_losses(stats.mean_loss(values, keys), values, keys)
+    return replace(loss, high=1.0) if loss.high > 1 else loss
 
 
 def known_losses(regret: Estimate, values: FloatArray, keys: Sequence[str]) -> Estimate:
@@ -116,17 +121,36 @@ def known_losses(regret: Estimate, values: FloatArray, keys: Sequence[str]) -> E
     return replace(regret, low=math.nan, high=math.nan, method=f"too few prompts with a regret ({losing})")
 
 
-def signed_share(values: FloatArray, keys: list[str]) -> Estimate:
-    """Return the mean of values [G] in [−1, 1], by the interval of a share."""
-    share = stats.mean_share(np.clip((values + 1) / 2, 0.0, 1.0), keys)
-    return Estimate(
-        value=2 * share.value - 1,
-        low=2 * share.low - 1,
-        high=2 * share.high - 1,
-        n=share.n,
-        method=share.method.replace("Wilson", "score interval"),
-        level=share.level,
-    )
+def bounded_mean(
+    values: FloatArray, keys: Sequence[str], *, ends: tuple[FloatArray | float, FloatArray | float] = (-1.0, 1.0)
+) -> Estimate:
+    """Return the mean of values [G] between the lowest and the highest that each group can reach (`ends`).
+
+    What is lacking to the highest of all groups is a loss, and has the interval of one where ten prompts or more have
+    another value than the most common one. Where fewer have, as where nearly all groups are in the best order, or
+    values are only the ends and their middle, it is the score interval of the share of the way from the lowest end of
+    all groups to the highest. No limit lies beyond these.
+    """
+    low_G, high_G = (np.broadcast_to(np.asarray(end, dtype=np.float64), values.shape) for end in ends)
+    lowest, highest = (float(low_G.min()), float(high_G.max())) if values.size else (-1.0, 1.0)
+    if highest - lowest < _ROUNDING:
+        lowest, highest = -1.0, 1.0
+    way_G = np.clip((values - lowest) / (highest - lowest), 0.0, 1.0)
+    if not np.isin(way_G, (0.0, 0.5, 1.0)).all() and _varies(way_G, keys):
+        loss = stats.mean_loss((highest - lowest) * (1 - way_G), keys)
+        value, low, high = highest - loss.value, max(highest - loss.high, lowest), min(highest - loss.low, highest)
+        return replace(loss, value=value, low=low, high=high)
+    share = stats.mean_share(way_G, keys)
+    value, low, high = (lowest + (highest - lowest) * limit for limit in (share.value, share.low, share.high))
+    return replace(share, value=value, low=low, high=high, method=share.method.replace("Wilson", "score interval"))
+
+
+def _varies(values: FloatArray, keys: Sequence[str]) -> bool:
+    """Whether ten prompts or more have another value [G] than the most common one."""
+    rounded = np.round(values, 12)
+    known, counts = np.unique(rounded, return_counts=True)
+    others = len(set(itertools.compress(keys, (rounded != known[counts.argmax()]).tolist())))
+    return others >= stats.MIN_CLUSTERS
 
 
 def win_shares(rows: Sequence[ScoreRow]) -> FloatArray:
@@ -204,19 +228,27 @@ def ndcg(score_GK: FloatArray, gain_GK: FloatArray) -> FloatArray:
 def _judge(score_GK: FloatArray, reference_GK: FloatArray, has_gold: bool) -> dict[str, FloatArray]:
     """Return [G] values of each measure."""
     if not len(score_GK):
-        names = ("tau", "ndcg", "picked", "regret", "spearman", "gold_regret")
+        own = ("ndcg", "picked", "regret", "gold_regret")
+        names = (*own, *(f"{name}{end}" for name in ("tau", "spearman") for end in ("", "_low", "_high")))
         return {name: np.empty(0) for name in names}
     best, worst = reference_GK.max(axis=1), reference_GK.min(axis=1)
     top_GK = (score_GK == score_GK.max(axis=1, keepdims=True)).astype(np.float64)
     top_GK /= top_GK.sum(axis=1, keepdims=True)
     lost = np.maximum(best - (top_GK * reference_GK).sum(axis=1), 0.0)
     gain_GK = reference_GK - worst[:, None] if has_gold else reference_GK
+    # The same scores in the best order, and in the worst: with ties even the best may be below 1.
+    rising_GK, best_GK = np.sort(reference_GK, axis=1), np.sort(score_GK, axis=1)
+    worst_GK = best_GK[:, ::-1]
     return {
         "tau": kendall_tau_b(score_GK, reference_GK),
+        "tau_low": kendall_tau_b(worst_GK, rising_GK),
+        "tau_high": kendall_tau_b(best_GK, rising_GK),
         "ndcg": np.minimum(ndcg(score_GK, gain_GK), 1.0),
         "picked": np.minimum((top_GK * (reference_GK == best[:, None])).sum(axis=1), 1.0),
         "regret": np.minimum(lost / (best - worst), 1.0),
         "spearman": _spearman(score_GK, reference_GK),
+        "spearman_low": _spearman(worst_GK, rising_GK),
+        "spearman_high": _spearman(best_GK, rising_GK),
         "gold_regret": lost,
     }
 

@@ -60,7 +60,9 @@ def length_coefficients(pairs: Pairs, *, beta: float) -> tuple[Estimate, Estimat
         )
         return missing, missing
     coefficient, influence = fitted
-    first, second = (by_influence(float(coefficient[k]), influence[:, k], pairs.prompt, fitted=2) for k in range(2))
+    first, second = (
+        by_influence(float(coefficient[k]), influence[:, k], pairs.prompt, fitted=2, skewed=False) for k in range(2)
+    )
     return first, second
 
 

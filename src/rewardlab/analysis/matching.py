@@ -21,7 +21,7 @@ from rewardlab.analysis.agreement import Agreement, agreement
 from rewardlab.analysis.best_of_n import picked
 from rewardlab.analysis.influence import antisymmetric_correlations, by_influence, correlations, without_interval
 from rewardlab.analysis.intervals import FloatArray
-from rewardlab.analysis.kwise import known_losses, signed_share
+from rewardlab.analysis.kwise import bounded_mean, known_losses
 from rewardlab.analysis.multiple import holm
 from rewardlab.analysis.precision import FEWEST_PROMPTS, relative_size
 from rewardlab.core.types import Estimate
@@ -236,7 +236,7 @@ def within_rows(replies: Replies, scores_R: FloatArray) -> tuple[dict[str, Estim
         xy_L, xx_L, yy_L = (np.bincount(whole.row_N, v, minlength=size) for v in (x_N * y_N, x_N**2, y_N**2))
         known_L = xx_L * yy_L > 0
         values_L = np.where(known_L, xy_L / np.sqrt(np.where(known_L, xx_L * yy_L, 1.0)), 0.0)
-        means[name] = signed_share(np.clip(values_L[varies_L], -1, 1), keys)
+        means[name] = bounded_mean(np.clip(values_L[varies_L], -1, 1), keys)
     return means, int((~varies_L).sum())
 
 

@@ -269,7 +269,7 @@ def calibration_slope(logit: FloatArray, y: FloatArray, clusters: IntArray) -> E
     if fitted is None:
         return without_interval(math.nan, len(np.unique(clusters)), method=NO_FIT)
     coefficient, influence = fitted
-    return by_influence(float(coefficient[0]), influence[:, 0], clusters)
+    return by_influence(float(coefficient[0]), influence[:, 0], clusters, skewed=False)
 
 
 def calibration_intercept(logit: FloatArray, y: FloatArray, clusters: IntArray) -> Estimate:
@@ -283,7 +283,7 @@ def calibration_intercept(logit: FloatArray, y: FloatArray, clusters: IntArray) 
     if fitted is None:
         return without_interval(math.nan, len(np.unique(clusters)), method=NO_FIT)
     coefficient, influence = fitted
-    return by_influence(float(coefficient[0]), influence[:, 0], clusters)
+    return by_influence(float(coefficient[0]), influence[:, 0], clusters, skewed=False)
 
 
 def logistic(

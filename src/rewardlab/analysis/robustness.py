@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -68,8 +68,9 @@ def effect_of(
     `changed` are the replies whose texts differ. `of_prompt` says that the prompt was perturbed, and the replies were
     not. Preferences with a score that is not finite are left out and added to `lost`.
     """
-    whole = np.array([row.score for row in before if math.isfinite(row.score)])
-    unit = float(whole.std()) if whole.size else math.nan
+    finite_rows = [row for row in before if math.isfinite(row.score)]
+    whole_W = np.array([row.score for row in finite_rows])
+    unit = float(whole_W.std()) if whole_W.size else math.nan
     first = {(row.source, row.preference_id, row.reply): row.score for row in before}
     second = {(row.source, row.preference_id, row.reply): row.score for row in after}
     bad = {key[:2] for key, score in second.items() if not math.isfinite(score - first[key])}
@@ -87,9 +88,14 @@ def effect_of(
     keys_N = [prompt_of[key] for key in pairs.preferences]
     finite = bool(moved_R.size) and bool(np.isfinite(moved_R).all())
     change_N = pairs.after - pairs.before
+    whole_keys = [row.prompt_key for row in finite_rows]
+    shift, size = (
+        _in_units(values_R, keys, whole_W, whole_keys) if finite else _nothing()
+        for values_R in (moved_R, np.abs(moved_R))
+    )
     estimates = {
-        "shift": stats.mean(moved_R, keys) if finite else _nothing(),
-        "size": stats.mean_loss(np.abs(moved_R), keys) if finite else _nothing(),
+        "shift": shift,
+        "size": replace(size, low=0.0) if size.low < 0 else size,
         "flipped": stats.proportion(np.abs(change_N), keys_N),
         "accuracy": change_of_shares(change_N, keys_N),
         "other only": _nothing() if of_prompt else change_of_shares(*pairs.other_only(keys_N)),
@@ -139,6 +145,30 @@ def _pairs(
         alone.append(np.heaviside(first[preferred] - second[other], 0.5) if other in changed else math.nan)
         preferences.append((joined.source, joined.preference_id))
     return _Outcomes(before=np.array(before), after=np.array(after), alone=np.array(alone), preferences=preferences)
+
+
+def _in_units(values_R: FloatArray, keys_R: Sequence[str], scores_W: FloatArray, keys_W: Sequence[str]) -> Estimate:
+    """Return the mean of values [R] that were divided by the standard deviation of the scores [W] of all replies.
+
+    That unit is itself known from these prompts only, and moves the mean θ by −θ(z² − 1)/2 for each score, z in
+    standard deviations (the delta method; van der Vaart 1998, Asymptotic Statistics, chapter 3). The prompts with a
+    value say all of their part, those without one only of the unit; the two parts are independent.
+    """
+    alone = stats.mean(values_R, keys_R)
+    if math.isnan(alone.low) or not (unit := float(scores_W.std())):
+        return alone
+    pull_W = alone.value / 2 * (np.square((scores_W - scores_W.mean()) / unit) - 1) / scores_W.size
+    inside_W = np.isin(np.asarray(keys_W, dtype=np.str_), np.asarray(keys_R, dtype=np.str_))
+    if len({key for key, inside in zip(keys_W, inside_W.tolist(), strict=True) if not inside}) < stats.MIN_CLUSTERS:
+        inside_W[:] = True
+    # One value for each row: those of replies that changed, then those of scores.
+    values = np.concatenate([(values_R - alone.value) / values_R.size, -pull_W[inside_W]])
+    inside_keys = [key for key, inside in zip(keys_W, inside_W.tolist(), strict=True) if inside]
+    own = stats.mean(alone.value + values * values.size, [*keys_R, *inside_keys])
+    if not inside_W.all():
+        outside_keys = [key for key, inside in zip(keys_W, inside_W.tolist(), strict=True) if not inside]
+        own = stats.difference(own, stats.mean(pull_W[~inside_W] * len(outside_keys), outside_keys))
+    return replace(alone, low=min(own.low, alone.value), high=max(own.high, alone.value))
 
 
 def _nothing() -> Estimate:
