@@ -103,14 +103,22 @@ def test_all_digits_of_a_score_are_kept(undisturbed) -> None:
 
 
 PROGRAM = """
-import sys
+import os, sys
 from killing import end_while_appending
 from rewardlab.cli import main
 from rewardlab.gold import kept, reward_models
+import torch, transformers
 reward_models.REPLIES_AT_A_TIME = 8
-end_while_appending(kept, at=2)
-main(sys.argv[1:])
+for _ in range(3):
+    if not (child := os.fork()):
+        try:
+            end_while_appending(kept, at=2)
+            main(sys.argv[1:])
+        finally:
+            os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
+"""Labels three times, each time in a process of its own that is killed, and prints how each ended."""
 
 
 def test_killed_again_and_again_it_writes_what_a_run_in_one_piece_writes(
@@ -118,10 +126,9 @@ def test_killed_again_and_again_it_writes_what_a_run_in_one_piece_writes(
 ) -> None:
     output = tmp_path / "labels.jsonl"
     words = ["gold", "label", "--model", str(folder), "--input", str(samples), "--output", str(output)]
-    for _ in range(3):
-        killed = run_program(PROGRAM, words)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr
-        assert not output.exists()
+    killed = run_program(PROGRAM, words)
+    assert killed.stdout.splitlines().count(str(-signal.SIGKILL)) == 3, killed.stderr
+    assert not output.exists()
     kept = (tmp_path / ".labels.jsonl.partial" / "kept.jsonl").read_text().splitlines()
     assert len(kept) >= 3 * 4
     assert content(label(config(folder, samples, output))) == undisturbed
