@@ -78,6 +78,10 @@ from rewardlab.model import attention
 from rewardlab.model.load import disk_class_of, wrap
 from rewardlab.model.reward import AttentionLayout, RewardModel
 
+if not torch.accelerator.is_available():
+    # For each kind of device that may come later torch keeps the whole stack in words, which takes milliseconds.
+    torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
+
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 CORPUS = [

@@ -46,6 +46,25 @@ class Row:
     tokens_T: Int[Tensor, " T"]
     mask_T: Int[Tensor, " T"]
 
+    @property
+    @checked
+    def length(self) -> int:
+        return len(self.tokens_T) if self.mask_T.any() else "nothing"
+
+    @checked
+    def same_as(self, other: Row, strictly: bool = False) -> bool:
+        return other is self if strictly else torch.equal(other.tokens_T, self.tokens_T)
+
+    @classmethod
+    @checked
+    def of(cls, tokens_T: Int[Tensor, " T"], mask_T: Int[Tensor, " T"]) -> Row:
+        return cls(tokens_T, mask_T)
+
+
+@checked
+class Longer(Row):
+    """It has the constructor of another class."""
+
 
 def test_types_are_checked():
     assert halved(3) == 1.5
@@ -78,6 +97,27 @@ def test_fields_are_checked():
     Row(torch.ones(3, dtype=torch.int64), torch.ones(3, dtype=torch.int64))
     with pytest.raises(TypeCheckError):
         Row(torch.ones(3, dtype=torch.int64), torch.ones(4, dtype=torch.int64))
+
+
+def test_methods_that_name_their_own_class_are_checked():
+    ones, more = torch.ones(3, dtype=torch.int64), torch.ones(4, dtype=torch.int64)
+    row = Row.of(ones, ones)
+    assert row.same_as(Row(ones, ones))
+    with pytest.raises(TypeCheckError):
+        row.same_as(row, strictly="yes")
+    with pytest.raises(TypeCheckError):
+        Row.of(ones, more)
+
+
+def test_properties_are_checked():
+    ones = torch.ones(3, dtype=torch.int64)
+    assert Row(ones, ones).length == 3
+    with pytest.raises(BeartypeCallHintReturnViolation):
+        _ = Row(ones, ones - 1).length
+
+
+def test_a_constructor_is_checked_once():
+    assert Longer.__init__ is Row.__init__
 
 
 def test_the_package_is_checked():

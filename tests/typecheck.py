@@ -2,16 +2,18 @@
 
 jaxtyping's own decorator binds the arguments of every call, for sizes that are computed from them (`"{n} 3"`, which no
 annotation here has), and looks at all of them twice. Done everywhere it takes as long as the code that it watches.
-Here the shapes of a call are held against each other by jaxtyping's context alone, and only where a signature has
-shapes; all else is checked by beartype alone.
+Here the shapes of a call are held against each other by jaxtyping's context alone, and only where a signature or the
+fields of a dataclass have shapes; all else is checked by beartype alone. An annotation with a name that is not known
+where the function is defined, such as that of its own class, is not checked.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from functools import partial, update_wrapper, wraps
 from inspect import isgeneratorfunction
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
 import jaxtyping
@@ -19,6 +21,8 @@ from beartype import BeartypeConf
 from beartype import beartype as decorate
 
 beartype = decorate(conf=BeartypeConf(is_pep484_tower=True))
+_by_type_error = decorate(conf=BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError))
+"""What a constructor refuses is a TypeError, as with jaxtyping: readers of files catch it as they do Python's own."""
 
 _with_shapes = jaxtyping.jaxtyped
 _wrappers: dict[CodeType, Any] = {}
@@ -26,7 +30,8 @@ _wrappers: dict[CodeType, Any] = {}
 
 
 def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
-    """As `jaxtyping.jaxtyped`, for functions and classes; what a call of another type raises is beartype's own.
+    """As `jaxtyping.jaxtyped`, for functions and classes; what a call of another type raises is beartype's own, but for
+    constructors and what names its own class: there it is a TypeError.
 
     With JAXTYPING_DISABLE=1 nothing is checked.
     """
@@ -34,25 +39,55 @@ def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
         return partial(jaxtyped, typechecker=typechecker)
     if jaxtyping.config.jaxtyping_disable:
         return what
-    if isinstance(what, type) and _is_checked(what.__init__):  # a decorator of the class gave it another one
+    if isinstance(what, type):
+        if is_dataclass(what) and not _is_checked(what.__init__):  # a decorator of the class may have given it another
+            what.__init__ = jaxtyped(what.__init__, typechecker=_by_type_error)
         return what
     if not isinstance(what, FunctionType):
         return _with_shapes(what, typechecker=typechecker)
     known = _wrappers.get(what.__code__)
-    if known is not None:
-        return _around(known, what)
-    try:
-        shapes = any(map(_is_shape, get_type_hints(what).values()))
-    except NameError:  # what cannot be looked up is not checked
-        return _with_shapes(what, typechecker=typechecker)
-    if shapes and isgeneratorfunction(what):  # what it yields is not checked
-        return _with_shapes(typechecker(what), typechecker=None)
+    return _around(known, what) if known is not None else _checked(what, typechecker)
+
+
+def _checked(function: FunctionType, typechecker: Callable[[Any], Any]) -> Any:
+    known, hints = _hints(function)
+    shapes = any(map(_is_shape, hints.values()))
+    if shapes and isgeneratorfunction(function):  # what it yields is not checked
+        return _with_shapes(typechecker(function), typechecker=None)
+    checked = typechecker(function) if known else _by_type_error(_with_hints(function, hints))
     if shapes:
-        return _in_context(typechecker(what))
-    checked = typechecker(what)
-    if _is_checked(checked):
-        _wrappers[what.__code__] = checked
+        checked = _in_context(checked)
+    elif _is_checked(checked):
+        _wrappers[function.__code__] = checked
+    checked.__annotations__ = function.__annotations__
     return checked
+
+
+def _hints(function: FunctionType) -> tuple[bool, dict[str, Any]]:
+    """(whether all names are known, what the annotations mean); with a name that is not, or not yet, it is Any."""
+    try:
+        return True, get_type_hints(function)
+    except NameError:
+        return False, {name: _meaning(one, function) for name, one in function.__annotations__.items()}
+
+
+def _meaning(annotation: Any, function: FunctionType) -> Any:
+    try:
+        return get_type_hints(SimpleNamespace(__annotations__={"it": annotation}), function.__globals__)["it"]
+    except NameError:
+        return Any
+
+
+def _with_hints(function: FunctionType, hints: dict[str, Any]) -> FunctionType:
+    """The same function, annotated like this."""
+    copy = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    copy.__kwdefaults__ = function.__kwdefaults__
+    update_wrapper(copy, function)
+    del copy.__wrapped__
+    copy.__annotations__ = hints
+    return copy
 
 
 def _in_context(checked: Any) -> Any:
@@ -67,7 +102,9 @@ def _in_context(checked: Any) -> Any:
 
 
 def _is_checked(function: Any) -> bool:
-    """Whether this is a function that beartype made around another one."""
+    """Whether this is a function that beartype made around another one, or is around such a one."""
+    if hasattr(function, "__wrapped__") and _is_checked(function.__wrapped__):
+        return True
     return "__beartype_func" in (getattr(function, "__kwdefaults__", None) or {})
 
 

@@ -55,7 +55,15 @@ CASES = {
 }
 
 
-LONG = {"float16, lora", "float16, whole models", "bf16, lora", "four, two groups, whole models"}
+LONG = {
+    "four, whole models",
+    "four, two groups, whole models",
+    "four, lora with dropout, whole models",
+    "bf16, lora",
+    "bf16, rounded stochastically",
+    "float16, lora",
+    "float16, whole models",
+}
 """Combinations of what the others do one at a time, or with more."""
 
 

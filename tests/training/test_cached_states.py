@@ -91,7 +91,11 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+LONG = {"padded", "small micro-batches"}
+"""States do not depend on how the conversations are laid out while they are computed; tests/laws hold it."""
+
+
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.soak) if way in LONG else way for way in WAYS])
 def test_a_run_with_states_looked_up_is_the_run_that_computes_them(base_model, pairs_file, tmp_path, way):
     test = write_pairs(tmp_path / "test.jsonl", 12, offset=100)
     settings = {"test_dataset": (str(test),), "train_eval_limit": 5, **WAYS[way]}

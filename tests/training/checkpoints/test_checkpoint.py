@@ -97,7 +97,7 @@ def test_what_some_ranks_write_any_number_reads_bit_for_bit(written, tmp_path, o
     size, sharding = written
     ends, said, _ = on_ranks("keep_tensors", size, tmp_path, write=True, sharding=sharding, per_node=2)
     assert set(ends.values()) == {0}, said[-3000:]
-    for readers, how in ((3, "full"), (4, "hybrid"), (2, "none")):
+    for readers, how in ((3, "full"), (4, "hybrid"), (2, "none"))[: None if size == 2 else 1]:
         ends, said, _ = on_ranks("keep_tensors", readers, tmp_path, write=False, sharding=how, per_node=2)
         assert set(ends.values()) == {0}, said[-3000:]
     found = {name: torch.zeros_like(tensor) for name, tensor in tensors_of().items()}

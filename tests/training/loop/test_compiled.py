@@ -160,7 +160,8 @@ def compare(plain, compiled, draw):
 plain, compiled = built(False), built(True)
 for draw in range(3):
     compare(plain, compiled, draw)
-compare(built(False, lora=True), built(True, lora=True), 0)
+if backend == "inductor":  # for long: adapters alone are compiled in DROPPED
+    compare(built(False, lora=True), built(True, lora=True), 0)
 print(float((step(compiled, 0)[0] - step(compiled, 1)[0]).abs().max()))
 """
 
