@@ -146,7 +146,7 @@ def bounded_mean(
 
 
 def _varies(values: FloatArray, keys: Sequence[str]) -> bool:
-    """Whether ten prompts or more have another value [G] than the most common one."""
+    """Return whether ten prompts or more have another value [G] than the most common one."""
     rounded = np.round(values, 12)
     known, counts = np.unique(rounded, return_counts=True)
     others = len(set(itertools.compress(keys, (rounded != known[counts.argmax()]).tolist())))

@@ -127,7 +127,8 @@ def _document(
             ),
         ),
     ]
-    settings = tuple((name, str(record.config[name])) for name in SETTINGS if name in record.config)
+    given = ((name, record.config.get(name)) for name in SETTINGS)
+    settings = tuple((name, str(value)) for name, value in given if value is not None)
     trained: list[Block] = [Facts(caption="Settings", pairs=settings)] if settings and record.kind != "eval" else []
     sections = [
         Section(title="What it is", blocks=tuple(use)),
