@@ -148,10 +148,16 @@ def damaged(subject: Subject, seed: int) -> Iterator[tuple[str, list[float]]]:
 def sound(subject: Subject, draw: np.random.Generator, draws: int) -> Iterator[tuple[str, Scores]]:
     """(what computed them, scores) with nothing wrong but the noise of half precision, as measured on engines."""
     yield "nothing wrong: plain transformers", score(subject.engine(), subject.tokens)
-    right = np.array(reference_scores(subject.canaries, subject.precision))
-    for _ in range(draws):
-        noise = draw.normal(draw.normal(0, SHIFT), NOISE, len(right))
-        yield "nothing wrong: noise of an engine", (right + noise * np.maximum(1, np.abs(right))).tolist()
+    references = np.array(reference_scores(subject.canaries, subject.precision))
+    exact = np.array([canary.score for canary in subject.canaries])
+    for about, right, noise in (
+        ("the references", references, NOISE),
+        ("the scores in float32", exact, NOISE),
+        ("the scores in float32, a fifth of it", exact, NOISE / 5),
+    ):
+        for _ in range(draws):
+            errors = draw.normal(draw.normal(0, SHIFT * noise / NOISE), noise, len(right))
+            yield f"nothing wrong: noise about {about}", (right + errors * np.maximum(1, np.abs(right))).tolist()
 
 
 def unplanted(subject: Subject, seed: int, draw: np.random.Generator, draws: int) -> Iterator[tuple[str, Scores]]:

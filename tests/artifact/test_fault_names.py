@@ -199,3 +199,16 @@ def test_the_noise_of_a_sound_engine_is_hardly_ever_named():
             noise = draw.normal(0, 0.03, 7).clip(-0.14, 0.14)
             named += name_fault(canaries, (own + noise).tolist(), precision="bfloat16") is not None
     assert named <= 2
+
+
+def test_a_sound_engine_nearer_to_float32_than_the_references_are_has_no_fault():
+    """Decoys are computed in float32, so one that hardly moves is nearer to such an engine than the references."""
+    exact = np.array([0.5, -0.7, 1.5, 0.2, -1.4, 0.9, 0.1])
+    off = np.array([0.07, -0.06, 0.08, 0.07, -0.08, 0.06, -0.07])
+    canaries = [
+        replace(canary, references={"bfloat16": reference})
+        for canary, reference in zip(
+            canaries_of(exact.tolist(), double_bos=(exact + 0.002).tolist()), (exact + off).tolist(), strict=True
+        )
+    ]
+    assert name_fault(canaries, exact.tolist(), precision="bfloat16") is None

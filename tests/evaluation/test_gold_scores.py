@@ -145,7 +145,7 @@ def test_other_prompts_and_other_numbers_of_replies_have_no_gold_scores(tmp_path
         ([{"id": "a", "correct": True}], "it holds verdicts"),
         ([{"id": "elsewhere:1", "scores": [1, 2, 3]}], "has 'elsewhere:1', the data 'pairs.jsonl:1'"),
         ([{"id": "pairs.jsonl:1", "scores": ["NaN", None]}], "no preference that is judged has gold scores"),
-        ([{"text": "nothing"}], "no layout of scores that is known"),
+        ([{"text": "nothing"}], "are not a known layout of scores"),
     ],
 )
 def test_files_that_say_nothing_are_refused_in_words(tmp_path, rows, said):
@@ -177,3 +177,11 @@ def test_gold_scores_of_other_data_end_the_command_before_anything_is_scored(mod
     assert "no preference that is judged has gold scores there" in " ".join(said.split())
     assert "Traceback" not in said
     assert not (tmp_path / "out/eval.metrics.json").exists()
+
+
+def test_an_id_that_ends_in_a_number_is_a_line_only_where_more_says_so(tmp_path):
+    """Ids such as `gsm8k:3` are of people; the gold file below has ids of its own, and its prompts are not known."""
+    rows = [{"id": f"gold-{n}", "response_scores": [1.0 * n, 2.0 * n]} for n in range(1, 6)]
+    with_ids = write(tmp_path / "ids.jsonl", [{"id": row["id"], "scores": row["response_scores"]} for row in rows])
+    with pytest.raises(DataError):
+        read_gold(with_ids, [group(3, file="gsm8k"), group(1, file="gsm8k")])

@@ -348,3 +348,11 @@ def test_an_embedding_held_in_half_precision_gives_its_rows_exactly():
     assert embedding.weight.dtype is torch.bfloat16
     ids = torch.tensor([[3, 1, 3]])
     assert torch.equal(embedding(ids), embedding.weight[ids].float())
+
+
+def test_a_frozen_matrix_of_the_backbone_itself_is_rounded_by_the_name_under_which_it_is_saved():
+    model = half_model()
+    model.backbone.own = nn.Parameter(torch.linspace(0.1, 1.0, 12).reshape(3, 4), requires_grad=False)
+    original = model.backbone.own.detach().clone()
+    assert half_frozen(model.backbone.requires_grad_(False), torch.bfloat16)
+    assert torch.equal(model.backbone.own, round_weights(original, torch.bfloat16, "backbone.own"))

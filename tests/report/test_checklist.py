@@ -119,7 +119,7 @@ def better(record: Record) -> str:
     """The answer by the rows of the run's files."""
     (block,) = checklist_section(record, None, against_baselines(record, read_scores(record.judged))).blocks
     (found,) = [check for check in block.checks if "length alone" in check.question]
-    assert "On the same pairs, accuracy is" in found.numbers
+    assert "On the same pairs, its accuracy minus that of" in found.numbers
     return found.answer
 
 

@@ -135,6 +135,11 @@ def curves_of(candidates_P: Sequence[Candidates], *, most: int | None = None) ->
     )
 
 
+def best_of_n(candidates_P: Sequence[Candidates], *, most: int | None = None, level: float = 0.95) -> tuple[Point, ...]:
+    """Return the means over prompts of their curves, as `points_of`. Raises as `curves_of` does."""
+    return points_of(curves_of(candidates_P, most=most), level=level)
+
+
 def points_of(curves: Curves, *, level: float = 0.95) -> tuple[Point, ...]:
     """Return the means of curves over prompts, for n = 1, 2, … as far as the curves go.
 

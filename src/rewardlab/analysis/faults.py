@@ -74,7 +74,9 @@ def name_fault(
     the best one does not beat clearly.
 
     In half precision the tolerance is wide enough to hide a fault that moves scores little, such as rounding the
-    weights of a model that LoRA trained. So scores within it are looked at too, and twice the evidence is asked for.
+    weights of a model that LoRA trained. So scores within it are looked at too. Then twice the evidence is asked for,
+    and the scores in float32 are one more explanation that needs no fault: decoys are in float32, so an engine nearer
+    to it than the references are is nearer to every decoy that hardly moves.
 
     `known` are the faults that are looked for, and what they are; one without decoys is not named.
 
@@ -121,6 +123,8 @@ def _name_fault(
         rivals = [wanted] if fault in CONSTANT else [wanted, wanted + np.mean(got - wanted), np.mean(got)]
         own = (got - decoys) / room
         most = ROOM_IN_HALF if precision != "float32" else 1.0
+        if within:
+            rivals.append(np.array([canary.score for canary in canaries]))
         wanted_evidence = 2 * CLEAR if within else CLEAR
         if _fits(own, most=most) and all(_evidence(own, (got - rival) / room) >= wanted_evidence for rival in rivals):
             fitting[fault] = own, room

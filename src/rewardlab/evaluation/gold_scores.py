@@ -51,8 +51,12 @@ def read_gold(path: Path, groups: Sequence[TokenGroup]) -> dict[ReplyKey, float]
     for group in groups:
         name, _, line = group.preference_id.rpartition(":")
         held = known.get((group.source, group.preference_id)) or known.get(("", group.preference_id))
-        if held is None and line.isdecimal() and (name == file.path.name or only):
+        if held is None and line.isdecimal():
             held = lines.get(int(line))
+            # Ids of people may end in a number too, so a number is a line only where more than the number says so.
+            same_file = name == file.path.name or (only and file.scores.by_place)
+            same_prompt = held is not None and held.prompt_key == group.prompt_key
+            held = held if same_file or same_prompt else None
         if held is None or held.scores.keys() != set(range(group.num_replies)):
             continue
         if held.prompt_key not in (None, group.prompt_key):

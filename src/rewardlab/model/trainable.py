@@ -74,7 +74,7 @@ def half_frozen(backbone: nn.Module, dtype: torch.dtype) -> bool:
         for own, parameter in module.named_parameters(recurse=False):
             if parameter.requires_grad or not is_held_half(module, parameter):
                 continue
-            weight, name = parameter.data, f"backbone.{lora.bare_name(f'{path}.{own}')}"
+            weight, name = parameter.data, f"backbone.{lora.bare_name(f'{path}.{own}'.lstrip('.'))}"
             held = weight.to(dtype) if weight.is_meta else round_weights(weight, dtype, name)
             rounded = rounded or not (held.is_meta or torch.equal(held.to(parameter.dtype), parameter.data))
             parameter.data = held

@@ -241,6 +241,9 @@ def _without_card(record: Record) -> str:
     model = record.model_folder or "MODEL"
     held_out = config.get("dataset" if record.kind == "eval" else "test_dataset") or config.get("eval_dataset")
     data = ["--dataset", *_names(held_out)]
+    # Of a dataset on the hub: `eval` judges its test split unless told otherwise.
+    split = config.get("hf_split" if record.kind == "eval" else "test_split") or "test"
+    data += [] if split == "test" else ["--hf-split", str(split)]
     if suites := config.get("suite"):
         folder = config.get("suite_data")
         data = ["--suite", *_names(suites), *([] if folder is None else ["--suite-data", str(folder)])]

@@ -129,7 +129,7 @@ def said_of(found: AgainstBaselines) -> str:
     """Return the differences in words."""
     p = found.p
     parts = [
-        f"{shown(difference)} above {name} (p {format_p(p[name]) if math.isfinite(p[name]) else '—'})"
+        f"minus that of {name}: {shown(difference)} (p {format_p(p[name]) if math.isfinite(p[name]) else '—'})"
         for name, difference in found.differences.items()
     ]
-    return f"On the same pairs, accuracy is {', '.join(parts)}."
+    return f"On the same pairs, its accuracy {'; '.join(parts)}."

@@ -230,7 +230,8 @@ class ServedMember:
         joins_texts = bool(served.joins_texts) if served is not None else bool(spec and spec.renderer.joins_texts)
         affine = None if spec is None else spec.affine
         if served is not None:
-            affine = served.affine
+            # A server of an earlier version has a calibration but does not tell it.
+            affine = served.affine or affine
             scale = _scale(served.reward_mean, served.reward_std)
         else:
             stored = None if spec is None else spec.calibration

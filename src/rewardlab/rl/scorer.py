@@ -207,8 +207,8 @@ class RewardScorer:
             if self.config.output != "raw" and one.affine is None:
                 raise ConfigError(
                     f"{member.name}: output={self.config.output!r} needs a calibration, and it has none. Store one "
-                    f"with `rewardlab calibrate FOLDER --dataset … --store` and serve that folder; for vLLM and SGLang "
-                    f"name it too, client={{'artifact': FOLDER}}."
+                    f"with `rewardlab calibrate FOLDER --dataset … --store` and serve that folder; for vLLM, SGLang "
+                    f"and rewardlab's server before 0.2.0 name it too, client={{'artifact': FOLDER}}."
                 )
             if one.tolerance is None and self.config.noise_tolerance is None:
                 raise ConfigError(
