@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import jaxtyping
 import pytest
@@ -128,3 +130,27 @@ def test_the_package_is_checked():
 def test_nothing_is_checked_where_the_checks_are_turned_off(monkeypatch):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     assert checked(adder) is adder
+
+
+def test_constructors_whose_code_is_equal_are_told_apart() -> None:
+    """Two dataclasses with the same names of fields, whose types differ."""
+
+    def first() -> Any:
+        @dataclass
+        class Found:
+            file: str
+
+        return Found
+
+    def second() -> Any:
+        @dataclass
+        class Found:
+            file: Path
+
+        return Found
+
+    text, path = (typecheck.jaxtyped(make(), typechecker=typecheck.beartype) for make in (first, second))
+    assert text(file="a").file == "a"
+    assert path(file=Path("a")).file == Path("a")
+    with pytest.raises(TypeError):
+        path(file="a")

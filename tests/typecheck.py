@@ -25,7 +25,7 @@ _by_type_error = decorate(conf=BeartypeConf(is_pep484_tower=True, violation_type
 """What a constructor refuses is a TypeError, as with jaxtyping: readers of files catch it as they do Python's own."""
 
 _with_shapes = jaxtyping.jaxtyped
-_wrappers: dict[CodeType, Any] = {}
+_wrappers: dict[tuple[CodeType, str, str], Any] = {}
 """What checks a function that is defined anew at every call of the one around it."""
 
 
@@ -45,8 +45,14 @@ def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
         return what
     if not isinstance(what, FunctionType):
         return _with_shapes(what, typechecker=typechecker)
-    known = _wrappers.get(what.__code__)
+    known = _wrappers.get(_key(what))
     return _around(known, what) if known is not None else _checked(what, typechecker)
+
+
+def _key(function: FunctionType) -> tuple[CodeType, str, str]:
+    """What a function is known by. Code alone is not enough: that of constructors of dataclasses with the same names of
+    fields is equal, whatever their types."""
+    return function.__code__, function.__module__, function.__qualname__
 
 
 def _checked(function: FunctionType, typechecker: Callable[[Any], Any]) -> Any:
@@ -58,7 +64,7 @@ def _checked(function: FunctionType, typechecker: Callable[[Any], Any]) -> Any:
     if shapes:
         checked = _in_context(checked)
     elif _is_checked(checked):
-        _wrappers[function.__code__] = checked
+        _wrappers[_key(function)] = checked
     checked.__annotations__ = function.__annotations__
     return checked
 

@@ -94,7 +94,7 @@ def test_numbers_of_another_model_are_no_card(tmp_path: Path, capsys: pytest.Cap
         (lambda path: write_rows(path, *pairs(name="other")), "they are of other data"),
         (lambda path: write_rows(path, *pairs(), pairs()[0]), "has two scores"),
         (lambda path: write_rows(path, *pairs(SCORES * np.nan)), "no score is finite"),
-        (lambda path: write_rows(path, {"text": "no scores"}), "no layout of scores that is known"),
+        (lambda path: write_rows(path, {"text": "no scores"}), "are not a known layout of scores"),
         (lambda path: write_rows(path, "{torn"), "gold.jsonl:1"),
         (lambda path: path, "no such file or folder"),
     ],

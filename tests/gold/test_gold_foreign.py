@@ -182,7 +182,7 @@ def test_a_proxy_may_be_a_plain_folder_and_one_with_a_value_head_is_refused(plai
     prompt = [{"role": turn.role, "content": turn.content} for turn in rows[0].prompt]
     assert one.scores[0] == pytest.approx(model.score_replies(prompt, list(rows[0].responses)), abs=1e-4)
     head = trl_value_head(tmp_path / "head")
-    with pytest.raises(ConfigError, match=r"no …ForSequenceClassification of another project. `rewardlab import"):
+    with pytest.raises(ConfigError, match=r"nor a …ForSequenceClassification of another project. `rewardlab import"):
         proxy_scores([str(head.folder)], rows, tmp_path / "scores")
 
 

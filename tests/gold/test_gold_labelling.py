@@ -351,7 +351,7 @@ def test_scores_of_other_rows_are_refused(folder, samples, tmp_path) -> None:
         proxy_scores([str(labelled.place.rows)], rows[::-1], tmp_path)
     with pytest.raises(ConfigError, match="another proxy is called"):
         proxy_scores([str(labelled.place.rows), str(labelled.place.twin)], rows, tmp_path)
-    with pytest.raises(ConfigError, match="no reward-model folder"):
+    with pytest.raises(ConfigError, match="is neither a reward-model folder"):
         proxy_scores([str(tmp_path)], rows, tmp_path)
 
 

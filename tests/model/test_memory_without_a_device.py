@@ -22,7 +22,7 @@ from rewardlab.training.cost.activations import layer_bytes_a_token
 from rewardlab.training.loop.losses import preference_loss
 from rewardlab.training.settings.config import LossConfig
 
-SCALING = (Path(__file__).resolve().parents[2] / "docs/scaling.md").read_text(encoding="utf-8")
+SCALING = " ".join((Path(__file__).resolve().parents[2] / "docs/scaling.md").read_text(encoding="utf-8").split())
 RANK = 4
 FEW, MANY = 10, 20
 """Pairs."""
