@@ -18,6 +18,8 @@ and the larger of the two is taken. Limits are those of Student's distribution, 
 for the blocks and prompts there are (Satterthwaite 1946, Biometrics Bulletin 2, 110-114).
 
 Legend: N rollouts, U units (prompts, or one unit of all replies), B blocks, H groups of prompts, P prompts.
+
+Windows, changes and their errors are one computation over the same sums, so they are in one file.
 """
 
 from __future__ import annotations

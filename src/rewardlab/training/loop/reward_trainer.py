@@ -1,4 +1,7 @@
-"""The Trainer's partners for reward models: RewardSteps makes a step, RewardJudge says which model is the best."""
+"""The Trainer's partners for reward models: RewardSteps makes a step, RewardJudge says which model is the best.
+
+Both are here because together they are all that the loop is told of preferences.
+"""
 
 from __future__ import annotations
 
