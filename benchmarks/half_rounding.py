@@ -50,6 +50,8 @@ ARMS: Mapping[str, Mapping[str, str]] = {
 }
 KINDS: Mapping[str, Mapping[str, bool]] = {"full": {}, "lora": {"lora": True}, "head": {"train_head_only": True}}
 METRICS = ("accuracy", "NLL", "margin")
+TOO_FEW = 10
+"""Prompts below which a mean has no interval that takes the prompt for its unit."""
 Columns = Mapping[str, np.ndarray]
 """Of each test pair: margin, whether it is ordered as judged, NLL, its label and the key of its prompt; of each reply
 its score."""
@@ -198,10 +200,16 @@ def distance(found: Columns, exact: Columns) -> Distance:
 
 
 def difference(runs: Sequence[Trained], others: Sequence[Trained], metric: str) -> str:
-    """How far an arm is from another on the same pairs, averaged over seeds first: the prompt is the unit."""
+    """How far an arm is from another on the same pairs, averaged over seeds first."""
     moved = [mine.exact[metric] - other.exact[metric] for mine, other in zip(runs, others, strict=False)]
-    found: Estimate = stats.mean(np.mean(moved, axis=0), others[0].exact["prompt"].tolist())
+    found: Estimate = stats.mean(np.mean(moved, axis=0), units_of(others[0].exact))
     return f"{found.value:+.3f} [{found.low:+.3f}, {found.high:+.3f}]"
+
+
+def units_of(columns: Columns) -> list[str] | None:
+    """The prompt of each pair, or None for each pair by itself where so few prompts have no interval."""
+    prompts = columns["prompt"].tolist()
+    return prompts if len(set(prompts)) >= TOO_FEW else None
 
 
 def arms_table(arms: Mapping[str, Sequence[Trained]]) -> str:
@@ -381,6 +389,13 @@ def page_of(
         judged = f"{names}, one a seed, judged on {options.test_pairs} {judged_on}."
         return [f"# Saved models by who computes them: {data}", "", f"{judged} {far}", "", drift_table(runs)]
     tables = []
+    first = next(run for arms in found.values() for runs in arms.values() for run in runs).exact
+    unit = (
+        "clustered by prompt (they say nothing of other seeds)"
+        if units_of(first)
+        else f"for other pairs of the same {len(set(first['prompt'].tolist()))} prompts (they say nothing of other "
+        f"prompts and seeds)"
+    )
     for lr, arms in found.items():
         tables += [f"## lr {lr:g}", "", arms_table(arms)]
         if options.drift:
@@ -391,8 +406,7 @@ def page_of(
         f"{Path(options.model).name}{depth}, {options.steps} steps of {options.batch_size} pairs at a constant rate; "
         f"judged in float32 on {options.test_pairs} {judged_on}. Differences are from float32, in the last row between "
         f"the two roundings, on the same pairs and seeds, averaged over seeds, with 95 % intervals over pairs, "
-        f"clustered by prompt (they say nothing of other seeds). `live` is the model as it computes while it trains, "
-        f"the distance of its margins a seed. {far}",
+        f"{unit}. `live` is the model as it computes while it trains, the distance of its margins a seed. {far}",
         "",
         *tables,
     ]
