@@ -15,9 +15,9 @@ from rewardlab.artifact.adapters import Members
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import CUT_MIDDLE, read_spec
 from rewardlab.evaluation.ensembles import stored_scale
-from rewardlab.serve.scoring.file import DEFAULT, ScoreSettings, backend_of, settled, surveyed
-from rewardlab.serve.scoring.journal import Outcome
-from rewardlab.serve.scoring.results import FileScores, Result, result_of, with_spread
+from rewardlab.serve.file_scoring.file import DEFAULT, ScoreSettings, backend_of, settled, surveyed
+from rewardlab.serve.file_scoring.journal import Outcome
+from rewardlab.serve.file_scoring.results import FileScores, Result, result_of, with_spread
 
 logger = logging.getLogger("rewardlab")
 MEAN: Final = Combination()
