@@ -52,8 +52,8 @@ class Scaled:
 
 
 def claim_ensemble(config: EvalConfig) -> None:
-    """Raise, before anything is scored, for what is no ensemble or has no common scale, as `stored_scales` and
-    `require_heads` do, and ConfigError for folders that hold something else."""
+    """Raise ConfigError, before anything is scored, for a single model without heads, a member without a scale, or
+    folders that hold something else."""
     if len(config.run.ensemble) == 1:
         require_heads(config.run.ensemble[0])
     else:
