@@ -30,7 +30,7 @@ from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
 from rewardlab.serve.engine.api import TooLongError
 from rewardlab.serve.engine.local import LocalEngine
-from rewardlab.serve.scoring.file import ScoreSettings, score_file
+from rewardlab.serve.file_scoring.file import ScoreSettings, score_file
 from rewardlab.serve.verifying.folder import verify
 from rewardlab.training.run import train
 

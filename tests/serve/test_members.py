@@ -30,7 +30,7 @@ from rewardlab.evaluation import saved
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.models import Judged, judge_folders
 from rewardlab.score import Scorer
-from rewardlab.serve.scoring.ensemble import score_ensemble
+from rewardlab.serve.file_scoring.ensemble import score_ensemble
 
 REPLIES = ("How do I keep basil?", ["In the light.", "no", "Certainly, here is more on basil."])
 ROUNDING = 5 * NEAR
