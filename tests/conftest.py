@@ -130,7 +130,7 @@ def few_canaries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def verified_here(few_canaries: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last check of a run, made in this process, where it is quick, and not in a clean one."""
     import rewardlab
 

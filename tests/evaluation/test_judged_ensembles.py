@@ -27,8 +27,6 @@ from rewardlab.evaluation.ensembles import read_heads
 from rewardlab.evaluation.models import judge_folders
 from rewardlab.serve.file_scoring.ensemble import score_ensemble
 
-pytestmark = pytest.mark.usefixtures("few_canaries")
-
 
 @pytest.fixture(scope="module")
 def members(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:

@@ -39,7 +39,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture(autouse=True)
-def _imported_here(monkeypatch: pytest.MonkeyPatch, few_canaries: None, tmp_path: Path) -> None:
+def _imported_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where it is quick, and into a cache of its own."""
     monkeypatch.setattr(importing, "verify_in_clean_process", verify)
     monkeypatch.setenv("REWARDLAB_CACHE", str(tmp_path / "cache"))
