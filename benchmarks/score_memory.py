@@ -29,8 +29,8 @@ CELL = """
 import json, sys, time
 from collections.abc import Mapping
 from pathlib import Path
-from rewardlab.serve.scoring.file import score_with
-from rewardlab.serve.scoring.backends import Answer
+from rewardlab.serve.file_scoring.file import score_with
+from rewardlab.serve.file_scoring.backends import Answer
 
 class Lengths:
     num_parts, bare, identity, calls = 1, False, {"backend": "lengths"}, 0

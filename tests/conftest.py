@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import sys
@@ -15,6 +16,9 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # Only a power cut loses what is written but not yet on the disk, and no test makes one. Waiting for the disk took 8 %
 # of the time of tests that write many checkpoints.
 os.fsync = lambda handle: None
+
+# Imports alone leave a million objects, and looking at them for cycles every 700 new ones took 5 to 10 % of the time.
+gc.set_threshold(50_000, 20, 20)
 
 
 def _use_own_cache() -> None:
@@ -43,7 +47,6 @@ import pytest
 # Helpers that stand beside the tests: their asserts show what was compared, as those of tests do.
 pytest.register_assert_rewrite("adapted", "command_line", "loading", "lessons", "parsing", "runs", "sealing")
 
-import gc
 import json
 import logging
 import subprocess
@@ -100,19 +103,34 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     """One seed, one thread, and reports as wide as they get, whatever terminal the tests were begun in."""
+    typecheck.begin_test()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     monkeypatch.setenv("COLUMNS", "100")
 
 
+ALL_CANARIES = ("test_commands.py", "test_page_examples.py")
+"""Files outside of tests/artifact that show how many canaries there are."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _canaries(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Models are saved with two canaries and that of typed control tokens, in a third of the time, except where tests
+    look at all of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name != "artifact" and request.path.name not in ALL_CANARIES:
+            patch.setattr(canaries, "CONVERSATIONS", canaries.CONVERSATIONS[:2])
+        yield
+
+
 @pytest.fixture
 def few_canaries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models are saved with two canaries and that of typed control tokens; tests/artifact looks at all of them."""
+    """The same in tests/artifact."""
     monkeypatch.setattr(canaries, "CONVERSATIONS", canaries.CONVERSATIONS[:2])
 
 
 @pytest.fixture
-def verified_here(few_canaries: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last check of a run, made in this process, where it is quick, and not in a clean one."""
     import rewardlab
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,3 +155,22 @@ def test_constructors_whose_code_is_equal_are_told_apart() -> None:
     assert path(file=Path("a")).file == Path("a")
     with pytest.raises(TypeError):
         path(file="a")
+
+
+def test_the_first_calls_of_each_test_are_checked_and_no_more() -> None:
+    for _ in range(typecheck.MOST):
+        with pytest.raises(BeartypeCallHintReturnViolation):
+            halved(1, lies=True)
+    assert halved(1, lies=True) == "half"
+    typecheck.begin_test()
+    with pytest.raises(BeartypeCallHintReturnViolation):
+        halved(1, lies=True)
+
+
+@checked
+async def later() -> int:
+    return 1
+
+
+def test_a_function_that_is_awaited_is_still_known_as_one() -> None:
+    assert inspect.iscoroutinefunction(later)

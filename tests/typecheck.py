@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import partial, update_wrapper, wraps
-from inspect import isgeneratorfunction
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, isgeneratorfunction
 from types import CodeType, FunctionType, SimpleNamespace
 from typing import Any, get_args, get_type_hints
 
@@ -24,9 +24,20 @@ beartype = decorate(conf=BeartypeConf(is_pep484_tower=True))
 _by_type_error = decorate(conf=BeartypeConf(is_pep484_tower=True, violation_type=jaxtyping.TypeCheckError))
 """What a constructor refuses is a TypeError, as with jaxtyping: readers of files catch it as they do Python's own."""
 
+MOST = 10
+"""Calls of a function that are checked in each test. What a loop calls thousands of times is of the same types, and to
+check all of them took a fifth of the time of the tests."""
+
 _with_shapes = jaxtyping.jaxtyped
+_test = [0]
+"""The number of the test that runs."""
 _wrappers: dict[tuple[CodeType, str, str], Any] = {}
 """What checks a function that is defined anew at every call of the one around it."""
+
+
+def begin_test() -> None:
+    """Check the first calls of every function anew."""
+    _test[0] += 1
 
 
 def jaxtyped(what: Any = None, *, typechecker: Callable[[Any], Any]) -> Any:
@@ -66,7 +77,29 @@ def _checked(function: FunctionType, typechecker: Callable[[Any], Any]) -> Any:
     elif _is_checked(checked):
         _wrappers[_key(function)] = checked
     checked.__annotations__ = function.__annotations__
-    return checked
+    return checked if "<locals>" in function.__qualname__ or _makes(function) else _first_calls(checked, function)
+
+
+def _makes(function: FunctionType) -> bool:
+    """Whether a call returns a coroutine or a generator: what calls it may ask for its kind."""
+    return bool(function.__code__.co_flags & (CO_COROUTINE | CO_GENERATOR | CO_ASYNC_GENERATOR))
+
+
+def _first_calls(checked: Any, plain: FunctionType) -> Any:
+    """A function of which the first calls in each test are checked."""
+    test = calls = 0
+
+    @wraps(checked)
+    def looked_at(*args: Any, **kwargs: Any) -> Any:
+        nonlocal test, calls
+        if test != _test[0]:
+            test, calls = _test[0], 0
+        if calls == MOST:
+            return plain(*args, **kwargs)
+        calls += 1
+        return checked(*args, **kwargs)
+
+    return looked_at
 
 
 def _hints(function: FunctionType) -> tuple[bool, dict[str, Any]]:

@@ -15,6 +15,7 @@ import shutil
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -66,19 +67,11 @@ def parse(
         logger.info("%s", line)
     if conventions is not None:
         in_file = conventions.translate(in_file, f"--config {path}")
-    hints = {name: get_type_hints(setting.part, include_extras=True)[name] for name, setting in known.items()}
+    hints = _hints(settings_type)
     # A section becomes a field of a dataclass, whose name cannot be a word of Python.
     word = command.rpartition(" ")[2]
     own = f"{word}ing" if keyword.iskeyword(word) else word
-    sections = sections_of(settings_type, own)
-    # tyro gets a twin of every section whose fields hold words instead of values.
-    twins = {title: _in_words(title, settings, hints, in_file) for title, settings in sections.items()}
-    purposes = get_type_hints(settings_type) | {own: settings_type}
-    fields = [
-        (title, Annotated[twin, tyro.conf.arg(help=purposes[title].__doc__)], dataclasses.field(default=twin()))
-        for title, twin in twins.items()
-    ]
-    together: Any = dataclasses.make_dataclass("Arguments", fields, frozen=True)
+    together = _together(settings_type, own, in_file) if in_file else _together_without_file(settings_type, own)
     with _width_for_help():
         parsed, unknown = tyro.cli(
             together,
@@ -96,9 +89,9 @@ def parse(
     switched = {word[2:].replace("_", "-").removeprefix("no-").replace("-", "_") for word in flags if word[:2] == "--"}
     given = {
         field.name: _read(value, hints[field.name], _flag(field.name, hints))
-        for title, twin in twins.items()
-        for field in dataclasses.fields(twin)
-        if (value := getattr(getattr(parsed, title), field.name)) != field.default
+        for section in dataclasses.fields(together)
+        for field in dataclasses.fields(section.default)
+        if (value := getattr(getattr(parsed, section.name), field.name)) != field.default
         or (hints[field.name] is bool and field.name in switched)
     }
     values: dict[str, object] = {**in_file, **given}
@@ -152,6 +145,38 @@ def _split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     if "" in paths or len(paths) > 1:
         raise ConfigError(f"--config {' '.join(paths)}: takes the name of one YAML or TOML file.")
     return (Path(paths[0]) if paths else None), rest
+
+
+@cache
+def _hints(settings_type: type) -> dict[str, Any]:
+    """Return the type of every setting, by its name."""
+    return {
+        name: get_type_hints(setting.part, include_extras=True)[name]
+        for name, setting in settings_of(settings_type).items()
+    }
+
+
+def _together(settings_type: type, own: str, in_file: Mapping[str, object]) -> Any:
+    """Return a dataclass for tyro with a field for each section: a twin of it, whose fields hold words, not values."""
+    hints = get_type_hints(settings_type) | {own: settings_type}
+    twins = {
+        title: _in_words(title, settings, _hints(settings_type), in_file)
+        for title, settings in sections_of(settings_type, own).items()
+    }
+    return dataclasses.make_dataclass(
+        "Arguments",
+        [
+            (title, Annotated[twin, tyro.conf.arg(help=hints[title].__doc__)], dataclasses.field(default=twin()))
+            for title, twin in twins.items()
+        ],
+        frozen=True,
+    )
+
+
+@cache
+def _together_without_file(settings_type: type, own: str) -> Any:
+    """Return the same, once: it is the same for every line without a configuration file."""
+    return _together(settings_type, own, {})
 
 
 def sections_of(settings_type: type, command: str) -> dict[str, list[Setting]]:

@@ -20,7 +20,7 @@ from rewardlab.data.chat import EndsInPadding
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.store import LeftOut
 from rewardlab.data.templates import build_renderer
-from rewardlab.serve.scoring.file import score_file
+from rewardlab.serve.file_scoring.file import score_file
 from rewardlab.serve.verifying.folder import verify
 from sealing import edit
 

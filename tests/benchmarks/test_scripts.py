@@ -109,7 +109,7 @@ def test_scoring_differs_by_rounding_alone(tmp_path):
 
 
 @pytest.fixture
-def exported_here(few_canaries: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def exported_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check of an exported folder, made in this process, where it is quick."""
     monkeypatch.setattr("rewardlab.serve.folders.export.verify_in_clean_process", verify)
 

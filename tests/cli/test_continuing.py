@@ -30,7 +30,7 @@ def exported(home: Path) -> Path:
 
 
 @pytest.fixture
-def verified_here(few_canaries: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is quick."""
     for place in ("serve.folders.export", "serve.folders.import_model", "training.run"):
         monkeypatch.setattr(f"rewardlab.{place}.verify_in_clean_process", verify)

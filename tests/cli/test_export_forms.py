@@ -34,7 +34,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def verified_here(few_canaries: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is quick."""
     for place in ("serve.folders.export", "training.run"):
         monkeypatch.setattr(f"rewardlab.{place}.verify_in_clean_process", verify)

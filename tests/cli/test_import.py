@@ -21,7 +21,7 @@ from rewardlab.serve.verifying.folder import verify
 
 
 @pytest.fixture(autouse=True)
-def _verified_here(monkeypatch: pytest.MonkeyPatch, few_canaries: None) -> None:
+def _verified_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is quick."""
     monkeypatch.setattr(importing, "verify_in_clean_process", verify)
 

@@ -33,8 +33,6 @@ from rewardlab.report.card import write_card
 from rewardlab.report.folder import read_folder
 from rewardlab.serve.verifying.folder import verify
 
-pytestmark = pytest.mark.usefixtures("few_canaries")
-
 
 @pytest.fixture(autouse=True)
 def _verified_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,6 @@ from rewardlab.evaluation.gold_scores import read_gold
 from rewardlab.report.build import tell
 from rewardlab.report.folder import read_folder
 
-pytestmark = pytest.mark.usefixtures("few_canaries")
 NUM_ROWS = 30
 
 

@@ -25,9 +25,7 @@ from rewardlab.data.templates import build_renderer
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.ensembles import read_heads
 from rewardlab.evaluation.models import judge_folders
-from rewardlab.serve.scoring.ensemble import score_ensemble
-
-pytestmark = pytest.mark.usefixtures("few_canaries")
+from rewardlab.serve.file_scoring.ensemble import score_ensemble
 
 
 @pytest.fixture(scope="module")

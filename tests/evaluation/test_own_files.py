@@ -25,8 +25,6 @@ from rewardlab.data.templates import build_renderer
 from rewardlab.evaluation.models import names_of
 from rewardlab.serve.verifying.folder import verify
 
-pytestmark = pytest.mark.usefixtures("few_canaries")
-
 
 @pytest.fixture(autouse=True)
 def _verified_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,6 @@ from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.evaluate import evaluate_folder
 from rewardlab.evaluation.perturbed import corrected
 
-pytestmark = pytest.mark.usefixtures("few_canaries")
-
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:

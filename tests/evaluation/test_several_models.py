@@ -31,8 +31,6 @@ from rewardlab.evaluation.records import TURNS, kept_replies, slices_of
 from rewardlab.report.evaluations import read_columns
 from rewardlab.report.folder import read_folder
 
-pytestmark = pytest.mark.usefixtures("few_canaries")
-
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from conftest import make_model, make_tokenizer
-from rewardlab.artifact import canaries
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.core.files import read_jsonl
@@ -27,10 +26,8 @@ from suite_folders import WRITERS, rows_to
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny reward model that reads 256 tokens."""
     folder = tmp_path_factory.mktemp("suites") / "reward"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(canaries, "CONVERSATIONS", canaries.CONVERSATIONS[:2])
-        renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=256))
-        save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=256))
+    save_reward_model(folder, make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
     return folder
 
 

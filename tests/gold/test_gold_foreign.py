@@ -39,7 +39,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture(autouse=True)
-def _imported_here(monkeypatch: pytest.MonkeyPatch, few_canaries: None, tmp_path: Path) -> None:
+def _imported_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Where it is quick, and into a cache of its own."""
     monkeypatch.setattr(importing, "verify_in_clean_process", verify)
     monkeypatch.setenv("REWARDLAB_CACHE", str(tmp_path / "cache"))
@@ -198,7 +198,9 @@ def test_rows_that_cannot_be_read_are_told_before_a_model_is_loaded(plain, tmp_p
     from rewardlab.core.errors import DataError
 
     bad = labelled.write(tmp_path / "bad.jsonl", [{"prompt": "q"}])
-    monkeypatch.setattr("rewardlab.serve.scoring.backends.LocalScorer.__init__", lambda *_: pytest.fail("was loaded"))
+    monkeypatch.setattr(
+        "rewardlab.serve.file_scoring.backends.LocalScorer.__init__", lambda *_: pytest.fail("was loaded")
+    )
     with pytest.raises(DataError, match=r"bad\.jsonl:1"):
         labelled_by(plain.folder, bad, tmp_path / "labels.jsonl")
     monkeypatch.setattr(foreign, "_import", lambda *_: pytest.fail("was imported"))

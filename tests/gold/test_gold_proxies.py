@@ -22,7 +22,7 @@ from rewardlab.gold.matching.config import MatchConfig
 from rewardlab.gold.matching.report import text_report
 from rewardlab.gold.matching.run import match, match_parts
 from rewardlab.gold.proxies import named_sources, proxy_scores
-from rewardlab.serve.scoring import backends
+from rewardlab.serve.file_scoring import backends
 
 
 @pytest.fixture(scope="module")

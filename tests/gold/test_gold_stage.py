@@ -20,7 +20,7 @@ from rewardlab.gold.sampling.config import DrawConfig, SampleConfig, SamplerConf
 from rewardlab.gold.sampling.run import sample
 from rewardlab.gold.scoring import ScoringConfig
 from rewardlab.gold.stage import Place, claimed
-from rewardlab.serve.scoring import backends
+from rewardlab.serve.file_scoring import backends
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_ended_between_its_files_it_goes_on(folder, samples, monkeypatch, failin
     whole = content(label(labels(folder, samples, "whole.jsonl")))
     if had_errors:
         with monkeypatch.context() as patched:
-            patched.setattr("rewardlab.serve.scoring.backends.entry", lambda *_, **__: "not today")
+            patched.setattr("rewardlab.serve.file_scoring.backends.entry", lambda *_, **__: "not today")
             label(labels(folder, samples, max_error_fraction=1))
 
     def ended(*_: object) -> None:

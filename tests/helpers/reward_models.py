@@ -8,11 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from conftest import CHATML, make_model, make_tokenizer
-from rewardlab.artifact import canaries
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.artifact.seal import seal
 from rewardlab.core.files import write_json
@@ -40,16 +38,14 @@ def save_tiny(
     model = make_model()
     with torch.no_grad():
         model.head.weight.add_(torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(seed)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(canaries, "CONVERSATIONS", canaries.CONVERSATIONS[:2])
-        save_reward_model(
-            folder,
-            model,
-            build_renderer(make_tokenizer(template), rendering),
-            beta=1.0,
-            save_dtype=torch.float32,
-            provenance={},
-        )
+    save_reward_model(
+        folder,
+        model,
+        build_renderer(make_tokenizer(template), rendering),
+        beta=1.0,
+        save_dtype=torch.float32,
+        provenance={},
+    )
     if scale is not None:
         stored = CalibrationSpec(
             reward_mean=scale[0],

@@ -15,7 +15,6 @@ import torch
 import runs
 from conftest import make_model, make_tokenizer, write_base_model
 from resuming import interrupted
-from rewardlab.artifact import canaries
 from rewardlab.artifact.load import load, require_canaries
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
@@ -30,7 +29,7 @@ from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
 from rewardlab.serve.engine.api import TooLongError
 from rewardlab.serve.engine.local import LocalEngine
-from rewardlab.serve.scoring.file import ScoreSettings, score_file
+from rewardlab.serve.file_scoring.file import ScoreSettings, score_file
 from rewardlab.serve.verifying.folder import verify
 from rewardlab.training.run import train
 
@@ -46,13 +45,11 @@ ROWS = [SHORT, LONG_PROMPT, LONG_REPLY]
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model of each rule, with the same weights."""
     made = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(canaries, "CONVERSATIONS", canaries.CONVERSATIONS[:2])
-        for rule in RULES:
-            config = RenderingConfig(max_seq_len=LIMIT, truncation=rule)
-            made[rule] = tmp_path_factory.mktemp("rules") / rule
-            renderer = build_renderer(make_tokenizer(), config)
-            save_reward_model(made[rule], make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    for rule in RULES:
+        config = RenderingConfig(max_seq_len=LIMIT, truncation=rule)
+        made[rule] = tmp_path_factory.mktemp("rules") / rule
+        renderer = build_renderer(make_tokenizer(), config)
+        save_reward_model(made[rule], make_model(), renderer, beta=1.0, save_dtype=torch.float32, provenance={})
     return made
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from conftest import CHATML, make_model, make_tokenizer
-from rewardlab.artifact import canaries
 from rewardlab.artifact.load import load
 from rewardlab.artifact.save import save_reward_model
 from rewardlab.core.spec import SCORE_TOLERANCE
@@ -58,9 +57,7 @@ def scorings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     with torch.no_grad():
         model.head.weight.mul_(1.0)  # groups of which some are further apart than the noise, and some are not
     renderer = build_renderer(make_tokenizer(CHATML), RenderingConfig(max_seq_len=256))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(canaries, "CONVERSATIONS", canaries.CONVERSATIONS[:2])
-        save_reward_model(folder, model, renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    save_reward_model(folder, model, renderer, beta=1.0, save_dtype=torch.float32, provenance={})
     asked = conversations()
     found = {}
     for name, precision, layout, budget in (

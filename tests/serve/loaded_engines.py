@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from conftest import make_model, make_tokenizer
-from rewardlab.artifact import canaries
 from rewardlab.artifact.save import Trained, save_reward_model
 from rewardlab.client.protocol import ScoreRequest
 from rewardlab.core.types import Message
@@ -27,14 +23,6 @@ NEAR = 2e-5
 """How near the scores of two ways to compute them are in float32."""
 
 
-@contextmanager
-def few_canaries() -> Iterator[None]:
-    """Models are saved with two canaries meanwhile, which is quicker."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(canaries, "CONVERSATIONS", canaries.CONVERSATIONS[:2])
-        yield
-
-
 def request_of(values: Any) -> ScoreRequest:
     """A request from parsed JSON."""
     return ScoreRequest.model_validate(values)
@@ -46,8 +34,7 @@ def save_model(folder: Path, *, seed: int = 0, max_length: int = 256, **settings
     model = make_model(**settings)
     with torch.no_grad():
         model.head.weight.add_(torch.randn(model.head.weight.shape, generator=torch.Generator().manual_seed(seed)))
-    with few_canaries():
-        save_reward_model(folder, model, renderer, beta=1.0, save_dtype=torch.float32, provenance={})
+    save_reward_model(folder, model, renderer, beta=1.0, save_dtype=torch.float32, provenance={})
     return folder
 
 
@@ -99,14 +86,13 @@ def save_adapter(folder: Path, base: Path, *, seed: int, **changes: Any) -> Path
             if parameter.requires_grad:
                 parameter.add_(torch.randn(parameter.shape, generator=draw) * 0.1)
     renderer = build_renderer(make_tokenizer(), RenderingConfig(max_seq_len=256))
-    with few_canaries():
-        save_reward_model(
-            folder,
-            model,
-            renderer,
-            beta=1.0,
-            save_dtype=torch.float32,
-            provenance={},
-            source=Trained(adapter=(config, str(base))),
-        )
+    save_reward_model(
+        folder,
+        model,
+        renderer,
+        beta=1.0,
+        save_dtype=torch.float32,
+        provenance={},
+        source=Trained(adapter=(config, str(base))),
+    )
     return folder

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.serve.scoring.file import DEFAULT, ScoreSettings, score_with
+from rewardlab.serve.file_scoring.file import DEFAULT, ScoreSettings, score_with
 from scoring_stub import Stub
 
 WRITE = ScoreSettings(on_error="write")

@@ -7,8 +7,8 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rewardlab.serve.scoring.backends import Answer
-from rewardlab.serve.scoring.rows import Asked
+from rewardlab.serve.file_scoring.backends import Answer
+from rewardlab.serve.file_scoring.rows import Asked
 
 
 def score_of(reply: str) -> float:

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import rewardlab
 from conftest import write_base_model, write_pairs
-from loaded_engines import NEAR, few_canaries, save_adapter, save_model
+from loaded_engines import NEAR, save_adapter, save_model
 from rewardlab.artifact import calibrated as calibrated_module
 from rewardlab.artifact.adapters import Members
 from rewardlab.artifact.calibrated import store_calibration
@@ -30,7 +30,7 @@ from rewardlab.evaluation import saved
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.models import Judged, judge_folders
 from rewardlab.score import Scorer
-from rewardlab.serve.scoring.ensemble import score_ensemble
+from rewardlab.serve.file_scoring.ensemble import score_ensemble
 
 REPLIES = ("How do I keep basil?", ["In the light.", "no", "Certainly, here is more on basil."])
 ROUNDING = 5 * NEAR
@@ -50,7 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     record = CalibrationSpec(
         reward_mean=0.5, reward_std=2.0, num_replies=9, num_comparisons=9, precision="fp32", data={}, judged={}
     )
-    with pytest.MonkeyPatch.context() as patch, few_canaries():
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibrated_module, "verify_in_clean_process", rewardlab.verify)
         for folder in made:
             store_calibration(folder, temperature=1.0, affine=(1.0, 0.0), calibration=record)

@@ -23,9 +23,9 @@ from rewardlab.data.config import RenderingConfig
 from rewardlab.data.rows import MAX_CHARACTERS
 from rewardlab.data.templates import build_renderer
 from rewardlab.score import Scorer
-from rewardlab.serve.scoring import rows as rows_module
-from rewardlab.serve.scoring.file import ScoreSettings, score_file
-from rewardlab.serve.scoring.journal import partial_of
+from rewardlab.serve.file_scoring import rows as rows_module
+from rewardlab.serve.file_scoring.file import ScoreSettings, score_file
+from rewardlab.serve.file_scoring.journal import partial_of
 
 OPEN = "\n\nHuman: Is light water?\n\nAssistant:"
 REPLY = " no, it is more"

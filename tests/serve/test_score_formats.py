@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from rewardlab.core.errors import DataError
 from rewardlab.data.readers import read_each_row
-from rewardlab.serve.scoring import parquet as parquet_module
-from rewardlab.serve.scoring import rows as rows_module
-from rewardlab.serve.scoring.file import score_with
-from rewardlab.serve.scoring.journal import partial_of
+from rewardlab.serve.file_scoring import parquet as parquet_module
+from rewardlab.serve.file_scoring import rows as rows_module
+from rewardlab.serve.file_scoring.file import score_with
+from rewardlab.serve.file_scoring.journal import partial_of
 from scored_files import refusal, scored, write_jsonl
 from scoring_stub import Stub, score_of
 

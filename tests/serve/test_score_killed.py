@@ -14,10 +14,10 @@ from rewardlab.artifact.save import save_reward_model
 from rewardlab.cli import main
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
-from rewardlab.serve.scoring import journal as journal_module
-from rewardlab.serve.scoring import rows as rows_module
-from rewardlab.serve.scoring.file import score_with
-from rewardlab.serve.scoring.journal import partial_of
+from rewardlab.serve.file_scoring import journal as journal_module
+from rewardlab.serve.file_scoring import rows as rows_module
+from rewardlab.serve.file_scoring.file import score_with
+from rewardlab.serve.file_scoring.journal import partial_of
 from scored_files import write_rows
 from scoring_stub import Stub
 
@@ -49,7 +49,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from killing import end_while_appending
-from rewardlab.serve.scoring import file, journal, rows
+from rewardlab.serve.file_scoring import file, journal, rows
 from scoring_stub import Stub
 rows.ROWS_AT_A_TIME = 3
 end_while_appending(journal, at=3)

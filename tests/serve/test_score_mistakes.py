@@ -9,7 +9,7 @@ import pytest
 
 from rewardlab.cli import main
 from rewardlab.data.rows import MAX_CHARACTERS
-from rewardlab.serve.scoring.file import ScoreSettings, score_with
+from rewardlab.serve.file_scoring.file import ScoreSettings, score_with
 from scored_files import WRITE, read_jsonl, refusal, write_jsonl
 from scoring_stub import Stub, score_of
 

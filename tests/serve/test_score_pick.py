@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rewardlab.serve.scoring.backends import Answer
-from rewardlab.serve.scoring.file import ScoreSettings, score_with
+from rewardlab.serve.file_scoring.backends import Answer
+from rewardlab.serve.file_scoring.file import ScoreSettings, score_with
 from scored_files import read_jsonl, refusal, scored, write_jsonl
 from scoring_stub import Stub, score_of
 

@@ -20,13 +20,13 @@ from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.data.config import RenderingConfig
 from rewardlab.data.templates import build_renderer
 from rewardlab.data.workers import WorkerDiedError
-from rewardlab.serve.scoring import processes as processes_module
-from rewardlab.serve.scoring import rows as rows_module
-from rewardlab.serve.scoring.backends import Answer, LocalModel, LocalScorer
-from rewardlab.serve.scoring.file import score_with
-from rewardlab.serve.scoring.journal import partial_of
-from rewardlab.serve.scoring.processes import Job, ProcessBackend, environments_of
-from rewardlab.serve.scoring.rows import Asked
+from rewardlab.serve.file_scoring import processes as processes_module
+from rewardlab.serve.file_scoring import rows as rows_module
+from rewardlab.serve.file_scoring.backends import Answer, LocalModel, LocalScorer
+from rewardlab.serve.file_scoring.file import score_with
+from rewardlab.serve.file_scoring.journal import partial_of
+from rewardlab.serve.file_scoring.processes import Job, ProcessBackend, environments_of
+from rewardlab.serve.file_scoring.rows import Asked
 from scoring_stub import Stub, StubJob, score_of
 
 

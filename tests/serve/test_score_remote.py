@@ -11,11 +11,11 @@ import pytest
 from rewardlab.cli import main
 from rewardlab.client import Answered, UnavailableError
 from rewardlab.core.errors import ConfigError
-from rewardlab.serve.scoring import rows as rows_module
-from rewardlab.serve.scoring import servers
-from rewardlab.serve.scoring.file import ScoreSettings, score_with
-from rewardlab.serve.scoring.remote import RemoteBackend
-from rewardlab.serve.scoring.servers import Server, score_remotely
+from rewardlab.serve.file_scoring import rows as rows_module
+from rewardlab.serve.file_scoring import servers
+from rewardlab.serve.file_scoring.file import ScoreSettings, score_with
+from rewardlab.serve.file_scoring.remote import RemoteBackend
+from rewardlab.serve.file_scoring.servers import Server, score_remotely
 from scoring_stub import score_of
 
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from rewardlab.core import files
 from rewardlab.core.errors import ConfigError, DataError
-from rewardlab.serve.scoring import file as file_module
-from rewardlab.serve.scoring import journal as journal_module
-from rewardlab.serve.scoring import rows as rows_module
-from rewardlab.serve.scoring.file import DEFAULT, ScoreSettings, score_with, surveyed
-from rewardlab.serve.scoring.journal import Journal, partial_of
-from rewardlab.serve.scoring.results import result_of
+from rewardlab.serve.file_scoring import file as file_module
+from rewardlab.serve.file_scoring import journal as journal_module
+from rewardlab.serve.file_scoring import rows as rows_module
+from rewardlab.serve.file_scoring.file import DEFAULT, ScoreSettings, score_with, surveyed
+from rewardlab.serve.file_scoring.journal import Journal, partial_of
+from rewardlab.serve.file_scoring.results import result_of
 from scored_files import write_rows
 from scoring_stub import Stub
 

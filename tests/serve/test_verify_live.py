@@ -12,7 +12,7 @@ from starlette.routing import Mount
 
 from harness.fake_engine import SABOTAGES, FakeEngine, app_of, running
 from live_endpoint import engine, folder, messages_on_page, said, url
-from rewardlab.analysis.diagnosis import Finding, Heard, find, of_one_arithmetic
+from rewardlab.analysis.endpoint_faults import Finding, Heard, find, of_one_arithmetic
 from rewardlab.core.spec import read_spec
 from rewardlab.serve.folders.export import export
 

@@ -1,6 +1,6 @@
 """The canaries of a server, and the error for a server that does not give their scores.
 
-`analysis/diagnosis.py` finds out what is wrong with scores, here and in `rewardlab verify`.
+`analysis/endpoint_faults.py` finds out what is wrong with scores, here and in `rewardlab verify`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rewardlab.analysis.diagnosis import DESCRIPTIONS, FORM_OF, Finding, explain, with_decoys
+from rewardlab.analysis.endpoint_faults import DESCRIPTIONS, FORM_OF, Finding, explain, with_decoys
 from rewardlab.analysis.faults import largest_distance, reference_scores
 from rewardlab.client.failures import CanaryError
 from rewardlab.client.protocol import WireCanary

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rewardlab.analysis.diagnosis import Finding, Heard, compare_forms, find
+from rewardlab.analysis.endpoint_faults import Finding, Heard, compare_forms, find
 from rewardlab.analysis.faults import name_token_fault
 from rewardlab.client import canaries
 from rewardlab.client.asking import Asking

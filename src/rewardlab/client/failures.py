@@ -48,6 +48,6 @@ class CanaryError(EndpointError):
     """A server whose scores of the canaries are not those of the model."""
 
     def __init__(self, message: str, *, fault: str) -> None:
-        """`fault` is the description of the fault that fits, with its name, as `analysis/diagnosis.py` has them."""
+        """`fault` is the description of the fault that fits, with its name, as in `analysis/endpoint_faults.py`."""
         super().__init__(message)
         self.fault = fault

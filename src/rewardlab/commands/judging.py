@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 
 def _eval_suites(config: EvalConfig) -> None:
-    """Judge a model on public test suites."""
+    """Judge models, and those of an ensemble as one, on public test suites."""
     from rewardlab.data.suites.reading import require_suites
 
     claim_evaluation(config.run.output_dir, (), overwrite=config.run.overwrite)
@@ -61,12 +62,13 @@ def _eval_suites(config: EvalConfig) -> None:
     from rewardlab.evaluation.models import judge_suites
     from rewardlab.report.precision import card_block, verdict_block
     from rewardlab.report.suites import suite_report
+    from rewardlab.report.tables import report_width
 
     judged = judge_suites(config)
     for name, of_model in judged.items():
         for one in of_model.suites:
             if len(judged) > 1:
-                say("", f"model {name}")
+                say("", f"model {name}", *textwrap.wrap(of_model.meaning, width=report_width()))
             print_report(
                 suite_report(
                     one.result,

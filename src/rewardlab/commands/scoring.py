@@ -52,7 +52,7 @@ def score(arguments: Sequence[str]) -> None:
 
 def _score_rows(asked: ScoreArguments) -> None:
     """Score a file. Raises DataError, after its output is written, if too many replies have no score."""
-    from rewardlab.serve.scoring.file import ScoreSettings, score_file
+    from rewardlab.serve.file_scoring.file import ScoreSettings, score_file
 
     settings = ScoreSettings(
         token_budget=asked.micro_token_budget,
@@ -61,7 +61,7 @@ def _score_rows(asked: ScoreArguments) -> None:
     kind = "" if asked.output_as == "raw" else f" ({asked.output_as})"
     if asked.ensemble:
         from rewardlab.analysis.ensembles import Combination
-        from rewardlab.serve.scoring.ensemble import score_ensemble
+        from rewardlab.serve.file_scoring.ensemble import score_ensemble
 
         members = f"{len(asked.ensemble)}" if len(asked.ensemble) > 1 else "bootstrap heads"
         kind = f" (ensemble {asked.ensemble_as} of {members}, in standard deviations)"
@@ -70,7 +70,7 @@ def _score_rows(asked: ScoreArguments) -> None:
     elif asked.backend == "local":
         result = score_file(asked.model, asked.input, asked.output, settings)
     else:
-        from rewardlab.serve.scoring.servers import Server, score_remotely
+        from rewardlab.serve.file_scoring.servers import Server, score_remotely
 
         kind += f" by {asked.url}"
         server = Server(

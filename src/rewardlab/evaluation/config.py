@@ -70,7 +70,7 @@ class EvalRunConfig:
     ensemble: tuple[str, ...] = ()
     """Reward-model folders that are judged as one too, besides each for itself: mean, minimum, and mean minus
     `--ensemble-penalty` standard deviations of their scores on one scale. A single one must be a probe, whose bootstrap
-    heads are the members."""
+    heads are the members. With `--suite` each must hold a calibration (`rewardlab calibrate --store`)."""
     ensemble_penalty: float = 1.0
     """λ, the standard deviations over members that are subtracted from their mean."""
     calibrated: bool = False
@@ -116,11 +116,11 @@ class EvalConfig(Composed):
         require(bool(data.dataset or run.suite), "--dataset is missing: name a file, a folder or a hub dataset.")
         require(not (run.suite and data.dataset), "--suite and --dataset: judge one after the other.")
         require(not (run.suite and data.limit), "--limit and --suite: a suite is judged whole.")
-        more = run.perturb or run.slice or run.thresholds or run.calibrated or run.ensemble or run.gold
+        more = run.perturb or run.slice or run.thresholds or run.calibrated or run.gold
         require(
             not (run.suite and more),
-            "--suite judges by the rule of the suite alone. Use --perturb, --slice, --thresholds, --calibrated, --gold "
-            "and --ensemble with a --dataset.",
+            "--suite judges by the rule of the suite alone. Use --perturb, --slice, --thresholds, --calibrated and "
+            "--gold with a --dataset.",
         )
 
 

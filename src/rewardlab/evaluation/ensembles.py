@@ -65,6 +65,20 @@ def stored_scale(spec: RewardSpec, *, calibrated: bool) -> Scale | None:
     )
 
 
+def stored_scales(models: Sequence[str]) -> list[Scale]:
+    """Return the scale that a calibration stored in each of several models. Raises ConfigError if one has none."""
+    scales = []
+    for model in models:
+        scale = stored_scale(read_spec(Path(model)), calibrated=False)
+        if scale is None:
+            raise ConfigError(
+                f"--ensemble: {model} holds no calibration, so its scores cannot be put on the scale of the others. "
+                f"Store one with `rewardlab calibrate {model} --dataset … --store`, on the same data for all members."
+            )
+        scales.append(scale)
+    return scales
+
+
 def _beta(spec: RewardSpec, *, calibrated: bool) -> float:
     return spec.beta / spec.temperature if calibrated else spec.beta
 

@@ -27,6 +27,7 @@ from rewardlab.data.token_report import TokenReport
 from rewardlab.evaluation.config import EvalConfig
 from rewardlab.evaluation.ensembles import JudgedEnsemble, judge_ensemble, members_of
 from rewardlab.evaluation.evaluate import EvalResult, evaluate_folder, summary
+from rewardlab.evaluation.suite_ensembles import NAMES, claim_ensemble, judge_as_one
 from rewardlab.evaluation.suites import JudgedSuites, evaluate_suites
 
 logger = logging.getLogger("rewardlab")
@@ -47,8 +48,8 @@ class JudgedModel:
 def names_of(folders: Sequence[str]) -> dict[str, str]:
     """Return name -> folder. A name is the last part of a path, with as many parts before it as make all names differ.
 
-    Names that are still equal, because some characters are replaced, are numbered. No name is that of a file that an
-    evaluation writes.
+    Names that are still equal, because some characters are replaced, are numbered. No name is that of a file or folder
+    that an evaluation writes.
     """
     parts = [[part for part in Path(folder).absolute().parts if part != "/"] for folder in folders]
     depth = 1
@@ -60,7 +61,7 @@ def names_of(folders: Sequence[str]) -> dict[str, str]:
         name = re.sub(r"[^\w.+-]+", "_", "-".join(own[-depth:])).lstrip(".") or "model"
         free = name
         for number in count(2):
-            if free not in names and free not in EVALUATION_FILES:
+            if free not in names and free not in (*EVALUATION_FILES, *NAMES.values()):
                 break
             free = f"{name}-{number}"
         names[free] = folder
@@ -135,13 +136,15 @@ def judge_folders(config: EvalConfig) -> Judged:
 
 
 def judge_suites(config: EvalConfig) -> dict[str, JudgedSuites]:
-    """Run `rewardlab eval --suite`: judge every model that is named on the suites; return name -> its suites.
+    """Run `rewardlab eval --suite`: judge every model that is named on the suites, and those of `--ensemble` as one.
 
-    Folders are those of `judge_folders`. Raises as `evaluate_suites` does.
+    Returns name -> its suites, the combinations of the ensemble last.
+
+    Folders are those of `judge_folders`. Raises as `evaluate_suites` and `claim_ensemble` do.
     """
     config.require_complete()
     out, folders = config.run.output_dir, config.run.folders
-    if len(folders) == 1:
+    if len(folders) == 1 and not config.run.ensemble:
         return {names_of(folders).popitem()[0]: evaluate_suites(config)}
     named = names_of(folders)
     for folder in folders:
@@ -149,12 +152,20 @@ def judge_suites(config: EvalConfig) -> dict[str, JudgedSuites]:
     with only_writer(out):
         for place in (out, *(out / name for name in named)):
             claim_evaluation(place, (), overwrite=config.run.overwrite)
+        if config.run.ensemble:
+            claim_ensemble(config)
         judged: dict[str, JudgedSuites] = {}
         for number, (name, folder) in enumerate(named.items(), start=1):
-            judged[name] = evaluate_suites(config.replace(model=folder, models=(), output_dir=out / name))
+            judged[name] = evaluate_suites(config.replace(model=folder, models=(), ensemble=(), output_dir=out / name))
             if number == 1:
                 clear_evaluation(out)
-        _write(config, {name: {"model": folder} for name, folder in named.items()}, data={}, tokens={})
+        facts: dict[str, Mapping[str, object]] = {name: {"model": folder} for name, folder in named.items()}
+        if config.run.ensemble:
+            of_folder = {folder: name for name, folder in named.items()}
+            members = {name: judged[name] for name in map(of_folder.__getitem__, config.run.ensemble)}
+            judged |= judge_as_one(config, members)
+            facts |= {name: {"ensemble": config.run.ensemble} for name in judged if name not in named}
+        _write(config, facts, data={}, tokens={})
     return judged
 
 
@@ -190,5 +201,9 @@ def _write(
             "provenance": provenance(),
         },
     )
-    sums = {name: sha256_file(Path(str(one["model"])) / SPEC_FILE) for name, one in models.items()}
-    write_json(out / MODELS_FILE, {name: {**one, SPEC_SUM: sums[name]} for name, one in models.items()})
+    write_json(out / MODELS_FILE, {name: {**one, **_sums(one)} for name, one in models.items()})
+
+
+def _sums(facts: Mapping[str, object]) -> dict[str, str]:
+    """Return the hash by which a model is known again; of a combination of an ensemble there is none."""
+    return {SPEC_SUM: sha256_file(Path(str(facts["model"])) / SPEC_FILE)} if "model" in facts else {}

@@ -57,6 +57,8 @@ class SuiteEvaluation:
     """Number of replies whose prompt was cut to fit the model's limit."""
     shortened: int
     """Number of replies whose middle was cut to fit it."""
+    rows: Sequence[ScoreRow]
+    """One for each reply that was scored, numbered as in the suite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +81,8 @@ class JudgedSuites:
     card: PrecisionCard | None
     """The same model in other precisions, on pairs of all the suites; None where that was not wanted or not
     possible."""
+    meaning: str = ""
+    """Of an ensemble: what was made of whose scores."""
 
 
 def evaluate_suites(config: EvalConfig) -> JudgedSuites:
@@ -89,7 +93,7 @@ def evaluate_suites(config: EvalConfig) -> JudgedSuites:
     """
     config.require_complete()
     require(len(config.run.folders) == 1, "evaluate_suites judges one model. Give several to judge_suites.")
-    config = config.replace(model=config.run.folders[0], models=())
+    config = config.replace(model=config.run.folders[0], models=(), ensemble=())
     require_suites(config.run.suite, config.run.suite_data)
     with only_writer(config.run.output_dir):
         claim_evaluation(config.run.output_dir, (), overwrite=config.run.overwrite)
@@ -110,7 +114,7 @@ def _evaluate(config: EvalConfig) -> JudgedSuites:
         run.output_dir / "manifest.json",
         {
             "config": to_mapping(resolve(config, model)),
-            "data": [_facts(one) for one in data],
+            "data": [facts(one) for one in data],
             "tokens": {one.suite: dict(own.causes) for one, own in zip(data, tokenised, strict=True)},
             SPEC_SUM: model.spec_sum,
             "provenance": provenance(),
@@ -205,6 +209,7 @@ def _judge(
         causes={**tokenised.causes, **({NOT_FINITE: not_finite} if not_finite else {})},
         truncated=sum(row.truncated_tokens > 0 for row in rows),
         shortened=sum(row.truncated_reply_tokens > 0 for row in rows),
+        rows=rows,
     )
     write_suite(folder, data, evaluation, rows)
     return evaluation
@@ -223,7 +228,7 @@ def write_suite(folder: Path, data: SuiteData, evaluation: SuiteEvaluation, rows
         folder / f"suite.{data.suite}.json",
         {
             **suite_summary(evaluation),
-            "data": _facts(data),
+            "data": facts(data),
             SCORES_SUM: sha256_file(scores),
         },
     )
@@ -266,7 +271,8 @@ def _json(estimate: Estimate) -> dict[str, Any]:
     return jsonable(asdict(estimate))
 
 
-def _facts(data: SuiteData) -> dict[str, object]:
+def facts(data: SuiteData) -> dict[str, object]:
+    """Return what a manifest says of the data of a suite, as JSON."""
     return {
         "suite": data.suite,
         "items": len(data.items),

@@ -22,8 +22,8 @@ from rewardlab.gold.scoring import ScoringConfig
 from rewardlab.gold.servers import may_pass
 from rewardlab.gold.workers import Accept, Team, anyone, team_of
 from rewardlab.model.config import BUILTIN_NAMES
-from rewardlab.serve.scoring.backends import Backend, LocalBackend, LocalModel, Scores
-from rewardlab.serve.scoring.rows import Asked
+from rewardlab.serve.file_scoring.backends import Backend, LocalBackend, LocalModel, Scores
+from rewardlab.serve.file_scoring.rows import Asked
 
 TRUNCATE: Final = {"auto": None, "cut": True, "refuse": False}
 """`--overlong` -> whether a client lets conversations be cut; None by the rule of the model."""
@@ -130,7 +130,7 @@ def _local(model: str, config: ScoringConfig) -> Any:
     )
     if config.processes == 1:
         return LocalBackend(local)
-    from rewardlab.serve.scoring.processes import ProcessBackend
+    from rewardlab.serve.file_scoring.processes import ProcessBackend
 
     return ProcessBackend(local, config.processes)
 
@@ -138,7 +138,7 @@ def _local(model: str, config: ScoringConfig) -> Any:
 def _remote(url: str, model: str, config: ScoringConfig) -> RewardModel:
     from rewardlab.client import AsyncRewardClient
     from rewardlab.client.config import token_in
-    from rewardlab.serve.scoring.remote import RemoteBackend
+    from rewardlab.serve.file_scoring.remote import RemoteBackend
 
     client = AsyncRewardClient(
         url,

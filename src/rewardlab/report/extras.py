@@ -26,6 +26,9 @@ TIES_MEAN = "ties at random: the score where ties are broken at random (½ for a
 def suites_section(record: Record) -> Section:
     """Return the results of public suites, each by its own rule, compared with the best rule by length."""
     blocks: list[Block] = []
+    ensemble = record.manifest.get("ensemble")
+    if isinstance(ensemble, dict) and isinstance(ensemble.get("meaning"), str):
+        blocks.append(Paragraph(text=f"These are scores of an ensemble: {ensemble['meaning']}", tone="note"))
     for suite in record.suites:
         rows: list[tuple[str, ...]] = []
         scores = []
@@ -229,6 +232,8 @@ def precision_section(record: Record) -> Section:
 
 def _without_card(record: Record) -> str:
     """Return why there is no precision card of the model, where that is known, and what makes one."""
+    if record.manifest.get("ensemble"):
+        return "An ensemble has no precision card of its own: see those of its members."
     config, asked = record.config, record.config.get("precision_card")
     if asked in (False, "never"):
         why = "it was switched off"

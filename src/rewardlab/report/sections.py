@@ -73,6 +73,9 @@ def headline(record: Record, *, ceiling: Estimate | Ceiling | None = None) -> Se
     control = notice_of(record.control)
     first: tuple[Block, ...] = () if control is None else (Paragraph(text=f"{control}.", tone="warning"),)
     judged = record.judged
+    if judged is None and record.suites:
+        told = Paragraph(text="Judged on public test suites alone, whose scores are below.", tone="note")
+        return Section(title="Headline", blocks=(*first, told))
     if judged is None:
         said = "This folder holds no evaluation, so nothing can be said about how good the model is."
         why = " The run has not come to its first evaluation." if not record.finished else ""
@@ -159,7 +162,10 @@ def estimates_table(
 def side_by_side(records: Sequence[Record], names: Sequence[str]) -> Section:
     """Return a table with one row for each run, from the evaluation by which it is judged."""
     parts, notes = {}, []
+    on_suites = [name for name, record in zip(names, records, strict=True) if record.judged is None and record.suites]
     for name, record in zip(names, records, strict=True):
+        if name in on_suites:
+            continue
         if record.judged is None:
             notes.append(f"{name}: holds no evaluation.")
             continue
@@ -171,6 +177,9 @@ def side_by_side(records: Sequence[Record], names: Sequence[str]) -> Section:
     if parts:
         blocks.append(estimates_table(parts, caption="Each run by the evaluation that says most", first="run"))
     blocks += [Paragraph(text=note, tone="warning") for note in notes]
+    if on_suites:
+        said = f"{', '.join(on_suites)}: judged on public test suites alone, whose scores are below."
+        blocks.append(Paragraph(text=said, tone="note"))
     blocks.append(
         Paragraph(
             text="Whether two runs differ is not read off two intervals, but off their paired difference on the same "

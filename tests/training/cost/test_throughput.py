@@ -176,13 +176,13 @@ def test_rates_are_quotients_of_sums():
         "peak_memory_gib": 3.0,
     }
     assert math.isnan(total.values(None, 0)["mfu"])
-    assert speed_line(values) == "8.0 tok/s  0.80 pairs/s  padding 10 %  sharing 1.50x  MFU 40 %  3.0 GiB"
-    assert closing_line(total, peak, 2**30) == (
+    assert speed_line(values, unit="pairs") == "8.0 tok/s  0.80 pairs/s  padding 10 %  sharing 1.50x  MFU 40 %  3.0 GiB"
+    assert closing_line(total, peak, 2**30, unit="pairs") == (
         "Speed: 0.80 pairs/s, 8.0 tokens/s over 2 steps of 2.50 s, padding 10.0 %, sharing 1.50x, "
         "MFU 40.0 % of 0.002 TFLOP/s (x), peak memory 1.00 GiB."
     )
-    assert "MFU" not in closing_line(total, None, 0)
-    assert closing_line(Throughput(), peak, 0) == "Speed: no step was trained."
+    assert "MFU" not in closing_line(total, None, 0, unit="pairs")
+    assert closing_line(Throughput(), peak, 0, unit="pairs") == "Speed: no step was trained."
 
 
 def test_a_step_whose_states_are_known_computes_no_token_and_the_head_alone():
@@ -195,8 +195,8 @@ def test_a_step_whose_states_are_known_computes_no_token_and_the_head_alone():
     assert (values["tokens"], values["tokens_per_second"]) == (0, 0)
     assert math.isnan(values["padding_share"])
     assert math.isnan(values["sharing_ratio"])
-    assert speed_line(values) == "20.0 pairs/s  states looked up, no tokens computed  1.0 GiB"
-    assert closing_line(total, None, 2**30) == (
+    assert speed_line(values, unit="pairs") == "20.0 pairs/s  states looked up, no tokens computed  1.0 GiB"
+    assert closing_line(total, None, 2**30, unit="pairs") == (
         "Speed: 20.0 pairs/s over 4 steps of 0.500 s, states looked up, no tokens computed, peak memory 1.00 GiB."
     )
 
@@ -208,7 +208,7 @@ def test_the_speed_line_of_a_long_run_on_a_large_machine_fits_the_log():
         seconds=100.0,
         steps=1,
     )
-    line = speed_line(huge.values(PeakFlops(flops=1e16, source="x"), 1400 * 2**30))
+    line = speed_line(huge.values(PeakFlops(flops=1e16, source="x"), 1400 * 2**30), unit="pairs")
     assert line == "1000k tok/s  10.0k pairs/s  padding 100 %  sharing 64x  MFU 100 %  1400 GiB"
     assert len(f"step 10000/10000  SPEED  {line}") <= 100
     assert [short(n) for n in (0.123, 4.12, 99.96, 812.4, 9999.4, 47_060, 99_960, 1_234_567)] == [

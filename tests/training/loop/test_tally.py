@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass
 
 import pytest
 import torch
 
+from conftest import make_groups, make_model
 from rewardlab.core.types import Sums
+from rewardlab.data.groups import Datasets
 from rewardlab.training.cost.throughput import Throughput
+from rewardlab.training.loop.reward_trainer import reward_trainer
 from rewardlab.training.loop.tally import PreferenceTally
 from rewardlab.training.monitoring.progress import Logbook, Progress, StepReport
 from rewardlab.training.monitoring.records import Records
+from rewardlab.training.settings.config import RewardTrainerConfig
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,30 @@ def test_any_task_is_logged_and_recorded_in_its_own_words(tmp_path, caplog):
     assert values["train_loss"] == 2.0, "sums are divided once"
     assert values["train_pairs"] == 6
     assert "loss 2.0000  6 words  grad 2.00  lr 1.0e-01  1.5 words/s  " in caplog.text
+    with caplog.at_level("INFO", logger="rewardlab"):
+        log.note_speed(2)
+    assert "SPEED  1.5 words/s  " in caplog.text
+    assert log.closing_line().startswith("Speed: 1.5 words/s over 2 steps")
+
+
+@pytest.mark.parametrize(("replies", "unit"), [(2, "pairs"), (4, "comparisons")])
+def test_a_run_on_rankings_says_that_it_counts_comparisons(replies, unit, tmp_path, caplog):
+    train, held_out = make_groups(6, replies=replies), make_groups(4, seed=2, replies=replies)
+    trainer = reward_trainer(
+        RewardTrainerConfig.of(model="x", dataset=("y",), batch_size=6, lr=1e-3),
+        make_model("llama").train(),
+        Datasets(train=train, eval=held_out),
+        num_steps=1,
+        records=Records(tmp_path),
+        save=lambda folder, step: None,
+    )
+    with caplog.at_level("INFO", logger="rewardlab"):
+        trainer.fit()
+    said = " ".join(caplog.text.split())
+    assert re.search(rf"step 1/1 loss .* {unit}/s 0s left", said)
+    assert re.search(rf"step 1/1 EVAL .* {sum(len(group.comparisons) for group in held_out)} {unit}\b", said)
+    assert re.search(rf"step 1/1 SPEED .* tok/s \S+ {unit}/s padding", said)
+    assert re.match(rf"Speed: \S+ {unit}/s, ", trainer.speed())
 
 
 @pytest.mark.parametrize(("tally", "sums"), [(WordTally(), Words(1.5, 3)), (PreferenceTally(), Sums(loss=2.0))])

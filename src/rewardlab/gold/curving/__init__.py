@@ -1,1 +1,1 @@
-"""Over-optimisation curves: what happens to gold as a proxy picks the best of ever more replies."""
+"""`rewardlab gold curve`: over-optimisation, what becomes of gold as a proxy picks the best of ever more replies."""

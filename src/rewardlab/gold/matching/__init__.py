@@ -1,1 +1,1 @@
-"""How well proxies match the gold model: numbers by prompt and slice, proxies side by side, and verdicts."""
+"""`rewardlab gold match`: how well proxies match the gold model, by prompt and slice, with verdicts."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rewardlab.analysis.diagnosis import DESCRIPTIONS, PRECISIONS, REMEDIES, Finding, Heard, find
+from rewardlab.analysis.endpoint_faults import DESCRIPTIONS, PRECISIONS, REMEDIES, Finding, Heard, find
 from rewardlab.client.offers import chosen
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import Canary

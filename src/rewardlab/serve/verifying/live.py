@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from rewardlab.analysis.diagnosis import (
+from rewardlab.analysis.endpoint_faults import (
     DESCRIPTIONS,
     FORM_OF,
     PRECISIONS,

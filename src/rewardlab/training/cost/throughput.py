@@ -218,14 +218,15 @@ LOOKED_UP: Final = "states looked up, no tokens computed"
 """What stands in place of rates of tokens where no step computed any."""
 
 
-def speed_line(values: Mapping[str, float]) -> str:
-    """Return the rates of `Throughput.values` in at most 74 columns."""
+def speed_line(values: Mapping[str, float], *, unit: str) -> str:
+    """Return the rates of `Throughput.values` in at most 69 columns and `unit`, what is counted."""
+    rate = f"{short(values['pairs_per_second'])} {unit}/s"
     if not values["tokens"]:
-        return f"{short(values['pairs_per_second'])} pairs/s  {LOOKED_UP}  {short(values['peak_memory_gib'])} GiB"
+        return f"{rate}  {LOOKED_UP}  {short(values['peak_memory_gib'])} GiB"
     share = "" if math.isnan(values["mfu"]) else f"  MFU {100 * values['mfu']:.0f} %"
     ratio = values["sharing_ratio"]
     return (
-        f"{short(values['tokens_per_second'])} tok/s  {short(values['pairs_per_second'])} pairs/s  "
+        f"{short(values['tokens_per_second'])} tok/s  {rate}  "
         f"padding {100 * values['padding_share']:.0f} %  sharing {ratio:.{2 if ratio < 10 else 0}f}x{share}  "
         f"{short(values['peak_memory_gib'])} GiB"
     )
@@ -241,21 +242,22 @@ def short(number: float) -> str:
     return f"{number:.0f}" if number >= 99.95 else f"{number:.1f}" if number >= 0.95 else f"{number:.2f}"
 
 
-def closing_line(total: Throughput, peak_flops: PeakFlops | None, peak_memory: int) -> str:
-    """Return the line of a report about the speed of a whole run; `peak_memory` is in bytes."""
+def closing_line(total: Throughput, peak_flops: PeakFlops | None, peak_memory: int, *, unit: str) -> str:
+    """Return the line of a report about the speed of a whole run in `unit` a second; `peak_memory` is in bytes."""
     if not total.steps:
         return "Speed: no step was trained."
     values = total.values(peak_flops, peak_memory)
+    rate = f"{short(values['pairs_per_second'])} {unit}/s"
     if not values["tokens"]:
         return (
-            f"Speed: {short(values['pairs_per_second'])} pairs/s over {total.steps} steps of "
+            f"Speed: {rate} over {total.steps} steps of "
             f"{values['seconds'] / total.steps:.3f} s, {LOOKED_UP}, peak memory {values['peak_memory_gib']:.2f} GiB."
         )
     of = f" of {peak_flops.line()}" if peak_flops else ""
     share = "" if math.isnan(values["mfu"]) else f" MFU {100 * values['mfu']:.1f} %{of},"
     padding = f"padding {100 * values['padding_share']:.1f} %, sharing {values['sharing_ratio']:.2f}x"
     return (
-        f"Speed: {short(values['pairs_per_second'])} pairs/s, {short(values['tokens_per_second'])} tokens/s over "
+        f"Speed: {rate}, {short(values['tokens_per_second'])} tokens/s over "
         f"{total.steps} steps of {values['seconds'] / total.steps:.2f} s, "
         f"{padding},{share} peak memory {values['peak_memory_gib']:.2f} GiB."
     )

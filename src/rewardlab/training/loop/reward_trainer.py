@@ -44,7 +44,7 @@ from rewardlab.training.loop.optimizer import build_optimizer
 from rewardlab.training.loop.partners import Machine, Update
 from rewardlab.training.loop.schedule import build_schedule
 from rewardlab.training.loop.selection import Selection, selection_of
-from rewardlab.training.loop.tally import PreferenceTally
+from rewardlab.training.loop.tally import PreferenceTally, unit_of
 from rewardlab.training.loop.totals import StepTotals
 from rewardlab.training.loop.trainer import Trainer
 from rewardlab.training.monitoring.observers import Observers
@@ -59,7 +59,6 @@ Save = Callable[[Path, int], None]
 class RewardSteps:
     """Makes steps of TokenGroups whose comparisons carry their weights (see data.groups.weigh)."""
 
-    tally: Final = PreferenceTally()
     nouns: Final = Nouns(weighed="comparisons", whole="preference")
 
     def __init__(
@@ -68,6 +67,7 @@ class RewardSteps:
         self.config = config
         self.model = model
         self.train = train
+        self.tally: Final = PreferenceTally(unit=unit_of(train))
         self._ranks = ranks
         self._device = model.device
         self._shape = shape_of(model)
@@ -225,13 +225,14 @@ class RewardJudge:
         if self._ranks.is_first:
             write_evaluation(self.folder / "evals", f"step_{step}", result)
         logger.info(
-            "step %d/%d  EVAL  accuracy %s  loss %s  margin %+.3f  %d pairs",
+            "step %d/%d  EVAL  accuracy %s  loss %s  margin %+.3f  %d %s",
             step,
             self._num_steps,
             format_estimate(accuracy),
             format_estimate(loss),
             margin.value,
             result.overall.sums.comparisons,
+            unit_of(self.data.eval),
         )
         self._observers.row(step, values)
         self._offer(step, result)

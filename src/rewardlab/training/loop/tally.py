@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from rewardlab.core.types import Sums
+import numpy as np
+
+from rewardlab.core.types import Sums, TokenGroup
+from rewardlab.data.groups import num_replies
 
 
+def unit_of(groups: Sequence[TokenGroup]) -> str:
+    """Return what the comparisons of these preferences are called: pairs where no preference has more than two replies.
+
+    K ranked replies are up to K·(K−1)/2 comparisons, and nobody would call one row of them several pairs.
+    """
+    return "comparisons" if np.any(num_replies(groups) > 2) else "pairs"
+
+
+@dataclass(frozen=True, kw_only=True)
 class PreferenceTally:
     """Sums over comparisons: loss, NLL, accuracy and margin. `Tally` of a Logbook."""
 
-    unit: Final = "pairs"
+    unit: str = "pairs"
+    """See `unit_of`."""
 
     def none(self) -> Sums:
         """See `Tally`."""

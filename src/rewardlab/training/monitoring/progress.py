@@ -158,14 +158,15 @@ class Logbook:
         if not throughput.steps:
             return
         values = throughput.values(self._peak_flops, peak_memory(self._device))
-        logger.info("step %d/%d  SPEED  %s", step, self._num_steps, speed_line(values))
+        logger.info("step %d/%d  SPEED  %s", step, self._num_steps, speed_line(values, unit=self._tally.unit))
         if compiled := growth_line(self._programs, step - throughput.steps):
             logger.info("step %d/%d  COMPILED  %s", step, self._num_steps, compiled)
             self._programs = compiled_programs()
 
     def closing_line(self) -> str:
         """Return a line about the speed of all steps together."""
-        return closing_line(self.progress.total, self._peak_flops, peak_memory(self._device))
+        memory = peak_memory(self._device)
+        return closing_line(self.progress.total, self._peak_flops, memory, unit=self._tally.unit)
 
 
 def duration(seconds: float) -> str:

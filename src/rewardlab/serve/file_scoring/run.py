@@ -11,9 +11,9 @@ from pathlib import Path
 from rewardlab.core.bars import bar
 from rewardlab.core.errors import RewardlabError
 from rewardlab.data.workers import WorkerDiedError
-from rewardlab.serve.scoring.backends import Answer, Backend
-from rewardlab.serve.scoring.journal import Journal, Outcome
-from rewardlab.serve.scoring.rows import Part, Survey, parts
+from rewardlab.serve.file_scoring.backends import Answer, Backend
+from rewardlab.serve.file_scoring.journal import Journal, Outcome
+from rewardlab.serve.file_scoring.rows import Part, Survey, parts
 
 logger = logging.getLogger("rewardlab")
 

@@ -18,7 +18,7 @@ from rewardlab.data.chat import Overlong
 from rewardlab.data.prompts import conversations_of
 from rewardlab.data.token_report import tell_typed
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
-from rewardlab.serve.scoring.rows import Asked
+from rewardlab.serve.file_scoring.rows import Asked
 
 if TYPE_CHECKING:
     from rewardlab.artifact.adapters import Members

@@ -14,10 +14,10 @@ from rewardlab.analysis.ensembles import Combination, Scale, combinations
 from rewardlab.artifact.adapters import Members
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.spec import CUT_MIDDLE, read_spec
-from rewardlab.evaluation.ensembles import stored_scale
-from rewardlab.serve.scoring.file import DEFAULT, ScoreSettings, backend_of, settled, surveyed
-from rewardlab.serve.scoring.journal import Outcome
-from rewardlab.serve.scoring.results import FileScores, Result, result_of, with_spread
+from rewardlab.evaluation.ensembles import stored_scales
+from rewardlab.serve.file_scoring.file import DEFAULT, ScoreSettings, backend_of, settled, surveyed
+from rewardlab.serve.file_scoring.journal import Outcome
+from rewardlab.serve.file_scoring.results import FileScores, Result, result_of, with_spread
 
 logger = logging.getLogger("rewardlab")
 MEAN: Final = Combination()
@@ -89,16 +89,7 @@ def _scales(models: Sequence[str]) -> list[Scale]:
     twice = [model for number, model in enumerate(models) if places[number] in places[:number]]
     if twice:
         raise ConfigError(f"--ensemble: {twice[0]} is named twice. Name it once.")
-    scales = []
-    for model in models:
-        scale = stored_scale(read_spec(Path(model)), calibrated=False)
-        if scale is None:
-            raise ConfigError(
-                f"--ensemble: {model} holds no calibration, so its scores cannot be put on the scale of the others. "
-                f"Store one with `rewardlab calibrate {model} --dataset … --store`, on the same data for all members."
-            )
-        scales.append(scale)
-    return scales
+    return stored_scales(models)
 
 
 def _combined(

@@ -13,8 +13,8 @@ from typing import Any, Final
 from rewardlab.core.errors import ConfigError, RewardlabError
 from rewardlab.data.token_report import tell_typed
 from rewardlab.data.workers import ENVIRONMENT, RefusedError, Worker, WorkerDiedError, available_cores
-from rewardlab.serve.scoring.backends import Answer, LocalModel, LocalScorer
-from rewardlab.serve.scoring.rows import Asked
+from rewardlab.serve.file_scoring.backends import Answer, LocalModel, LocalScorer
+from rewardlab.serve.file_scoring.rows import Asked
 
 logger = logging.getLogger("rewardlab")
 TRIES: Final = 2

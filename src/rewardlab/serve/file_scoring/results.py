@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from rewardlab.core.errors import DataError, RewardlabError
-from rewardlab.serve.scoring.journal import Outcome
-from rewardlab.serve.scoring.rows import Survey, asks_for_several
+from rewardlab.serve.file_scoring.journal import Outcome
+from rewardlab.serve.file_scoring.rows import Survey, asks_for_several
 
 PAIRS: Final = {"score": "scores", "score_error": "score_errors", "score_std": "score_stds"}
 """Columns that scoring writes for one reply -> for several."""

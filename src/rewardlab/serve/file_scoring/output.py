@@ -15,9 +15,9 @@ from rewardlab.core.errors import ConfigError, DataError
 from rewardlab.core.files import to_json
 from rewardlab.core.optional import import_optional
 from rewardlab.data.readers import read_each_row
-from rewardlab.serve.scoring.parquet import Schema, require_types, told_in_words, write_batches
-from rewardlab.serve.scoring.results import Columns, Result, together
-from rewardlab.serve.scoring.rows import Survey, writable
+from rewardlab.serve.file_scoring.parquet import Schema, require_types, told_in_words, write_batches
+from rewardlab.serve.file_scoring.results import Columns, Result, together
+from rewardlab.serve.file_scoring.rows import Survey, writable
 
 FORMATS: Final = {".jsonl": "jsonl", ".jsonl.gz": "jsonl.gz", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 """Ending of an output -> its format. A name without an ending is JSON Lines."""

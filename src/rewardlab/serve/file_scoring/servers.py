@@ -8,9 +8,9 @@ from typing import Final, Literal
 
 from rewardlab.client.config import token_in
 from rewardlab.core.spec import CUT_MIDDLE, read_spec
-from rewardlab.serve.scoring.file import DEFAULT, ScoreSettings, require_places, score_with, settled
-from rewardlab.serve.scoring.remote import RemoteBackend
-from rewardlab.serve.scoring.results import FileScores
+from rewardlab.serve.file_scoring.file import DEFAULT, ScoreSettings, require_places, score_with, settled
+from rewardlab.serve.file_scoring.remote import RemoteBackend
+from rewardlab.serve.file_scoring.results import FileScores
 
 TRUNCATE: Final = {"auto": None, "cut": True, "refuse": False}
 """`--overlong` -> whether a client lets conversations be cut; None by the rule of the model."""

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from rewardlab.core.errors import DataError
 from rewardlab.data.readers import PARQUET_ROWS
-from rewardlab.serve.scoring.results import CUT, PICKED, Columns, Result, together
-from rewardlab.serve.scoring.rows import ROWS_AT_A_TIME
+from rewardlab.serve.file_scoring.results import CUT, PICKED, Columns, Result, together
+from rewardlab.serve.file_scoring.rows import ROWS_AT_A_TIME
 
 AS_TEXT: Final = ("score_errors",)
 """Columns whose mappings are written as JSON texts in Parquet, since their keys differ from row to row."""

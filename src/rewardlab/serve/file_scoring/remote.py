@@ -8,8 +8,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from rewardlab.core.errors import ConfigError
 from rewardlab.core.types import Conversation
-from rewardlab.serve.scoring.backends import Answer, Entry, entry
-from rewardlab.serve.scoring.rows import Asked
+from rewardlab.serve.file_scoring.backends import Answer, Entry, entry
+from rewardlab.serve.file_scoring.rows import Asked
 
 logger = logging.getLogger("rewardlab")
 PARTS: Final = 4

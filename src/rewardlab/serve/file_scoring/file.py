@@ -16,13 +16,13 @@ from rewardlab.core.lock import only_process
 from rewardlab.core.spec import CUT_MIDDLE, REFUSING, RendererSpec, read_spec
 from rewardlab.data.readers import require_rows
 from rewardlab.model.config import DEFAULT_COMPUTE, ComputeConfig
-from rewardlab.serve.scoring.backends import Backend, LocalBackend, LocalModel
-from rewardlab.serve.scoring.journal import Journal, clear_spent, empty, holds_scores, mark_finished, partial_of
-from rewardlab.serve.scoring.output import Output, format_of
-from rewardlab.serve.scoring.processes import ProcessBackend
-from rewardlab.serve.scoring.results import Columns, FileScores, Result, result_of
-from rewardlab.serve.scoring.rows import Survey, survey
-from rewardlab.serve.scoring.run import score_missing
+from rewardlab.serve.file_scoring.backends import Backend, LocalBackend, LocalModel
+from rewardlab.serve.file_scoring.journal import Journal, clear_spent, empty, holds_scores, mark_finished, partial_of
+from rewardlab.serve.file_scoring.output import Output, format_of
+from rewardlab.serve.file_scoring.processes import ProcessBackend
+from rewardlab.serve.file_scoring.results import Columns, FileScores, Result, result_of
+from rewardlab.serve.file_scoring.rows import Survey, survey
+from rewardlab.serve.file_scoring.run import score_missing
 
 if TYPE_CHECKING:
     from rewardlab.artifact.adapters import Members
