@@ -67,11 +67,13 @@ def parse(
         logger.info("%s", line)
     if conventions is not None:
         in_file = conventions.translate(in_file, f"--config {path}")
-    hints = _hints(settings_type)
+    kind: Any = settings_type
+    hints = _hints(kind)
     # A section becomes a field of a dataclass, whose name cannot be a word of Python.
     word = command.rpartition(" ")[2]
     own = f"{word}ing" if keyword.iskeyword(word) else word
-    together = _together(settings_type, own, in_file) if in_file else _together_without_file(settings_type, own)
+    together = _together(kind, own, in_file) if in_file else _together_without_file(kind, own)
+    twins: dict[str, Any] = {section.name: section.default for section in dataclasses.fields(together)}
     with _width_for_help():
         parsed, unknown = tyro.cli(
             together,
@@ -89,9 +91,9 @@ def parse(
     switched = {word[2:].replace("_", "-").removeprefix("no-").replace("-", "_") for word in flags if word[:2] == "--"}
     given = {
         field.name: _read(value, hints[field.name], _flag(field.name, hints))
-        for section in dataclasses.fields(together)
-        for field in dataclasses.fields(section.default)
-        if (value := getattr(getattr(parsed, section.name), field.name)) != field.default
+        for title, twin in twins.items()
+        for field in dataclasses.fields(twin)
+        if (value := getattr(getattr(parsed, title), field.name)) != field.default
         or (hints[field.name] is bool and field.name in switched)
     }
     values: dict[str, object] = {**in_file, **given}
